@@ -1,0 +1,338 @@
+"""What the author of an operator writes against.
+
+Owns: ``Operator`` and its two grains, the contexts they are called with, ``InputSpec``, ``Row``, ``Bundle``.
+Invariant: nothing here knows of sync or async, of Spark or of RocksDB; an operator that uses only this and the
+state objects gives the same output and the same stored bytes in both modes.
+Must not import state, storage, execution, runtime or Spark.
+
+Source: Flink's ``KeyedProcessFunction`` and ``AbstractAsyncStateStreamOperator``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN, RowKind
+from asyncstate.codec import KeyBatch
+from asyncstate.errors import SchemaError
+from asyncstate.requests import StateSink
+
+S = TypeVar("S")
+
+MIN_WATERMARK = -(2**63)
+"""No watermark yet (microseconds)."""
+MAX_WATERMARK = 2**63 - 1
+"""The end of the input: every timer and window is due (microseconds)."""
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of an operator, as the job or the harness declares it.
+
+    ``schema`` has the payload columns without ``row_kind``. ``key`` names the key columns (empty: one global
+    key). ``event_time`` names a timestamp column. ``changelog`` tells whether rows other than ``+I`` can come.
+    """
+
+    schema: pa.Schema
+    key: tuple[str, ...]
+    event_time: str | None = None
+    changelog: bool = False
+    name: str = "input"
+
+    def __post_init__(self) -> None:
+        for column in (*self.key, *([self.event_time] if self.event_time else [])):
+            self.column(column)
+        if ROW_KIND_COLUMN in self.schema.names:
+            raise SchemaError(f"{self.name}: '{ROW_KIND_COLUMN}' is the changelog's own column; drop or rename it")
+        if self.event_time is not None and not pa.types.is_timestamp(self.schema.field(self.event_time).type):
+            raise SchemaError(
+                f"{self.name}: event time column '{self.event_time}' is of type "
+                f"{self.schema.field(self.event_time).type}; cast it to a timestamp"
+            )
+
+    def column(self, name: str) -> pa.Field:
+        """The field called ``name``; SchemaError with the columns there are if it is missing."""
+        index = self.schema.get_field_index(name)
+        if index < 0:
+            raise SchemaError(f"{self.name} has no column '{name}'; its columns are: {', '.join(self.schema.names)}")
+        return self.schema.field(index)
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key columns, in key order."""
+        return pa.schema([self.column(name) for name in self.key])
+
+
+class StateDescriptor(ABC, Generic[S]):
+    """Declares one state: its name, kind and types. ``OperatorContext.get_state`` turns it into the state."""
+
+    name: str
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def type_texts(self) -> dict[str, str]:
+        """The stored types and options that must agree with the checkpoint, as text."""
+
+    @abstractmethod
+    def bind(self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None) -> S:
+        """The state object; ``stored`` has the texts the checkpoint knows it by, None for a new state."""
+
+
+class OperatorContext(Protocol):
+    """What ``open`` gets: declares state, tells the operator about its inputs and options."""
+
+    @property
+    def uid(self) -> str:
+        """The operator's unique id in its job."""
+
+    @property
+    def inputs(self) -> Sequence[InputSpec]:
+        """The declared inputs."""
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """What ``bind`` returned."""
+
+    @property
+    def page_size(self) -> int:
+        """Entries a page when a state is iterated (``async-state.iterate-response-batch-size``)."""
+
+    @property
+    def max_parallelism(self) -> int:
+        """The number of key groups."""
+
+    @property
+    def key_groups(self) -> range:
+        """The key groups of this partition."""
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """Names (of the first input) and types of the key."""
+
+    def get_state(self, descriptor: StateDescriptor[S]) -> S:
+        """The state that ``descriptor`` declares. Only in ``open``; each name once."""
+
+    def counter(self, name: str) -> Counter:
+        """A counter that is summed over partitions and shown in the batch's statistics."""
+
+
+@dataclass(slots=True)
+class Counter:
+    """A named figure of an operator, for example rows dropped."""
+
+    name: str
+    value: int = 0
+
+    def add(self, amount: int = 1) -> None:
+        """Add ``amount``."""
+        self.value += amount
+
+
+class Timer(NamedTuple):
+    """A timer that has come due: its time in microseconds, its name (None: unnamed) and its namespace."""
+
+    time: int
+    name: str | None = None
+    namespace: int | None = None
+
+
+class Timers(Protocol):
+    """Timers of the current key, stored with the state."""
+
+    def register_event_time(self, time_us: int, name: str | None = None, namespace: int | None = None) -> None:
+        """Call ``on_timer`` once the watermark has passed ``time_us``; a named timer replaces its forerunner."""
+
+    def delete_event_time(self, time_us: int | None = None, name: str | None = None, namespace: int | None = None) -> None:
+        """Delete the unnamed timer at ``time_us``, or the timer called ``name``; nothing if there is none."""
+
+
+class RecordContext(Protocol):
+    """One record (or timer) in flight: its key and time, and where its output goes."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The values of the key columns."""
+
+    @property
+    def input_index(self) -> int:
+        """0 or 1: the input the record came from."""
+
+    @property
+    def row_kind(self) -> RowKind:
+        """The changelog kind of the record."""
+
+    @property
+    def timestamp(self) -> int | None:
+        """Event time in microseconds; None without an event time column."""
+
+    @property
+    def watermark(self) -> int:
+        """The watermark of this micro-batch, microseconds."""
+
+    @property
+    def processing_time(self) -> int:
+        """The time at which the driver started this micro-batch, microseconds; the same for all partitions."""
+
+    @property
+    def timers(self) -> Timers:
+        """Timers of this record's key."""
+
+    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT) -> None:
+        """Put out one row: a value a column of the output schema."""
+
+
+class Row(tuple[Any, ...]):
+    """A record's values: by position, by column name (``row["price"]``) or as an attribute (``row.price``)."""
+
+    __slots__ = ()
+    _fields: ClassVar[dict[str, int]] = {}
+
+    def __getitem__(self, item: Any) -> Any:
+        if type(item) is str:
+            try:
+                item = self._fields[item]
+            except KeyError:
+                raise SchemaError(f"the row has no column '{item}'; its columns are: {', '.join(self._fields)}") from None
+        return tuple.__getitem__(self, item)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return tuple.__getitem__(self, self._fields[name])
+        except KeyError:
+            raise AttributeError(
+                f"the row has no column '{name}'; its columns are: {', '.join(self._fields)}"
+            ) from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Column name to value."""
+        return dict(zip(self._fields, self, strict=True))
+
+    def __repr__(self) -> str:
+        return f"Row({', '.join(f'{name}={value!r}' for name, value in self.as_dict().items())})"
+
+
+def row_type(schema: pa.Schema) -> type[Row]:
+    """The Row class for ``schema``'s columns."""
+    return type("Row", (Row,), {"__slots__": (), "_fields": {name: i for i, name in enumerate(schema.names)}})
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Rows of one input, as columns, with their unique keys.
+
+    ``batch`` has the payload columns of ``InputSpec.schema`` (n rows). ``kinds`` is int8 (n), ``times`` int64
+    microseconds (n) or None without an event time. ``keys`` has the u unique keys and ``keys.inverse`` (n) maps
+    a row to its key. Rows are in arrival order.
+    """
+
+    batch: pa.RecordBatch
+    keys: KeyBatch
+    kinds: npt.NDArray[np.int8]
+    times: npt.NDArray[np.int64] | None
+    input_index: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return int(self.batch.num_rows)
+
+    @property
+    def accumulate(self) -> npt.NDArray[np.bool_]:
+        """True (n) where the row is added (+I, +U), False where it is taken back (-U, -D)."""
+        return (self.kinds == RowKind.INSERT) | (self.kinds == RowKind.UPDATE_AFTER)
+
+    @property
+    def insert_only(self) -> bool:
+        """True when no row is taken back."""
+        return bool(self.accumulate.all())
+
+
+class BundleContext(Protocol):
+    """What a bundle-grain operator is called with."""
+
+    @property
+    def watermark(self) -> int:
+        """The watermark of this micro-batch, microseconds."""
+
+    @property
+    def previous_watermark(self) -> int:
+        """The watermark of the micro-batch before, microseconds."""
+
+    @property
+    def processing_time(self) -> int:
+        """The time at which the driver started this micro-batch, microseconds."""
+
+    def emit(self, columns: Sequence[pa.Array], kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT) -> None:
+        """Put out rows: an array a column of the output schema, and a kind a row or one for all."""
+
+
+class Operator(ABC):
+    """Base of all operators. Subclass ``RecordOperator`` or ``BundleOperator``.
+
+    An operator is pickled on the driver and unpickled in the workers for every micro-batch: keep only its
+    parameters in ``__init__`` and make everything else in ``open``.
+    """
+
+    num_inputs: ClassVar[int] = 1
+    accepts_changelog: ClassVar[bool] = True
+    """False for operators that cannot take rows back; such an input is refused before the batch runs."""
+
+    @abstractmethod
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``."""
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare state with ``context.get_state``.
+
+        Called on the driver first, with a context that has no store, to check the declarations before any data
+        is touched; then in each task.
+        """
+
+    def close(self) -> None:
+        """Release what ``open`` took; called also when the batch fails."""
+
+
+class RecordOperator(Operator):
+    """Record grain: one call a row, chains of StateFutures, any logic."""
+
+    @abstractmethod
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """Handle one row. Return None, a StateFuture, or write it as ``async def``; ``ctx.input_index`` tells
+        the input. Rows of one key come in arrival order, one at a time, each chain to its end."""
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
+        """Handle a timer of ``ctx.key`` that has come due."""
+
+    def on_watermark(self, watermark: int, ctx: RecordContext) -> Any:
+        """Called once a micro-batch and partition after all records and timers; there is no current key."""
+
+
+class BundleOperator(Operator):
+    """Bundle grain: one call an Arrow batch, state as columns, no loop over rows."""
+
+    @abstractmethod
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """Handle the rows of one input. Return None or a StateFuture; the next bundle starts when it is done."""
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is at work."""
+
+    def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
+        """Called once a micro-batch and partition, after all bundles (also when there was none)."""
+
+
+@dataclass
+class OperatorStatistics:
+    """What one operator did in one micro-batch, on one partition or summed over them."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    keys: int = 0
+    counters: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,95 @@
+"""What a state object may ask for, and the sink it asks.
+
+Owns: the ``StateSink`` contract between the state objects and the execution controllers, and ``StateRequest``,
+one read that waits in an asynchronous controller.
+Invariant: writes are seen by every later read of the same key, whatever the mode.
+Must not import storage, execution or operators.
+
+Source: FLIP-424's ``StateRequestHandler`` and ``StateRequest``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from asyncstate.futures import StateFuture
+
+T = TypeVar("T")
+
+Decoder = Callable[[bytes | None], T]
+Page = list[tuple[bytes, bytes]]
+
+
+class KeyContext(Protocol):
+    """The key a state object works for: set by the controller before any code of the operator runs."""
+
+    group: bytes  # 2 bytes, big endian key group
+    key: bytes  # encoded key
+
+
+class StateRequest:
+    """One point read that waits for the store: its store key, what to make of the answer, and for whom."""
+
+    __slots__ = ("decode", "future", "key", "record")
+
+    def __init__(self, key: bytes, decode: Decoder[Any], future: StateFuture[Any], record: Any) -> None:
+        self.key = key
+        self.decode = decode
+        self.future = future
+        self.record = record
+
+
+class StateSink(ABC):
+    """The calls of the state objects of one operator on one partition during one micro-batch.
+
+    Store keys are complete: ``[group][state id][key]...``. The plain methods answer at once; their ``async_``
+    twins answer with a future, at once or later as the execution mode has it.
+    """
+
+    current: KeyContext | None = None
+
+    @abstractmethod
+    def get(self, key: bytes) -> bytes | None:
+        """The value under ``key``, or None."""
+
+    @abstractmethod
+    def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
+        """A future of ``decode(value or None)``."""
+
+    @abstractmethod
+    def put(self, key: bytes, value: bytes) -> None:
+        """Write; seen by later reads at once, by others when the micro-batch commits."""
+
+    @abstractmethod
+    def delete(self, key: bytes) -> None:
+        """Remove ``key``; nothing happens if it is not there."""
+
+    @abstractmethod
+    def scan(self, start: bytes, end: bytes, limit: int) -> Page:
+        """At most ``limit`` entries with start <= key < end, ascending."""
+
+    @abstractmethod
+    def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
+        """A future of the same."""
+
+    @abstractmethod
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """Values for ``keys`` (sorted, unique), None where there is none."""
+
+    @abstractmethod
+    def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
+        """A future of the same."""
+
+    @abstractmethod
+    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write one value a key."""
+
+    @abstractmethod
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Remove many keys."""
+
+    @abstractmethod
+    def prefetch(self, keys: list[bytes]) -> None:
+        """Start loading ``keys`` (sorted, unique) if that can happen while other work goes on; a hint only."""
