@@ -1,0 +1,60 @@
+# The commands of this project. They need make, Python 3.11 or newer and a JDK 17; `make setup` says what is missing.
+PYTHON ?= python3
+UV ?= uv
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.asyncstate-ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup java test test-slow demo check format docs lock clean
+
+help:  ## list the commands
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+setup: java $(STAMP)  ## virtual environment, pinned packages, JDK check
+
+java:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Python %d.%d is too old: asyncstate needs 3.11. Name a newer one: make setup PYTHON=python3.11" % v[:2])'
+	@$(PYTHON) .ci/check_java.py $(if $(CI),--install)
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the pinned packages into $(VENV) (a few minutes the first time)"
+	@$(PIP) install -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+test: setup  ## every test but the slow ones
+	$(BIN)/python -m pytest
+
+test-slow: setup  ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow --timeout 1800
+
+demo: setup  ## Nexmark q4 and q18 on Spark, sync and async, checked and compared
+	$(BIN)/python -m bench nexmark --queries q4,q18 --events 1000000 --async-state.enabled both
+
+check: setup  ## format, lint, types, layers, doc examples, tiny benchmarks
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python .ci/write_docs.py --check
+	$(BIN)/python -m pytest --doctest-modules asyncstate operators
+	$(BIN)/python -m bench micro --tiny
+
+format: setup  ## rewrite the code as `make check` wants it
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: setup  ## rewrite the pages that are generated from the code
+	$(BIN)/python .ci/write_docs.py
+
+lock:  ## pin the packages anew from pyproject.toml (needs uv)
+	@echo '# The exact packages that development and CI install. Written by `make lock` from pyproject.toml; do not edit.' > requirements.lock.new
+	@$(UV) pip compile pyproject.toml --quiet --upgrade --universal --group dev --group bench \
+		--no-emit-index-url --no-annotate --no-header >> requirements.lock.new
+	@mv requirements.lock.new requirements.lock
+
+clean:  ## remove the virtual environment and every cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse
