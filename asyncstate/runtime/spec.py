@@ -1,0 +1,79 @@
+"""What a task is told and what it reports: the contract between a driver (Spark job, harness) and ``run_partition``.
+
+Owns: ``TaskSpec``, ``InputBatch`` and ``CommitRecord``; all can be pickled or turned into bytes.
+Invariant: a TaskSpec holds everything that decides the result of a partition, so that every attempt at it gives
+the same rows and the same state.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.config import Config
+from asyncstate.operator import InputSpec, Operator
+from asyncstate.storage import FileRef, OperatorManifest, SnapshotRef, StateSpec
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One operator in one micro-batch, the same for all partitions.
+
+    ``base`` is the operator's entry in the manifest of the version the batch starts from (None: no state yet).
+    Times are microseconds. ``checkpoint`` is the checkpoint folder, ``local_dir`` the worker's scratch folder.
+    """
+
+    job_id: str
+    uid: str
+    operator: Operator
+    inputs: tuple[InputSpec, ...]
+    config: Config
+    parallelism: int
+    max_parallelism: int
+    batch_id: int
+    base_version: int
+    base: OperatorManifest | None
+    watermark: int
+    previous_watermark: int
+    processing_time: int
+    checkpoint: str
+    local_dir: str
+
+
+@dataclass(frozen=True)
+class InputBatch:
+    """Rows of one input, in arrival order: payload columns of the InputSpec, kinds as int8 codes (None: all +I)."""
+
+    batch: pa.RecordBatch
+    kinds: npt.NDArray[np.int8] | None = None
+    input_index: int = 0
+
+
+class CommitRecord(msgspec.Struct, kw_only=True):
+    """What one partition asks the driver to commit.
+
+    ``max_event_times`` has one entry an input: the highest event time seen in this batch, None without any.
+    ``statistics`` holds sums over this batch (see ``docs/architecture.md``), ``peaks`` highest values.
+    """
+
+    partition: int
+    delta: FileRef | None
+    snapshot: SnapshotRef | None
+    states: list[StateSpec]
+    max_event_times: list[int | None]
+    statistics: dict[str, float] = msgspec.field(default_factory=dict)
+    peaks: dict[str, float] = msgspec.field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """JSON."""
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> CommitRecord:
+        """The inverse of ``to_bytes``."""
+        return msgspec.json.decode(data, type=CommitRecord)
