@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 OLDEST_MAJOR = 17
-# Spark's launcher passes --add-modules=jdk.incubator.vector; a Java without it dies before Spark's first line.
+# Spark's launcher passes --add-modules=jdk.incubator.vector; a Java without it dies at once.
 NEEDED_MODULE = "jdk.incubator.vector"
 DEBIAN_PACKAGES = ("openjdk-17-jdk-headless", "openjdk-21-jdk-headless")
 

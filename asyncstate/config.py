@@ -1,0 +1,374 @@
+"""Configuration: the ``async-state.*`` keys, their defaults, ranges and units, resolved once on the driver.
+
+Owns: ``Config`` (frozen, shipped to the tasks as JSON), the table ``OPTIONS`` and ``resolve``.
+Invariant: a ``Config`` in hand has been checked; whichever way it was made, each value is in its range.
+May import only ``asyncstate.errors``, msgspec and the standard library.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, get_type_hints
+
+import msgspec
+
+from asyncstate.errors import ConfigurationError
+
+PREFIX = "async-state."
+SPARK_PREFIX = "spark."
+
+
+@dataclass(frozen=True)
+class Switch:
+    """``true`` or ``false``; in Python a bool."""
+
+    accepts: str = "`true` or `false`"
+
+    def parse(self, text: str) -> object:
+        return {"true": True, "false": False}.get(text.lower(), text)
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, bool):
+            raise ValueError("write true or false")
+
+    def show(self, value: object) -> str:
+        return str(value).lower()
+
+
+@dataclass(frozen=True)
+class Number:
+    """A whole number in a range. With ``units`` a text must name one; a Python int is in the first of them.
+
+    With ``auto``, 0 and the word ``auto`` leave the choice to the framework.
+    """
+
+    minimum: int
+    maximum: int
+    auto: bool = False
+    units: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def accepts(self) -> str:
+        span = f"{self.show(self.minimum)} to {self.show(self.maximum)}"
+        units = f" (units {', '.join(self.units)})" if self.units else ""
+        return span + units + (", or `auto`" if self.auto else "")
+
+    def parse(self, text: str) -> int:
+        if self.auto and text.lower() == "auto":
+            return 0
+        found = re.fullmatch(r"([+-]?[0-9]+)\s*([a-zA-Z]*)", text)
+        unit = found.group(2).lower() if found else ""
+        if found is None or unit not in (self.units or {"": 1}):
+            raise ValueError(f"write {self._how()}")
+        return int(found.group(1)) * self.units.get(unit, 1)
+
+    def check(self, value: object) -> None:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"write {self._how()}")
+        if not (self.minimum <= value <= self.maximum or (self.auto and value == 0)):
+            raise ValueError(f"the range is {self.accepts}".replace("`", ""))
+
+    def show(self, value: object) -> str:
+        assert isinstance(value, int)
+        if self.auto and value == 0:
+            return "auto"
+        for unit, factor in reversed(tuple(self.units.items())):
+            if value and value % factor == 0:
+                return f"{value // factor}{unit}"
+        return f"{value}{next(iter(self.units), '')}"
+
+    def _how(self) -> str:
+        if self.units:
+            return f"a whole number with a unit ({', '.join(self.units)}), such as {self.show(self.maximum)}"
+        return "a whole number without a unit" + (" or auto" if self.auto else "")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    @property
+    def accepts(self) -> str:
+        return " or ".join(f"`{word}`" for word in self.words)
+
+    def parse(self, text: str) -> object:
+        return text.lower()
+
+    def check(self, value: object) -> None:
+        if value not in self.words:
+            raise ValueError(f"write {' or '.join(self.words)}")
+
+    def show(self, value: object) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A path or URI. None means not given; ``absent`` says what then happens."""
+
+    absent: str
+    accepts: str = "a path"
+
+    def parse(self, text: str) -> object:
+        return text
+
+    def check(self, value: object) -> None:
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            raise ValueError("write the path of a folder")
+
+    def show(self, value: object) -> str:
+        return self.absent if value is None else str(value)
+
+
+def size(minimum: int, maximum: int) -> Number:
+    """Bytes; 1 kb is 1024 bytes, as in Spark."""
+    return Number(minimum, maximum, units={"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30})
+
+
+def duration(minimum_ms: int, maximum_ms: int) -> Number:
+    """Milliseconds."""
+    return Number(minimum_ms, maximum_ms, units={"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000})
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key: the values it takes and what it does. Read from the annotation of a ``Config`` field."""
+
+    key: str
+    kind: Switch | Number | Choice | Folder
+    doc: str
+
+    def convert(self, given: object, spelling: str) -> object:
+        """The checked value of what was given as a text or a Python value under ``spelling``."""
+        try:
+            if isinstance(given, os.PathLike):
+                given = os.fspath(given)
+            value = self.kind.parse(given.strip()) if isinstance(given, str) else given
+            if value is None:
+                raise ValueError("leave the key out to get the default")
+            self.kind.check(value)
+        except ValueError as error:
+            raise ConfigurationError(f"{spelling}: {given!r} does not fit; {error}") from None
+        return value
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of one operator in one job; ``docs/configuration.md`` says what each means.
+
+    The key of ``buffer_timeout_ms`` is ``async-state.buffer-timeout``: without the unit, which stands last in
+    the name, and with a dot after ``rocksdb``. 0 in a field that takes ``auto`` means auto. Raises
+    ConfigurationError if a value is out of range or two contradict each other. ``sources`` pairs each key
+    whose value is not its default with where that came from: ``operator option`` or ``<spelling> in the
+    session``.
+    """
+
+    enabled: Annotated[
+        bool,
+        Switch(),
+        "Complete state requests later, batched and overlapped (async), instead of running each at once "
+        "(sync). Results and stored bytes are the same.",
+    ] = False
+    in_flight_limit: Annotated[
+        int,
+        Number(1, 1_000_000),
+        "Records of a partition that may be under way at once; further input waits.",
+    ] = 6_000
+    buffer_size: Annotated[
+        int, Number(1, 1_000_000), "State requests that are gathered before they go to the store together."
+    ] = 1_000
+    buffer_timeout_ms: Annotated[
+        int, duration(1, 3_600_000), "A buffer that does not fill goes to the store after this long."
+    ] = 1_000
+    io_parallelism: Annotated[
+        int,
+        Number(1, 256, auto=True),
+        "Threads of a partition that read from the store; `auto` follows how slow the last reads were.",
+    ] = 0
+    epoch_mode: Annotated[
+        Literal["serial", "parallel-between-epochs"],
+        Choice(("serial", "parallel-between-epochs")),
+        "`serial`: records behind a watermark or timer wait until all before it are done. The other: "
+        "they run at once, only the watermark or timer waits.",
+    ] = "serial"
+    iterate_response_batch_size: Annotated[
+        int, Number(1, 1_000_000), "Entries that a state iterator loads at a time."
+    ] = 1_000
+    watchdog_timeout_ms: Annotated[
+        int,
+        duration(1_000, 86_400_000),
+        "When records wait and nothing completes for this long, the batch fails and names their keys.",
+    ] = 60_000
+    bundle_size: Annotated[
+        int, Number(1, 10_000_000), "Rows that a bundle-grain operator gets at a time."
+    ] = 100_000
+    read_cache_size_bytes: Annotated[
+        int,
+        size(0, 1 << 40),
+        "Memory of a partition for values it has read, absent ones included; `0b` turns it off.",
+    ] = 64 << 20
+    store: Annotated[
+        Literal["rocksdb", "memory"],
+        Choice(("rocksdb", "memory")),
+        "Where a worker keeps its state while it runs; `memory` is for tests and small state.",
+    ] = "rocksdb"
+    rocksdb_block_cache_size_bytes: Annotated[
+        int, size(1 << 20, 1 << 40), "RocksDB's cache of blocks, in each worker process."
+    ] = 128 << 20
+    rocksdb_direct_reads: Annotated[bool, Switch(), "Read around the operating system's page cache."] = False
+    local_dir: Annotated[
+        str | None,
+        Folder("`asyncstate` in the temporary directory"),
+        "Folder on each worker's own disk for its stores. Losing it costs a restore, never data.",
+    ] = None
+    checkpoint_dir: Annotated[
+        str | None,
+        Folder("none; a job needs one"),
+        "Folder or URI that driver and workers reach: the job's manifests, deltas and snapshots.",
+    ] = None
+    snapshot_interval: Annotated[
+        int,
+        Number(1, 1_000_000),
+        "Micro-batches from one snapshot to the next; a restore reads at most as many deltas.",
+    ] = 10
+    retained_versions: Annotated[
+        int, Number(1, 1_000_000), "Committed micro-batches that stay restorable; older files are removed."
+    ] = 10
+    parallelism: Annotated[
+        int,
+        Number(1, 32_768, auto=True),
+        "Partitions of the state; `auto` lets the job choose. May change at a restart.",
+    ] = 0
+    max_parallelism: Annotated[
+        int,
+        Number(1, 32_768),
+        "Key groups, so the most partitions there can ever be. Fixed by the job's first batch.",
+    ] = 128
+    sources: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, option in OPTIONS.items():
+            try:
+                option.kind.check(getattr(self, name))
+            except ValueError as error:
+                given = getattr(self, name)
+                raise ConfigurationError(f"{option.key}: {given!r} does not fit; {error}") from None
+        if self.parallelism > self.max_parallelism:
+            raise ConfigurationError(
+                f"async-state.parallelism is {self.parallelism}, more than async-state.max-parallelism "
+                f"({self.max_parallelism}); lower the first, or raise the second before the job's first batch"
+            )
+
+    @property
+    def local_path(self) -> str:
+        """``local_dir``, or by default a folder in the temporary directory of the machine that asks."""
+        return self.local_dir or os.path.join(tempfile.gettempdir(), "asyncstate")
+
+    def to_json(self) -> str:
+        """A text for the tasks; ``from_json`` gives an equal Config."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Config:
+        """Raises ConfigurationError if the text was not written by ``to_json`` of this version."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            raise ConfigurationError(
+                f"the configuration sent to this task cannot be read ({error}); "
+                f"install the same version of asyncstate on the driver and the workers"
+            ) from error
+
+
+def _key_of(name: str) -> str:
+    """The configuration key of a ``Config`` field."""
+    words = re.sub("_(ms|bytes)$", "", name)
+    return PREFIX + re.sub("^rocksdb_", "rocksdb.", words).replace("_", "-")
+
+
+OPTIONS: dict[str, Option] = {
+    name: Option(_key_of(name), *hint.__metadata__)
+    for name, hint in get_type_hints(Config, include_extras=True).items()
+    if name != "sources"
+}
+"""The options by ``Config`` field, in the order of the documentation."""
+
+_DEFAULTS: dict[str, object] = {info.name: info.default for info in msgspec.structs.fields(Config)}
+_FIELDS: dict[str, str] = {option.key: name for name, option in OPTIONS.items()}
+
+
+def default_text(name: str) -> str:
+    """The default of a ``Config`` field as one would write it."""
+    return OPTIONS[name].kind.show(_DEFAULTS[name])
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A value somebody set: what it converts to, how it was spelled, and what to call the place."""
+
+    value: object
+    spelling: str
+    source: str
+
+
+def resolve(operator_options: Mapping[str, object], session: Mapping[str, object]) -> Config:
+    """The one Config of an operator, from its own options and the session's configuration.
+
+    For each key: operator option, else ``spark.async-state.x`` or ``async-state.x`` of the session, else the
+    default. Values are texts or Python values. Keys of the session that are not ours are left alone. Raises
+    ConfigurationError for an unknown key, a value that does not fit, or two spellings that disagree.
+    """
+    for key in operator_options:
+        if not _is_ours(key):
+            raise _unknown(key)
+    given = _collect(session, in_session=True) | _collect(operator_options, in_session=False)
+    chosen = {name: given[name] for name in OPTIONS if name in given and given[name].value != _DEFAULTS[name]}
+    return Config(
+        **{name: found.value for name, found in chosen.items()},  # type: ignore[arg-type]
+        sources=tuple((OPTIONS[name].key, found.source) for name, found in chosen.items()),
+    )
+
+
+def _collect(settings: Mapping[str, object], *, in_session: bool) -> dict[str, _Found]:
+    """What one place sets, by ``Config`` field; both spellings at once must agree."""
+    found: dict[str, _Found] = {}
+    for spelling, name in _ours(settings):
+        given = settings[spelling]
+        value = OPTIONS[name].convert(given, spelling)
+        other = found.get(name)
+        if other is not None and other.value != value:
+            raise ConfigurationError(
+                f"{other.spelling} is {settings[other.spelling]!r} but {spelling} is {given!r}; "
+                f"set one of them, or both to the same value"
+            )
+        found[name] = _Found(
+            value, spelling, f"{spelling} in the session" if in_session else "operator option"
+        )
+    return found
+
+
+def _ours(settings: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Spelling and ``Config`` field of each setting that is meant for us."""
+    for spelling in sorted(filter(_is_ours, settings)):
+        key = spelling.removeprefix(SPARK_PREFIX)
+        if key not in _FIELDS:
+            raise _unknown(spelling)
+        yield spelling, _FIELDS[key]
+
+
+def _is_ours(key: str) -> bool:
+    return key.removeprefix(SPARK_PREFIX).startswith(PREFIX)
+
+
+def _unknown(spelling: str) -> ConfigurationError:
+    near = difflib.get_close_matches(spelling.removeprefix(SPARK_PREFIX), _FIELDS, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return ConfigurationError(
+        f"unknown configuration key {spelling}.{hint} The keys are: {', '.join(_FIELDS)}"
+    )

@@ -1,0 +1,90 @@
+"""What every test may use: a Spark session, the two modes, the two stores, hypothesis profiles.
+
+Owns: shared fixtures and nothing else; a fixture that one area needs stands in that area's own conftest.
+Invariant: importing this file starts nothing and imports neither Spark nor RocksDB.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# No deadline: two cores shared with Spark make single examples slow at random. print_blob says how to replay.
+settings.register_profile(
+    "quick",
+    max_examples=50,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=2_000)
+settings.load_profile("quick")
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def async_enabled(request: pytest.FixtureRequest) -> bool:
+    """Runs the test once with `async-state.enabled=false` and once with `true`."""
+    enabled: bool = request.param
+    return enabled
+
+
+@pytest.fixture(params=["rocksdb", "memory"])
+def store_kind(request: pytest.FixtureRequest) -> Literal["rocksdb", "memory"]:
+    """Runs the test once over each store."""
+    kind: Literal["rocksdb", "memory"] = request.param
+    return kind
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One Spark for the whole run: two local cores, two partitions after an exchange, nothing left behind.
+
+    Shared, so a test changes the session's configuration only through `spark.newSession()`.
+    """
+    java = subprocess.run(
+        [sys.executable, str(ROOT / ".ci" / "check_java.py")], capture_output=True, text=True, check=False
+    )
+    if java.returncode != 0:
+        pytest.fail(f"tests that need Spark cannot run on this machine.\n{java.stderr}", pytrace=False)
+    session = _start_spark(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+def _start_spark(folder: Path) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    # Workers must be this interpreter and must find test modules by name, wherever pytest was started.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    options = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.executorEnv.PYTHONPATH": search_path,
+        "spark.local.dir": str(folder / "local"),
+        "spark.log.level": "ERROR",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.metricsEnabled": "false",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("asyncstate-tests")
+    for key, value in options.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,231 @@
+"""Configuration: precedence, units, ranges, spelling, the way to the tasks."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncstate.config import OPTIONS, Config, Number, default_text, resolve
+from asyncstate.errors import ConfigurationError
+
+DOCUMENTED_DEFAULTS = {
+    "async-state.enabled": False,
+    "async-state.in-flight-limit": 6_000,
+    "async-state.buffer-size": 1_000,
+    "async-state.buffer-timeout": 1_000,
+    "async-state.io-parallelism": 0,
+    "async-state.epoch-mode": "serial",
+    "async-state.iterate-response-batch-size": 1_000,
+    "async-state.watchdog-timeout": 60_000,
+    "async-state.bundle-size": 100_000,
+    "async-state.read-cache-size": 64 * 1024 * 1024,
+    "async-state.store": "rocksdb",
+    "async-state.rocksdb.block-cache-size": 128 * 1024 * 1024,
+    "async-state.rocksdb.direct-reads": False,
+    "async-state.local-dir": None,
+    "async-state.checkpoint-dir": None,
+    "async-state.snapshot-interval": 10,
+    "async-state.retained-versions": 10,
+    "async-state.parallelism": 0,
+    "async-state.max-parallelism": 128,
+}
+
+
+def test_the_keys_and_their_defaults_are_the_documented_ones() -> None:
+    config = resolve({}, {})
+    assert {option.key: getattr(config, name) for name, option in OPTIONS.items()} == DOCUMENTED_DEFAULTS
+    assert config == Config()
+    assert config.sources == ()
+
+
+def test_every_field_but_sources_is_an_option() -> None:
+    assert {info.name for info in msgspec.structs.fields(Config)} == {*OPTIONS, "sources"}
+
+
+@pytest.mark.parametrize(
+    ("operator", "session", "value", "source"),
+    [
+        ({}, {}, 1_000, None),
+        ({}, {"async-state.buffer-size": "7"}, 7, "async-state.buffer-size in the session"),
+        ({}, {"spark.async-state.buffer-size": "7"}, 7, "spark.async-state.buffer-size in the session"),
+        ({"async-state.buffer-size": 5}, {"async-state.buffer-size": "7"}, 5, "operator option"),
+        ({"async-state.buffer-size": 5}, {"spark.async-state.buffer-size": "7"}, 5, "operator option"),
+        ({"spark.async-state.buffer-size": "5"}, {}, 5, "operator option"),
+        # An operator that asks for the default overrides the session; nothing is then out of the ordinary.
+        ({"async-state.buffer-size": 1_000}, {"async-state.buffer-size": "7"}, 1_000, None),
+    ],
+)
+def test_precedence(
+    operator: dict[str, Any], session: dict[str, str], value: int, source: str | None
+) -> None:
+    config = resolve(operator, session)
+    assert config.buffer_size == value
+    assert dict(config.sources).get("async-state.buffer-size") == source
+
+
+@pytest.mark.parametrize("place", ["operator", "session"])
+def test_two_spellings_that_disagree_are_refused_and_both_named(place: str) -> None:
+    both = {"spark.async-state.enabled": "true", "async-state.enabled": "false"}
+    with pytest.raises(ConfigurationError) as raised:
+        resolve(both, {}) if place == "operator" else resolve({}, both)
+    text = str(raised.value)
+    assert "spark.async-state.enabled is 'true'" in text
+    assert " async-state.enabled is 'false'" in f" {text}"
+
+
+def test_two_spellings_of_the_same_value_agree_even_if_written_differently() -> None:
+    both = {"spark.async-state.read-cache-size": "2mb", "async-state.read-cache-size": "2048kb"}
+    assert resolve({}, both).read_cache_size_bytes == 2 * 1024 * 1024
+
+
+def test_a_conflict_in_the_session_is_refused_even_if_the_operator_overrides_it() -> None:
+    both = {"spark.async-state.enabled": "true", "async-state.enabled": "false"}
+    with pytest.raises(ConfigurationError, match="set one of them"):
+        resolve({"async-state.enabled": True}, both)
+
+
+def test_other_keys_of_the_session_are_left_alone() -> None:
+    session = {"spark.app.name": "x", "spark.sql.shuffle.partitions": "2", "async": "y", "asyncstate.z": "z"}
+    assert resolve({}, session) == Config()
+
+
+@pytest.mark.parametrize("spelling", ["async-state.buffersize", "spark.async-state.buffersize"])
+def test_an_unknown_key_names_the_nearest_and_all(spelling: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        resolve({}, {spelling: "1"})
+    text = str(raised.value)
+    assert f"unknown configuration key {spelling}." in text
+    assert "Did you mean async-state.buffer-size?" in text
+    assert all(key in text for key in DOCUMENTED_DEFAULTS)
+
+
+def test_an_operator_option_that_is_no_key_at_all_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="unknown configuration key enabled"):
+        resolve({"enabled": True}, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("enabled", "TRUE", True),
+        ("enabled", " false ", False),
+        ("buffer-timeout", "250ms", 250),
+        ("buffer-timeout", "2s", 2_000),
+        ("buffer-timeout", "3 min", 180_000),
+        ("watchdog-timeout", "1h", 3_600_000),
+        ("read-cache-size", "0b", 0),
+        ("read-cache-size", "512kb", 524_288),
+        ("rocksdb.block-cache-size", "1GB", 1_073_741_824),
+        ("io-parallelism", "auto", 0),
+        ("io-parallelism", "Auto", 0),
+        ("io-parallelism", "8", 8),
+        ("epoch-mode", "parallel-between-epochs", "parallel-between-epochs"),
+        ("store", "memory", "memory"),
+        ("checkpoint-dir", "s3://bucket/x", "s3://bucket/x"),
+    ],
+)
+def test_texts(key: str, text: str, value: object) -> None:
+    config = resolve({}, {f"async-state.{key}": text})
+    name = next(name for name, option in OPTIONS.items() if option.key == f"async-state.{key}")
+    assert getattr(config, name) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("enabled", "yes"),
+        ("enabled", 1),
+        ("in-flight-limit", "0"),
+        ("in-flight-limit", "-5"),
+        ("in-flight-limit", "6e3"),
+        ("in-flight-limit", "auto"),
+        ("in-flight-limit", "10ms"),
+        ("in-flight-limit", True),
+        ("in-flight-limit", 2.5),
+        ("buffer-size", ""),
+        ("buffer-timeout", "1000"),
+        ("buffer-timeout", "0ms"),
+        ("buffer-timeout", "1mb"),
+        ("buffer-timeout", "1.5s"),
+        ("read-cache-size", "64"),
+        ("read-cache-size", "64 mib"),
+        ("read-cache-size", "-1b"),
+        ("io-parallelism", "1000"),
+        ("epoch-mode", "parallel"),
+        ("store", "forst"),
+        ("checkpoint-dir", "  "),
+        ("checkpoint-dir", None),
+        ("parallelism", "40000"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_key_and_value(key: str, given: object) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        resolve({f"async-state.{key}": given}, {})
+    assert f"async-state.{key}: {given!r} does not fit" in str(raised.value)
+
+
+def test_ranges_hold_whichever_way_a_config_is_made() -> None:
+    with pytest.raises(ConfigurationError, match="async-state.buffer-size: 0 does not fit"):
+        Config(buffer_size=0)
+    broken = Config().to_json().replace('"buffer_size":1000', '"buffer_size":0')
+    with pytest.raises(ConfigurationError, match="async-state.buffer-size: 0 does not fit"):
+        Config.from_json(broken)
+
+
+def test_parallelism_beyond_the_maximum_is_refused() -> None:
+    assert Config(parallelism=128).parallelism == 128
+    with pytest.raises(ConfigurationError, match=r"parallelism is 129, more than .* \(128\)"):
+        Config(parallelism=129)
+
+
+def test_paths_may_be_path_objects(tmp_path: Path) -> None:
+    assert resolve({"async-state.checkpoint-dir": tmp_path}, {}).checkpoint_dir == str(tmp_path)
+
+
+def test_the_local_folder_is_found_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config.from_json(Config().to_json())
+    monkeypatch.setattr(tempfile, "tempdir", "/elsewhere")
+    assert config.local_path == "/elsewhere/asyncstate"
+    assert Config(local_dir="/fast").local_path == "/fast"
+
+
+def test_json_of_another_version_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="same version of asyncstate"):
+        Config.from_json('{"no_such_field": 1}')
+
+
+def _values(name: str) -> st.SearchStrategy[Any]:
+    kind = OPTIONS[name].kind
+    if isinstance(kind, Number):
+        return st.integers(kind.minimum, kind.maximum)
+    return st.just(getattr(Config(), name))
+
+
+NUMBERS = [
+    name for name, option in OPTIONS.items() if isinstance(option.kind, Number) and "parallel" not in name
+]
+
+
+@given(st.fixed_dictionaries({}, optional={name: _values(name) for name in NUMBERS}), st.booleans())
+def test_a_config_survives_being_written_as_texts_and_as_json(fields: dict[str, int], enabled: bool) -> None:
+    config = Config(enabled=enabled, **fields)  # type: ignore[arg-type]
+    assert Config.from_json(config.to_json()) == config
+    texts = {OPTIONS[name].key: OPTIONS[name].kind.show(value) for name, value in fields.items()}
+    again = resolve({}, {**texts, "async-state.enabled": str(enabled).lower()})
+    assert {name: getattr(again, name) for name in OPTIONS} == {
+        name: getattr(config, name) for name in OPTIONS
+    }
+    changed = {OPTIONS[name].key for name in OPTIONS if getattr(config, name) != getattr(Config(), name)}
+    assert set(dict(again.sources)) == changed
+
+
+def test_a_default_is_shown_as_one_would_write_it() -> None:
+    assert default_text("buffer_timeout_ms") == "1s"
+    assert default_text("read_cache_size_bytes") == "64mb"
+    assert default_text("io_parallelism") == "auto"

@@ -1,0 +1,190 @@
+"""The house itself: layers, generated pages, the lock, the JDK check, public names."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT_SUFFIXES = {"", ".cfg", ".ini", ".lock", ".md", ".py", ".pyi", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+OURS = [".ci", "asyncstate", "bench", "docs", "operators", "tests"]
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _lint(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "from importlinter.cli import lint_imports_command as command; command()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "--no-cache", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _empty_house(folder: Path) -> None:
+    """The project's packages and contracts without a line of code, for a test to break."""
+    (folder / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    inner = ["codec", "execution", "runtime", "spark", "state", "storage", "testing"]
+    for package in ["asyncstate", "operators", "bench", *(f"asyncstate/{name}" for name in inner)]:
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").touch()
+    for module in ["changelog", "clock", "config", "errors", "futures"]:
+        (folder / "asyncstate" / f"{module}.py").touch()
+
+
+def test_imports_respect_the_layers() -> None:
+    done = _lint(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("contract", "module", "line"),
+    [
+        ("top", "asyncstate/state/x.py", "import operators"),
+        ("layers", "asyncstate/codec/x.py", "import asyncstate.storage"),
+        ("layers", "asyncstate/nowhere.py", ""),
+        ("rocksdict", "asyncstate/runtime/x.py", "import rocksdict"),
+        ("anyio", "operators/x.py", "from anyio import sleep"),
+        ("pyspark", "asyncstate/storage/x.py", "import pyspark.sql"),
+        ("operators", "operators/x.py", "import asyncstate.storage"),
+        ("threads", "operators/x.py", "import threading"),
+    ],
+)
+def test_each_contract_is_able_to_fail(tmp_path: Path, contract: str, module: str, line: str) -> None:
+    _empty_house(tmp_path)
+    assert _lint(tmp_path, "--contract", contract).returncode == 0
+    (tmp_path / module).write_text(line)
+    done = _lint(tmp_path, "--contract", contract)
+    assert done.returncode == 1
+    assert "BROKEN" in done.stdout
+
+
+def test_generated_pages_are_in_step_with_the_code() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    expected = _load(ROOT / ".ci" / "write_docs.py").configuration_page()
+    assert page == expected, "run `make docs`"
+
+
+def test_the_lock_pins_versions_and_names_no_place() -> None:
+    lines = (ROOT / "requirements.lock").read_text("utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert [
+        line for line in pins if not re.fullmatch(r"[a-z0-9.-]+==[A-Za-z0-9.+!]+( ; [^/@]+)?", line)
+    ] == []
+    names = {line.split("==")[0] for line in pins}
+    assert {"pyspark", "py4j", "rocksdict", "pyarrow", "pytest", "ruff", "hatchling", "duckdb"} <= names
+
+
+def test_no_file_names_a_package_registry() -> None:
+    # Written in two halves, so that this file does not name one either.
+    registries = re.compile(
+        "|".join(["pypi" r"\.org", "pythonhosted" r"\.org", "(extra-)?index" r"-url[ =]+\S*:"])
+    )
+    files = [
+        path for folder in OURS for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts
+    ]
+    files += [path for path in ROOT.iterdir() if not path.name.startswith(".git")]
+    texts = [path for path in files if path.is_file() and path.suffix in TEXT_SUFFIXES]
+    assert len(texts) > 10
+    named = [
+        str(path.relative_to(ROOT)) for path in texts if registries.search(path.read_text("utf-8", "replace"))
+    ]
+    assert named == []
+
+
+@pytest.mark.parametrize(
+    ("text", "major"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('java version "1.8.0_402"', 8),
+        ("sh: not found", None),
+    ],
+)
+def test_the_jdk_check_reads_versions(text: str, major: int | None) -> None:
+    assert _load(ROOT / ".ci" / "check_java.py").major_version(text) == major
+
+
+def _check_java(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / ".ci" / "check_java.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _fake_java(folder: Path, version: str, modules: str) -> Path:
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(
+        f"#!/bin/sh\ncase \"$1\" in -version) echo '{version}' >&2;; *) echo '{modules}';; esac\n"
+    )
+    java.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("version", "modules", "complaint"),
+    [
+        ('openjdk version "17.0.1"', "jdk.incubator.vector@17.0.1", None),
+        ('openjdk version "11.0.2"', "jdk.incubator.vector@11", "is Java 11; Spark 4 needs 17 or newer"),
+        ('openjdk version "21.0.2"', "java.base@21", "without the module jdk.incubator.vector"),
+        ("Segmentation fault", "", "does not say its version"),
+    ],
+)
+def test_the_jdk_check_says_what_is_wrong(
+    tmp_path: Path, version: str, modules: str, complaint: str | None
+) -> None:
+    home = _fake_java(tmp_path / "jdk", version, modules)
+    done = _check_java(JAVA_HOME=str(home), PATH="/usr/bin:/bin")
+    assert done.returncode == (0 if complaint is None else 1)
+    if complaint is not None:
+        assert complaint in done.stderr
+        assert "install" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["JAVA_HOME", "PATH"])
+def test_a_missing_jdk_is_said_with_the_command_that_installs_one(tmp_path: Path, place: str) -> None:
+    environment = (
+        {"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin"} if place == "JAVA_HOME" else {"PATH": str(tmp_path)}
+    )
+    done = _check_java(**environment)
+    assert done.returncode == 1
+    assert "no java found" in done.stderr
+    assert "jdk" in done.stderr.lower()
+
+
+@pytest.mark.parametrize("package", ["asyncstate", "operators", "bench"])
+def test_public_names_exist_and_say_what_they_are(package: str) -> None:
+    module = importlib.import_module(package)
+    names = getattr(module, "__all__", [])
+    assert len(names) == len(set(names))
+    for name in names:
+        thing = getattr(module, name)
+        assert not callable(thing) or (thing.__doc__ or "").strip(), f"{package}.{name} has no docstring"
+
+
+def test_importing_the_package_loads_neither_spark_nor_rocksdb() -> None:
+    code = "import sys, asyncstate; print(sorted({'pyspark', 'rocksdict', 'anyio'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
