@@ -205,6 +205,10 @@ class StateFuture(Generic[T]):
         """Call ``fn()`` whether this future has a value or fails; the outcome is passed on."""
         return self._derive(_finally, fn)
 
+    def on_settled(self, fn: Callable[[StateFuture[T]], object]) -> None:
+        """Call ``fn(self)`` once this future is settled, either way; its failure counts as handled by ``fn``."""
+        self._derive(_settled, (fn, self))
+
     def _derive(self, step: _Step, fn: Any) -> StateFuture[Any]:
         child: StateFuture[Any] = StateFuture()
         if self._state == _PENDING:
@@ -290,6 +294,12 @@ def _finally(fn: Any, child: StateFuture[Any], state: int, value: Any, work: _Wo
             error.__context__ = value
         state, value = _FAILED, error
     work.append((child, state, value))
+
+
+def _settled(fn: Any, child: StateFuture[Any], _state: int, _value: Any, work: _Work) -> None:
+    callback, source = fn
+    callback(source)
+    work.append((child, _DONE, None))
 
 
 def _settle(future: StateFuture[Any], state: int, value: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, decode_namespaces, encode_namespace, schema_from_text, schema_to_text
+from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, decode_namespaces, encode_namespace, schema_to_text
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
@@ -78,9 +78,7 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
 
     def bind(self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None) -> ColumnState:
         """See ``StateDescriptor``."""
-        older = [] if stored is None else [schema_from_text(stored["value"])]
-        codec = RowCodec(self.schema, [schema for schema in older if not schema.equals(self.schema)])
-        return ColumnState(self, sink, state_id, codec, context)
+        return ColumnState(self, sink, state_id, RowCodec(self.schema), context)
 
 
 class ColumnState:

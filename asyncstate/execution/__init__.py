@@ -1,0 +1,31 @@
+"""Execution controllers: how state requests are answered, sync or async.
+
+Owns: the mailbox, key accounting, the request buffer, epochs and the I/O executor; anyio lives here only.
+Must not import runtime, Spark or operators.
+"""
+
+from asyncstate.execution.accounting import KeyAccountingUnit
+from asyncstate.execution.asynchronous import AsyncExecutionController, AsyncLimits
+from asyncstate.execution.buffer import ReadPacer, StateRequestBuffer
+from asyncstate.execution.controller import ExecutionController
+from asyncstate.execution.epochs import Epoch, EpochManager
+from asyncstate.execution.executor import Completion, IOExecutor
+from asyncstate.execution.record import BatchFrame, OutputRow, Record
+from asyncstate.execution.sync import SyncExecutionController
+
+__all__ = [
+    "AsyncExecutionController",
+    "AsyncLimits",
+    "BatchFrame",
+    "Completion",
+    "Epoch",
+    "EpochManager",
+    "ExecutionController",
+    "IOExecutor",
+    "KeyAccountingUnit",
+    "OutputRow",
+    "ReadPacer",
+    "Record",
+    "StateRequestBuffer",
+    "SyncExecutionController",
+]

@@ -1,0 +1,97 @@
+"""The reads that wait to be sent off, and how they are cut into list gets.
+
+Owns: ``StateRequestBuffer`` and ``ReadPacer``.
+Invariant: a chunk holds its keys sorted, so that one list get walks each block once.
+
+Source: Flink's ``StateRequestBuffer``; the pacing is ours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Final, TypeVar
+
+from asyncstate.requests import StateRequest
+
+T = TypeVar("T")
+
+_BY_KEY = attrgetter("key")
+_PROBE_KEYS: Final = 32
+_SLOW_US: Final = 20.0  # a hot sorted list get costs 1-5 us a key, a read that waits for a device 100 us and more
+_CHUNK_US: Final = 2_000.0  # a chunk that waits for a device should take about this long
+_WEIGHT: Final = 0.3  # of the newest measurement
+
+
+class StateRequestBuffer:
+    """Requests in order of arrival, at most ``capacity`` before the controller has to send them off."""
+
+    __slots__ = ("_timeout", "capacity", "oldest", "requests")
+
+    def __init__(self, capacity: int, timeout_ms: int) -> None:
+        self.capacity = capacity
+        self._timeout = timeout_ms / 1000
+        self.requests: list[StateRequest] = []
+        self.oldest = 0.0
+
+    def add(self, request: StateRequest) -> None:
+        """Append; the buffer's age starts with its first request."""
+        if not self.requests:
+            self.oldest = time.monotonic()
+        self.requests.append(request)
+
+    @property
+    def full(self) -> bool:
+        """True when the requests should be sent off without waiting for more."""
+        return len(self.requests) >= self.capacity
+
+    @property
+    def overdue(self) -> bool:
+        """True when the first request has waited longer than the timeout."""
+        return bool(self.requests) and time.monotonic() - self.oldest > self._timeout
+
+    def take(self) -> list[StateRequest]:
+        """All requests, sorted by store key."""
+        requests, self.requests = self.requests, []
+        requests.sort(key=_BY_KEY)
+        return requests
+
+
+class ReadPacer:
+    """Decides how the next reads run, by how slow the last ones were.
+
+    Memory hits run on the calling thread: handing them over costs more than it gains, and Spark already runs one
+    worker a core. Reads that wait for a device are cut into many small list gets that wait side by side.
+    """
+
+    def __init__(self) -> None:
+        self.us_per_key: float | None = None
+
+    def measured(self, keys: int, seconds: float) -> None:
+        """Take in that a list get of ``keys`` keys took ``seconds``."""
+        if keys == 0:
+            return
+        us = seconds * 1e6 / keys
+        known = self.us_per_key
+        self.us_per_key = us if known is None else known + _WEIGHT * (us - known)
+
+    @property
+    def waits_for_device(self) -> bool:
+        """True when reads gain from running side by side."""
+        return self.us_per_key is not None and self.us_per_key > _SLOW_US
+
+    def chunk_keys(self, keys: int, parallelism: int) -> int:
+        """Keys a list get for ``keys`` keys on ``parallelism`` threads."""
+        if self.us_per_key is None:
+            return min(keys, _PROBE_KEYS)
+        if not self.waits_for_device:
+            return keys
+        by_time = int(_CHUNK_US / self.us_per_key)
+        evenly = -(-keys // parallelism)
+        return max(1, min(evenly, max(by_time, 1)))
+
+    @staticmethod
+    def cut(items: Sequence[T], size: int) -> list[Sequence[T]]:
+        """``items`` in runs of ``size``."""
+        return [items[start : start + size] for start in range(0, len(items), size)]

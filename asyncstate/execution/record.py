@@ -1,0 +1,108 @@
+"""A record in flight: its key, its row and where its output goes.
+
+Owns: ``Record``, the implementation of ``operator.RecordContext``, and ``BatchFrame``, what all records of a
+micro-batch share.
+Invariant: a record emits only while its own chain runs.
+Must not import storage.
+
+Source: Flink's ``RecordContext``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asyncstate.changelog import RowKind
+from asyncstate.errors import SchemaError, StateAccessError
+from asyncstate.operator import Timers
+
+OutputRow = tuple[RowKind, tuple[Any, ...]]
+
+
+class BatchFrame:
+    """What is the same for all records of a micro-batch: times in microseconds, timers, width of the output."""
+
+    __slots__ = ("output_names", "processing_time", "timers", "watermark", "width")
+
+    def __init__(self, watermark: int, processing_time: int, timers: Timers, output_names: list[str]) -> None:
+        self.watermark = watermark
+        self.processing_time = processing_time
+        self.timers = timers
+        self.output_names = output_names
+        self.width = len(output_names)
+
+
+class Record:
+    """One row, timer or watermark on its way through an operator."""
+
+    __slots__ = (
+        "epoch",
+        "following",
+        "frame",
+        "group",
+        "input_index",
+        "item",
+        "key",
+        "key_values",
+        "out",
+        "pending",
+        "row_kind",
+        "timestamp",
+        "work",
+    )
+
+    def __init__(
+        self,
+        frame: BatchFrame,
+        group: bytes,
+        key: bytes,
+        key_values: tuple[Any, ...],
+        work: Callable[[Any, Record], Any],
+        item: Any,
+        input_index: int = 0,
+        row_kind: RowKind = RowKind.INSERT,
+        timestamp: int | None = None,
+    ) -> None:
+        self.frame = frame
+        self.group = group
+        self.key = key
+        self.key_values = key_values
+        self.work = work
+        self.item = item
+        self.input_index = input_index
+        self.row_kind = row_kind
+        self.timestamp = timestamp
+        self.out: list[OutputRow] | None = None
+        self.pending = 0
+        self.following: Record | None = None
+        self.epoch: Any = None
+
+    @property
+    def watermark(self) -> int:
+        """See ``RecordContext``."""
+        return self.frame.watermark
+
+    @property
+    def processing_time(self) -> int:
+        """See ``RecordContext``."""
+        return self.frame.processing_time
+
+    @property
+    def timers(self) -> Timers:
+        """See ``RecordContext``."""
+        return self.frame.timers
+
+    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT) -> None:
+        """See ``RecordContext``."""
+        if self.out is None:
+            raise StateAccessError(
+                f"the record with key {self.key_values!r} emitted a row after it had ended; "
+                "emit inside process() or in a callback chained to its state futures"
+            )
+        if len(values) != self.frame.width:
+            raise SchemaError(
+                f"emit() got {len(values)} values, but the output has {self.frame.width} columns: "
+                f"{', '.join(self.frame.output_names)}; pass one value a column"
+            )
+        self.out.append((kind, values))

@@ -1,0 +1,120 @@
+"""Bundle grain: Arrow batches of one partition, with their unique keys.
+
+Owns: ``BundleRunner``.
+Invariant: a bundle starts when the one before it is done; only reading ahead overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.changelog import RowKind
+from asyncstate.execution import ExecutionController
+from asyncstate.operator import Bundle, BundleOperator
+from asyncstate.runtime.context import TaskContext
+from asyncstate.runtime.rows import PreparedBatch, output_batch
+from asyncstate.runtime.runner import Runner
+from asyncstate.runtime.spec import InputBatch, TaskSpec
+
+
+class BundleRunner(Runner):
+    """Runs a ``BundleOperator``; it is the ``BundleContext`` of its operator."""
+
+    def __init__(
+        self, spec: TaskSpec, context: TaskContext, controller: ExecutionController, operator: BundleOperator
+    ) -> None:
+        super().__init__(spec, context, controller)
+        self._operator = operator
+        self._out: list[pa.RecordBatch] = []
+
+    # -- BundleContext --------------------------------------------------------------------------------
+
+    @property
+    def watermark(self) -> int:
+        """See ``BundleContext``."""
+        return self.spec.watermark
+
+    @property
+    def previous_watermark(self) -> int:
+        """See ``BundleContext``."""
+        return self.spec.previous_watermark
+
+    @property
+    def processing_time(self) -> int:
+        """See ``BundleContext``."""
+        return self.spec.processing_time
+
+    def emit(self, columns: Sequence[pa.Array], kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT) -> None:
+        """See ``BundleContext``."""
+        num_rows = len(columns[0]) if columns else (0 if isinstance(kinds, RowKind) else len(kinds))
+        if num_rows:
+            self.rows_out += num_rows
+            self._out.append(output_batch(self.spec.uid, self.context.output_schema, columns, kinds, num_rows))
+
+    # -- running --------------------------------------------------------------------------------------
+
+    def run(self, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch]:
+        """See ``Runner``; reads one bundle ahead in async mode."""
+        waiting: Bundle | None = None
+        for bundle in self._bundles(batches):
+            if not self.spec.config.enabled:
+                yield from self._process(bundle)
+                continue
+            self._operator.prefetch(bundle)
+            if waiting is not None:
+                yield from self._process(waiting)
+            waiting = bundle
+        if waiting is not None:
+            yield from self._process(waiting)
+        self.controller.run_bundle(lambda: self._operator.on_watermark(self.spec.watermark, self))
+        yield from self._take()
+
+    def _process(self, bundle: Bundle) -> Iterator[pa.RecordBatch]:
+        self.controller.run_bundle(lambda: self._operator.process_bundle(bundle, self))
+        yield from self._take()
+
+    def _take(self) -> Iterator[pa.RecordBatch]:
+        out, self._out = self._out, []
+        yield from out
+
+    def _bundles(self, batches: Iterator[InputBatch]) -> Iterator[Bundle]:
+        """Batches of an input put together up to ``bundle_size`` rows; input 0 before input 1."""
+        limit = self.spec.config.bundle_size
+        held: list[list[PreparedBatch]] = [[] for _ in self.spec.inputs]
+        rows = 0
+        for prepared in self._prepared(batches):
+            if rows and rows + prepared.batch.num_rows > limit:
+                yield from self._joined(held)
+                rows = 0
+            held[prepared.input_index].append(prepared)
+            rows += prepared.batch.num_rows
+        yield from self._joined(held)
+
+    def _joined(self, held: list[list[PreparedBatch]]) -> Iterator[Bundle]:
+        for parts in held:
+            if parts:
+                yield self._bundle(parts)
+                parts.clear()
+
+    def _bundle(self, parts: list[PreparedBatch]) -> Bundle:
+        first = parts[0]
+        if len(parts) == 1:
+            joined = first
+        else:
+            times = [part.times for part in parts if part.times is not None]
+            joined = PreparedBatch(
+                pa.concat_batches([part.batch for part in parts]),
+                np.concatenate([part.kinds for part in parts]),
+                np.concatenate(times) if times else None,
+                first.input_index,
+                0,
+            )
+        keys = self._codecs[first.input_index].group(self._key_columns(joined))
+        self.keys += len(keys)
+        return Bundle(joined.batch, keys, joined.kinds, joined.times, first.input_index)
+
+

@@ -1,0 +1,190 @@
+"""What ``open`` gets: state ids, declarations checked against the checkpoint, counters.
+
+Owns: ``TaskContext`` and ``check_operator``, the driver's dry run of ``bind`` and ``open``.
+Invariant: a state keeps its id for the life of the checkpoint; a declaration that disagrees with the stored one is
+refused before any row is read.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NoReturn, TypeVar
+
+import pyarrow as pa
+
+from asyncstate.config import Config
+from asyncstate.errors import SchemaError, StateAccessError, StateDeclarationError
+from asyncstate.futures import StateFuture
+from asyncstate.operator import Counter, InputSpec, Operator, StateDescriptor
+from asyncstate.requests import Decoder, Page, StateSink
+from asyncstate.storage import StateSpec
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+FIRST_STATE_ID: Final = 8
+MAX_STATE_ID: Final = 254
+
+
+class TaskContext:
+    """The implementation of ``operator.OperatorContext``."""
+
+    def __init__(
+        self,
+        uid: str,
+        inputs: Sequence[InputSpec],
+        output_schema: pa.Schema,
+        config: Config,
+        max_parallelism: int,
+        key_groups: range,
+        sink: StateSink,
+        stored: Sequence[StateSpec],
+    ) -> None:
+        self.uid = uid
+        self.inputs = tuple(inputs)
+        self.output_schema = output_schema
+        self.page_size = config.iterate_response_batch_size
+        self.max_parallelism = max_parallelism
+        self.key_groups = key_groups
+        self.key_schema = inputs[0].key_schema
+        self.counters: dict[str, Counter] = {}
+        self._sink = sink
+        self._stored = {spec.name: spec for spec in stored}
+        self._declared: dict[str, StateSpec] = {}
+        self._open = True
+
+    def get_state(self, descriptor: StateDescriptor[S]) -> S:
+        """See ``OperatorContext``."""
+        name = descriptor.name
+        if not self._open:
+            raise StateDeclarationError(
+                f"operator '{self.uid}': state '{name}' is declared after open(); declare all states in open()"
+            )
+        if name in self._declared:
+            raise StateDeclarationError(
+                f"operator '{self.uid}': two states are called '{name}'; give each state of an operator its own name"
+            )
+        stored = self._stored.get(name)
+        spec = self._spec(descriptor, stored)
+        self._declared[name] = spec
+        return descriptor.bind(self._sink, spec.id, self, None if stored is None else stored.types)
+
+    def counter(self, name: str) -> Counter:
+        """See ``OperatorContext``."""
+        return self.counters.setdefault(name, Counter(name))
+
+    def opened(self) -> list[StateSpec]:
+        """End of ``open``: no more declarations. Returns all states, stored ones that are no longer declared too."""
+        self._open = False
+        return [*self._declared.values(), *(spec for name, spec in self._stored.items() if name not in self._declared)]
+
+    def _spec(self, descriptor: StateDescriptor[S], stored: StateSpec | None) -> StateSpec:
+        types = descriptor.type_texts()
+        if stored is None:
+            used = [spec.id for spec in (*self._stored.values(), *self._declared.values())]
+            state_id = max([FIRST_STATE_ID - 1, *used]) + 1
+            if state_id > MAX_STATE_ID:
+                raise StateDeclarationError(
+                    f"operator '{self.uid}': too many states (at most {MAX_STATE_ID - FIRST_STATE_ID + 1})"
+                )
+            return StateSpec(id=state_id, name=descriptor.name, kind=descriptor.kind, types=types)
+        if stored.kind != descriptor.kind or stored.types != types:
+            self._refuse(descriptor, stored, types)
+        return stored
+
+    def _refuse(self, descriptor: StateDescriptor[S], stored: StateSpec, types: dict[str, str]) -> NoReturn:
+        differing = [
+            f"{part} is {types.get(part)} but was {stored.types.get(part)}"
+            for part in sorted({*types, *stored.types})
+            if types.get(part) != stored.types.get(part)
+        ]
+        if stored.kind != descriptor.kind:
+            differing.insert(0, f"kind is {descriptor.kind} but was {stored.kind}")
+        raise StateDeclarationError(
+            f"operator '{self.uid}', state '{descriptor.name}': the declaration disagrees with the checkpoint: "
+            f"{'; '.join(differing)}. Declare the stored types, or give the state a new name to start it empty"
+        )
+
+
+class _NoState(StateSink):
+    """The sink of the driver's dry run: any access is an error."""
+
+    def _refuse(self) -> NoReturn:
+        raise StateAccessError("state was accessed inside open(); open() only declares state, use it in process()")
+
+    def get(self, key: bytes) -> bytes | None:
+        self._refuse()
+
+    def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
+        self._refuse()
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._refuse()
+
+    def delete(self, key: bytes) -> None:
+        self._refuse()
+
+    def scan(self, start: bytes, end: bytes, limit: int) -> Page:
+        self._refuse()
+
+    def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
+        self._refuse()
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        self._refuse()
+
+    def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
+        self._refuse()
+
+    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        self._refuse()
+
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        self._refuse()
+
+    def prefetch(self, keys: list[bytes]) -> None:
+        self._refuse()
+
+
+def check_operator(
+    uid: str,
+    operator: Operator,
+    inputs: Sequence[InputSpec],
+    config: Config,
+    max_parallelism: int,
+    stored: Sequence[StateSpec],
+) -> tuple[pa.Schema, list[StateSpec]]:
+    """The output schema and the states of ``operator``, checked on the driver before any data is touched.
+
+    Raises SchemaError for its inputs and StateDeclarationError where states disagree with ``stored``.
+    """
+    if len(inputs) != operator.num_inputs:
+        raise SchemaError(
+            f"operator '{uid}' ({type(operator).__name__}) takes {operator.num_inputs} inputs but got {len(inputs)}"
+        )
+    _check_keys(uid, inputs)
+    for spec in inputs:
+        if spec.changelog and not operator.accepts_changelog:
+            raise SchemaError(
+                f"operator '{uid}' ({type(operator).__name__}) cannot take rows back, but {spec.name} is a changelog "
+                "(it has a row_kind column); drop that column if every row is an insert, or put an operator that "
+                "accepts changelogs here"
+            )
+    output = operator.bind(inputs)
+    context = TaskContext(uid, inputs, output, config, max_parallelism, range(max_parallelism), _NoState(), stored)
+    try:
+        operator.open(context)
+    finally:
+        operator.close()
+    return output, context.opened()
+
+
+def _check_keys(uid: str, inputs: Sequence[InputSpec]) -> None:
+    types = [[field.type for field in spec.key_schema] for spec in inputs]
+    for spec, own in zip(inputs[1:], types[1:], strict=True):
+        if own != types[0]:
+            raise SchemaError(
+                f"operator '{uid}': the keys of its inputs differ in type: {inputs[0].name} "
+                f"({', '.join(map(str, types[0]))}) and {spec.name} ({', '.join(map(str, own))}); cast one side"
+            )

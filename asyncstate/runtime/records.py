@@ -1,0 +1,104 @@
+"""Record grain: rows and timers of one partition, one by one.
+
+Owns: ``RecordRunner``.
+Invariant: rows run in arrival order per key; timers after all rows, in order of time, until none is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+
+from asyncstate.changelog import RowKind
+from asyncstate.execution import BatchFrame, ExecutionController, Record
+from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, row_type
+from asyncstate.runtime.context import TaskContext
+from asyncstate.runtime.rows import PreparedBatch, kinds_of, output_batch, python_rows, python_values, rows_to_columns
+from asyncstate.runtime.runner import Runner
+from asyncstate.runtime.spec import InputBatch, TaskSpec
+from asyncstate.state import KeyedTimers, due_timers
+
+_OUTPUT_ROWS: Final = 10_000
+_SLICE_ROWS: Final = 2_000
+_GROUP_BYTES: Final = 2
+
+
+class RecordRunner(Runner):
+    """Runs a ``RecordOperator``."""
+
+    def __init__(
+        self, spec: TaskSpec, context: TaskContext, controller: ExecutionController, operator: RecordOperator
+    ) -> None:
+        super().__init__(spec, context, controller)
+        self._operator = operator
+        self._frame = BatchFrame(
+            spec.watermark, spec.processing_time, KeyedTimers(controller), list(context.output_schema.names)
+        )
+        self._row_types: list[type[Row]] = [row_type(given.schema) for given in spec.inputs]
+
+    def run(self, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch]:
+        """See ``Runner``."""
+        for prepared in self._prepared(batches):
+            records = self._records(prepared)
+            while chunk := list(islice(records, _SLICE_ROWS)):
+                for record in chunk:
+                    self.controller.submit(record)
+                yield from self._outputs(_OUTPUT_ROWS)
+        self.controller.drain()
+        yield from self._fire_timers()
+        self._pass_watermark()
+        yield from self._outputs(1)
+
+    def _records(self, prepared: PreparedBatch) -> Iterator[Record]:
+        """One Record a row, keys encoded for the whole batch at once."""
+        index = prepared.input_index
+        columns = self._key_columns(prepared)
+        codec = self._codecs[index]
+        keys = codec.encode(columns) if columns else [b""] * prepared.batch.num_rows
+        groups = [int(group).to_bytes(_GROUP_BYTES, "big") for group in range(self.spec.max_parallelism)]
+        key_groups = codec.groups(columns).tolist() if columns else [0] * prepared.batch.num_rows
+        key_values = zip(*map(python_values, columns), strict=True) if columns else iter([()] * prepared.batch.num_rows)
+        times: list[Any] = prepared.times.tolist() if prepared.times is not None else [None] * len(keys)
+        rows = map(self._row_types[index], python_rows(prepared.batch))
+        frame, work = self._frame, self._operator.process
+        self.keys += len(set(keys))
+        for key, group, values, row, kind, time in zip(
+            keys, key_groups, key_values, rows, kinds_of(prepared.kinds), times, strict=True
+        ):
+            yield Record(frame, groups[group], key, values, work, row, index, kind, time)
+
+    def _fire_timers(self) -> Iterator[pa.RecordBatch]:
+        watermark = self.spec.watermark
+        if watermark == MIN_WATERMARK:
+            return
+        controller, codec, work = self.controller, self._codecs[0], self._operator.on_timer
+        fired = self.context.counter("timers_fired")
+        for due in due_timers(controller, self.context.key_groups, watermark, self.context.page_size):
+            values, _ = codec.decode_one(due.key)
+            record = Record(
+                self._frame, due.group, due.key, values, work, due.timer, 0, RowKind.INSERT, due.timer.time
+            )
+            controller.submit(record)
+            controller.drain()
+            fired.add()
+            yield from self._outputs(_OUTPUT_ROWS)
+
+    def _pass_watermark(self) -> None:
+        """``on_watermark`` has no key: state access there fails with a StateAccessError."""
+        controller = self.controller
+        record = Record(self._frame, b"", b"", (), self._operator.on_watermark, self.spec.watermark)
+        record.out = controller.outputs
+        controller.run_without_key(record)
+        record.out = None
+
+    def _outputs(self, at_least: int) -> Iterator[pa.RecordBatch]:
+        if len(self.controller.outputs) < at_least:
+            return
+        rows = self.controller.take_outputs()
+        self.rows_out += len(rows)
+        schema = self.context.output_schema
+        columns, kinds = rows_to_columns(rows, len(schema))
+        yield output_batch(self.spec.uid, schema, columns, kinds, len(rows))

@@ -1,0 +1,128 @@
+"""Between Arrow batches and what operators see: times, kinds, Python rows, output batches.
+
+Owns: the conversion of input batches (``PreparedBatch``) and of output rows.
+Invariant: timestamps are int64 microseconds on both sides; rows without an event time never reach an operator.
+Must not import Spark or storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
+from asyncstate.errors import SchemaError
+from asyncstate.operator import InputSpec
+from asyncstate.runtime.spec import InputBatch
+
+_KIND_TEXTS = pa.array(ROW_KIND_TEXTS, pa.string())
+_KINDS = tuple(RowKind)
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """An input batch with its kinds (n, int8) and event times (n, int64 microseconds, None without)."""
+
+    batch: pa.RecordBatch
+    kinds: npt.NDArray[np.int8]
+    times: npt.NDArray[np.int64] | None
+    input_index: int
+    null_event_times: int
+
+    @property
+    def max_event_time(self) -> int | None:
+        """The highest event time, None without any."""
+        return None if self.times is None or not len(self.times) else int(self.times.max())
+
+
+def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
+    """Check kinds, take out rows with a null event time, convert times."""
+    batch = given.batch
+    kinds = given.kinds if given.kinds is not None else np.zeros(batch.num_rows, np.int8)
+    if not spec.changelog and kinds.any():
+        raise SchemaError(f"operator '{uid}': {spec.name} was declared insert-only but has rows of other kinds")
+    if spec.event_time is None:
+        return PreparedBatch(batch, kinds, None, given.input_index, 0)
+    column = batch.column(spec.event_time)
+    dropped = column.null_count
+    if dropped:
+        valid = pc.is_valid(column)
+        batch, kinds = batch.filter(valid), kinds[valid.to_numpy(zero_copy_only=False)]
+        column = batch.column(spec.event_time)
+    return PreparedBatch(batch, kinds, microseconds(column), given.input_index, dropped)
+
+
+def microseconds(column: pa.Array) -> npt.NDArray[np.int64]:
+    """A timestamp column without nulls as int64 microseconds."""
+    if column.type.unit != "us":
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def python_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """The rows as tuples of Python values; timestamps as int64 of their unit."""
+    columns = [python_values(column) for column in batch.columns]
+    return zip(*columns, strict=True) if columns else iter([()] * batch.num_rows)
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """One column as Python values; timestamps as int64 of their unit."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def output_batch(
+    uid: str, schema: pa.Schema, columns: Sequence[Any], kinds: npt.NDArray[np.int8] | RowKind, num_rows: int
+) -> pa.RecordBatch:
+    """Rows of the output schema plus the ``row_kind`` column, checked against the schema."""
+    if len(columns) != len(schema):
+        raise SchemaError(
+            f"operator '{uid}' put out {len(columns)} columns, but its output has {len(schema)}: "
+            f"{', '.join(schema.names)}"
+        )
+    arrays = [_output_column(uid, field, column) for field, column in zip(schema, columns, strict=True)]
+    arrays.append(_kind_column(kinds, num_rows))
+    return pa.RecordBatch.from_arrays(arrays, schema=output_schema(schema))
+
+
+def output_schema(schema: pa.Schema) -> pa.Schema:
+    """``schema`` with the changelog's ``row_kind`` column at its end; all fields nullable."""
+    return pa.schema([*(field.with_nullable(True) for field in schema), pa.field(ROW_KIND_COLUMN, pa.string())])
+
+
+def rows_to_columns(rows: Sequence[tuple[RowKind, tuple[Any, ...]]], width: int) -> tuple[list[Any], npt.NDArray[np.int8]]:
+    """Output rows as lists a column, and their kinds."""
+    kinds, values = zip(*rows, strict=True)
+    columns = [list(column) for column in zip(*values, strict=True)] if width else []
+    return columns, np.fromiter(kinds, np.int8, len(rows))
+
+
+def _output_column(uid: str, field: pa.Field, column: Any) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if isinstance(column, pa.Array) and column.type.equals(field.type):
+        return column
+    try:
+        return column.cast(field.type) if isinstance(column, pa.Array) else pa.array(column, field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        raise SchemaError(
+            f"operator '{uid}': a value put out for column '{field.name}' does not fit its type {field.type}: {error}"
+        ) from error
+
+
+def _kind_column(kinds: npt.NDArray[np.int8] | RowKind, num_rows: int) -> pa.Array:
+    if isinstance(kinds, RowKind):
+        return pa.repeat(pa.scalar(kinds.text, pa.string()), num_rows)
+    return _KIND_TEXTS.take(pa.array(kinds, pa.int8()))
+
+
+def kinds_of(codes: npt.NDArray[np.int8]) -> list[RowKind]:
+    """RowKind members for int8 codes."""
+    return [_KINDS[code] for code in codes.tolist()]
