@@ -1,0 +1,97 @@
+"""What every driver does between micro-batches, be it the Spark job or the harness: watermark and manifest.
+
+Owns: the rules by which CommitRecords become the next Manifest, and the watermark of the next micro-batch.
+Invariant: the manifest of a batch follows from the manifest before it and the batch's CommitRecords alone.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from asyncstate.errors import JobError
+from asyncstate.operator import MIN_WATERMARK
+from asyncstate.runtime.spec import CommitRecord
+from asyncstate.storage import DeltaRef, Manifest, OperatorManifest, PartitionManifest, StateSpec
+
+
+def watermark_after(previous: Manifest | None) -> int:
+    """The watermark (microseconds) of the micro-batch that follows ``previous``; it never goes back.
+
+    The minimum over the sources: one that has seen no event yet holds it at MIN_WATERMARK.
+    """
+    if previous is None:
+        return MIN_WATERMARK
+    reached = min(previous.sources.values(), default=MIN_WATERMARK)
+    return max(reached, previous.watermark)
+
+
+def advance_sources(
+    sources: Mapping[str, int], uid: str, delays: Sequence[int | None], records: Sequence[CommitRecord]
+) -> dict[str, int]:
+    """``sources`` with what the inputs of operator ``uid`` have seen.
+
+    ``delays`` has an entry an input: its watermark delay in microseconds, None where it is no source. A source is
+    named ``uid:input`` and its value is its highest event time minus the delay.
+    """
+    advanced = dict(sources)
+    for index, delay in enumerate(delays):
+        if delay is None:
+            continue
+        name = f"{uid}:{index}"
+        seen = [time for record in records if (time := record.max_event_times[index]) is not None]
+        reached = max(seen) - delay if seen else MIN_WATERMARK
+        advanced[name] = max(reached, advanced.get(name, MIN_WATERMARK))
+    return advanced
+
+
+def operator_after(
+    previous: OperatorManifest | None,
+    uid: str,
+    operator: str,
+    batch_id: int,
+    parallelism: int,
+    records: Sequence[CommitRecord],
+    schemas: Mapping[str, str],
+) -> OperatorManifest:
+    """The operator's entry in the manifest of ``batch_id``. Raises JobError unless each partition reported once."""
+    reported = sorted(record.partition for record in records)
+    if reported != list(range(parallelism)):
+        raise JobError(
+            f"operator '{uid}': batch {batch_id} was reported by partitions {reported}, expected each of "
+            f"0..{parallelism - 1} once; nothing was committed, start the query again"
+        )
+    same = previous is not None and previous.parallelism == parallelism
+    before = {part.partition: part for part in previous.partitions} if previous is not None and same else {}
+    return OperatorManifest(
+        uid=uid,
+        operator=operator,
+        parallelism=parallelism,
+        schemas=dict(schemas),
+        states=_agreed_states(uid, records),
+        partitions=[
+            _partition_after(before.get(record.partition), record, batch_id)
+            for record in sorted(records, key=lambda record: record.partition)
+        ],
+    )
+
+
+def _partition_after(before: PartitionManifest | None, record: CommitRecord, batch_id: int) -> PartitionManifest:
+    deltas = list(before.deltas) if before is not None and record.snapshot is None else []
+    snapshot = record.snapshot or (before.snapshot if before is not None else None)
+    if record.delta is not None:
+        deltas.append(DeltaRef(batch_id=batch_id, file=record.delta))
+    return PartitionManifest(
+        partition=record.partition, snapshot=snapshot, deltas=deltas, statistics=dict(record.statistics)
+    )
+
+
+def _agreed_states(uid: str, records: Sequence[CommitRecord]) -> list[StateSpec]:
+    states = records[0].states
+    for record in records[1:]:
+        if record.states != states:
+            raise JobError(
+                f"operator '{uid}': partitions {records[0].partition} and {record.partition} declared different "
+                "states; declare the same states in open() whatever the data"
+            )
+    return states

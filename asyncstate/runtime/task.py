@@ -1,0 +1,141 @@
+"""One operator on one partition for one micro-batch: the one place where configuration picks a controller and a store.
+
+Owns: ``run_partition``.
+Invariant: nothing is visible to any other attempt or batch until the driver commits the CommitRecord that the run
+ends with.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from asyncstate.config import Config
+from asyncstate.errors import StoreError
+from asyncstate.execution import (
+    AsyncExecutionController,
+    AsyncLimits,
+    ExecutionController,
+    ReadPacer,
+    SyncExecutionController,
+)
+from asyncstate.operator import BundleOperator, RecordOperator
+from asyncstate.runtime.bundles import BundleRunner
+from asyncstate.runtime.context import TaskContext
+from asyncstate.runtime.records import RecordRunner
+from asyncstate.runtime.runner import Runner
+from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
+from asyncstate.runtime.stores import PartitionStore, open_store
+from asyncstate.storage import StateSpec, WriteOverlay, group_range
+
+_AUTO_IO_PARALLELISM: Final = 32
+_KIB: Final = 1024
+
+# How slow this worker's last reads were, kept between micro-batches: the disk does not change with the batch.
+_pacer = ReadPacer()
+
+
+def run_partition(
+    spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+) -> Iterator[pa.RecordBatch | CommitRecord]:
+    """Run ``spec.operator`` over the rows of ``partition``; gives output batches, then the CommitRecord.
+
+    ``batches`` have the rows of all inputs in arrival order. Output batches have the output schema's columns and
+    ``row_kind``. Raises OperatorError for failures of the operator's code and StoreError for those of the store.
+    """
+    started = time.perf_counter()
+    with open_store(spec, partition) as opened:
+        overlay = WriteOverlay(opened.store, spec.config.read_cache_size_bytes)
+        with _controller(spec, overlay) as controller:
+            runner, states = _open_operator(spec, partition, controller)
+            try:
+                yield from runner.run(batches)
+            finally:
+                spec.operator.close()
+            yield _commit(spec, partition, opened, runner, states, time.perf_counter() - started)
+
+
+def _controller(spec: TaskSpec, overlay: WriteOverlay) -> ExecutionController:
+    names = {state.id: state.name for state in spec.base.states} if spec.base is not None else {}
+    if not spec.config.enabled:
+        return SyncExecutionController(overlay, spec.uid, names)
+    return AsyncExecutionController(overlay, spec.uid, names, _limits(spec.config), _pacer)
+
+
+def _limits(config: Config) -> AsyncLimits:
+    return AsyncLimits(
+        in_flight=config.in_flight_limit,
+        buffer_size=config.buffer_size,
+        buffer_timeout_ms=config.buffer_timeout_ms,
+        io_parallelism=config.io_parallelism or _AUTO_IO_PARALLELISM,
+        watchdog_timeout_ms=config.watchdog_timeout_ms,
+    )
+
+
+def _open_operator(spec: TaskSpec, partition: int, controller: ExecutionController) -> tuple[Runner, list[StateSpec]]:
+    operator = spec.operator
+    first, end = group_range(partition, spec.parallelism, spec.max_parallelism)
+    context = TaskContext(
+        spec.uid,
+        spec.inputs,
+        operator.bind(spec.inputs),
+        spec.config,
+        spec.max_parallelism,
+        range(first, end),
+        controller,
+        spec.base.states if spec.base is not None else (),
+    )
+    operator.open(context)
+    states = context.opened()
+    controller.state_names = {state.id: state.name for state in states}
+    if isinstance(operator, RecordOperator):
+        return RecordRunner(spec, context, controller, operator), states
+    if isinstance(operator, BundleOperator):
+        return BundleRunner(spec, context, controller, operator), states
+    raise StoreError(
+        f"operator '{spec.uid}': {type(operator).__name__} is neither a RecordOperator nor a BundleOperator; "
+        "subclass one of them"
+    )
+
+
+def _commit(
+    spec: TaskSpec, partition: int, opened: PartitionStore, runner: Runner, states: list[StateSpec], seconds: float
+) -> CommitRecord:
+    began = time.perf_counter()
+    overlay = runner.controller.overlay
+    delta = opened.write_delta(overlay.changes())
+    snapshot = opened.snapshot
+    committed = time.perf_counter() - began
+    counts = runner.controller.statistics()
+    store = opened.store.statistics()
+    statistics = {name: float(value) for name, value in counts.items() if not name.endswith("_peak")}
+    statistics |= {
+        "rows_in": runner.rows_in,
+        "rows_out": runner.rows_out,
+        "keys": runner.keys,
+        "run_seconds": seconds,
+        "commit_seconds": committed,
+        "restore_seconds": opened.restore_seconds,
+        "delta_bytes": delta.size_bytes if delta is not None else 0,
+        "state_bytes": store.size_bytes,
+        "state_entries": store.num_entries,
+    }
+    statistics |= {f"counter.{name}": counter.value for name, counter in runner.context.counters.items()}
+    peaks = {name: float(value) for name, value in counts.items() if name.endswith("_peak")}
+    peaks["worker_rss_bytes_peak"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB)
+    peaks["worker_pid"] = float(os.getpid())
+    return CommitRecord(
+        partition=partition,
+        delta=delta,
+        snapshot=snapshot,
+        states=states,
+        max_event_times=runner.max_event_times,
+        statistics=statistics,
+        peaks=peaks,
+    )
