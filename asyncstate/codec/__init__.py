@@ -1,0 +1,42 @@
+"""Bytes of keys and values, and the key groups.
+
+Owns: what is written into the store, byte for byte. A leaf: imports nothing of the project but ``errors``.
+"""
+
+from asyncstate.codec.evolution import check_evolution
+from asyncstate.codec.hashing import MAX_PARALLELISM_LIMIT, check_max_parallelism, key_group, key_groups
+from asyncstate.codec.key_batch import KeyBatch
+from asyncstate.codec.keys import KeyCodec, decode_namespace, encode_namespace, prefix_end
+from asyncstate.codec.types import (
+    check_key_type,
+    check_value_schema,
+    check_value_type,
+    schema_from_text,
+    schema_to_text,
+    type_from_text,
+    type_to_text,
+)
+from asyncstate.codec.values import PickleCodec, RowCodec, ValueCodec
+
+__all__ = [
+    "MAX_PARALLELISM_LIMIT",
+    "KeyBatch",
+    "KeyCodec",
+    "PickleCodec",
+    "RowCodec",
+    "ValueCodec",
+    "check_evolution",
+    "check_key_type",
+    "check_max_parallelism",
+    "check_value_schema",
+    "check_value_type",
+    "decode_namespace",
+    "encode_namespace",
+    "key_group",
+    "key_groups",
+    "prefix_end",
+    "schema_from_text",
+    "schema_to_text",
+    "type_from_text",
+    "type_to_text",
+]

@@ -1,0 +1,251 @@
+"""The unique keys of an Arrow batch, in the order of the store.
+
+Owns: how the rows of a batch map to unique keys, and the store keys of these.
+Invariant: the unique keys ascend strictly by (key group, namespace if there is one, key bytes), so a batch of
+store keys is sorted and its reads and writes walk the store forwards.
+Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncstate.codec.columns import (
+    BoolArray,
+    ByteArray,
+    Int64Array,
+    from_storage,
+    storage_dtype,
+    to_storage,
+    valid_mask,
+)
+from asyncstate.codec.hashing import key_groups
+from asyncstate.codec.key_columns import EncodedKeys, encode_columns, encoded_rows
+from asyncstate.codec.key_fields import KeyField, from_ordered, payload_matrix, to_ordered
+from asyncstate.errors import CodecError
+
+Int32Array = npt.NDArray[np.int32]
+UInt16Array = npt.NDArray[np.uint16]
+
+_CODE_LIMIT = 1 << 62
+
+
+class KeyBatch:
+    """Unique keys of a batch of ``num_rows`` rows; ``len(batch)`` is their number u.
+
+    ``columns``: the unique keys as Arrow columns of u rows (floats canonical: no -0.0, one NaN);
+    ``groups``: their key groups; ``namespaces``: int64 of each unique key, or None. Treat as immutable.
+    """
+
+    __slots__ = ("_encoded", "_fields", "_inverse", "columns", "groups", "namespaces", "num_rows")
+
+    def __init__(
+        self,
+        fields: Sequence[KeyField],
+        columns: list[pa.Array],
+        groups: UInt16Array,
+        namespaces: Int64Array | None,
+        inverse: Int32Array | None,
+        num_rows: int,
+    ) -> None:
+        self._fields = fields
+        self._inverse = inverse
+        self._encoded: EncodedKeys | None = None
+        self.columns = columns
+        self.groups = groups
+        self.namespaces = namespaces
+        self.num_rows = num_rows
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def has_inverse(self) -> bool:
+        """False after ``select``: the batch no longer knows its rows."""
+        return self._inverse is not None
+
+    @property
+    def inverse(self) -> Int32Array:
+        """Index of the unique key of each row, shape (num_rows,); ``CodecError`` after ``select``."""
+        if self._inverse is None:
+            raise CodecError("key batch: a selection of keys has no rows; ask the batch it was selected from")
+        return self._inverse
+
+    def keys(self) -> list[bytes]:
+        """The encoded keys alone."""
+        return encoded_rows(self._encoded_keys())
+
+    def keys_with_group(self) -> list[bytes]:
+        """``[group: 2 bytes big endian][key]`` of each unique key, without namespaces."""
+        return encoded_rows(self._encoded_keys(), group_matrix(self.groups))
+
+    def store_keys(self, state_id: int) -> list[bytes]:
+        """``[group][state id: 1 byte][key]`` or ``[group][state id][namespace: 8 bytes][key]``, ascending."""
+        if not 0 <= state_id <= 255:
+            raise CodecError(f"state id {state_id} does not fit one byte; declare fewer states")
+        width = 3 if self.namespaces is None else 11
+        prefix = np.empty((len(self), width), np.uint8)
+        prefix[:, :2] = group_matrix(self.groups)
+        prefix[:, 2] = state_id
+        if self.namespaces is not None:
+            prefix[:, 3:] = payload_matrix(self.namespaces)
+        return encoded_rows(self._encoded_keys(), prefix)
+
+    def first_rows(self) -> Int64Array:
+        """Row index of the first row of each unique key, shape (u,)."""
+        rows = np.empty(len(self), np.int64)
+        # Of repeated indices the last assignment stays, so assign backwards.
+        rows[self.inverse[::-1]] = np.arange(self.num_rows - 1, -1, -1)
+        return rows
+
+    def last_rows(self) -> Int64Array:
+        """Row index of the last row of each unique key, shape (u,)."""
+        rows = np.empty(len(self), np.int64)
+        rows[self.inverse] = np.arange(self.num_rows)
+        return rows
+
+    def rows_sorted(self) -> tuple[Int64Array, Int64Array]:
+        """``(order, starts)``: rows ordered by unique key, then by arrival, and where each key starts.
+
+        ``np.add.reduceat(values[order], starts)`` is the sum per unique key. Shapes (num_rows,) and (u,).
+        """
+        counts = np.bincount(self.inverse, minlength=len(self))
+        starts = np.cumsum(counts) - counts
+        return stable_order(self.inverse, len(self)), starts
+
+    def select(self, chosen: BoolArray | npt.NDArray[np.integer]) -> KeyBatch:
+        """The batch of some unique keys: a mask of u, or ascending indices. It has no ``inverse``."""
+        indices = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
+        if bool((np.diff(indices) <= 0).any()):
+            raise CodecError(
+                "key batch: the selected indices must ascend without repetition; sort them first"
+            )
+        taken = pa.array(indices)
+        batch = KeyBatch(
+            self._fields,
+            [column.take(taken) for column in self.columns],
+            self.groups[indices],
+            None if self.namespaces is None else self.namespaces[indices],
+            None,
+            self.num_rows,
+        )
+        if isinstance(self._encoded, np.ndarray):
+            batch._encoded = self._encoded[indices]
+        elif self._encoded is not None:
+            batch._encoded = self._encoded.take(taken)
+        return batch
+
+    def _encoded_keys(self) -> EncodedKeys:
+        # Several states are often read for the same keys; the key bytes are built once.
+        if self._encoded is None:
+            self._encoded = encode_columns(self._fields, self.columns, len(self))
+        return self._encoded
+
+
+def group_matrix(groups: UInt16Array) -> ByteArray:
+    """Key groups as big-endian bytes, shape (n, 2)."""
+    return groups.astype(">u2").view(np.uint8).reshape(-1, 2)
+
+
+def stable_order(codes: npt.NDArray[np.integer], bound: int) -> Int64Array:
+    """Stable argsort of codes in [0, bound), 16 bits at a time: these numpy sorts by radix, far faster."""
+    order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
+    if bound <= 1 << 16:
+        return order
+    high = (codes >> 16).astype(np.uint16)
+    return order[np.argsort(high[order], kind="stable")]
+
+
+def group_rows(
+    fields: Sequence[KeyField],
+    columns: Sequence[pa.Array],
+    namespace: Int64Array | None,
+    num_rows: int,
+    max_parallelism: int,
+) -> KeyBatch:
+    """Find the unique keys of the rows (and namespaces) and put them in store order."""
+    if num_rows == 0:
+        empty = np.empty(0, np.int64)
+        none = None if namespace is None else empty
+        return KeyBatch(fields, list(columns), empty.astype(np.uint16), none, empty.astype(np.int32), 0)
+    codes, unique = _unique_keys(columns, num_rows)
+    groups = key_groups(unique, max_parallelism, int(codes.max()) + 1).astype(np.uint16)
+    if namespace is None:
+        order = np.argsort(groups, kind="stable")
+        return _ordered_batch(fields, unique, groups[order], order, None, codes, order)
+    ticks, tick_codes = np.unique(namespace, return_inverse=True)
+    pairs, pair_codes = np.unique(tick_codes.astype(np.int64) * len(groups) + codes, return_inverse=True)
+    key_of_pair = pairs % len(groups)
+    order = np.argsort(groups[key_of_pair], kind="stable")
+    taken = key_of_pair[order]
+    return _ordered_batch(
+        fields, unique, groups[taken], taken, ticks[pairs[order] // len(groups)], pair_codes, order
+    )
+
+
+def _ordered_batch(
+    fields: Sequence[KeyField],
+    unique: list[pa.Array],
+    groups: UInt16Array,
+    taken: Int64Array,
+    namespaces: Int64Array | None,
+    codes: npt.NDArray[np.integer],
+    order: Int64Array,
+) -> KeyBatch:
+    position = np.empty(len(order), np.int32)
+    position[order] = np.arange(len(order), dtype=np.int32)
+    indices = pa.array(taken)
+    columns = [column.take(indices) for column in unique]
+    return KeyBatch(fields, columns, groups, namespaces, position[codes], len(codes))
+
+
+def _unique_keys(columns: Sequence[pa.Array], num_rows: int) -> tuple[Int64Array, list[pa.Array]]:
+    """Rank of each row's key among the unique keys (in key order), and the unique keys as columns."""
+    if not columns:
+        return np.zeros(num_rows, np.int64), []
+    ranked = [rank_column(column) for column in columns]
+    if len(ranked) == 1:
+        return ranked[0][0], [ranked[0][1]]
+    codes, bound = ranked[0][0], len(ranked[0][1])
+    for more, dictionary in ranked[1:]:
+        if bound * len(dictionary) >= _CODE_LIMIT:
+            compact, codes = np.unique(codes, return_inverse=True)
+            bound = len(compact)
+        codes, bound = codes * len(dictionary) + more, bound * len(dictionary)
+    unique, codes = np.unique(codes, return_inverse=True)
+    sample = np.empty(len(unique), np.int64)
+    sample[codes] = np.arange(num_rows)
+    return codes, [dictionary.take(pa.array(ranks[sample])) for ranks, dictionary in ranked]
+
+
+def rank_column(column: pa.Array) -> tuple[Int64Array, pa.Array]:
+    """Rank of each row's value among the distinct values, and these, ascending with null first."""
+    dtype = storage_dtype(column.type)
+    if dtype is None or dtype.subdtype is not None:
+        return _rank_by_dictionary(column)
+    storage = to_storage(column)
+    valid = valid_mask(column)
+    ordered = to_ordered(storage if valid is None else storage[valid])
+    distinct, codes = np.unique(ordered, return_inverse=True)
+    if valid is None:
+        return codes, from_storage(from_ordered(distinct, dtype), column.type, None)
+    ranks = np.zeros(len(column), np.int64)
+    ranks[valid] = codes + 1
+    padded = np.concatenate([np.zeros(1, distinct.dtype), distinct])
+    present = np.arange(len(padded)) > 0
+    return ranks, from_storage(from_ordered(padded, dtype), column.type, present)
+
+
+def _rank_by_dictionary(column: pa.Array) -> tuple[Int64Array, pa.Array]:
+    encoded = pc.dictionary_encode(column, null_encoding="encode")
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    if encoded.dictionary.null_count:
+        order = np.roll(order, 1)  # the one null is sorted last but is first of all keys
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return rank[encoded.indices.to_numpy()], encoded.dictionary.take(pa.array(order))

@@ -1,0 +1,223 @@
+"""The key codec: key values to bytes that sort like the values.
+
+Owns: ``KeyCodec``, the one place where key tuples and key columns become bytes, and the helpers for
+namespaces and prefixes of store keys.
+Invariants: bytes compare like the tuples (null first, then by value; NaN last); no key is a prefix of
+another one of the same codec; one value and a column of it give the same bytes.
+Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.codec.columns import Int64Array, plain_columns
+from asyncstate.codec.hashing import check_max_parallelism, key_groups, row_grouper
+from asyncstate.codec.key_batch import KeyBatch, group_matrix, group_rows
+from asyncstate.codec.key_columns import decode_columns, encode_columns, encoded_rows
+from asyncstate.codec.key_fields import KeyField, key_field
+from asyncstate.codec.scalars import wrong_arity
+from asyncstate.codec.types import check_key_type
+from asyncstate.errors import CodecError, SchemaError
+
+EncodeKey = Callable[[tuple[Any, ...]], bytes]
+DecodeKey = Callable[..., tuple[tuple[Any, ...], int]]
+
+_INT64_BIAS = 1 << 63
+_NAMESPACE = struct.Struct(">Q")
+
+
+class KeyCodec:
+    """Encodes the key columns ``names`` of ``types`` for ``max_parallelism`` key groups.
+
+    ``SchemaError`` for a type that cannot be a key. Without columns there is one key, empty, of group 0.
+    All methods raise ``CodecError`` naming the column if a value or stored bytes do not fit its type.
+    """
+
+    __slots__ = (
+        "_fields",
+        "decode_one",
+        "encode_one",
+        "group_prefix_one",
+        "max_parallelism",
+        "names",
+        "types",
+        "width",
+    )
+
+    encode_one: EncodeKey
+    """Bytes of one key tuple: ``encode_one(values)``. A plain function: hold it in a local on hot paths."""
+    decode_one: DecodeKey
+    """``decode_one(data, offset=0) -> (values, next_offset)``."""
+    group_prefix_one: EncodeKey
+    """Two big-endian bytes of the key group of one key tuple."""
+
+    def __init__(self, types: Sequence[pa.DataType], names: Sequence[str], max_parallelism: int) -> None:
+        check_max_parallelism(max_parallelism)
+        if len(types) != len(names):
+            raise SchemaError(
+                f"{len(types)} key types but {len(names)} key names ({', '.join(names)}) are given"
+            )
+        for name, arrow_type in zip(names, types, strict=True):
+            check_key_type(name, arrow_type)
+        self.types = tuple(types)
+        self.names = tuple(names)
+        self.max_parallelism = max_parallelism
+        self._fields = tuple(key_field(*field) for field in zip(self.names, self.types, strict=True))
+        widths = [field.width for field in self._fields]
+        self.width = None if None in widths else sum(width + 1 for width in widths if width is not None)
+        self.encode_one, self.decode_one = _row_functions(self._fields)
+        self.group_prefix_one = _group_prefixer(self.types, self.names, max_parallelism)
+
+    def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
+        """The key bytes of each row."""
+        plain = self._plain(columns)
+        return encoded_rows(encode_columns(self._fields, plain, _length(plain)))
+
+    def encode_with_group(self, columns: Sequence[pa.Array]) -> list[bytes]:
+        """``[key group: 2 bytes big endian][key]`` of each row."""
+        plain = self._plain(columns)
+        groups = key_groups(plain, self.max_parallelism).astype(np.uint16)
+        return encoded_rows(encode_columns(self._fields, plain, len(groups)), group_matrix(groups))
+
+    def groups(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
+        """The key group of each row."""
+        return key_groups(self._plain(columns), self.max_parallelism)
+
+    def decode(self, keys: Sequence[bytes], skip: int = 0) -> list[pa.Array]:
+        """Key columns of stored keys; ``skip`` bytes precede each key and nothing may follow it."""
+        columns, ends, lengths = decode_columns(self._fields, keys, skip)
+        wrong = np.flatnonzero(ends != lengths)
+        if len(wrong):
+            raise CodecError(
+                f"key: {keys[int(wrong[0])].hex()} has bytes behind the key columns "
+                f"({', '.join(self.names)}); check that the state was written with the same key columns"
+            )
+        return columns
+
+    def decode_prefix(
+        self, keys: Sequence[bytes], skip: int | Int64Array = 0
+    ) -> tuple[list[pa.Array], Int64Array]:
+        """Like ``decode`` for keys followed by more; also the offset behind the key in each row.
+
+        ``skip`` may be an array, such as the offsets that another codec's ``decode_prefix`` gave.
+        """
+        columns, ends, _ = decode_columns(self._fields, keys, skip)
+        return columns, ends
+
+    def group(
+        self, columns: Sequence[pa.Array], namespace: Int64Array | None = None, *, num_rows: int | None = None
+    ) -> KeyBatch:
+        """The unique keys (per namespace) of a batch in store order.
+
+        ``namespace``: int64 of shape (num_rows,); ``num_rows`` is needed only without key columns.
+        """
+        plain = self._plain(columns)
+        if plain:
+            num_rows = len(plain[0])
+        elif num_rows is None:
+            num_rows = 0 if namespace is None else len(namespace)
+        if namespace is not None and (namespace.dtype != np.int64 or namespace.shape != (num_rows,)):
+            raise CodecError(
+                f"key: namespaces are {namespace.dtype} of shape {namespace.shape}; "
+                f"give int64 of shape ({num_rows},)"
+            )
+        return group_rows(self._fields, plain, namespace, num_rows, self.max_parallelism)
+
+    def _plain(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        return plain_columns(columns, self.types, self.names, "key")
+
+
+def _length(columns: Sequence[pa.Array]) -> int:
+    return len(columns[0]) if columns else 0
+
+
+def _row_functions(fields: tuple[KeyField, ...]) -> tuple[EncodeKey, DecodeKey]:
+    return _single_functions(fields[0]) if len(fields) == 1 else _general_functions(fields)
+
+
+def _single_functions(field: KeyField) -> tuple[EncodeKey, DecodeKey]:
+    """The common single key column without a loop over fields."""
+    encode, decode, names = field.encode_one, field.decode_one, (field.name,)
+
+    def encode_one(values: tuple[Any, ...]) -> bytes:
+        if len(values) != 1:
+            raise wrong_arity("key", values, names)
+        return encode(values[0])
+
+    def decode_one(data: bytes, offset: int = 0) -> tuple[tuple[Any, ...], int]:
+        value, end = decode(data, offset)
+        return (value,), end
+
+    return encode_one, decode_one
+
+
+def _general_functions(fields: tuple[KeyField, ...]) -> tuple[EncodeKey, DecodeKey]:
+    encoders = [field.encode_one for field in fields]
+    decoders = [field.decode_one for field in fields]
+    names = [field.name for field in fields]
+
+    def encode_one(values: tuple[Any, ...]) -> bytes:
+        if len(values) != len(encoders):
+            raise wrong_arity("key", values, names)
+        return b"".join([encode(value) for encode, value in zip(encoders, values)])  # noqa: B905  # checked above
+
+    def encode_pair(values: tuple[Any, ...]) -> bytes:
+        if len(values) != 2:
+            raise wrong_arity("key", values, names)
+        return encoders[0](values[0]) + encoders[1](values[1])
+
+    def decode_one(data: bytes, offset: int = 0) -> tuple[tuple[Any, ...], int]:
+        values = []
+        for decode in decoders:
+            value, offset = decode(data, offset)
+            values.append(value)
+        return tuple(values), offset
+
+    return encode_pair if len(encoders) == 2 else encode_one, decode_one
+
+
+def _group_prefixer(
+    types: tuple[pa.DataType, ...], names: tuple[str, ...], max_parallelism: int
+) -> EncodeKey:
+    prefixes = [group.to_bytes(2, "big") for group in range(max_parallelism)]
+    group_of = row_grouper(types, max_parallelism, names)
+
+    def group_prefix_one(values: tuple[Any, ...]) -> bytes:
+        return prefixes[group_of(values)]
+
+    return group_prefix_one
+
+
+def encode_namespace(namespace: int) -> bytes:
+    """Eight bytes that sort like ``namespace``, an int64 such as a window end; else ``CodecError``."""
+    if not -_INT64_BIAS <= namespace < _INT64_BIAS:
+        raise CodecError(f"namespace {namespace} is not an int64; give microseconds since the epoch")
+    return _NAMESPACE.pack(namespace + _INT64_BIAS)
+
+
+def decode_namespace(data: bytes, offset: int = 0) -> int:
+    """The namespace at ``offset`` of a store key."""
+    try:
+        namespace: int = _NAMESPACE.unpack_from(data, offset)[0] - _INT64_BIAS
+    except struct.error:
+        raise CodecError(
+            f"key {data.hex()} is too short for a namespace at byte {offset}; "
+            "check that the state was declared with namespaces when it was written"
+        ) from None
+    return namespace
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The smallest byte string above all that begin with ``prefix``; ``CodecError`` if there is none."""
+    head = prefix.rstrip(b"\xff")
+    if not head:
+        raise CodecError(
+            f"no key is above all keys with the prefix {prefix.hex()!r}; use a prefix of a key group"
+        )
+    return head[:-1] + bytes([head[-1] + 1])

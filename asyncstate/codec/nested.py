@@ -1,0 +1,156 @@
+"""List, struct and map values as MessagePack.
+
+Owns: the canonical form of a nested value: list -> array, struct -> array of its fields in order, map ->
+array of [key, value] in the order given; timestamps and dates as integers, decimals as two's complement
+bytes of the unscaled value. Struct field names are in the schema, not in the bytes.
+Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
+
+Python values: ``list`` (or tuple) for list, ``dict`` for struct (a missing field is null), ``dict`` or a
+list of pairs for map. Reading gives ``list``, ``dict`` and, for maps, ``dict`` (a list of pairs if keys are
+unhashable)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from asyncstate.codec.columns import LARGE_BINARY
+from asyncstate.codec.hashing import big_integer_bytes
+from asyncstate.codec.scalars import ScalarForm, scalar_form
+from asyncstate.codec.types import is_nested_type, is_string_type
+
+Convert = Callable[[Any], Any]
+
+_pack = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder()
+
+
+def nested_form(arrow_type: pa.DataType) -> ScalarForm:
+    """The form of a nested type: a variable-width primitive of MessagePack bytes."""
+    to_wire, from_wire = _to_wire(arrow_type), _from_wire(arrow_type)
+    return ScalarForm(
+        arrow_type, None, None, lambda value: _pack(to_wire(value)), lambda raw: from_wire(_unpack(raw))
+    )
+
+
+def nested_to_binary(column: pa.Array) -> pa.LargeBinaryArray:
+    """MessagePack of each row; nulls stay null."""
+    # Times travel as integers: Python's datetime knows neither nanoseconds nor the years Arrow knows.
+    plain = _plain_type(column.type)
+    to_wire = _to_wire(plain)
+    rows = [None if value is None else _pack(to_wire(value)) for value in column.cast(plain).to_pylist()]
+    return pa.array(rows, LARGE_BINARY)
+
+
+def nested_from_binary(rows: Sequence[bytes | None], arrow_type: pa.DataType) -> pa.Array:
+    """The column of MessagePack rows; ``ValueError`` or ``pa.ArrowInvalid`` if they do not fit the type."""
+    plain = _plain_type(arrow_type)
+    from_wire = _from_wire(plain, pairs=True)
+    values = [None if row is None else from_wire(_unpack(row)) for row in rows]
+    return pa.array(values, plain).cast(arrow_type)
+
+
+def _unpack(raw: bytes) -> Any:
+    try:
+        return _decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the bytes are not MessagePack: {error}") from None
+
+
+def _plain_type(arrow_type: pa.DataType) -> pa.DataType:
+    """The type with timestamps as int64 and dates as int32, at any depth."""
+    if pa.types.is_timestamp(arrow_type):
+        return pa.int64()
+    if pa.types.is_date32(arrow_type):
+        return pa.int32()
+    if pa.types.is_list(arrow_type):
+        return pa.list_(_plain_field(arrow_type.value_field))
+    if pa.types.is_map(arrow_type):
+        return pa.map_(_plain_field(arrow_type.key_field), _plain_field(arrow_type.item_field))
+    if pa.types.is_struct(arrow_type):
+        return pa.struct([_plain_field(field) for field in arrow_type])
+    return arrow_type
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_plain_type(field.type))
+
+
+def _optional(convert: Convert) -> Convert:
+    return lambda value: None if value is None else convert(value)
+
+
+def _to_wire(arrow_type: pa.DataType) -> Convert:
+    if pa.types.is_list(arrow_type):
+        return _list_to_wire(_optional(_to_wire(arrow_type.value_type)))
+    if pa.types.is_map(arrow_type):
+        return _map_to_wire(_to_wire(arrow_type.key_type), _optional(_to_wire(arrow_type.item_type)))
+    if pa.types.is_struct(arrow_type):
+        return _struct_to_wire({field.name: _optional(_to_wire(field.type)) for field in arrow_type})
+    form = scalar_form(arrow_type)
+    if pa.types.is_decimal128(arrow_type):
+        return lambda value: big_integer_bytes(form.to_primitive(value))
+    if is_string_type(arrow_type):
+        return lambda value: form.from_primitive(form.to_primitive(value))
+    return form.to_primitive
+
+
+def _list_to_wire(item: Convert) -> Convert:
+    def convert(value: Any) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError("a list is expected")
+        return [item(element) for element in value]
+
+    return convert
+
+
+def _map_to_wire(key: Convert, item: Convert) -> Convert:
+    def convert(value: Any) -> list[Any]:
+        if isinstance(value, dict):
+            value = value.items()
+        elif not isinstance(value, (list, tuple)):
+            raise TypeError("a dict or a list of pairs is expected for a map")
+        return [[key(one), item(other)] for one, other in value]
+
+    return convert
+
+
+def _struct_to_wire(fields: dict[str, Convert]) -> Convert:
+    def convert(value: Any) -> list[Any]:
+        if not isinstance(value, dict):
+            raise TypeError("a dict is expected for a struct")
+        if not value.keys() <= fields.keys():
+            raise ValueError(f"unknown struct fields {sorted(map(str, value.keys() - fields.keys()))}")
+        return [field(value.get(name)) for name, field in fields.items()]
+
+    return convert
+
+
+def _from_wire(arrow_type: pa.DataType, pairs: bool = False) -> Convert:
+    """``pairs`` keeps maps as lists of pairs, which pyarrow takes for any key type."""
+    if pa.types.is_list(arrow_type):
+        item = _optional(_from_wire(arrow_type.value_type, pairs))
+        return lambda wire: [item(element) for element in wire]
+    if pa.types.is_map(arrow_type):
+        key, value = (
+            _from_wire(arrow_type.key_type, pairs),
+            _optional(_from_wire(arrow_type.item_type, pairs)),
+        )
+        as_pairs = pairs or is_nested_type(arrow_type.key_type)
+        return lambda wire: (list if as_pairs else dict)((key(one), value(other)) for one, other in wire)
+    if pa.types.is_struct(arrow_type):
+        return _struct_from_wire([(f.name, _optional(_from_wire(f.type, pairs))) for f in arrow_type])
+    form = scalar_form(arrow_type)
+    if pa.types.is_decimal128(arrow_type):
+        return lambda wire: form.from_primitive(int.from_bytes(wire, "big", signed=True))
+    return (lambda wire: wire) if is_string_type(arrow_type) else form.from_primitive
+
+
+def _struct_from_wire(fields: list[tuple[str, Convert]]) -> Convert:
+    def convert(wire: Any) -> dict[str, Any]:
+        return {name: field(element) for (name, field), element in zip(fields, wire, strict=True)}
+
+    return convert

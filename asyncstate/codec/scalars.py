@@ -1,0 +1,177 @@
+"""One Python value of each type, checked, as the primitive that is stored.
+
+Owns: which Python values a flat Arrow type accepts at record grain, and their primitive (int, float, bool
+or bytes). Used by keys, values and hashing alike, so a value means the same everywhere.
+Must not import anything of the project but ``asyncstate.errors`` and ``codec.types``.
+
+Python values: ``int``, ``float``, ``str``, ``bytes``, ``bool``; ``datetime.date`` for date32;
+``decimal.Decimal`` for decimal128; for timestamps the raw **int** of the type's unit (time inside the
+framework is int64 microseconds), never a ``datetime``. Integers are accepted for floats if they convert
+exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import operator
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec.types import is_bytes_type, is_string_type
+from asyncstate.errors import CodecError
+
+_EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
+_INT_CODES = {8: "b", 16: "h", 32: "i", 64: "q"}
+_EXACT = decimal.Context(prec=76, traps=[decimal.Inexact, decimal.InvalidOperation, decimal.Overflow])
+
+CONVERSION_ERRORS = (TypeError, ValueError, OverflowError, ArithmeticError, struct.error)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScalarForm:
+    """How a flat type is seen as a Python value and as a stored primitive.
+
+    ``code`` is the ``struct`` letter of a fixed-width primitive, "16s" for decimal128 (primitive: the
+    unscaled int) and None for strings and binary (primitive: bytes). ``direct`` is the Python type whose
+    values are already primitives if they are in range, or None. ``to_primitive`` raises one of
+    ``CONVERSION_ERRORS``.
+    """
+
+    arrow_type: pa.DataType
+    code: str | None
+    direct: type | None
+    to_primitive: Callable[[Any], Any]
+    from_primitive: Callable[[Any], Any]
+
+
+def mismatch(owner: str, field: str, arrow_type: pa.DataType, value: Any, cause: object) -> CodecError:
+    """The error for a value that does not fit its declared type."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return CodecError(
+        f"{owner}: field {field!r} of type {arrow_type} cannot hold {shown} ({type(value).__name__}): "
+        f"{cause}; convert the value before it is used, or declare another type"
+    )
+
+
+def wrong_arity(owner: str, values: tuple[Any, ...], names: Sequence[str]) -> CodecError:
+    """The error for a tuple that has not one value for each field."""
+    fields = ", ".join(names)
+    return CodecError(
+        f"{owner}: {len(values)} values given for {len(names)} fields ({fields}); give one for each"
+    )
+
+
+def scalar_form(arrow_type: pa.DataType) -> ScalarForm:
+    """The form of a flat type; the caller has checked that it is supported."""
+    if pa.types.is_boolean(arrow_type):
+        return ScalarForm(arrow_type, "?", bool, _to_bool, _same)
+    if pa.types.is_timestamp(arrow_type):
+        return ScalarForm(arrow_type, "q", int, _int_check(64, "the raw int64 of its unit"), _same)
+    if pa.types.is_date32(arrow_type):
+        return ScalarForm(arrow_type, "i", None, _to_days, _from_days)
+    if pa.types.is_integer(arrow_type):
+        bits = arrow_type.bit_width
+        return ScalarForm(arrow_type, _INT_CODES[bits], int, _int_check(bits, "an int"), _same)
+    if pa.types.is_float32(arrow_type):
+        return ScalarForm(arrow_type, "f", float, _to_float32, _same)
+    if pa.types.is_float64(arrow_type):
+        return ScalarForm(arrow_type, "d", float, _to_float, _same)
+    if pa.types.is_decimal128(arrow_type):
+        scale = arrow_type.scale
+        unscaled = _decimal_check(arrow_type.precision, scale)
+        return ScalarForm(arrow_type, "16s", None, unscaled, lambda value: _EXACT.scaleb(value, -scale))
+    if is_string_type(arrow_type):
+        return ScalarForm(arrow_type, None, None, _to_utf8, _from_utf8)
+    assert is_bytes_type(arrow_type), arrow_type
+    return ScalarForm(arrow_type, None, bytes, _to_bytes, bytes)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise TypeError("a bool is expected")
+
+
+def _int_check(bits: int, expected: str) -> Callable[[Any], int]:
+    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+
+    def to_int(value: Any) -> int:
+        if type(value) is int:
+            number = value
+        elif isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+            raise TypeError(f"{expected} is expected")
+        else:
+            number = operator.index(value)
+        if not low <= number <= high:
+            raise ValueError(f"out of range {low}..{high}")
+        return number
+
+    return to_int
+
+
+def _to_float(value: Any) -> float:
+    if type(value) is float:
+        return value
+    if isinstance(value, (float, np.floating)):
+        return float(value)
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and float(value) == value:
+        return float(value)
+    raise TypeError("a float is expected")
+
+
+def _to_float32(value: Any) -> float:
+    # Rounded here so that record grain stores the same bits as a float32 column.
+    rounded: float = struct.unpack("<f", struct.pack("<f", _to_float(value)))[0]
+    return rounded
+
+
+def _to_days(value: Any) -> int:
+    if not isinstance(value, datetime.date) or isinstance(value, datetime.datetime):
+        raise TypeError("a datetime.date is expected")
+    return value.toordinal() - _EPOCH_ORDINAL
+
+
+def _from_days(days: int) -> datetime.date:
+    return datetime.date.fromordinal(days + _EPOCH_ORDINAL)
+
+
+def _decimal_check(precision: int, scale: int) -> Callable[[Any], int]:
+    limit = 10**precision
+
+    def to_unscaled(value: Any) -> int:
+        if not isinstance(value, decimal.Decimal) or not value.is_finite():
+            raise TypeError("a finite decimal.Decimal is expected")
+        scaled = _EXACT.scaleb(value, scale)
+        # The exponent is bounded before int() would spell out all its digits.
+        unscaled = int(scaled) if scaled.adjusted() <= precision else limit
+        if unscaled != scaled or not -limit < unscaled < limit:
+            raise ValueError(f"more than {precision} digits, or more than {scale} after the point")
+        return unscaled
+
+    return to_unscaled
+
+
+def _to_utf8(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError("a str is expected")
+    return value.encode()
+
+
+def _from_utf8(raw: bytes) -> str:
+    return str(raw, "utf-8")
+
+
+def _to_bytes(value: Any) -> bytes:
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError("bytes are expected")
+    return bytes(value)

@@ -1,0 +1,277 @@
+"""The value codecs: typed, versioned rows and single values to bytes.
+
+Owns: ``RowCodec``, ``ValueCodec`` and ``PickleCodec``. Each stored value begins with a version byte: the
+number of schemas that were declared before the one it was written with.
+Invariants: one row and a column of rows give the same bytes; every version once written stays readable;
+nothing is unpickled unless the state was declared as pickled.
+Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec.columns import LARGE_BINARY, BoolArray, binary_parts, plain_columns, valid_mask
+from asyncstate.codec.evolution import check_evolution, source_indices
+from asyncstate.codec.row_columns import decode_rows, encode_rows
+from asyncstate.codec.row_layout import RowLayout, row_layout
+from asyncstate.codec.row_scalars import DecodeRow, EncodeRow, row_decoder, row_encoder
+from asyncstate.codec.types import check_value_schema, is_string_type
+from asyncstate.errors import CodecError, SchemaError
+
+MAX_VERSIONS = 250
+PICKLE_MARK = 0xFE
+
+
+class RowCodec:
+    """Rows of ``schema``; reads also rows written with the ``older`` schemas, the first of them version 0.
+
+    ``owner`` names the state in messages. ``SchemaError`` for unsupported types, too many versions, or
+    an older schema that cannot be read as the newer one (see ``check_evolution``). Added fields read as null.
+    """
+
+    __slots__ = ("_current", "_layouts", "_older_decoders", "_owner", "_sources", "encode_one", "schema")
+
+    encode_one: EncodeRow
+    """Bytes of one tuple. A plain function, fast from a local; ``CodecError`` for a bad value."""
+
+    def __init__(self, schema: pa.Schema, older: Sequence[pa.Schema] = (), *, owner: str = "value") -> None:
+        schemas = [*older, schema]
+        if len(schemas) > MAX_VERSIONS:
+            raise SchemaError(
+                f"{owner}: {len(schemas)} schema versions; at most {MAX_VERSIONS} fit the version byte"
+            )
+        for one in schemas:
+            check_value_schema(one)
+        for old, new in itertools.pairwise(schemas):
+            check_evolution(old, new, owner)
+        self.schema = schema
+        self._owner = owner
+        self._layouts = [row_layout(one, version, owner) for version, one in enumerate(schemas)]
+        self._sources = [source_indices(one, schema) for one in older]
+        self._older_decoders = [row_decoder(layout) for layout in self._layouts[:-1]]
+        self._current: DecodeRow = row_decoder(self._layouts[-1])
+        self.encode_one = row_encoder(self._layouts[-1])
+
+    @property
+    def version(self) -> int:
+        """The version byte of what is written."""
+        return len(self._layouts) - 1
+
+    def decode_one(self, data: bytes) -> tuple[Any, ...]:
+        """The tuple of one stored row, of any version; ``CodecError`` if the bytes are not one."""
+        if data and data[0] < len(self._older_decoders):
+            version = data[0]
+            row = self._older_decoders[version](data)
+            return tuple([None if source < 0 else row[source] for source in self._sources[version]])
+        return self._current(data)
+
+    def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
+        """The bytes of each row; ``CodecError`` if the columns have not exactly the schema's types."""
+        plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
+        return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else 0)
+
+    def decode(self, values: Sequence[bytes | None]) -> tuple[list[pa.Array], BoolArray]:
+        """Columns of n rows, null in all columns where ``values`` is None, and the mask of rows present.
+
+        ``CodecError`` if a value is truncated, damaged, or of a version this codec does not know.
+        """
+        rows = pa.array(values, LARGE_BINARY)
+        present = valid_mask(rows)
+        if present is None:
+            return self._decode_present(rows), np.ones(len(rows), np.bool_)
+        columns = self._decode_present(rows.drop_null())
+        indices = pa.array(np.cumsum(present) - 1, mask=~present)
+        return [column.take(indices) for column in columns], present
+
+    def _decode_present(self, rows: pa.LargeBinaryArray) -> list[pa.Array]:
+        if len(rows) == 0:
+            return [pa.array([], field.type) for field in self.schema]
+        offsets, data = binary_parts(rows)
+        if bool((offsets[1:] == offsets[:-1]).any()):
+            raise self._layouts[-1].corrupt("0 bytes are too few")
+        versions = data[offsets[:-1]]
+        if bool((versions == self.version).all()):
+            return decode_rows(self._layouts[-1], rows)
+        parts, positions = [], []
+        for version in np.unique(versions).tolist():
+            chosen = np.flatnonzero(versions == version)
+            parts.append(self._decode_version(version, rows.take(pa.array(chosen))))
+            positions.append(chosen)
+        order = pa.array(np.argsort(np.concatenate(positions)))
+        return [pa.concat_arrays(pieces).take(order) for pieces in zip(*parts, strict=True)]
+
+    def _decode_version(self, version: int, rows: pa.LargeBinaryArray) -> list[pa.Array]:
+        if version > self.version:
+            raise self._layouts[-1].corrupt(f"the version byte is {version}")
+        columns = decode_rows(self._layouts[version], rows)
+        if version == self.version:
+            return columns
+        fields = zip(self._sources[version], self.schema, strict=True)
+        return [
+            pa.nulls(len(rows), field.type) if source < 0 else columns[source].cast(field.type)
+            for source, field in fields
+        ]
+
+
+class ValueCodec:
+    """Single values of one type: a row of one nullable field, with values instead of tuples.
+
+    ``older`` are the types it had before, for widening. None is a value here (a stored null);
+    "nothing stored" is the absence of bytes.
+    """
+
+    __slots__ = ("_row", "decode_one", "encode_one", "type")
+
+    encode_one: Callable[[Any], bytes]
+    """Bytes of one value. A plain function, fast from a local; ``CodecError`` for a bad value."""
+    decode_one: Callable[[bytes], Any]
+    """The value of stored bytes; ``CodecError`` if they are not one."""
+
+    def __init__(self, type: pa.DataType, older: Sequence[pa.DataType] = (), *, owner: str = "value") -> None:
+        self.type = type
+        self._row = RowCodec(_one_field(type), [_one_field(one) for one in older], owner=owner)
+        self.encode_one, self.decode_one = _value_functions(self._row, self._row._layouts[-1])
+
+    @property
+    def version(self) -> int:
+        """The version byte of what is written."""
+        return self._row.version
+
+    def encode(self, column: pa.Array) -> list[bytes]:
+        """The bytes of each value."""
+        return self._row.encode([column])
+
+    def decode(self, values: Sequence[bytes | None]) -> tuple[pa.Array, BoolArray]:
+        """The column of n values, null where ``values`` is None, and the mask of values present."""
+        columns, present = self._row.decode(values)
+        return columns[0], present
+
+
+def _one_field(arrow_type: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field("value", arrow_type)])
+
+
+def _value_functions(
+    row: RowCodec, layout: RowLayout
+) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    form = layout.forms[0]
+    encode_row, decode_row = row.encode_one, row.decode_one
+
+    def encode_general(value: Any) -> bytes:
+        return encode_row((value,))
+
+    def decode_general(data: bytes) -> Any:
+        return decode_row(data)[0]
+
+    if form.code is not None and form.direct is not None:
+        return _number_functions(form.code, form.direct, layout.version, encode_general, decode_general)
+    if is_string_type(form.arrow_type):
+        return _string_functions(layout.version, encode_general, decode_general)
+    return encode_general, decode_general
+
+
+def _number_functions(
+    code: str, direct: type, version: int, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
+) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """Numbers in one ``struct`` call; anything unusual goes to the general functions."""
+    packer = struct.Struct("<BB" + code)
+    pack, unpack, size = packer.pack, packer.unpack, packer.size
+
+    def encode_one(value: Any) -> bytes:
+        if type(value) is direct:
+            try:
+                return pack(version, 0, value)
+            except (struct.error, OverflowError):
+                pass  # out of range; the general function says so
+        return encode(value)
+
+    def decode_one(data: bytes) -> Any:
+        if len(data) == size:
+            found, null, value = unpack(data)
+            if found == version and null == 0:
+                return value
+        return decode(data)
+
+    return encode_one, decode_one
+
+
+def _string_functions(
+    version: int, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
+) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """Strings with a header of version, bitmap and length; anything unusual goes to the general functions."""
+    header = struct.Struct("<BBI")
+    pack, unpack_from, size = header.pack, header.unpack_from, header.size
+
+    def encode_one(value: Any) -> bytes:
+        if type(value) is str:
+            try:
+                raw = value.encode()
+                return pack(version, 0, len(raw)) + raw
+            except (struct.error, UnicodeEncodeError):
+                pass  # a lone surrogate; the general function says so
+        return encode(value)
+
+    def decode_one(data: bytes) -> Any:
+        if len(data) >= size:
+            found, null, length = unpack_from(data)
+            if found == version and null == 0 and length == len(data) - size:
+                try:
+                    return data[size:].decode()
+                except UnicodeDecodeError:
+                    pass
+        return decode(data)
+
+    return encode_one, decode_one
+
+
+class PickleCodec:
+    """Any picklable Python object, for states that declare a pickled type explicitly.
+
+    Whoever can write the checkpoint can run code in the job; the typed codecs have no such risk.
+    """
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, *, owner: str = "value") -> None:
+        self._owner = owner
+
+    def encode_one(self, value: Any) -> bytes:
+        """The mark byte and the pickle; ``CodecError`` if the object cannot be pickled."""
+        try:
+            return bytes([PICKLE_MARK]) + pickle.dumps(value, protocol=5)
+        except Exception as error:  # pickle raises whatever the object's own methods raise
+            raise CodecError(
+                f"{self._owner}: a {type(value).__name__} cannot be pickled: {error}; "
+                "store plain data, or declare a typed state"
+            ) from error
+
+    def decode_one(self, data: bytes) -> Any:
+        """The object; ``CodecError`` if the bytes were not written by this codec or cannot be loaded."""
+        if data[:1] != bytes([PICKLE_MARK]):
+            raise CodecError(
+                f"{self._owner}: stored bytes are not a pickled value; "
+                "declare the type the state was written with"
+            )
+        try:
+            return pickle.loads(data[1:])
+        except Exception as error:  # unpickling raises whatever the object's own methods raise
+            raise CodecError(
+                f"{self._owner}: a pickled value cannot be loaded: {error}; "
+                "make its class importable under the name it had when it was written"
+            ) from error
+
+    def encode(self, values: Sequence[Any]) -> list[bytes]:
+        """The bytes of each object."""
+        return [self.encode_one(value) for value in values]
+
+    def decode(self, values: Sequence[bytes | None]) -> tuple[list[Any], BoolArray]:
+        """The objects, None where nothing is stored, and the mask of objects present."""
+        present = np.array([value is not None for value in values], np.bool_)
+        return [None if value is None else self.decode_one(value) for value in values], present
