@@ -96,7 +96,7 @@ def empty_heads(store_keys: list[bytes]) -> ListHeads:
 
 
 def chunk_keys(heads: ListHeads, first: Int64Array | None = None) -> tuple[list[bytes], Int64Array]:
-    """Store keys of the sealed chunks from number ``first`` on, ascending, with the index of each one's key."""
+    """Store keys of the sealed chunks from number ``first`` on, ascending, with the indices of their keys."""
     if not heads.chunks.any():
         return [], np.empty(0, np.int64)
     first = np.zeros(len(heads.chunks), np.int64) if first is None else first
@@ -112,8 +112,10 @@ def read_rows(blocks: Sequence[bytes], owner: str) -> tuple[pa.LargeBinaryArray,
     ends = np.cumsum(sizes)
     tables = ends - sizes + _HEADER_BYTES
     _, _, rows, width = _headers(blocks, owner)
-    bodies = tables + np.where(width == VARIABLE, rows * _LENGTH_BYTES, 0)
-    if bool((bodies > ends).any()):
+    variable = width == VARIABLE
+    bodies = tables + np.where(variable, rows * _LENGTH_BYTES, 0)
+    # Checked before anything of that size is made: damaged headers may ask for gigabytes.
+    if bool((bodies + np.where(variable, 0, rows * width) > ends).any()):
         raise _damaged(owner)
     lengths = _row_lengths(np.frombuffer(data, np.uint8), tables, rows, width)
     offsets = _offsets(lengths)
