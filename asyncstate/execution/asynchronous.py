@@ -43,6 +43,7 @@ class AsyncLimits:
     buffer_timeout_ms: int = 1000
     io_parallelism: int = 32
     watchdog_timeout_ms: int = 60_000
+    batch_hot_reads: bool = False
 
 
 class AsyncExecutionController(ExecutionController):
@@ -75,11 +76,36 @@ class AsyncExecutionController(ExecutionController):
         self._batched_keys = 0
         self._wait_seconds = 0.0
         self._peek = overlay.peek
+        self._read_at_once = not limits.batch_hot_reads and not self._pacer.waits_for_device
 
     # -- records -----------------------------------------------------------------------------------
 
     def submit(self, record: Record) -> None:
         """See ``ExecutionController``; waits while too many records are in flight."""
+        if self._in_flight == 0:
+            self._submit_alone(record)
+        else:
+            self._submit_behind(record)
+
+    def _submit_alone(self, record: Record) -> None:
+        """Nothing is in flight: the record may put out rows directly, and enters the books only if it waits."""
+        record.out = self.outputs
+        record.pending = 1
+        self._run(record)
+        if record.pending == 1:
+            record.out = None
+            record.pending = -1
+            if self._failures:
+                self._raise_unhandled()
+            return
+        record.pending -= 1
+        record.epoch = self.epochs.enter()
+        self._unreleased.append(record)
+        self._in_flight = 1
+        self._keys.occupy(record)
+        self._after_submit()
+
+    def _submit_behind(self, record: Record) -> None:
         record.out = []
         record.epoch = self.epochs.enter()
         self._unreleased.append(record)
@@ -87,6 +113,10 @@ class AsyncExecutionController(ExecutionController):
         if self._keys.occupy(record):
             self._ready.append(record)
             self._run_ready()
+        self._after_submit()
+
+    def _after_submit(self) -> None:
+        """Send off what is due and wait while the limits are reached."""
         self._submitted += 1
         limits = self._limits
         buffer = self._buffer
@@ -152,7 +182,7 @@ class AsyncExecutionController(ExecutionController):
         outputs = self.outputs
         while unreleased and unreleased[0].pending < 0:
             record = unreleased.popleft()
-            if record.out:
+            if record.out and record.out is not outputs:
                 outputs.extend(record.out)
             record.out = None
 
@@ -177,6 +207,8 @@ class AsyncExecutionController(ExecutionController):
     def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
         """See ``StateSink``: from memory at once, else with the next list get."""
         value = self._peek(key)
+        if value is MISSING and self._read_at_once:
+            value = self._read_one(key)
         if value is MISSING:
             record = self.current
             assert record is not None
@@ -189,6 +221,15 @@ class AsyncExecutionController(ExecutionController):
         except Exception as error:
             self._reading = key
             return failed_future(error)
+
+    def _read_one(self, key: bytes) -> bytes | None:
+        """Read a key now: while the store answers from memory, waiting for company costs more than it saves."""
+        started = time.perf_counter()
+        value = self.overlay.store.get(key)
+        self._pacer.measured_one(time.perf_counter() - started)
+        self._read_at_once = not self._pacer.waits_for_device
+        self.overlay.remember(key, value)
+        return value
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
         """See ``StateSink``. Answered at once: a RocksDB iterator holds the GIL, so nothing could overlap."""
@@ -243,6 +284,7 @@ class AsyncExecutionController(ExecutionController):
         if not self._buffer.requests:
             return
         self._note_peaks()
+        self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
         requests = self._buffer.take()
         if not self._pacer.waits_for_device:
             requests = self._read_here(requests)

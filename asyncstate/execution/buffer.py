@@ -21,7 +21,10 @@ _BY_KEY = attrgetter("key")
 _PROBE_KEYS: Final = 32
 _SLOW_US: Final = 20.0  # a hot sorted list get costs 1-5 us a key, a read that waits for a device 100 us and more
 _CHUNK_US: Final = 2_000.0  # a chunk that waits for a device should take about this long
-_WEIGHT: Final = 0.3  # of the newest measurement
+_WEIGHT: Final = 0.3  # of the newest list get
+_EXPECTED_US: Final = 5.0  # of a single get, before any was measured
+_SINGLE_WEIGHT: Final = 0.05  # of the newest single get
+_SINGLE_LIMIT_US: Final = 10 * _SLOW_US
 
 
 class StateRequestBuffer:
@@ -62,7 +65,8 @@ class ReadPacer:
     """Decides how the next reads run, by how slow the last ones were.
 
     Memory hits run on the calling thread: handing them over costs more than it gains, and Spark already runs one
-    worker a core. Reads that wait for a device are cut into many small list gets that wait side by side.
+    worker a core. At record grain they are not even buffered: a hot single get costs about 2 us more than its share
+    of a list get, and a record that waits costs more than that. Reads that wait for a device are cut into many small list gets that wait side by side.
     """
 
     def __init__(self) -> None:
@@ -75,6 +79,12 @@ class ReadPacer:
         us = seconds * 1e6 / keys
         known = self.us_per_key
         self.us_per_key = us if known is None else known + _WEIGHT * (us - known)
+
+    def measured_one(self, seconds: float) -> None:
+        """Take in a single get. One slow read can be the scheduler's doing, so it counts only up to a limit."""
+        us = min(seconds * 1e6, _SINGLE_LIMIT_US)
+        known = _EXPECTED_US if self.us_per_key is None else self.us_per_key
+        self.us_per_key = known + _SINGLE_WEIGHT * (us - known)
 
     @property
     def waits_for_device(self) -> bool:

@@ -9,10 +9,9 @@ Source: Flink's ``AsyncExecutionController``.
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, Self
 
 from asyncstate.errors import FutureStateError, OperatorError
@@ -88,7 +87,7 @@ class ExecutionController(StateSink):
             result = record.work(record.item, record)
         except Exception as error:
             raise self._operator_error(error, None) from error
-        if inspect.iscoroutine(result):
+        if type(result) is CoroutineType:
             result.close()
             raise FutureStateError(f"operator '{self.uid}': on_watermark has no key and cannot be a coroutine")
         if self._failures:
@@ -102,7 +101,8 @@ class ExecutionController(StateSink):
 
     def take_outputs(self) -> list[OutputRow]:
         """The rows put out since the last call, in arrival order of their records."""
-        outputs, self.outputs = self.outputs, []
+        outputs = self.outputs.copy()
+        self.outputs.clear()  # in place: a record at the head of the line writes into this very list
         return outputs
 
     @abstractmethod
@@ -174,12 +174,8 @@ class ExecutionController(StateSink):
         self.current = record
         try:
             result = record.work(record.item, record)
-            if inspect.iscoroutine(result):
+            if type(result) is CoroutineType:
                 self._step(record, result)
-            elif isinstance(result, StateFuture) and result.done and result.failed and not result.failure_observed:
-                raise_from = result.exception()
-                assert raise_from is not None
-                raise self._operator_error(raise_from, record) from raise_from
         except OperatorError:
             raise
         except Exception as error:

@@ -1,0 +1,332 @@
+"""Run an operator without Spark: push rows, end micro-batches, look at output and state.
+
+Owns: ``OperatorHarness``.
+Invariant: rows are routed, run and committed by the same code as in a Spark job; only the exchange is done here.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
+from asyncstate.clock import Clock, ManualClock
+from asyncstate.codec import KeyCodec
+from asyncstate.config import resolve
+from asyncstate.errors import JobError
+from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
+from asyncstate.runtime import (
+    CommitRecord,
+    InputBatch,
+    TaskSpec,
+    advance_sources,
+    check_operator,
+    operator_after,
+    partition_of,
+    read_state,
+    run_partition,
+    watermark_after,
+)
+from asyncstate.storage import Checkpoint, LocalFiles, Manifest
+
+_UID = "operator"
+_JOB = "harness"
+
+OutputRow = tuple[Any, ...]
+
+
+class OperatorHarness:
+    """One operator, its partitions and its checkpoint, in this process. A context manager.
+
+    ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds) have one entry an input; for a single
+    input the entry itself may be given. Rows pushed with kinds make an input a changelog; declare it with
+    ``changelog`` (default: the operator accepts changelogs).
+
+    >>> from asyncstate.testing import OperatorHarness
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        inputs: pa.Schema | Sequence[pa.Schema],
+        key: Sequence[Any],
+        *,
+        event_time: str | Sequence[str | None] | None = None,
+        watermark_delay: int | Sequence[int | None] | None = None,
+        changelog: bool | Sequence[bool] | None = None,
+        async_enabled: bool = False,
+        store: str = "rocksdb",
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+        options: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        schemas = [inputs] if isinstance(inputs, pa.Schema) else list(inputs)
+        count = len(schemas)
+        keys = [tuple(key)] if count == 1 and all(isinstance(name, str) for name in key) else [_names(k) for k in key]
+        times = _per_input(event_time, count)
+        changelogs = _per_input(operator.accepts_changelog if changelog is None else changelog, count)
+        self._specs = tuple(
+            InputSpec(schema, keys[i], times[i], changelogs[i], f"input {i}") for i, schema in enumerate(schemas)
+        )
+        self._delays = _per_input(watermark_delay, count)
+        self._operator = pickle.dumps(operator)
+        self._config = resolve(
+            {
+                "async-state.enabled": str(async_enabled).lower(),
+                "async-state.store": store,
+                "async-state.max-parallelism": str(max_parallelism),
+                **(options or {}),
+            },
+            {},
+        )
+        self.parallelism = parallelism
+        self.clock: Clock = clock if clock is not None else ManualClock()
+        self._owns_folder = folder is None
+        self._folder = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="asyncstate-harness-"))
+        self._checkpoint = Checkpoint(LocalFiles(str(self._folder / "checkpoint")))
+        self._epoch = self._checkpoint.claim()
+        self._manifest = self._checkpoint.latest()
+        self._pending: list[InputBatch] = []
+        self._watermark: int | None = None
+        self.output: list[OutputRow] = []
+        self.batches: list[dict[str, float]] = []
+        self.output_schema, _ = check_operator(
+            _UID, operator, self._specs, self._config, max_parallelism, self._stored_states()
+        )
+
+    # -- pushing -----------------------------------------------------------------------------------
+
+    def push(
+        self,
+        rows: pa.RecordBatch | Sequence[Sequence[Any]],
+        input: int = 0,
+        kind: str = "+I",
+        kinds: Sequence[str] | None = None,
+    ) -> None:
+        """Add rows to the running micro-batch, in order; ``kind`` for all or ``kinds`` one a row."""
+        schema = self._specs[input].schema
+        batch = rows if isinstance(rows, pa.RecordBatch) else _record_batch(rows, schema)
+        if not batch.num_rows:
+            return
+        texts = list(kinds) if kinds is not None else [kind] * batch.num_rows
+        codes = np.array([ROW_KIND_TEXTS.index(text) for text in texts], np.int8)
+        self._pending.append(InputBatch(batch, codes if codes.any() else None, input))
+
+    def advance_watermark(self, watermark_us: int) -> None:
+        """Set the watermark of the running micro-batch; it never goes back."""
+        self._watermark = watermark_us
+
+    def end_batch(self) -> list[OutputRow]:
+        """Run and commit the micro-batch; its output rows as ``(row kind text, *values)``, in order."""
+        return self._run(final=False)
+
+    def finish(self) -> list[OutputRow]:
+        """Run the last micro-batch with the final watermark."""
+        return self._run(final=True)
+
+    # -- looking -------------------------------------------------------------------------------------
+
+    @property
+    def watermark(self) -> int:
+        """The watermark that the next micro-batch would have, microseconds."""
+        return watermark_after(self._manifest)
+
+    def statistics(self) -> dict[str, float]:
+        """Figures of the last micro-batch, summed over partitions (highest value for ``*_peak``)."""
+        return dict(self.batches[-1]) if self.batches else {}
+
+    def state_entries(self) -> dict[bytes, bytes]:
+        """Every stored key and value, as committed."""
+        if self._manifest is None:
+            return {}
+        return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), self.parallelism))
+
+    # -- snapshot and restore ------------------------------------------------------------------------
+
+    def snapshot(self) -> Path:
+        """A copy of the checkpoint as it is committed; give it to ``restore``."""
+        copied = Path(tempfile.mkdtemp(prefix="asyncstate-snapshot-"))
+        shutil.copytree(self._folder / "checkpoint", copied / "checkpoint")
+        return copied
+
+    def restore(self, snapshot: Path, **changes: Any) -> OperatorHarness:
+        """A new harness for the same operator over a copy of ``snapshot``, with other ``parallelism``,
+        ``async_enabled``, ``operator`` or ``options``."""
+        folder = Path(tempfile.mkdtemp(prefix="asyncstate-harness-"))
+        shutil.copytree(snapshot / "checkpoint", folder / "checkpoint")
+        settings: dict[str, Any] = {
+            "event_time": [spec.event_time for spec in self._specs],
+            "watermark_delay": self._delays,
+            "changelog": [spec.changelog for spec in self._specs],
+            "async_enabled": self._config.enabled,
+            "store": self._config.store,
+            "parallelism": self.parallelism,
+            "max_parallelism": self._config.max_parallelism,
+            "clock": self.clock,
+        }
+        operator = changes.pop("operator", None) or pickle.loads(self._operator)
+        harness = OperatorHarness(
+            operator,
+            [spec.schema for spec in self._specs],
+            [spec.key for spec in self._specs],
+            folder=folder,
+            **{**settings, **changes},
+        )
+        harness._owns_folder = True
+        return harness
+
+    def close(self) -> None:
+        """Delete the harness's folder, if it made it."""
+        if self._owns_folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- running -------------------------------------------------------------------------------------
+
+    def _run(self, final: bool) -> list[OutputRow]:
+        if self._manifest is not None and self._manifest.final:
+            raise JobError("the harness has been finished; make a new one")
+        watermark = MAX_WATERMARK if final else max(self.watermark, self._watermark or self.watermark)
+        spec = self._spec(self._manifest, watermark)
+        parts = self._exchange()
+        rows: list[OutputRow] = []
+        records: list[CommitRecord] = []
+        for partition in range(self.parallelism):
+            for out in run_partition(_shipped(spec, self._operator), partition, iter(parts[partition])):
+                if isinstance(out, CommitRecord):
+                    records.append(CommitRecord.from_bytes(out.to_bytes()))
+                else:
+                    rows.extend(_output_rows(out))
+        self._commit(spec, records, final)
+        self._pending = []
+        self.output.extend(rows)
+        return rows
+
+    def _spec(self, base: Manifest | None, watermark: int) -> TaskSpec:
+        return TaskSpec(
+            job_id=_JOB,
+            uid=_UID,
+            operator=pickle.loads(self._operator),
+            inputs=self._specs,
+            config=self._config,
+            parallelism=self.parallelism,
+            max_parallelism=self._config.max_parallelism,
+            batch_id=0 if base is None else base.batch_id + 1,
+            base_version=-1 if base is None else base.batch_id,
+            base=None if base is None else base.operators[_UID],
+            watermark=watermark,
+            previous_watermark=watermark_before(base),
+            processing_time=self.clock.now_us(),
+            checkpoint=str(self._folder / "checkpoint"),
+            local_dir=str(self._folder / "local"),
+        )
+
+    def _exchange(self) -> list[list[InputBatch]]:
+        """The pushed rows by partition, as the exchange of a Spark job would deliver them."""
+        parts: list[list[InputBatch]] = [[] for _ in range(self.parallelism)]
+        for pushed in self._pending:
+            spec = self._specs[pushed.input_index]
+            codec = KeyCodec(
+                [field.type for field in spec.key_schema], list(spec.key), self._config.max_parallelism
+            )
+            columns = [pushed.batch.column(name) for name in spec.key]
+            groups = codec.groups(columns) if columns else np.zeros(pushed.batch.num_rows, np.int32)
+            owners = partition_of(groups, self.parallelism, self._config.max_parallelism)
+            for partition in np.unique(owners).tolist():
+                mine = owners == partition
+                kinds = None if pushed.kinds is None else pushed.kinds[mine]
+                parts[partition].append(InputBatch(pushed.batch.filter(pa.array(mine)), kinds, pushed.input_index))
+        return parts
+
+    def _commit(self, spec: TaskSpec, records: list[CommitRecord], final: bool) -> None:
+        previous = self._manifest
+        sources = advance_sources({} if previous is None else previous.sources, _UID, self._delays, records)
+        operator = operator_after(
+            spec.base, _UID, type(spec.operator).__name__, spec.batch_id, self.parallelism, records, {}
+        )
+        manifest = Manifest(
+            job_id=_JOB,
+            batch_id=spec.batch_id,
+            base=spec.base_version,
+            max_parallelism=spec.max_parallelism,
+            watermark=spec.watermark,
+            sources=sources,
+            final=final,
+            operators={_UID: operator},
+        )
+        self._checkpoint.commit(manifest)
+        self._manifest = manifest
+        self.batches.append(_summed(records))
+
+    def _stored_states(self) -> Sequence[Any]:
+        return () if self._manifest is None else self._manifest.operators[_UID].states
+
+
+def watermark_before(base: Manifest | None) -> int:
+    """The watermark of the micro-batch that ``base`` committed."""
+    from asyncstate.operator import MIN_WATERMARK
+
+    return MIN_WATERMARK if base is None else base.watermark
+
+
+def _shipped(spec: TaskSpec, operator: bytes) -> TaskSpec:
+    """The spec with its own copy of the operator, as each Spark task has."""
+    shipped = copy.copy(spec)
+    object.__setattr__(shipped, "operator", pickle.loads(operator))
+    return shipped
+
+
+def _names(key: Any) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _per_input(value: Any, count: int) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        if len(value) != count:
+            raise JobError(f"{len(value)} values given for {count} inputs: {value!r}")
+        return list(value)
+    return [value] * count
+
+
+def _record_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [[row[i] for row in rows] for i in range(len(schema))]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def _output_rows(batch: pa.RecordBatch) -> Iterator[OutputRow]:
+    kinds = batch.column(ROW_KIND_COLUMN).to_pylist()
+    columns = []
+    for column in batch.columns[:-1]:
+        columns.append((column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist())
+    return zip(kinds, *columns, strict=True)
+
+
+def _summed(records: Sequence[CommitRecord]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for record in records:
+        for name, value in record.statistics.items():
+            totals[name] = totals.get(name, 0.0) + value
+        for name, value in record.peaks.items():
+            totals[name] = max(totals.get(name, 0.0), value)
+    return totals
