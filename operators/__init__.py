@@ -1,0 +1,11 @@
+"""Built-in operators for keyed streams: what they emit and when.
+
+Only re-exports. Operators stand on ``asyncstate.operator`` and the state objects; they know no engine, no
+store and no Spark.
+"""
+
+from operators.aggregates import Aggregate, avg, count, max_, min_, sum_
+from operators.deduplicate import Deduplicate
+from operators.group_aggregate import GroupAggregate
+
+__all__ = ["Aggregate", "Deduplicate", "GroupAggregate", "avg", "count", "max_", "min_", "sum_"]

@@ -1,0 +1,199 @@
+"""The parts aggregates are made of: each keeps one state column and knows how rows and states are combined.
+
+Owns: ``Accumulator`` and its three kinds, ``Count``, ``Sum`` and ``Extreme``.
+Invariant: lifting rows and combining them in any grouping and order gives the same state (floats: up to
+rounding), so the same parts serve bundles, windows, shared slices and both phases of a two-phase aggregation.
+Must not import anything of ``asyncstate`` but ``codec`` and ``errors``.
+
+Source: the accumulate, retract and merge functions of Flink's built-in aggregates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncstate.errors import OperatorError
+from operators.grouping import (
+    BoolArray,
+    Groups,
+    Int8Array,
+    group_extreme,
+    group_sum,
+    group_sum_decimal,
+    narrow_decimal,
+    pair_extreme,
+)
+
+
+class Accumulator(ABC):
+    """One state column.
+
+    A *state* is an array of ``field.type``; null stands for nothing accumulated yet, as for a key without
+    state. ``column`` is None for a count of rows; only rows whose ``condition`` column is true take part.
+    """
+
+    def __init__(
+        self, owner: str, label: str, column: str | None, condition: str | None, state: pa.DataType
+    ) -> None:
+        parts = [label] + ([column] if column else []) + ([f"where.{condition}"] if condition else [])
+        self.owner = owner
+        self.column = column
+        self.condition = condition
+        self.field = pa.field(".".join(parts), state)
+
+    @abstractmethod
+    def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> pa.Array:
+        """The states of n rows alone; ``signs`` (n): +1, -1 (retraction) or 0 (ignored), None for all +1."""
+
+    @abstractmethod
+    def combine(self, states: pa.Array, groups: Groups) -> pa.Array:
+        """The states (n) of each group as one (u)."""
+
+    @abstractmethod
+    def merge(self, state: pa.Array, partial: pa.Array) -> pa.Array:
+        """Two states row by row (u)."""
+
+    def chosen(self, batch: pa.RecordBatch) -> BoolArray | None:
+        """Rows (n) that take part: value not null and condition true. None for all."""
+        mask: BoolArray | None = None
+        if self.column is not None:
+            values = batch.column(self.column)
+            if values.null_count:
+                mask = pc.is_valid(values).to_numpy(zero_copy_only=False)
+        if self.condition is not None:
+            met = batch.column(self.condition)
+            met = (met.fill_null(False) if met.null_count else met).to_numpy(zero_copy_only=False)
+            mask = met if mask is None else mask & met
+        return mask
+
+
+class Count(Accumulator):
+    """Rows, or values that are not null: int64."""
+
+    def __init__(self, owner: str, column: str | None, condition: str | None) -> None:
+        super().__init__(owner, "count" if column or condition else "count1", column, condition, pa.int64())
+
+    def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> pa.Array:
+        """See ``Accumulator``."""
+        ones = np.ones(batch.num_rows, np.int64) if signs is None else signs.astype(np.int64)
+        mask = self.chosen(batch)
+        return pa.array(ones if mask is None else ones * mask)
+
+    def combine(self, states: pa.Array, groups: Groups) -> pa.Array:
+        """See ``Accumulator``."""
+        return pa.array(group_sum(_filled(states).to_numpy(), groups))
+
+    def merge(self, state: pa.Array, partial: pa.Array) -> pa.Array:
+        """See ``Accumulator``."""
+        return pc.add(_filled(state), _filled(partial))
+
+
+class Sum(Accumulator):
+    """The sum of a column: int64 of integers, float64 of floats, decimal128(38, s) of decimals; no wrap."""
+
+    def __init__(self, owner: str, column: str, condition: str | None, input_type: pa.DataType) -> None:
+        super().__init__(owner, "sum", column, condition, sum_type(input_type))
+
+    def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> pa.Array:
+        """See ``Accumulator``."""
+        values = _filled(batch.column(self.column).cast(self.field.type))
+        mask = self.chosen(batch)
+        if signs is not None:
+            mask = (signs != 0) if mask is None else mask & (signs != 0)
+        if mask is not None and not mask.all():
+            values = pc.if_else(pa.array(mask), values, pa.scalar(0, pa.int64()).cast(values.type))
+        if signs is None or not bool((signs < 0).any()):
+            return values
+        with _Refusal(self):
+            return pc.if_else(pa.array(signs < 0), _negated(values), values)
+
+    def combine(self, states: pa.Array, groups: Groups) -> pa.Array:
+        """See ``Accumulator``."""
+        states = _filled(states)
+        with _Refusal(self):
+            if pa.types.is_decimal(states.type):
+                return group_sum_decimal(states, groups)
+            return pa.array(group_sum(states.to_numpy(), groups))
+
+    def merge(self, state: pa.Array, partial: pa.Array) -> pa.Array:
+        """See ``Accumulator``."""
+        state, partial = _filled(state), _filled(partial)
+        with _Refusal(self):
+            if not pa.types.is_decimal(state.type):
+                return pc.add_checked(state, partial)
+            wide = pa.decimal256(38, state.type.scale)
+            return narrow_decimal(pc.add(state.cast(wide), partial.cast(wide)), state.type)
+
+
+class Extreme(Accumulator):
+    """The smallest or largest value of a column, of any type that can be a key; NaN is the largest float.
+
+    It cannot give values back: rows that are retracted do not lower it (see ``operators.multiset``).
+    """
+
+    def __init__(
+        self, owner: str, column: str, condition: str | None, input_type: pa.DataType, largest: bool
+    ) -> None:
+        super().__init__(owner, "max" if largest else "min", column, condition, input_type)
+        self.largest = largest
+
+    def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> pa.Array:
+        """See ``Accumulator``."""
+        values = batch.column(self.column)
+        mask: npt.NDArray[Any] | None = None if self.condition is None else self.chosen(batch)
+        if signs is not None:
+            mask = signs > 0 if mask is None else mask & (signs > 0)
+        if mask is None or mask.all():
+            return values
+        return pc.if_else(pa.array(mask), values, pa.scalar(None, values.type))
+
+    def combine(self, states: pa.Array, groups: Groups) -> pa.Array:
+        """See ``Accumulator``."""
+        return group_extreme(states, groups, self.largest)
+
+    def merge(self, state: pa.Array, partial: pa.Array) -> pa.Array:
+        """See ``Accumulator``."""
+        return pair_extreme(state, partial, self.largest)
+
+
+def sum_type(input_type: pa.DataType) -> pa.DataType | None:
+    """The type of a sum over ``input_type``; None where there is none."""
+    if pa.types.is_signed_integer(input_type):
+        return pa.int64()
+    if input_type in (pa.float32(), pa.float64()):
+        return pa.float64()
+    return pa.decimal128(38, input_type.scale) if pa.types.is_decimal128(input_type) else None
+
+
+def _filled(column: pa.Array) -> pa.Array:
+    if not column.null_count:
+        return column
+    return column.fill_null(pa.scalar(0, pa.int64()).cast(column.type))
+
+
+def _negated(values: pa.Array) -> pa.Array:
+    return pc.negate(values) if pa.types.is_decimal(values.type) else pc.negate_checked(values)
+
+
+class _Refusal:
+    """Turns an overflow inside the block into an error that names operator and column."""
+
+    def __init__(self, accumulator: Accumulator) -> None:
+        self._accumulator = accumulator
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OverflowError | pa.ArrowInvalid):
+            part = self._accumulator
+            raise OperatorError(
+                f"{part.owner}: the sum of column '{part.column}' does not fit {part.field.type}; "
+                "cast the column to decimal(38, 0) or double before the operator, or filter out wrong values"
+            ) from error

@@ -1,0 +1,192 @@
+"""Deduplicate: the first or last row of each key, by event time or in order of arrival.
+
+Owns: the operator. When to emit what is decided in ``operators.changes``.
+Invariant: after every bundle the netted output is the first (last) row of each key seen so far.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.errors import SchemaError
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
+from operators.changes import arrival_order, distinct, net_changes, take_changes
+from operators.grouping import Groups
+
+BoolArray = npt.NDArray[np.bool_]
+Int64Array = npt.NDArray[np.int64]
+
+_OWNER = "Deduplicate"
+_MARK = pa.field("seen", pa.bool_())
+
+
+class Deduplicate(BundleOperator):
+    """One row a key: ``keep`` the "first" or the "last" by ``time`` "event" or "processing" (arrival).
+
+    Example, the last bid of each bidder on each auction, with key=["bidder", "auction"]::
+
+        Deduplicate(keep="last", time="event")
+
+    Output: the input's columns. First by arrival: +I once a key. All others: +I for a new key, and when
+    another row takes its place -U and +U (only +U with ``emit_update_before=False``): the net change of a
+    bundle, in order of the keys' first rows in it; nothing if the new row equals the old. Of equal event
+    times "first" keeps the earlier arrival, "last" the later one. Rows without an event time never reach the
+    operator: they are dropped and counted before.
+
+    State: ``rows``, the columns that are not key (the key gives the others); first by arrival keeps only a
+    mark a key (``seen``). The input must be insert-only.
+
+    Source: Flink's ``RowTimeDeduplicateFunction``, ``ProcTimeDeduplicateKeepFirstRowFunction`` and
+    ``ProcTimeDeduplicateKeepLastRowFunction``.
+    """
+
+    accepts_changelog: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        keep: Literal["first", "last"] = "first",
+        time: Literal["event", "processing"] = "event",
+        emit_update_before: bool = True,
+    ) -> None:
+        if keep not in ("first", "last"):
+            raise SchemaError(f"{_OWNER}: keep is {keep!r}; choose 'first' or 'last'")
+        if time not in ("event", "processing"):
+            raise SchemaError(f"{_OWNER}: time is {time!r}; choose 'event' or 'processing'")
+        self.keep = keep
+        self.time = time
+        self.emit_update_before = emit_update_before
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """The input's columns."""
+        spec = inputs[0]
+        if spec.changelog:
+            raise SchemaError(
+                f"{_OWNER}: {spec.name} is a changelog, but rows cannot be taken back here; put Deduplicate "
+                "before the operator that makes the changelog, or use Rank or GroupAggregate"
+            )
+        if self.time == "event" and spec.event_time is None:
+            raise SchemaError(
+                f"{_OWNER}: time='event' needs an event time but {spec.name} declares none; "
+                "name its event time column, or use time='processing'"
+            )
+        return spec.schema
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        spec = context.inputs[0]
+        names = spec.schema.names
+        self._marks_only = self.keep == "first" and self.time == "processing"
+        self._payload = [index for index, name in enumerate(names) if name not in spec.key]
+        self._time = names.index(spec.event_time) if self.time == "event" and spec.event_time else None
+        # Where each input column comes from: the key columns, then the stored ones.
+        stored = [spec.key.index(name) if name in spec.key else None for name in names]
+        after = iter(range(len(spec.key), len(names) + len(spec.key)))
+        self._positions = [next(after) if position is None else position for position in stored]
+        if self._marks_only or not self._payload:
+            self._state: ColumnState = context.get_state(ColumnStateDescriptor("seen", pa.schema([_MARK])))
+        else:
+            fields = [spec.schema.field(index).with_nullable(True) for index in self._payload]
+            self._state = context.get_state(ColumnStateDescriptor("rows", pa.schema(fields)))
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._state.prefetch(bundle.keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        if not bundle.num_rows:
+            return None
+        read = self._state.async_get(bundle.keys)
+        chosen = self._choose(bundle)  # while the read is under way
+        if self._marks_only or not self._payload:
+            return read.then_accept(lambda old: self._mark_new(bundle, chosen, old, ctx))
+        return read.then_accept(lambda old: self._replace(bundle, chosen, old, ctx))
+
+    def _choose(self, bundle: Bundle) -> Int64Array:
+        """The row of the bundle that stands for each key (u)."""
+        if self._time is None:
+            return bundle.keys.first_rows() if self.keep == "first" else bundle.keys.last_rows()
+        assert bundle.times is not None
+        return extreme_rows(bundle.times, Groups.of(bundle.keys), last=self.keep == "last")
+
+    def _mark_new(self, bundle: Bundle, chosen: Int64Array, old: Columns, ctx: BundleContext) -> None:
+        unseen = ~old.present
+        if not unseen.any():
+            return
+        marked = bundle.keys.select(unseen)
+        self._state.put(marked, [pa.array(np.ones(len(marked), np.bool_))])
+        order = arrival_order(bundle.keys)
+        rows = pa.array(chosen[order[unseen[order]]])
+        ctx.emit([column.take(rows) for column in bundle.batch.columns])
+
+    def _replace(self, bundle: Bundle, chosen: Int64Array, old: Columns, ctx: BundleContext) -> None:
+        rows = pa.array(chosen)
+        new = [bundle.batch.column(index).take(rows) for index in self._payload]
+        keys = bundle.keys
+        changed = self._takes_place(bundle, chosen, old)
+        changed[changed] = distinct_rows(old.columns, new, changed)
+        replaced = changed | ~old.present
+        if replaced.any():
+            self._write(keys, new, replaced)
+        changes = net_changes(
+            arrival_order(keys), old.present, np.ones(len(keys), np.bool_), changed, self.emit_update_before
+        )
+        if len(changes.keys):
+            columns = take_changes(changes, keys.columns, old.columns, new)
+            ctx.emit([columns[position] for position in self._positions], changes.kinds)
+
+    def _takes_place(self, bundle: Bundle, chosen: Int64Array, old: Columns) -> BoolArray:
+        """Where the bundle's row stands in for the stored one (u); false where none is stored."""
+        if self._time is None or self._time not in self._payload:
+            # By arrival the newest row wins; with the time in the key all rows of a key are of one time.
+            return old.present & (self.keep == "last")
+        assert bundle.times is not None
+        stored = _microseconds(old.columns[self._payload.index(self._time)])
+        new = bundle.times[chosen]
+        return old.present & (stored <= new if self.keep == "last" else new < stored)
+
+    def _write(self, keys: KeyBatch, new: list[pa.Array], replaced: BoolArray) -> None:
+        if replaced.all():
+            self._state.put(keys, new)
+            return
+        mask = pa.array(replaced)
+        self._state.put(keys.select(replaced), [column.filter(mask) for column in new])
+
+
+def extreme_rows(times: Int64Array, groups: Groups, last: bool) -> Int64Array:
+    """The row of the smallest time of each group (u), the first of equals; ``last``: largest, last."""
+    ordered = times[groups.order]
+    if groups.single:
+        return groups.order
+    reduce = np.maximum if last else np.minimum
+    best = reduce.reduceat(ordered, groups.starts)
+    hits = np.flatnonzero(ordered == np.repeat(best, groups.sizes))
+    if last:
+        ends = groups.starts + groups.sizes
+        return groups.order[hits[np.searchsorted(hits, ends) - 1]]
+    return groups.order[hits[np.searchsorted(hits, groups.starts)]]
+
+
+def distinct_rows(old: Sequence[pa.Array], new: Sequence[pa.Array], candidates: BoolArray) -> BoolArray:
+    """Whether old and new rows differ, for the rows that are ``candidates``: as many as these are."""
+    count = int(candidates.sum())
+    if count == len(candidates):
+        return distinct(old, new, count)
+    mask = pa.array(candidates)
+    return distinct([column.filter(mask) for column in old], [column.filter(mask) for column in new], count)
+
+
+def _microseconds(column: pa.Array) -> Int64Array:
+    """Stored times as int64 microseconds, rounded as the bundle's are; 0 where there is no row."""
+    if column.type.unit != "us":
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    numbers = column.view(pa.int64())
+    return np.asarray((numbers.fill_null(0) if numbers.null_count else numbers).to_numpy())

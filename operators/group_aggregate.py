@@ -1,0 +1,169 @@
+"""GroupAggregate: one row of aggregates a key, kept up to date.
+
+Owns: the operator. When to emit what is decided in ``operators.changes``, what the aggregates are in
+``operators.aggregates``.
+Invariant: after every bundle the netted output is the aggregation of the netted input.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.errors import SchemaError
+from asyncstate.futures import StateFuture, combine_all
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, Counter, InputSpec, OperatorContext
+from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.list_blocks import ListHeads
+from operators.aggregates import Aggregate, AggregatePlan, check_distinct_names
+from operators.changes import arrival_order, distinct, net_changes, take_changes
+from operators.grouping import Groups, clamp_retractions
+from operators.multiset import MultisetState
+
+_OWNER = "GroupAggregate"
+_SEEN_SCHEMA = pa.schema([pa.field("seen", pa.bool_())])
+
+
+class GroupAggregate(BundleOperator):
+    """SQL's GROUP BY over the key columns, without a window; SELECT DISTINCT without aggregates.
+
+    Example::
+
+        GroupAggregate([count().alias("bids"), max_("price"), avg("price").where("is_big").alias("mean")])
+
+    Output: the key columns, then a column an aggregate. Once a bundle and key, in order of the key's first
+    row in it, the net change: a new key +I, a changed row -U and +U (only +U with
+    ``emit_update_before=False``), a key without rows left -D; nothing if the row is as before. Retractions of
+    rows a key does not have are dropped and counted (``retractions_without_state``). Without key columns
+    there is one row, once there is input.
+
+    State: ``accumulators``, one row a key of ``AggregatePlan.state_schema``; with a changelog input and min
+    or max also a log of values a key (``operators.multiset``). An insert-only DISTINCT keeps a mark a key
+    (``seen``).
+
+    Source: Flink's ``MiniBatchGroupAggFunction``. Raises SchemaError for columns that do not fit and
+    OperatorError for sums that do not.
+    """
+
+    def __init__(self, aggregates: Sequence[Aggregate] = (), emit_update_before: bool = True) -> None:
+        for aggregate in aggregates:
+            if not isinstance(aggregate, Aggregate):
+                raise SchemaError(
+                    f"{_OWNER}: {aggregate!r} is no aggregate; make one with count, sum_, avg, min_ or max_"
+                )
+        self.aggregates = tuple(aggregates)
+        self.emit_update_before = emit_update_before
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """Key columns and a column an aggregate."""
+        spec = inputs[0]
+        if not spec.key and not self.aggregates:
+            raise SchemaError(f"{_OWNER}: there are neither key columns nor aggregates; give at least one")
+        fields = [*spec.key_schema, *self._plan(spec).result_fields]
+        check_distinct_names([field.name for field in fields], _OWNER)
+        return pa.schema(fields)
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        spec = context.inputs[0]
+        self._aggregation = self._plan(spec)
+        self._dropped: Counter = context.counter("retractions_without_state")
+        self._mark_only = not self.aggregates and not spec.changelog
+        if self._mark_only:
+            self._state: ColumnState = context.get_state(ColumnStateDescriptor("seen", _SEEN_SCHEMA))
+        else:
+            descriptor = ColumnStateDescriptor("accumulators", self._aggregation.state_schema)
+            self._state = context.get_state(descriptor)
+        self._multisets: list[MultisetState] = [part.open(context) for part in self._aggregation.multisets]
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._state.prefetch(bundle.keys)
+        for multiset in self._multisets:
+            multiset.prefetch(bundle.keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        if not bundle.num_rows:
+            return None
+        read = self._state.async_get(bundle.keys)
+        if self._mark_only:
+            return read.then_accept(lambda old: self._mark_new(bundle.keys, old, ctx))
+        groups = Groups.of(bundle.keys)
+        if self._multisets:
+            heads = combine_all([multiset.async_heads(bundle.keys) for multiset in self._multisets])
+            return heads.then_compose(
+                lambda sizes: read.then_compose(
+                    lambda old: self._merge_values(bundle, groups, sizes, old, ctx)
+                )
+            )
+        if not bundle.insert_only:
+            return read.then_accept(lambda old: self._merge_changelog(bundle, groups, old, ctx))
+        partial = self._aggregation.partial(bundle.batch, groups)  # while the read is under way
+        return read.then_accept(lambda old: self._finish(bundle.keys, old, self._merged(old, partial), ctx))
+
+    def _plan(self, spec: InputSpec) -> AggregatePlan:
+        return AggregatePlan(self.aggregates, spec.schema, _OWNER, retract=spec.changelog)
+
+    def _merged(self, old: Columns, partial: list[pa.Array]) -> list[pa.Array]:
+        return self._aggregation.merge(old.columns, partial)
+
+    def _merge_changelog(self, bundle: Bundle, groups: Groups, old: Columns, ctx: BundleContext) -> None:
+        signs = self._signs(bundle, groups, old)
+        partial = self._aggregation.partial(bundle.batch, groups, signs)
+        self._finish(bundle.keys, old, self._merged(old, partial), ctx)
+
+    def _merge_values(
+        self, bundle: Bundle, groups: Groups, heads: list[ListHeads], old: Columns, ctx: BundleContext
+    ) -> StateFuture[None]:
+        signs = self._signs(bundle, groups, old)
+        new = self._merged(old, self._aggregation.partial(bundle.batch, groups, signs))
+        updates = [
+            state.update(bundle.keys, sizes, state.multiset.changes(bundle.batch, bundle.keys, signs), new)
+            for state, sizes in zip(self._multisets, heads, strict=True)
+        ]
+        return combine_all(updates).then_accept(lambda _: self._finish(bundle.keys, old, new, ctx))
+
+    def _signs(self, bundle: Bundle, groups: Groups, old: Columns) -> npt.NDArray[np.int8]:
+        signs = np.where(bundle.accumulate, 1, -1).astype(np.int8)
+        counts = old.numpy(0).astype(np.int64)
+        signs, dropped = clamp_retractions(signs, groups, counts)
+        self._dropped.add(dropped)
+        return signs
+
+    def _finish(self, keys: KeyBatch, old: Columns, new: list[pa.Array], ctx: BundleContext) -> None:
+        """Write the new states and emit the net change."""
+        present = new[0].to_numpy() > 0
+        self._write(keys, old.present, present, new)
+        before = self._aggregation.results(old.columns)
+        after = self._aggregation.results(new)
+        changed = distinct(before, after, len(keys))
+        changes = net_changes(arrival_order(keys), old.present, present, changed, self.emit_update_before)
+        if len(changes.keys):
+            ctx.emit(take_changes(changes, keys.columns, before, after), changes.kinds)
+
+    def _write(
+        self, keys: KeyBatch, before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_], new: list[pa.Array]
+    ) -> None:
+        known = before | after  # a key that came and went within the bundle needs no write
+        if known.all():
+            self._state.write(keys, new, after)
+            return
+        mask = pa.array(known)
+        self._state.write(keys.select(known), [column.filter(mask) for column in new], after[known])
+
+    def _mark_new(self, keys: KeyBatch, old: Columns, ctx: BundleContext) -> None:
+        unseen = ~old.present
+        if not unseen.any():
+            return
+        marked = keys.select(unseen)
+        self._state.put(marked, [pa.array(np.ones(len(marked), np.bool_))])
+        order = arrival_order(keys)
+        new = pa.array(order[unseen[order]])
+        ctx.emit([column.take(new) for column in keys.columns])
