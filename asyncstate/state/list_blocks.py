@@ -169,7 +169,8 @@ class NewBlocks:
 
     def _added_bytes(self, added: Int64Array) -> Int64Array:
         ends = np.cumsum(added)
-        return self._offsets[ends] - self._offsets[ends - added]
+        sizes: Int64Array = self._offsets[ends] - self._offsets[ends - added]
+        return sizes
 
     def _widths(self, starts: Int64Array, old_rows: Int64Array, old_width: Int64Array) -> Int64Array:
         """The common length of the rows of each unit, VARIABLE if they differ (after a change of schema)."""

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, RowCodec, schema_from_text, schema_to_text
+from asyncstate.codec import KeyBatch, RowCodec, schema_to_text
 from asyncstate.codec.columns import storage_dtype
 from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.futures import StateFuture, completed_future
@@ -72,9 +72,8 @@ class ListColumnStateDescriptor(StateDescriptor["ListColumnState"]):
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> ListColumnState:
         """See ``StateDescriptor``."""
-        older = [] if stored is None else [schema_from_text(stored["value"])]
-        codec = RowCodec(self.schema, [schema for schema in older if not schema.equals(self.schema)])
-        return ListColumnState(self, sink, state_id, codec)
+        owner = f"state '{self.name}' of operator '{context.uid}'"
+        return ListColumnState(sink, state_id, RowCodec(self.schema, owner=owner), owner)
 
 
 class ListColumnState:
@@ -85,11 +84,9 @@ class ListColumnState:
     the same bundle (before any write to these keys), otherwise they are read again.
     """
 
-    def __init__(
-        self, descriptor: ListColumnStateDescriptor, sink: StateSink, state_id: int, codec: RowCodec
-    ) -> None:
-        self._fixed = all(storage_dtype(field.type) is not None for field in descriptor.schema)
-        self._owner = f"state '{descriptor.name}'"
+    def __init__(self, sink: StateSink, state_id: int, codec: RowCodec, owner: str) -> None:
+        self._fixed = all(storage_dtype(field.type) is not None for field in codec.schema)
+        self._owner = owner
         self._sink = sink
         self._id = state_id
         self._codec = codec
@@ -148,7 +145,7 @@ class ListColumnState:
             owners = owners[order]
             blocks = [blocks[index] for index in order.tolist()]
         rows, per_block = read_rows(blocks, self._owner)
-        columns, _ = self._codec.decode(rows.to_numpy(zero_copy_only=False).tolist())
+        columns, _ = self._codec.decode(rows)
         key_index = np.repeat(owners, per_block).astype(np.int32)
         return ListColumns(columns, key_index, np.bincount(key_index, minlength=len(heads.blocks)))
 

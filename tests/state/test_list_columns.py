@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.codec import KeyBatch, KeyCodec, RowCodec
 from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.state.list_blocks import CHUNK_ROWS, TAIL_ROWS
@@ -49,10 +50,9 @@ class DictSink:
         pass
 
 
-def open_state(
-    sink: DictSink, schema: pa.Schema, stored: dict[str, str] | None = None, name: str = "rows"
-) -> ListColumnState:
-    return ListColumnStateDescriptor(name, schema).bind(sink, 8, None, stored)  # type: ignore[arg-type]
+def open_state(sink: DictSink, schema: pa.Schema) -> ListColumnState:
+    context: Any = SimpleNamespace(uid="join")
+    return ListColumnStateDescriptor("bids", schema).bind(sink, 8, context, None)  # type: ignore[arg-type]
 
 
 def batch_of(keys: Sequence[int]) -> KeyBatch:
@@ -123,7 +123,7 @@ def test_agrees_with_a_dict_of_lists(
             model.update(lists)
         else:
             state.remove(keys, heads)
-            model.update(dict.fromkeys(lists, []))
+            model.update({key: [] for key in lists})
         everything = batch_of(range(7))
         expected = {key: model.get(key, []) for key in range(7)}
         heads = state.heads(everything)
@@ -177,7 +177,7 @@ def test_rows_of_an_older_schema_are_read_and_appended_to() -> None:
     keys = batch_of([1, 2])
     open_state(sink, older).append(keys, *flat(keys, {1: [(1,), (2,)]}, older))
     newer = pa.schema([("a", pa.int64()), ("b", pa.int64())])
-    state = open_state(sink, newer, ListColumnStateDescriptor("rows", older).type_texts())
+    state = ListColumnState(sink, 8, RowCodec(newer, [older]), "state 'bids'")  # type: ignore[arg-type]
     state.append(keys, *flat(keys, {1: [(3, 4)], 2: [(5, 6)]}, newer))
     assert as_lists(keys, state.get(keys)) == {1: [(1, None), (2, None), (3, 4)], 2: [(5, 6)]}
 
@@ -186,13 +186,13 @@ def test_unsorted_rows_are_refused() -> None:
     state = open_state(DictSink(), FIXED)
     keys = batch_of([1, 2])
     columns, _ = flat(keys, {1: [make_row(FIXED, 1)], 2: [make_row(FIXED, 2)]}, FIXED)
-    with pytest.raises(StateAccessError, match="state 'rows': key_index must ascend"):
+    with pytest.raises(StateAccessError, match="state 'bids' of operator 'join': key_index must ascend"):
         state.append(keys, columns, np.array([1, 0]))
 
 
 def test_damaged_values_are_named() -> None:
     sink = DictSink()
-    state = open_state(sink, VARIABLE, name="bids")
+    state = open_state(sink, VARIABLE)
     keys = batch_of([1])
     state.append(keys, *flat(keys, {1: [make_row(VARIABLE, i) for i in range(100)]}, VARIABLE))
     (head,) = keys.store_keys(8)
@@ -200,11 +200,11 @@ def test_damaged_values_are_named() -> None:
     whole = sink.data[chunk]
     for damaged in (b"", whole[:10], whole[:100], whole[:-1], whole + b"\0", b"\xff" * len(whole)):
         sink.data[chunk] = damaged
-        with pytest.raises(CodecError, match="state 'bids'"):
+        with pytest.raises(CodecError, match="state 'bids' of operator 'join'"):
             state.get(keys)
     del sink.data[chunk]
     with pytest.raises(CodecError, match="a chunk of a list is missing"):
         state.get(keys)
     sink.data[head] = sink.data[head][:9]
-    with pytest.raises(CodecError, match="state 'bids'"):
+    with pytest.raises(CodecError, match="state 'bids' of operator 'join'"):
         state.get(keys)
