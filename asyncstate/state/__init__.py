@@ -1,0 +1,33 @@
+"""State: what an operator declares in ``open`` and uses in ``process``, ``on_timer`` and ``process_bundle``.
+
+Owns: the state kinds of both grains and the timers. Must not import storage, execution or operators.
+"""
+
+from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
+from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.listing import ListState
+from asyncstate.state.mapping import MapState
+from asyncstate.state.timers import NAMED_TIMERS, TIMERS_BY_TIME, DueTimer, KeyedTimers, due_timers
+from asyncstate.state.value import ValueState
+
+__all__ = [
+    "NAMED_TIMERS",
+    "TIMERS_BY_TIME",
+    "ColumnState",
+    "ColumnStateDescriptor",
+    "Columns",
+    "DueTimer",
+    "KeyedTimers",
+    "ListColumnState",
+    "ListColumnStateDescriptor",
+    "ListColumns",
+    "ListState",
+    "ListStateDescriptor",
+    "MapState",
+    "MapStateDescriptor",
+    "TimeRange",
+    "ValueState",
+    "ValueStateDescriptor",
+    "due_timers",
+]

@@ -1,0 +1,97 @@
+"""What all state objects of one declared state share, and the error for using one wrongly.
+
+Owns: ``Binding``, ``KeyedState`` (the base of the record-grain kinds) and the bytes that go behind the key.
+Invariant: a store key is ``[key group][state id][key][namespace: 8 bytes, if declared][user key or index]``.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from asyncstate.codec import encode_namespace
+from asyncstate.errors import StateAccessError
+from asyncstate.requests import StateSink
+from asyncstate.state.cursors import CursorRegistry
+
+NO_NAMESPACE: Final = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One declared state of one operator, bound to the sink of a partition.
+
+    ``encode_value`` and ``decode_value`` are of the value, element or map value, the other two of a map's
+    user key: ``decode_key(data, offset)`` gives the key tuple and the next offset.
+    """
+
+    name: str
+    uid: str
+    sink: StateSink
+    state_id: bytes
+    page_size: int
+    namespaced: bool
+    encode_value: Any
+    decode_value: Any
+    encode_key: Any = None
+    decode_key: Any = None
+    default: bytes | None = None
+    cursors: CursorRegistry = field(default_factory=dict)
+    waiting: dict[bytes, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """How errors name the state."""
+        return f"state '{self.name}' of operator '{self.uid}'"
+
+
+class KeyedState:
+    """A state of the sink's current key, and of one namespace if it is declared with namespaces."""
+
+    __slots__ = ("_binding", "_id", "_sink", "_suffix")
+
+    def __init__(self, binding: Binding, suffix: bytes | None) -> None:
+        self._binding = binding
+        self._sink = binding.sink
+        self._id = binding.state_id
+        # None makes the concatenation of the store key fail: a namespaced state without its namespace
+        self._suffix: Any = suffix
+
+    @property
+    def name(self) -> str:
+        """The declared name."""
+        return self._binding.name
+
+    def at(self, namespace: int) -> Self:
+        """The same state in ``namespace`` (int64: a window's end, say); keep it where it is used often.
+
+        Raises StateAccessError unless the state is declared with ``namespaced=True``.
+        """
+        binding = self._binding
+        if not binding.namespaced:
+            raise StateAccessError(
+                f"{binding.label} has no namespaces; declare it with namespaced=True, or use it without at()"
+            )
+        return type(self)(binding, encode_namespace(namespace))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} '{self._binding.name}' of '{self._binding.uid}'>"
+
+    def _prefix(self) -> bytes:
+        context: Any = self._sink.current
+        try:
+            prefix: bytes = context.group + self._id + context.key + self._suffix
+        except (AttributeError, TypeError):
+            raise self._misuse() from None
+        return prefix
+
+    def _misuse(self) -> StateAccessError:
+        """The error for a store key that could not be built."""
+        label = self._binding.label
+        if self._suffix is None:
+            return StateAccessError(f"{label} is declared with namespaced=True; use at(namespace) first")
+        return StateAccessError(
+            f"{label} was used without a current key; use it in process(), in on_timer(), or in a callback "
+            "chained to a state future of the record"
+        )

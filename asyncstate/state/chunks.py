@@ -1,0 +1,84 @@
+"""How the elements of a list are laid out in values of the store.
+
+Owns: the bytes of a list's *head* and *chunks*. The head, under the list's own key, is
+``[number of sealed chunks: 4 bytes][tail]``; chunk i, under the key followed by i in 8 bytes, is what the
+tail was when it had grown to ``CHUNK_BYTES``. Tail and chunks hold elements, each behind its length: one
+byte, or FF and four bytes. All integers are big endian.
+Invariant: the bytes depend on the elements and their order only, not on how many came with one call.
+Must not import anything of the project but ``errors``.
+
+A list that is small, as most are, is so one value that a point read answers; appending to a long one rewrites
+its tail only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from asyncstate.errors import CodecError
+
+CHUNK_BYTES: Final = 4096
+COUNT_BYTES: Final = 4
+INDEX_BYTES: Final = 8
+
+_NONE_SEALED: Final = bytes(COUNT_BYTES)
+_LONG: Final = 255
+_LENGTHS: Final = [bytes([length]) for length in range(_LONG)]
+
+PutChunk = Callable[[int, bytes], None]
+
+
+def framed(element: bytes) -> bytes:
+    """An encoded element behind its length."""
+    length = len(element)
+    return (_LENGTHS[length] if length < _LONG else b"\xff" + length.to_bytes(4, "big")) + element
+
+
+def elements(data: bytes, start: int, decode: Callable[[bytes], Any], label: str) -> list[Any]:
+    """The decoded elements in ``data`` from ``start``; CodecError naming ``label`` if bytes are damaged."""
+    found = []
+    end = len(data)
+    while start < end:
+        length = data[start]
+        start += 1
+        if length == _LONG:
+            length = int.from_bytes(data[start : start + 4], "big")
+            start += 4
+        stop = start + length
+        if stop > end:
+            raise CodecError(
+                f"{label}: a stored list ends inside an element; restore an older checkpoint version"
+            )
+        found.append(decode(data[start:stop]))
+        start = stop
+    return found
+
+
+def sealed_chunks(head: bytes | None) -> int:
+    """The number of chunks beside the head."""
+    return 0 if head is None else int.from_bytes(head[:COUNT_BYTES], "big")
+
+
+def append_one(head: bytes | None, frame: bytes, put_chunk: PutChunk) -> bytes:
+    """The head with one framed element more."""
+    if head is None:
+        return _NONE_SEALED + frame
+    if len(head) < CHUNK_BYTES + COUNT_BYTES:
+        return head + frame
+    sealed = sealed_chunks(head)
+    put_chunk(sealed, head[COUNT_BYTES:])
+    return (sealed + 1).to_bytes(COUNT_BYTES, "big") + frame
+
+
+def append_all(head: bytes | None, frames: Iterable[bytes], put_chunk: PutChunk) -> bytes | None:
+    """The head with all framed elements appended; as it was if there is none."""
+    sealed = sealed_chunks(head)
+    tail = bytearray() if head is None else bytearray(head[COUNT_BYTES:])
+    for frame in frames:
+        if len(tail) >= CHUNK_BYTES:
+            put_chunk(sealed, bytes(tail))
+            sealed += 1
+            tail = bytearray()
+        tail += frame
+    return sealed.to_bytes(COUNT_BYTES, "big") + tail if tail else head

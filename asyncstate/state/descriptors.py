@@ -1,0 +1,224 @@
+"""Declarations of the record-grain states.
+
+Owns: the descriptors of ValueState, ListState and MapState, and what a declaration must satisfy.
+Invariant: a descriptor that exists has a valid name and types that can be stored.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+import pyarrow as pa
+
+from asyncstate.codec import (
+    KeyCodec,
+    PickleCodec,
+    ValueCodec,
+    check_key_type,
+    check_value_type,
+    type_from_text,
+    type_to_text,
+)
+from asyncstate.errors import SchemaError, StateDeclarationError
+from asyncstate.operator import OperatorContext, StateDescriptor
+from asyncstate.requests import StateSink
+from asyncstate.state.binding import NO_NAMESPACE, Binding, KeyedState
+from asyncstate.state.listing import ListState
+from asyncstate.state.mapping import MapState
+from asyncstate.state.value import ValueState
+
+S = TypeVar("S", bound=KeyedState)
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+TypeLike = Any
+"""A pyarrow type, or ``int``, ``float``, ``str``, ``bytes`` or ``bool`` for the widest type of that kind."""
+
+PICKLED: Final = "pickled"
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_SHORTHANDS: Final[dict[Any, pa.DataType]] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    bool: pa.bool_(),
+}
+
+
+@dataclass(frozen=True)
+class _Descriptor(StateDescriptor[S], Generic[S]):
+    """What the three have in common.
+
+    ``namespaced``: the state is used through ``at(namespace)`` only. ``pickled``: values are any Python objects,
+    stored as pickles; give no type then. Who can write a pickled state's checkpoint can run code in the job.
+    """
+
+    name: str
+    namespaced: bool = field(default=False, kw_only=True)
+    pickled: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(str(self.name)):
+            raise StateDeclarationError(
+                f"state name {self.name!r} is not allowed; use letters, digits, '_', '.' and '-', with a "
+                "letter or '_' in front"
+            )
+
+    def _value_field(self, attribute: str) -> None:
+        """Check the value type in ``attribute`` and spell shorthands out."""
+        given = getattr(self, attribute)
+        if self.pickled != (given is None):
+            action = "leave the type out" if self.pickled else "give a type, or declare it with pickled=True"
+            raise StateDeclarationError(
+                f"state '{self.name}' is declared with {attribute}={given!r}, pickled={self.pickled}; "
+                f"{action}"
+            )
+        if not self.pickled:
+            arrow_type = self._arrow_type(attribute, given)
+            check_value_type(f"{self.name}.{attribute}", arrow_type)
+            object.__setattr__(self, attribute, arrow_type)
+
+    def _arrow_type(self, attribute: str, given: TypeLike) -> pa.DataType:
+        arrow_type = _SHORTHANDS.get(given) if isinstance(given, type) else given
+        if not isinstance(arrow_type, pa.DataType):
+            raise SchemaError(
+                f"state '{self.name}': {attribute}={given!r} is no type; give a pyarrow type such as "
+                "pa.int64(), or one of int, float, str, bytes, bool"
+            )
+        return arrow_type
+
+    def _texts(self, value_type: pa.DataType | None) -> dict[str, str]:
+        return {
+            "value": PICKLED if value_type is None else type_to_text(value_type),
+            "namespaced": "yes" if self.namespaced else "no",
+        }
+
+    def _codec(
+        self, value_type: pa.DataType | None, uid: str, stored: dict[str, str] | None
+    ) -> ValueCodec | PickleCodec:
+        """The codec of values; reads older values too, if the type was only widened."""
+        owner = f"operator '{uid}', state '{self.name}'"
+        texts = self.type_texts()
+        if stored is not None:
+            self._check_stored(owner, texts, stored)
+        if value_type is None:
+            return PickleCodec(owner=owner)
+        older: Sequence[pa.DataType] = ()
+        if stored is not None and stored["value"] != texts["value"]:
+            older = [type_from_text(stored["value"])]
+        return ValueCodec(value_type, older, owner=owner)
+
+    def _check_stored(self, owner: str, texts: dict[str, str], stored: dict[str, str]) -> None:
+        for part in sorted({*texts, *stored}):
+            now, then = texts.get(part), stored.get(part)
+            if now != then and (part != "value" or PICKLED in (now, then)):
+                raise StateDeclarationError(
+                    f"{owner}: {part} is {now} but the checkpoint has {then}; declare it as it is stored, or "
+                    "give the state a new name to start it empty"
+                )
+
+    def _binding(
+        self,
+        sink: StateSink,
+        state_id: int,
+        context: OperatorContext,
+        codec: ValueCodec | PickleCodec,
+        **more: Any,
+    ) -> Binding:
+        return Binding(
+            name=self.name,
+            uid=context.uid,
+            sink=sink,
+            state_id=bytes([state_id]),
+            page_size=context.page_size,
+            namespaced=self.namespaced,
+            encode_value=codec.encode_one,
+            decode_value=codec.decode_one,
+            **more,
+        )
+
+    @property
+    def _root_suffix(self) -> bytes | None:
+        return None if self.namespaced else NO_NAMESPACE
+
+
+@dataclass(frozen=True)
+class ValueStateDescriptor(_Descriptor[ValueState[T]], Generic[T]):
+    """Declares a ValueState of ``type``; reads give ``default`` where there is no value."""
+
+    type: TypeLike = None
+    default: T | None = None
+    kind: ClassVar[str] = "value"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._value_field("type")
+
+    def type_texts(self) -> dict[str, str]:
+        """See ``StateDescriptor``; the default is not stored and may change."""
+        return self._texts(self.type)
+
+    def bind(
+        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> ValueState[T]:
+        """See ``StateDescriptor``."""
+        codec = self._codec(self.type, context.uid, stored)
+        default = None if self.default is None else codec.encode_one(self.default)
+        return ValueState(self._binding(sink, state_id, context, codec, default=default), self._root_suffix)
+
+
+@dataclass(frozen=True)
+class ListStateDescriptor(_Descriptor[ListState[T]], Generic[T]):
+    """Declares a ListState of elements of ``element_type``."""
+
+    element_type: TypeLike = None
+    kind: ClassVar[str] = "list"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._value_field("element_type")
+
+    def type_texts(self) -> dict[str, str]:
+        """See ``StateDescriptor``."""
+        return self._texts(self.element_type)
+
+    def bind(
+        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> ListState[T]:
+        """See ``StateDescriptor``."""
+        codec = self._codec(self.element_type, context.uid, stored)
+        return ListState(self._binding(sink, state_id, context, codec), self._root_suffix)
+
+
+@dataclass(frozen=True)
+class MapStateDescriptor(_Descriptor[MapState[K, V]], Generic[K, V]):
+    """Declares a MapState from ``key_type`` (a flat type, never pickled) to ``value_type``."""
+
+    key_type: TypeLike = None
+    value_type: TypeLike = None
+    kind: ClassVar[str] = "map"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        key_type = self._arrow_type("key_type", self.key_type)
+        check_key_type(f"{self.name}.key_type", key_type)
+        object.__setattr__(self, "key_type", key_type)
+        self._value_field("value_type")
+
+    def type_texts(self) -> dict[str, str]:
+        """See ``StateDescriptor``."""
+        return {"key": type_to_text(self.key_type), **self._texts(self.value_type)}
+
+    def bind(
+        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> MapState[K, V]:
+        """See ``StateDescriptor``."""
+        codec = self._codec(self.value_type, context.uid, stored)
+        user_keys = KeyCodec([self.key_type], [f"{self.name}.key"], 1)
+        keys = {"encode_key": user_keys.encode_one, "decode_key": user_keys.decode_one}
+        return MapState(self._binding(sink, state_id, context, codec, **keys), self._root_suffix)
