@@ -51,18 +51,18 @@ class ValueCounts(NamedTuple):
     @staticmethod
     def netted(owners: npt.NDArray[np.integer], values: pa.Array, counts: Int64Array) -> ValueCounts:
         """Rows of any order, those of one key and value summed up, what cancels out left away."""
-        owners = owners.astype(np.int64)
         if not len(owners):
-            return ValueCounts(owners, values, counts)
+            return ValueCounts(np.empty(0, np.int64), values, counts)
         codes = value_order(values)
         order = np.lexsort((codes, owners))
-        owners, codes = owners[order], codes[order]
+        sorted_owners: Int64Array = owners[order].astype(np.int64)
+        codes = codes[order]
         first = np.ones(len(order), np.bool_)
-        first[1:] = (np.diff(owners) != 0) | (np.diff(codes) != 0)
+        first[1:] = (np.diff(sorted_owners) != 0) | (np.diff(codes) != 0)
         starts = np.flatnonzero(first)
         sums = np.add.reduceat(counts[order], starts)
         kept = starts[sums != 0]
-        return ValueCounts(owners[kept], values.take(pa.array(order[kept])), sums[sums != 0])
+        return ValueCounts(sorted_owners[kept], values.take(pa.array(order[kept])), sums[sums != 0])
 
     def chosen(self, mask: BoolArray) -> ValueCounts:
         """The rows where ``mask`` (m) is true."""
@@ -157,7 +157,7 @@ class MultisetState:
     def _to_rewrite(self, heads: ListHeads, changes: ValueCounts, new: list[pa.Array]) -> BoolArray:
         added = np.bincount(changes.owners, minlength=len(new[0]))
         left = new[self.multiset.count].to_numpy()
-        rewritten = (added > 0) & (heads.counts + added > 2 * np.maximum(left, 0) + _SPARE_ROWS)
+        rewritten: BoolArray = (added > 0) & (heads.counts + added > 2 * np.maximum(left, 0) + _SPARE_ROWS)
         taken = changes.chosen(changes.counts < 0)
         owners = pa.array(taken.owners)
         for index, _ in self.multiset.extremes:

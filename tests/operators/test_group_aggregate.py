@@ -1,0 +1,290 @@
+"""GroupAggregate on the harness: what it emits, what it keeps, and that modes and stores agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncstate.errors import AsyncStateError, SchemaError
+from asyncstate.operator import InputSpec
+from asyncstate.testing import OperatorHarness
+from operators import Aggregate, GroupAggregate, avg, count, max_, min_, sum_
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("s", pa.string()), ("flag", pa.bool_())])
+Store = Literal["rocksdb", "memory"]
+Row = tuple[Any, ...]
+
+
+@pytest.fixture
+def open_harness(async_enabled: bool, store_kind: Store) -> Iterator[Any]:
+    opened: list[OperatorHarness] = []
+
+    def open_one(operator: GroupAggregate, key: tuple[str, ...] = ("k",), **options: Any) -> OperatorHarness:
+        harness = OperatorHarness(
+            operator, SCHEMA, key, async_enabled=async_enabled, store=store_kind, **options
+        )
+        opened.append(harness)
+        return harness
+
+    yield open_one
+    for harness in opened:
+        harness.close()
+
+
+def push(harness: OperatorHarness, *rows: Row) -> None:
+    """Rows as (kind, k, n) with s and flag made from n, or as (kind, k, n, s, flag)."""
+    full = [row if len(row) == 5 else (*row, None if row[2] is None else str(row[2]), True) for row in rows]
+    harness.push([row[1:] for row in full], kinds=[row[0] for row in full])
+
+
+def test_net_change_of_each_bundle(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate([count().alias("c"), sum_("n")]))
+    push(harness, ("+I", "b", 1), ("+I", "a", 2), ("+I", "b", 3))
+    assert harness.end_batch() == [("+I", "b", 2, 4), ("+I", "a", 1, 2)]
+    push(harness, ("+I", "c", 7), ("-D", "a", 2), ("-U", "b", 3), ("+U", "b", 5))
+    assert harness.end_batch() == [("+I", "c", 1, 7), ("-D", "a", 1, 2), ("-U", "b", 2, 4), ("+U", "b", 2, 6)]
+    push(harness, ("-D", "b", 1), ("-D", "b", 5), ("-D", "c", 7))
+    assert harness.end_batch() == [("-D", "b", 2, 6), ("-D", "c", 1, 7)]
+    assert harness.state_entries() == {}
+
+
+def test_same_result_as_before_emits_nothing_but_is_counted(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate([max_("n")]))
+    push(harness, ("+I", "a", 5))
+    assert harness.end_batch() == [("+I", "a", 5)]
+    push(harness, ("+I", "a", 3))
+    assert harness.end_batch() == []
+    push(harness, ("-D", "a", 5))
+    assert harness.end_batch() == [("-U", "a", 5), ("+U", "a", 3)]
+
+
+def test_rows_that_cancel_out_within_a_bundle(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate([count().alias("c"), max_("n")]))
+    push(harness, ("+I", "a", 1), ("-D", "a", 1))
+    assert harness.end_batch() == []
+    assert harness.state_entries() == {}
+    push(harness, ("+I", "a", 1))
+    assert harness.end_batch() == [("+I", "a", 1, 1)]
+    push(harness, ("-D", "a", 1), ("+I", "a", 1))
+    assert harness.end_batch() == []
+    push(harness, ("-D", "a", 1), ("+I", "a", 2))
+    assert harness.end_batch() == [("-U", "a", 1, 1), ("+U", "a", 1, 2)]
+
+
+def test_without_update_before(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate([sum_("n")], emit_update_before=False))
+    push(harness, ("+I", "a", 1))
+    harness.end_batch()
+    push(harness, ("+I", "a", 2))
+    assert harness.end_batch() == [("+U", "a", 3)]
+    push(harness, ("-D", "a", 2), ("-D", "a", 1))
+    assert harness.end_batch() == [("-D", "a", 3)]
+
+
+def test_retractions_of_rows_that_are_not_there_are_dropped_and_counted(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate([count().alias("c"), sum_("n")]))
+    push(harness, ("-D", "a", 9), ("+I", "a", 1), ("-D", "b", 2))
+    assert harness.end_batch() == [("+I", "a", 1, 1)]
+    assert harness.statistics()["counter.retractions_without_state"] == 2
+    push(harness, ("-D", "a", 1), ("-D", "a", 1), ("+I", "a", 4))
+    assert harness.end_batch() == [("-U", "a", 1, 1), ("+U", "a", 1, 4)]
+    assert harness.statistics()["counter.retractions_without_state"] == 1
+
+
+def test_null_keys_and_null_values(open_harness: Any) -> None:
+    harness = open_harness(
+        GroupAggregate([count().alias("c"), count("n").alias("v"), sum_("n"), avg("n"), min_("s")])
+    )
+    push(harness, ("+I", None, None), ("+I", None, 4), ("+I", "a", None))
+    assert harness.end_batch() == [("+I", None, 2, 1, 4, 4.0, "4"), ("+I", "a", 1, 0, None, None, None)]
+    push(harness, ("-D", None, 4))
+    assert harness.end_batch() == [("-U", None, 2, 1, 4, 4.0, "4"), ("+U", None, 1, 0, None, None, None)]
+
+
+def test_filters(open_harness: Any) -> None:
+    aggregates = [count().where("flag").alias("c"), max_("n").where("flag").alias("m"), sum_("n")]
+    harness = open_harness(GroupAggregate(aggregates))
+    push(harness, ("+I", "a", 5, "x", None), ("+I", "a", 9, "x", False), ("+I", "a", 2, "x", True))
+    assert harness.end_batch() == [("+I", "a", 1, 2, 16)]
+    push(harness, ("-D", "a", 2, "x", True))
+    assert harness.end_batch() == [("-U", "a", 1, 2, 16), ("+U", "a", 0, None, 14)]
+
+
+def test_distinct(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate(), ("k", "s"))
+    push(harness, ("+I", "b", 1), ("+I", "a", 2), ("+I", "b", 1))
+    assert harness.end_batch() == [("+I", "b", "1"), ("+I", "a", "2")]
+    push(harness, ("-D", "b", 1), ("-D", "a", 2), ("+I", "c", 3))
+    assert harness.end_batch() == [("-D", "a", "2"), ("+I", "c", "3")]
+    push(harness, ("-D", "b", 1))
+    assert harness.end_batch() == [("-D", "b", "1")]
+
+
+def test_distinct_of_inserts_writes_each_key_once(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate(), changelog=False)
+    push(harness, ("+I", "b", 1), ("+I", "a", 2), ("+I", "b", 3))
+    assert harness.end_batch() == [("+I", "b"), ("+I", "a")]
+    stored = harness.state_entries()
+    push(harness, ("+I", "b", 1), ("+I", "c", 2), ("+I", "a", 3))
+    assert harness.end_batch() == [("+I", "c")]
+    push(harness, ("+I", "b", 1), ("+I", "c", 2))
+    assert harness.end_batch() == []
+    assert harness.statistics()["delta_bytes"] == 0
+    assert len(harness.state_entries()) == len(stored) + 1
+
+
+def test_one_row_without_key_columns(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate([count().alias("c"), max_("s")]), ())
+    assert harness.end_batch() == []
+    push(harness, ("+I", "a", 1), ("+I", "b", 3))
+    assert harness.end_batch() == [("+I", 2, "3")]
+    push(harness, ("-D", "b", 3))
+    assert harness.end_batch() == [("-U", 2, "3"), ("+U", 1, "1")]
+    push(harness, ("-D", "a", 1))
+    assert harness.end_batch() == [("-D", 1, "1")]
+
+
+def test_a_long_list_of_values_is_read_only_where_its_extreme_goes(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate([min_("n"), max_("n")]))
+    push(harness, *[("+I", "a", n) for n in range(3000)])
+    assert harness.end_batch() == [("+I", "a", 0, 2999)]
+    push(harness, *[("-D", "a", n) for n in range(1, 2999)])
+    assert harness.end_batch() == []
+    push(harness, ("-D", "a", 2999), ("+I", "a", 7))
+    assert harness.end_batch() == [("-U", "a", 0, 2999), ("+U", "a", 0, 7)]
+    push(harness, ("-D", "a", 0))
+    assert harness.end_batch() == [("-U", "a", 0, 7), ("+U", "a", 7, 7)]
+    push(harness, ("-D", "a", 7))
+    assert harness.end_batch() == [("-D", "a", 7, 7)]
+    assert harness.state_entries() == {}
+
+
+def test_values_that_come_and_go_do_not_pile_up(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate([max_("n")]))
+    push(harness, ("+I", "a", 1_000_000))
+    sizes = []
+    for batch in range(12):
+        push(harness, *[("+I", "a", batch * 100 + n) for n in range(100)])
+        harness.end_batch()
+        push(harness, *[("-D", "a", batch * 100 + n) for n in range(100)])
+        harness.end_batch()
+        sizes.append(sum(map(len, harness.state_entries().values())))
+    assert max(sizes) < 12_000  # one row of 100,000 written: 24 bytes each
+    assert harness.output == [("+I", "a", 1_000_000)]
+
+
+AGGREGATES: list[Aggregate] = [
+    count().alias("c"),
+    count("n").where("flag").alias("f"),
+    sum_("n"),
+    avg("n").where("flag").alias("mean"),
+    min_("n"),
+    max_("s").where("flag").alias("m"),
+]
+VALUES = st.tuples(
+    st.sampled_from(["a", "b", None]),
+    st.none() | st.integers(-3, 3),
+    st.none() | st.sampled_from(["x", "y", "zz"]),
+    st.none() | st.booleans(),
+)
+STEPS = st.lists(st.lists(st.one_of(VALUES, st.integers(0, 10**6)), max_size=12), min_size=1, max_size=5)
+"""Batches of steps: a row to insert, or a number that picks a row to take back."""
+
+
+def expected_table(live: list[Row]) -> dict[Any, Row]:
+    """The aggregation of the rows that are there, by plain Python."""
+    table = {}
+    for key in {row[0] for row in live}:
+        rows = [row for row in live if row[0] == key]
+        chosen = [row for row in rows if row[3]]
+        numbers = [row[1] for row in rows if row[1] is not None]
+        flagged = [row[1] for row in chosen if row[1] is not None]
+        texts = [row[2] for row in chosen if row[2] is not None]
+        table[key] = (
+            len(rows),
+            len(flagged),
+            sum(numbers) if numbers else None,
+            sum(flagged) / len(flagged) if flagged else None,
+            min(numbers, default=None),
+            max(texts, default=None),
+        )
+    return table
+
+
+def apply(table: dict[Any, Row], output: list[Row]) -> None:
+    """Play a changelog onto ``table``; every change must fit what is there."""
+    for kind, key, *values in output:
+        if kind in ("-U", "-D"):
+            assert table.pop(key) == tuple(values)
+        else:
+            assert key not in table
+            table[key] = tuple(values)
+
+
+@settings(max_examples=30)
+@given(steps=STEPS, insert_only=st.booleans())
+def test_netted_output_is_the_aggregation_of_what_is_there(steps: list[list[Any]], insert_only: bool) -> None:
+    """Both modes emit the same and store the same bytes; the state goes on at other parallelisms."""
+    options: dict[str, Any] = {"key": ["k"], "store": "memory", "changelog": not insert_only}
+    harnesses = [
+        OperatorHarness(GroupAggregate(AGGREGATES), SCHEMA, async_enabled=enabled, **options)
+        for enabled in (False, True)
+    ]
+    live: list[Row] = []
+    tables: list[dict[Any, Row]] = [{}, {}]
+    for index, batch in enumerate(steps):
+        if index == 2:
+            harnesses[1] = harnesses[1].restore(harnesses[1].snapshot(), parallelism=3)
+        for step in batch:
+            if isinstance(step, tuple):
+                live.append(step)
+                kind, row = "+I", step
+            elif live and not insert_only:
+                kind, row = "-D", live.pop(step % len(live))
+            else:
+                continue
+            for harness in harnesses:
+                harness.push([row], kind=kind)
+        outputs = [harness.end_batch() for harness in harnesses]
+        assert Counter(outputs[0]) == Counter(outputs[1])
+        if index < 2:
+            assert outputs[0] == outputs[1]
+        for table, output in zip(tables, outputs, strict=True):
+            apply(table, output)
+            assert table == expected_table(live)
+        assert harnesses[0].state_entries() == harnesses[1].state_entries()
+    for harness in harnesses:
+        harness.close()
+
+
+@pytest.mark.parametrize(
+    ("operator", "key", "message"),
+    [
+        (GroupAggregate([sum_("nope")]), ("k",), "needs a column 'nope'"),
+        (GroupAggregate([count().alias("k")]), ("k",), "two output columns are called 'k'"),
+        (GroupAggregate(), (), "neither key columns nor aggregates"),
+    ],
+)
+def test_wrong_declarations(operator: GroupAggregate, key: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        operator.bind([InputSpec(SCHEMA, key)])
+
+
+def test_an_argument_that_is_no_aggregate() -> None:
+    with pytest.raises(SchemaError, match="'n' is no aggregate"):
+        GroupAggregate(["n"])  # type: ignore[list-item]
+
+
+def test_a_sum_that_overflows_names_the_column(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate([sum_("n")]))
+    push(harness, ("+I", "a", 2**62))
+    harness.end_batch()
+    push(harness, ("+I", "a", 2**62))
+    with pytest.raises(AsyncStateError, match="column 'n' does not fit int64"):
+        harness.end_batch()
