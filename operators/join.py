@@ -1,0 +1,323 @@
+"""Join: the regular (unwindowed) join of two inputs, both of which may be changelogs.
+
+Owns: the operator: its checks, its reads and writes. What is put out is decided in ``join_core``, what a
+bundle changes in ``join_changes``, how rows are stored in ``join_state``.
+Invariant: after every bundle the netted output is the join of the two tables seen so far.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncstate.codec import KeyBatch
+from asyncstate.errors import SchemaError
+from asyncstate.futures import StateFuture
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.state.list_columns import ListColumns
+from operators.join_changes import Changes, insertions, multiset_changes, row_ids, unique_changes
+from operators.join_condition import Condition, JoinCondition
+from operators.join_core import Emission, JoinKind, Matches, Residual, Rows, Rules, join, partners, rules
+from operators.join_state import ListSide, Own, SideState, UniqueSide
+
+BoolArray = npt.NDArray[np.bool_]
+Int64Array = npt.NDArray[np.int64]
+
+UniqueKey = Literal["join_key"] | Sequence[str] | None
+"""What identifies a row of an input: the join key alone, columns, or nothing (equal rows may repeat)."""
+
+_SIDES = ("left", "right")
+
+
+class Join(BundleOperator):
+    """Rows of two inputs with equal keys (``key`` of the inputs), and where ``condition`` holds.
+
+    Example, auctions with their sellers, both with key ``seller`` / ``id``::
+
+        Join("inner", right_unique="join_key", condition=pc.field("category") == 10)
+
+    ``kind``: inner, left, right, full, semi (left rows that have a partner) or anti (those that have none).
+    ``condition``: a pyarrow expression over the joined columns, or a function of a RecordBatch of joined
+    candidate rows to a boolean array; null is not true. ``left_unique`` / ``right_unique``: what identifies a
+    row of that input; ``"join_key"`` is the cheapest state, None (the default) always right. A row that comes
+    under a unique key that is taken replaces the row before it. ``suffixes`` are put behind column names that
+    both inputs have. A null in the key matches nothing, with ``null_safe`` it matches null.
+
+    Output: left columns, then right columns (semi and anti: left columns), in arrival order of the rows that
+    cause it, then in order of the rows they meet: the net change of each bundle.
+
+    * inner: a row's own kind (+U gives +U).
+    * left, right, full: +I and -D. A row without partner is padded with nulls; its first partner takes the
+      padded row back (-D) before it adds the pair, its last partner's going brings it back (+I).
+    * semi, anti: the left row's own kind when it arrives; +I or -D when right rows change the answer.
+
+    A retraction of a row that is not there is dropped and counted (``retractions_without_state``). Rows with
+    a null key are not stored, since they never match: where they are padded a retraction is believed.
+
+    State: ``left`` and ``right``: all columns of the rows, under the join key: a list of rows, or one row
+    where the key is unique. A bundle reads the other side's rows for its keys, and of its own side the sizes
+    only, unless it takes rows back (or replaces them) or a condition asks who had a partner before. Partners
+    are counted afresh from the rows, so no association counts are stored.
+
+    Source: Flink's ``StreamingJoinOperator``, ``StreamingSemiAntiJoinOperator`` and their mini-batch forms.
+    """
+
+    num_inputs: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        kind: JoinKind = "inner",
+        condition: JoinCondition | None = None,
+        *,
+        left_unique: UniqueKey = None,
+        right_unique: UniqueKey = None,
+        suffixes: tuple[str, str] = ("", "_right"),
+        null_safe: bool = False,
+    ) -> None:
+        if kind not in get_args(JoinKind):
+            raise SchemaError(f"Join: kind is {kind!r}; choose one of {', '.join(get_args(JoinKind))}")
+        if condition is not None and not callable(condition) and not isinstance(condition, pc.Expression):
+            raise SchemaError(f"Join: condition is {condition!r}; give a pyarrow expression or a function")
+        self.kind: JoinKind = kind
+        self.condition = condition
+        self.unique = tuple(
+            _unique(key, side) for key, side in zip((left_unique, right_unique), _SIDES, strict=True)
+        )
+        self.suffixes = suffixes
+        self.null_safe = null_safe
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """Left columns, then right columns; only the left ones for semi and anti."""
+        left, right = inputs
+        _check_keys(left, right)
+        for unique, spec in zip(self.unique, inputs, strict=True):
+            for column in unique if isinstance(unique, tuple) else ():
+                spec.column(column)
+        joined = self._joined_schema(inputs)
+        if self.condition is not None:
+            Condition(self.condition, joined).check()
+        return left.schema if self.kind in ("semi", "anti") else joined
+
+    def _joined_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        names = [spec.schema.names for spec in inputs]
+        shared = set(names[0]) & set(names[1])
+        nullable = (self.kind in ("right", "full"), self.kind in ("left", "full"))
+        fields = [
+            pa.field(
+                field.name + (suffix if field.name in shared else ""), field.type, field.nullable or padded
+            )
+            for spec, suffix, padded in zip(inputs, self.suffixes, nullable, strict=True)
+            for field in spec.schema
+        ]
+        for field in fields:
+            if [other.name for other in fields].count(field.name) > 1:
+                raise SchemaError(
+                    f"Join: column '{field.name}' would occur twice in the output; give other suffixes than "
+                    f"{self.suffixes!r}, or rename the column in one of the inputs"
+                )
+        return pa.schema(fields)
+
+    def open(self, context: OperatorContext) -> None:
+        """See ``Operator``."""
+        self._inputs = tuple(context.inputs)
+        self._states: tuple[SideState, ...] = tuple(
+            (UniqueSide if unique == "join_key" else ListSide)(name, spec.schema, context)
+            for name, unique, spec in zip(_SIDES, self.unique, self._inputs, strict=True)
+        )
+        self._dropped = context.counter("retractions_without_state")
+        self._residual = (
+            None if self.condition is None else Condition(self.condition, self._joined_schema(self._inputs))
+        )
+
+    # -- one bundle ---------------------------------------------------------------------------------
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        keys, _ = self._matchable(bundle)
+        if len(keys):
+            self._states[1 - bundle.input_index].prefetch(keys)
+            if self._reads_own(bundle):
+                self._states[bundle.input_index].prefetch(keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
+        """See ``BundleOperator``."""
+        side = bundle.input_index
+        keys, row_keys = self._matchable(bundle)
+        full = self._full(bundle, len(keys), row_keys)
+        watch = rules(self.kind, side).watch
+        others = self._states[1 - side].async_rows(keys)
+        own = self._states[side].async_own(keys, full, watch)
+        return others.then_combine(
+            own, lambda found, mine: self._join(bundle, keys, row_keys, found, mine, ctx)
+        )
+
+    def _matchable(self, bundle: Bundle) -> tuple[KeyBatch, Int64Array]:
+        """The keys that can match, and the index of each row's key among them (-1: it never matches)."""
+        keys = bundle.keys
+        row_keys = keys.inverse.astype(np.int64)
+        if self.null_safe or not any(column.null_count for column in keys.columns):
+            return keys, row_keys
+        matchable = np.ones(len(keys), np.bool_)
+        for column in keys.columns:
+            matchable &= column.is_valid().to_numpy(zero_copy_only=False)
+        position = np.where(matchable, np.cumsum(matchable) - 1, -1)
+        return keys.select(matchable), position[row_keys]
+
+    def _replaces(self, side: int) -> bool:
+        """True where an accumulated row may replace a stored one."""
+        return self.unique[side] is not None and self._inputs[side].changelog
+
+    def _reads_own(self, bundle: Bundle) -> bool:
+        """True where a bundle needs more of its own side than a blind write."""
+        side = bundle.input_index
+        blind = self.unique[side] == "join_key" and not self._replaces(side) and bundle.insert_only
+        return not blind or rules(self.kind, side).watch
+
+    def _full(self, bundle: Bundle, num_keys: int, row_keys: Int64Array) -> BoolArray:
+        """The keys whose own rows must be read: some may go, or the condition asks for their partners."""
+        side = bundle.input_index
+        if self._replaces(side) or (rules(self.kind, side).watch and self.condition is not None):
+            return np.ones(num_keys, np.bool_)
+        full = np.zeros(num_keys, np.bool_)
+        if not bundle.insert_only:
+            taken_back = row_keys[~bundle.accumulate]
+            full[taken_back[taken_back >= 0]] = True
+        return full
+
+    def _join(
+        self,
+        bundle: Bundle,
+        keys: KeyBatch,
+        row_keys: Int64Array,
+        found: ListColumns,
+        own: Own,
+        ctx: BundleContext,
+    ) -> None:
+        side = bundle.input_index
+        rule = rules(self.kind, side)
+        matchable = np.flatnonzero(row_keys >= 0)
+        changes = self._changes(bundle, matchable, row_keys, own)
+        self._dropped.add(changes.dropped)
+        driving, kinds = _driving(bundle, matchable, row_keys, own, changes, with_null_keys=rule.unmatched)
+        others = Rows(found.columns, found.key_index)
+        residual = self._oriented(side)
+        matches = Matches(driving, others, len(keys), residual)
+        before = self._partners_before(own, others, len(keys), residual) if rule.watch else None
+        for emission in join(rule, kinds, matches, before):
+            self._emit(side, rule, driving, others, emission, ctx)
+        added = matchable[changes.added]
+        columns = _take(bundle.batch.columns, added)
+        self._states[side].apply(keys, own, changes.removed, columns, row_keys[added])
+
+    def _changes(self, bundle: Bundle, matchable: Int64Array, row_keys: Int64Array, own: Own) -> Changes:
+        """The net change of the rows that can match (indices into ``matchable``)."""
+        side, stored = bundle.input_index, own.rows
+        kinds = bundle.kinds[matchable]
+        if bundle.insert_only and not self._replaces(side):
+            return insertions(kinds, stored.num_rows)
+        columns = [
+            pa.concat_arrays([old, new])
+            for old, new in zip(stored.columns, _take(bundle.batch.columns, matchable), strict=True)
+        ]
+        groups = np.concatenate([stored.key_index, row_keys[matchable]])
+        content = row_ids(columns, groups)
+        size, unique = stored.num_rows, self.unique[side]
+        if unique is None:
+            return multiset_changes(content[:size], content[size:], kinds)
+        names = self._inputs[side].schema.names
+        chosen = [] if unique == "join_key" else [columns[names.index(name)] for name in unique]
+        ids = row_ids(chosen, groups)
+        return unique_changes(ids[:size], content[:size], ids[size:], content[size:], kinds)
+
+    def _oriented(self, side: int) -> Residual | None:
+        """The condition as a function of driving and other columns."""
+        residual = self._residual
+        if residual is None or side == 0:
+            return residual
+        return lambda driving, other: residual(other, driving)
+
+    def _partners_before(
+        self, own: Own, others: Rows, num_keys: int, residual: Residual | None
+    ) -> Int64Array:
+        if residual is not None:
+            return partners(Rows(own.rows.columns, own.rows.key_index), others, num_keys, residual)
+        assert own.counts is not None
+        counts: Int64Array = own.counts[others.key_index]
+        return counts
+
+    def _emit(
+        self, side: int, rule: Rules, driving: Rows, others: Rows, emission: Emission, ctx: BundleContext
+    ) -> None:
+        if not len(emission.kinds):
+            return
+        parts = [(driving, emission.driving), (others, emission.other)]
+        if side == 1:
+            parts.reverse()
+        if not rule.pairs:
+            parts = parts[:1]
+        columns = [column for rows, indices in parts for column in _take(rows.columns, indices)]
+        ctx.emit(columns, emission.kinds)
+
+
+def _driving(
+    bundle: Bundle,
+    matchable: Int64Array,
+    row_keys: Int64Array,
+    own: Own,
+    changes: Changes,
+    with_null_keys: bool,
+) -> tuple[Rows, npt.NDArray[np.int8]]:
+    """The rows that drive the join, in order, with their kinds: the changes, and rows that never match."""
+    size, num_rows = len(matchable), bundle.num_rows
+    stored = changes.rows >= size
+    rows = np.where(stored, changes.rows - size + num_rows, 0)
+    rows[~stored] = matchable[changes.rows[~stored]]
+    kinds = changes.kinds
+    if with_null_keys and size < num_rows:
+        alone = np.flatnonzero(row_keys < 0)
+        order = np.argsort(np.concatenate([matchable[changes.at], alone]), kind="stable")
+        rows = np.concatenate([rows, alone])[order]
+        kinds = np.concatenate([kinds, bundle.kinds[alone]])[order]
+    columns, key_index = bundle.batch.columns, row_keys
+    if stored.any():
+        columns = [pa.concat_arrays(pair) for pair in zip(columns, own.rows.columns, strict=True)]
+        key_index = np.concatenate([row_keys, own.rows.key_index])
+    return Rows(_take(columns, rows), key_index[rows]), kinds
+
+
+def _take(columns: Sequence[pa.Array], indices: Int64Array) -> Sequence[pa.Array]:
+    """Rows of the columns; null where the index is -1."""
+    length = len(columns[0]) if columns else 0
+    if len(indices) == length and bool((indices == np.arange(length)).all()):
+        return columns
+    missing = indices < 0
+    rows = pa.array(indices, mask=missing) if missing.any() else pa.array(indices)
+    return [column.take(rows) for column in columns]
+
+
+def _unique(key: UniqueKey, side: str) -> Literal["join_key"] | tuple[str, ...] | None:
+    if key is None or key == "join_key":
+        return key
+    if isinstance(key, str) or not key or not all(isinstance(name, str) for name in key):
+        raise SchemaError(f"Join: {side}_unique is {key!r}; give 'join_key', a list of columns, or None")
+    return tuple(key)
+
+
+def _check_keys(left: InputSpec, right: InputSpec) -> None:
+    if len(left.key) != len(right.key):
+        raise SchemaError(
+            f"Join: {left.name} has the key ({', '.join(left.key)}), {right.name} ({', '.join(right.key)}); "
+            "give both inputs equally many key columns"
+        )
+    for one, other in zip(left.key_schema, right.key_schema, strict=True):
+        if one.type != other.type:
+            raise SchemaError(
+                f"Join: key column '{one.name}' of {left.name} is {one.type} but "
+                f"'{other.name}' of {right.name} is {other.type}; cast one of them"
+            )
