@@ -1,0 +1,33 @@
+"""Stateful operators in Spark Structured Streaming: the foreachBatch job and what belongs to it.
+
+Owns: nothing; re-exports the public names.
+Invariant: importing this package imports neither pyspark nor the job: a Python worker that unpickles a task passes
+through here on its way to ``asyncstate.spark.task``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncstate.spark.batch import MicroBatch
+    from asyncstate.spark.job import StreamingJob
+    from asyncstate.spark.progress import BatchStatistics
+    from asyncstate.spark.session import build_session, recommended_conf
+
+__all__ = ["BatchStatistics", "MicroBatch", "StreamingJob", "build_session", "recommended_conf"]
+
+_HOMES = {
+    "BatchStatistics": "asyncstate.spark.progress",
+    "MicroBatch": "asyncstate.spark.batch",
+    "StreamingJob": "asyncstate.spark.job",
+    "build_session": "asyncstate.spark.session",
+    "recommended_conf": "asyncstate.spark.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'asyncstate.spark' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,261 @@
+"""One micro-batch: what the user's function applies operators with.
+
+Owns: ``MicroBatch`` and what its operators have reported so far.
+Invariant: an operator's stage has run, whole and once, when ``apply`` returns; nothing is committed here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from asyncstate.config import Config
+from asyncstate.errors import ConfigurationError, JobError
+from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
+from asyncstate.runtime import CommitRecord, TaskSpec, check_operator, watermark_after
+from asyncstate.spark.checks import (
+    Delay,
+    Keys,
+    check_fingerprint,
+    check_operator_options,
+    check_uid,
+    fingerprint,
+    keys_of_inputs,
+    times_of_inputs,
+)
+from asyncstate.spark.exchange import Stage, exchange, input_spec, run_stage, stage_schema, wire_schema
+from asyncstate.spark.failures import translated
+from asyncstate.spark.ledger import previous_watermark
+from asyncstate.spark.task import PartitionTask, RunPartition
+from asyncstate.storage import Manifest, OperatorManifest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class JobFrame:
+    """What all micro-batches of a job share. ``resolve`` makes the Config of an operator from its own options."""
+
+    job_id: str
+    name: str
+    checkpoint: str
+    config: Config
+    resolve: Any
+    default_parallelism: int
+    run: RunPartition | None = None
+
+
+@dataclass(frozen=True)
+class Applied:
+    """One operator of the batch: what it was and what its partitions reported."""
+
+    uid: str
+    operator: str
+    parallelism: int
+    delays: Sequence[int | None]
+    schemas: Mapping[str, str]
+    stage: Stage
+    records: list[CommitRecord]
+    plan_seconds: float
+    stage_seconds: float
+
+
+class MicroBatch:
+    """Applies stateful operators to the DataFrames of one micro-batch; usable until the function returns.
+
+    Two applies may run from two threads of the user's function; each uid at most once.
+    """
+
+    def __init__(self, frame: JobFrame, batch_id: int, base: Manifest | None, now_us: int, final: bool) -> None:
+        self._frame = frame
+        self._base = base
+        self._lock = threading.Lock()
+        self._uids: list[str] = []
+        self._open = True
+        self.batch_id = batch_id
+        self.watermark: int = MAX_WATERMARK if final else watermark_after(base)
+        """Microseconds; MIN_WATERMARK before any event time was seen, MAX_WATERMARK in ``finish``."""
+        self.processing_time = now_us
+        """Microseconds; when the driver started this micro-batch."""
+        self.final = final
+        """True in the last run, made by ``StreamingJob.finish`` with an empty DataFrame."""
+        self.applied: dict[str, Applied] = {}
+
+    def apply(
+        self,
+        operator: Operator,
+        *inputs: DataFrame,
+        uid: str,
+        key: Keys = None,
+        event_time: str | Sequence[str | None] | None = None,
+        watermark_delay: Delay | Sequence[Delay] = None,
+        options: Mapping[str, object] | None = None,
+    ) -> DataFrame:
+        """Run ``operator`` over this micro-batch's rows of ``inputs``; its output with a ``row_kind`` column.
+
+        ``key``: the key columns, a name or several; None for one global key; with two inputs one entry for each.
+        ``event_time`` names the timestamp column; with ``watermark_delay`` the input holds back the watermark.
+        ``options`` are ``async-state.*`` settings of this operator. ``uid`` ties the operator to its state in the
+        checkpoint: keep it when the job changes.
+
+        The result can be read any number of times, or not at all, until the function returns. Raises SchemaError,
+        StateDeclarationError, ConfigurationError and JobError before any row is read, OperatorError and
+        StoreError from the run.
+        """
+        started = time.perf_counter()
+        with self._lock:
+            self._check_open(uid)
+            check_uid(uid, self._uids)
+            self._uids.append(uid)
+        prepared = self._prepare(operator, inputs, uid, key, event_time, watermark_delay, options or {})
+        rows = exchange(inputs, prepared.spec.inputs, prepared.spec.parallelism, prepared.spec.max_parallelism)
+        planned = time.perf_counter()
+        with translated():
+            stage = run_stage(rows, prepared.task, prepared.stage_schema)
+        self.applied[uid] = Applied(
+            uid=uid,
+            operator=type(operator).__name__,
+            parallelism=prepared.spec.parallelism,
+            delays=prepared.delays,
+            schemas=prepared.schemas,
+            stage=stage,
+            records=_checked_records(uid, prepared.spec.parallelism, stage),
+            plan_seconds=planned - started,
+            stage_seconds=time.perf_counter() - planned,
+        )
+        return stage.rows
+
+    @property
+    def failed_uids(self) -> list[str]:
+        """Operators whose ``apply`` raised."""
+        return [uid for uid in self._uids if uid not in self.applied]
+
+    def close(self) -> None:
+        """Give all rows back; called when the function has returned or failed."""
+        self._open = False
+        for applied in self.applied.values():
+            applied.stage.release()
+
+    def _check_open(self, uid: str) -> None:
+        if not self._open:
+            raise JobError(
+                f"operator '{uid}': micro-batch {self.batch_id} is over; call apply inside the micro_batch function"
+            )
+
+    def _prepare(
+        self,
+        operator: Operator,
+        inputs: Sequence[DataFrame],
+        uid: str,
+        key: Keys,
+        event_time: str | Sequence[str | None] | None,
+        watermark_delay: Delay | Sequence[Delay],
+        options: Mapping[str, object],
+    ) -> _Prepared:
+        if not isinstance(operator, Operator):
+            raise JobError(f"apply('{uid}') got {operator!r}, which is no Operator; pass an instance of one")
+        if len(inputs) != operator.num_inputs:
+            raise JobError(
+                f"operator '{uid}' ({type(operator).__name__}) takes {operator.num_inputs} inputs but got "
+                f"{len(inputs)}; pass one DataFrame for each"
+            )
+        check_operator_options(uid, options)
+        config: Config = self._frame.resolve(options)
+        specs = _input_specs(uid, inputs, key, event_time, watermark_delay)
+        stored = self._base.operators.get(uid) if self._base is not None else None
+        output, _ = check_operator(
+            uid, operator, specs.inputs, config, config.max_parallelism, stored.states if stored is not None else ()
+        )
+        schemas = fingerprint(specs.inputs, output)
+        if stored is not None:
+            check_fingerprint(uid, stored.schema, schemas)
+        schema = stage_schema(uid, output)
+        spec = self._task_spec(operator, uid, specs.inputs, config, stored)
+        return _Prepared(
+            spec, PartitionTask(spec, wire_schema(schema), self._frame.run), schema, specs.delays, schemas
+        )
+
+    def _task_spec(
+        self,
+        operator: Operator,
+        uid: str,
+        inputs: tuple[InputSpec, ...],
+        config: Config,
+        stored: OperatorManifest | None,
+    ) -> TaskSpec:
+        return TaskSpec(
+            job_id=self._frame.job_id,
+            uid=uid,
+            operator=operator,
+            inputs=inputs,
+            config=config,
+            parallelism=self._parallelism(uid, config, stored),
+            max_parallelism=config.max_parallelism,
+            batch_id=self.batch_id,
+            base_version=self._base.batch_id if self._base is not None else -1,
+            base=stored,
+            watermark=self.watermark,
+            previous_watermark=previous_watermark(self._base),
+            processing_time=self.processing_time,
+            checkpoint=self._frame.checkpoint,
+            local_dir=config.local_path,
+        )
+
+    def _parallelism(self, uid: str, config: Config, stored: OperatorManifest | None) -> int:
+        """What the options say; by default what is stored, or a partition a core for new state."""
+        auto = stored.parallelism if stored is not None else self._frame.default_parallelism
+        chosen = config.parallelism or min(auto, config.max_parallelism)
+        if chosen > config.max_parallelism:
+            raise ConfigurationError(
+                f"operator '{uid}': parallelism {chosen} is more than its {config.max_parallelism} key groups "
+                "(async-state.max-parallelism, fixed by the job's first batch); choose a lower one"
+            )
+        return chosen
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    spec: TaskSpec
+    task: PartitionTask
+    stage_schema: Any
+    delays: Sequence[int | None]
+    schemas: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    inputs: tuple[InputSpec, ...]
+    delays: Sequence[int | None]
+
+
+def _input_specs(
+    uid: str,
+    inputs: Sequence[DataFrame],
+    key: Keys,
+    event_time: str | Sequence[str | None] | None,
+    watermark_delay: Delay | Sequence[Delay],
+) -> _Inputs:
+    count = len(inputs)
+    sides = [""] if count == 1 else ["left ", "right "] if count == 2 else [f"{i + 1}. " for i in range(count)]
+    keys = keys_of_inputs(uid, key, count)
+    times, delays = times_of_inputs(uid, event_time, watermark_delay, count)
+    specs = [
+        input_spec(df, keys[i], times[i], f"the {sides[i]}input of operator '{uid}'") for i, df in enumerate(inputs)
+    ]
+    return _Inputs(tuple(specs), delays)
+
+
+def _checked_records(uid: str, parallelism: int, stage: Stage) -> list[CommitRecord]:
+    records = [CommitRecord.from_bytes(record) for record in stage.records]
+    reported = sorted(record.partition for record in records)
+    if reported != list(range(parallelism)):
+        stage.release()
+        raise JobError(
+            f"operator '{uid}': partitions {reported} reported, expected each of 0..{parallelism - 1} once; nothing "
+            "was committed, start the query again"
+        )
+    return records

@@ -1,0 +1,24 @@
+"""The columns that travel between the driver's plan and the tasks beside the payload.
+
+Owns: their names and the encoding of ``ROUTE``; both sides import it from here.
+Must not import pyspark.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ROUTE: Final = "__asyncstate_route"
+"""int32 of every row that goes to a task: ``partition * 4 + tag``."""
+COMMIT: Final = "__asyncstate_commit"
+"""binary of every row that comes from a task: the CommitRecord in its last row, null in all others."""
+
+TAG_BITS: Final = 2
+TAG_MASK: Final = (1 << TAG_BITS) - 1
+MARKER_TAG: Final = 3
+"""The tag of the one row a partition that has no payload; other tags are the index of the input."""
+
+
+def struct_name(index: int) -> str:
+    """With several inputs: the struct column that has the payload of input ``index``."""
+    return f"__asyncstate_input{index}"

@@ -1,0 +1,179 @@
+"""The DataFrames of one ``apply``: inputs to partitions, partitions through tasks, tasks to rows.
+
+Owns: the input schemas as Arrow sees them, the exchange by key group, and the materialised stage.
+Invariant: a stage runs in the one action made here; afterwards its rows are only read. Spark cannot run it again
+even if it loses them: the plan that made them is cut off, and the micro-batch fails instead.
+Must not import runtime's tasks or storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+from pyspark.storagelevel import StorageLevel
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.errors import SchemaError
+from asyncstate.operator import InputSpec
+from asyncstate.spark.columns import COMMIT, MARKER_TAG, ROUTE, TAG_BITS, struct_name
+from asyncstate.spark.task import PartitionTask
+
+
+def input_spec(df: DataFrame, key: tuple[str, ...], event_time: str | None, name: str) -> InputSpec:
+    """What an operator is told of ``df``. Raises SchemaError for missing, double or unsupported columns."""
+    names = df.columns
+    double = sorted({column for column in names if names.count(column) > 1})
+    if double:
+        raise SchemaError(f"{name} has more than one column called '{double[0]}'; rename or drop all but one")
+    reserved = [column for column in names if column in (ROUTE, COMMIT)]
+    if reserved:
+        raise SchemaError(f"{name}: the column name '{reserved[0]}' is used by asyncstate; rename it")
+    kinds = [field for field in df.schema if field.name == ROW_KIND_COLUMN]
+    if kinds and not isinstance(kinds[0].dataType, StringType):
+        raise SchemaError(
+            f"{name}: column '{ROW_KIND_COLUMN}' is of type {kinds[0].dataType.simpleString()}; a changelog has "
+            "strings (+I, -U, +U, -D) there; cast or rename it"
+        )
+    payload = [field for field in df.schema if field.name != ROW_KIND_COLUMN]
+    return InputSpec(arrow_schema(StructType(payload), name), key, event_time, bool(kinds), name)
+
+
+def arrow_schema(schema: StructType, name: str) -> pa.Schema:
+    """``schema`` in Arrow: everything nullable, timestamps in UTC, so that it does not vary with plan or session."""
+    nullable = nullable_type(schema)
+    assert isinstance(nullable, StructType)
+    fields = []
+    for field in nullable:
+        try:
+            fields.append(to_arrow_schema(StructType([field]), timezone="UTC").field(0))
+        except Exception as error:
+            raise SchemaError(
+                f"{name}: column '{field.name}' of type {field.dataType.simpleString()} cannot be sent to Python "
+                "as Arrow; cast or drop it"
+            ) from error
+    return pa.schema(fields)
+
+
+def nullable_type(kind: DataType) -> DataType:
+    """``kind`` with every field, element and value nullable."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, nullable_type(f.dataType), True) for f in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(nullable_type(kind.elementType), True)
+    if isinstance(kind, MapType):
+        return MapType(nullable_type(kind.keyType), nullable_type(kind.valueType), True)
+    return kind
+
+
+def stage_schema(uid: str, output: pa.Schema) -> StructType:
+    """What a task sends back: the operator's output, ``row_kind`` and the commit column, all nullable."""
+    try:
+        columns = nullable_type(from_arrow_schema(output))
+    except Exception as error:
+        raise SchemaError(
+            f"operator '{uid}': its output ({', '.join(map(str, output))}) has a type Spark does not know: {error}; "
+            "let bind() return another type"
+        ) from error
+    assert isinstance(columns, StructType)
+    taken = {ROW_KIND_COLUMN, COMMIT} & set(output.names)
+    if taken:
+        raise SchemaError(f"operator '{uid}': its output has a column '{taken.pop()}', a reserved name; rename it")
+    technical = [StructField(ROW_KIND_COLUMN, StringType()), StructField(COMMIT, BinaryType())]
+    return StructType([*columns.fields, *technical])
+
+
+def wire_schema(stage: StructType) -> pa.Schema:
+    """``stage`` as the Arrow schema that Spark reads from a task."""
+    return to_arrow_schema(stage, timezone="UTC")
+
+
+def exchange(
+    inputs: Sequence[DataFrame], specs: Sequence[InputSpec], parallelism: int, max_parallelism: int
+) -> DataFrame:
+    """All rows with their route, one marker row a partition, each partition's rows together."""
+    routed = [
+        _routed(index, len(inputs), df, spec, parallelism, max_parallelism)
+        for index, (df, spec) in enumerate(zip(inputs, specs, strict=True))
+    ]
+    if len(inputs) > 1:
+        routed = [_in_structs(index, routed) for index in range(len(routed))]
+    rows = routed[0]
+    for more in routed[1:]:
+        rows = rows.union(more)
+    rows = rows.union(_markers(rows, parallelism))
+    return rows.repartitionById(parallelism, F.shiftright(F.col(ROUTE), TAG_BITS))
+
+
+def _routed(
+    index: int, num_inputs: int, df: DataFrame, spec: InputSpec, parallelism: int, max_parallelism: int
+) -> DataFrame:
+    columns = [*spec.schema.names, *([ROW_KIND_COLUMN] if spec.changelog else [])]
+    group = F.pmod(F.xxhash64(*map(_column, spec.key)), F.lit(max_parallelism)) if spec.key else F.lit(0)
+    partition = F.call_function("div", group * parallelism, F.lit(max_parallelism))
+    route = (partition * (1 << TAG_BITS) + index).cast("int").alias(ROUTE)
+    return df.select(route, *map(_column, columns))
+
+
+def _in_structs(index: int, routed: Sequence[DataFrame]) -> DataFrame:
+    """Input ``index`` with its payload in its own struct column, null in the columns of the other inputs."""
+    structs = []
+    for other, df in enumerate(routed):
+        payload = df.columns[1:]
+        kind = StructType([field for field in df.schema if field.name != ROUTE])
+        value = F.struct(*map(_column, payload)) if other == index else F.lit(None).cast(kind)
+        structs.append(value.alias(struct_name(other)))
+    return routed[index].select(ROUTE, *structs)
+
+
+def _markers(rows: DataFrame, parallelism: int) -> DataFrame:
+    """One row a partition without payload: every task runs, and knows its partition, also without data."""
+    route = (F.col("id") * (1 << TAG_BITS) + MARKER_TAG).cast("int").alias(ROUTE)
+    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema if field.name != ROUTE]
+    return rows.sparkSession.range(0, parallelism, 1, 1).select(route, *nulls)
+
+
+def _column(name: str) -> Column:
+    """The column called ``name``, dots and backticks taken literally."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The rows of a stage that has run, and the commit records it sent."""
+
+    rows: DataFrame
+    records: list[bytes]
+    _checkpointed: DataFrame
+
+    def release(self) -> None:
+        """Give the rows' memory back; afterwards they cannot be read."""
+        self._checkpointed._jdf.logicalPlan().rdd().unpersist(False)
+
+
+def run_stage(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> Stage:
+    """Run ``task`` on every partition, once, keeping the rows and collecting the commit records.
+
+    A lazy local checkpoint keeps the rows on the executors in the same pass that collects the records, and then
+    drops the lineage. Cached rows would be recomputed when an executor is lost, in another order of arrival and so
+    perhaps with other results than those committed; these make the micro-batch fail and be replayed.
+    """
+    stage = exchanged.mapInArrow(task, schema).localCheckpoint(
+        eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK
+    )
+    found = stage.where(F.col(COMMIT).isNotNull()).select(COMMIT).collect()
+    rows = stage.where(F.col(COMMIT).isNull()).drop(COMMIT)
+    return Stage(rows, [bytes(row[0]) for row in found], stage)

@@ -1,0 +1,69 @@
+"""Errors across the border between worker and driver.
+
+Owns: how an AsyncStateError raised in a Python worker reaches the driver as the same class with the same message,
+and not as the Java exception that carried it.
+Invariant: an error that did not come from a task passes unchanged.
+Must not import pyspark: workers import this module.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+import traceback
+from collections.abc import Iterator
+
+import msgspec
+
+from asyncstate import errors
+from asyncstate.errors import AsyncStateError
+
+_NOTE = re.compile(r"\[asyncstate-error ([A-Za-z0-9+/=]+)\]")
+
+
+class WorkerTraceback(Exception):
+    """The traceback of a task, as text; the cause of the error that is raised on the driver."""
+
+    def __str__(self) -> str:
+        return f"\n\nin the Python worker:\n{self.args[0]}"
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    kind: str
+    message: str
+    traceback: str
+
+
+def mark(error: AsyncStateError) -> None:
+    """Add a note to ``error`` from which the driver can restore it, however Java wraps the text."""
+    sent = _Sent(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+    error.add_note(f"[asyncstate-error {base64.b64encode(msgspec.json.encode(sent)).decode()}]")
+
+
+def restore(text: str) -> AsyncStateError | None:
+    """The error whose note stands in ``text``, with a WorkerTraceback as its cause; None without a note."""
+    found = _NOTE.search(text)
+    if found is None:
+        return None
+    sent = msgspec.json.decode(base64.b64decode(found.group(1)), type=_Sent)
+    kind = getattr(errors, sent.kind, AsyncStateError)
+    error = kind(sent.message)
+    assert isinstance(error, AsyncStateError)
+    error.__cause__ = WorkerTraceback(sent.traceback)
+    return error
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Inside, an exception of Spark that carries an AsyncStateError of a task is raised as that error."""
+    try:
+        yield
+    except AsyncStateError:
+        raise
+    except Exception as error:
+        restored = restore(str(error))
+        if restored is None:
+            raise
+        # Spark's own exception repeats the traceback between pages of Java frames; the cause says it once.
+        raise restored from restored.__cause__

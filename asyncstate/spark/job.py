@@ -1,0 +1,245 @@
+"""A streaming job: one foreachBatch function, one checkpoint, one commit a micro-batch.
+
+Owns: ``StreamingJob``: configuration frozen at its making, the order of batch ids, commit and finish.
+Invariant: the manifest of a batch is written after the user's function has returned, and only then.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructType
+
+from asyncstate.clock import Clock, SystemClock
+from asyncstate.config import Config, resolve
+from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
+from asyncstate.runtime import advance_sources, operator_after
+from asyncstate.spark.batch import Applied, JobFrame, MicroBatch
+from asyncstate.spark.failures import restore
+from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
+from asyncstate.spark.progress import BatchStatistics, OperatorStatistics, sum_records
+from asyncstate.spark.task import RunPartition
+from asyncstate.storage import Manifest, OperatorManifest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+BatchFunction = Callable[["DataFrame", MicroBatch], object]
+
+HISTORY_BATCHES_MAX = 100
+
+_log = logging.getLogger(__name__)
+
+
+class StreamingJob:
+    """Runs stateful operators inside ``foreachBatch`` and keeps their state in ``checkpoint_dir``.
+
+    ``options`` are ``async-state.*`` settings; they win over the session's, which are read once, here. ``name``
+    stands in the checkpoint: another job's checkpoint is refused. ``first_batch_id`` is the batch id with which a
+    job without a checkpoint may start, for a query that already has run without it.
+
+    Raises ConfigurationError for settings that cannot hold and CheckpointError for a checkpoint that cannot be used.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        checkpoint_dir: str | None = None,
+        options: Mapping[str, object] | None = None,
+        name: str = "asyncstate",
+        *,
+        first_batch_id: int = 0,
+        clock: Clock | None = None,
+        run: RunPartition | None = None,
+    ) -> None:
+        given = dict(options or {})
+        if checkpoint_dir is not None:
+            given["async-state.checkpoint-dir"] = checkpoint_dir
+        session = dict(spark.conf.getAll)
+        self.config: Config = resolve(given, session)
+        """The settings of operators without options of their own."""
+        if self.config.checkpoint_dir is None:
+            raise ConfigurationError(
+                f"job '{name}' has no checkpoint folder; give StreamingJob(checkpoint_dir=...) or set "
+                "async-state.checkpoint-dir to a folder that driver and workers reach"
+            )
+        self.name = name
+        self.history: deque[BatchStatistics] = deque(maxlen=HISTORY_BATCHES_MAX)
+        """The last micro-batches' figures, the newest last."""
+        self.last_error: BaseException | None = None
+        """What the last micro-batch failed with; None after a good one."""
+        self._spark = spark
+        self._clock = clock if clock is not None else SystemClock()
+        self._ledger = Ledger(self.config, name, first_batch_id)
+        self._function: BatchFunction | None = None
+        self._schema: str | None = None
+        self._running = False
+        self._frame = JobFrame(
+            job_id=self._ledger.job_id,
+            name=name,
+            checkpoint=self._ledger.folder,
+            config=self.config,
+            resolve=lambda own: resolve({**given, **own}, session),
+            default_parallelism=spark.sparkContext.defaultParallelism,
+            run=run,
+        )
+
+    @property
+    def statistics(self) -> BatchStatistics | None:
+        """Figures of the last committed micro-batch."""
+        return self.history[-1] if self.history else None
+
+    def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
+        """Decorator: turns ``function(df, batch)`` into what ``writeStream.foreachBatch`` takes."""
+        if not callable(function):
+            raise JobError("job.micro_batch decorates a function (df, batch); write @job.micro_batch above it")
+        if self._function is not None:
+            raise JobError(
+                f"job '{self.name}' already has a micro_batch function; make one StreamingJob for each query"
+            )
+        self._function = function
+
+        def on_batch(df: DataFrame, batch_id: int) -> None:
+            _check_call(df, batch_id)
+            self._run(df, int(batch_id), final=False)
+
+        on_batch.__name__ = getattr(function, "__name__", "on_batch")
+        on_batch.__doc__ = function.__doc__
+        return on_batch
+
+    def finish(self) -> None:
+        """After the query has ended: one more run with no rows and the final watermark; closes the checkpoint.
+
+        All timers and windows fire. Raises JobError if no micro-batch has ever run, CheckpointError if the job has
+        been finished before.
+        """
+        latest = self._ledger.latest()
+        schema = self._schema or batch_schema(latest)
+        if latest is None or schema is None:
+            raise JobError(f"job '{self.name}' has run no micro-batch yet, so there is nothing to finish")
+        empty = self._spark.createDataFrame([], StructType.fromJson(json.loads(schema)))
+        self._run(empty, latest.batch_id + 1, final=True)
+
+    def await_termination(self, query: StreamingQuery, timeout: float | None = None) -> bool | None:
+        """``query.awaitTermination`` that raises this job's own error instead of Spark's wrapping of it."""
+        try:
+            return query.awaitTermination(timeout)
+        except Exception as failure:
+            error = self.last_error
+            if isinstance(error, AsyncStateError):
+                raise error from error.__cause__
+            restored = restore(str(failure))
+            if restored is not None:
+                raise restored from restored.__cause__
+            raise
+
+    def _run(self, df: DataFrame, batch_id: int, final: bool) -> None:
+        if self._function is None:
+            raise JobError(f"job '{self.name}' has no function; decorate one with @job.micro_batch")
+        if self._running:
+            raise JobError(
+                f"job '{self.name}' is inside a micro-batch already; a job serves one query and is not called from "
+                "within its own function"
+            )
+        self._running = True
+        self.last_error = None
+        try:
+            self._run_batch(self._function, df, batch_id, final)
+        except BaseException as error:
+            self.last_error = error
+            raise
+        finally:
+            self._running = False
+
+    def _run_batch(self, function: BatchFunction, df: DataFrame, batch_id: int, final: bool) -> None:
+        started = time.perf_counter()
+        base = self._ledger.base_of(batch_id)
+        self._schema = df.schema.json()
+        batch = MicroBatch(self._frame, batch_id, base, self._clock.now_us(), final)
+        try:
+            called = time.perf_counter()
+            function(df, batch)
+            returned = time.perf_counter()
+            if batch.failed_uids:
+                raise JobError(
+                    f"batch {batch_id}: apply failed for {batch.failed_uids} but the function returned; let the error "
+                    "out of the function, so that the batch is not committed without this operator"
+                )
+            self._ledger.commit(self._manifest(batch, base, final))
+        finally:
+            batch.close()
+        ended = time.perf_counter()
+        self._report(batch, ended - started, returned - called, ended - returned)
+
+    def _manifest(self, batch: MicroBatch, base: Manifest | None, final: bool) -> Manifest:
+        operators: dict[str, OperatorManifest] = dict(base.operators) if base is not None else {}
+        sources = dict(base.sources) if base is not None else {}
+        idle = sorted(operators.keys() - batch.applied.keys())
+        if idle:
+            _log.warning(
+                "job '%s', batch %d: operators %s have state but were not applied; it is carried along",
+                self.name,
+                batch.batch_id,
+                idle,
+            )
+        for uid, applied in batch.applied.items():
+            sources = advance_sources(sources, uid, applied.delays, applied.records)
+            operators[uid] = operator_after(
+                operators.get(uid),
+                uid,
+                applied.operator,
+                batch.batch_id,
+                applied.parallelism,
+                applied.records,
+                {**applied.schemas, BATCH_SCHEMA: self._schema or ""},
+            )
+        return self._ledger.manifest(batch.batch_id, base, batch.watermark, sources, operators, final)
+
+    def _report(self, batch: MicroBatch, seconds: float, function_seconds: float, commit_seconds: float) -> None:
+        statistics = BatchStatistics(
+            job=self.name,
+            batch_id=batch.batch_id,
+            watermark=batch.watermark,
+            final=batch.final,
+            seconds=seconds,
+            function_seconds=function_seconds,
+            commit_seconds=commit_seconds,
+            operators={uid: _operator_statistics(applied) for uid, applied in batch.applied.items()},
+        )
+        self.history.append(statistics)
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("%s", statistics.to_json())
+
+
+def _operator_statistics(applied: Applied) -> OperatorStatistics:
+    sums, peaks = sum_records(applied.records)
+    return OperatorStatistics(
+        uid=applied.uid,
+        operator=applied.operator,
+        parallelism=applied.parallelism,
+        plan_seconds=applied.plan_seconds,
+        stage_seconds=applied.stage_seconds,
+        sums=sums,
+        peaks=peaks,
+    )
+
+
+def _check_call(df: object, batch_id: object) -> None:
+    from pyspark.sql import DataFrame
+
+    if not isinstance(df, DataFrame) or not isinstance(batch_id, int) or isinstance(batch_id, bool):
+        raise JobError(
+            f"the micro_batch function was called with {type(df).__name__} and {batch_id!r}; pass it to "
+            "writeStream.foreachBatch, or call it with a DataFrame and a batch id"
+        )
+    if df.isStreaming:
+        raise JobError(
+            "the micro_batch function got a streaming DataFrame; pass the function to writeStream.foreachBatch "
+            "instead of calling it"
+        )

@@ -1,0 +1,133 @@
+"""The job's side of the checkpoint: which manifest a micro-batch starts from, and its commit.
+
+Owns: ``Ledger``; the only module of this package that reads or writes manifests.
+Invariant: batch N starts from the manifest of batch N-1 and from no other.
+Must not import pyspark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from asyncstate.config import Config
+from asyncstate.errors import CheckpointError, ConfigurationError, JobError
+from asyncstate.operator import MIN_WATERMARK
+from asyncstate.storage import Checkpoint, LocalFiles, Manifest, OperatorManifest
+
+BATCH_SCHEMA = "batch"
+"""Entry of an operator's schema texts: the JSON of the micro-batch's own schema, for ``finish`` after a restart."""
+
+
+class Ledger:
+    """Reads and writes the manifests of one job.
+
+    Raises CheckpointError for a checkpoint of another job, ConfigurationError for another number of key groups.
+    """
+
+    def __init__(self, config: Config, job_id: str, first_batch_id: int) -> None:
+        assert config.checkpoint_dir is not None
+        files = LocalFiles(config.checkpoint_dir.removeprefix("file://"))
+        self.job_id = job_id
+        self.folder = str(files.root)
+        self._config = config
+        self._first_batch_id = first_batch_id
+        self._checkpoint = Checkpoint(files)
+        self._check(self.latest())
+        self._epoch = self._checkpoint.claim()
+
+    def latest(self) -> Manifest | None:
+        """The newest committed manifest."""
+        return self._checkpoint.latest()
+
+    def base_of(self, batch_id: int) -> Manifest | None:
+        """What ``batch_id`` starts from; None for the first. Raises JobError out of order, CheckpointError if final."""
+        latest = self.latest()
+        if latest is None:
+            return self._base_of_first(batch_id)
+        if latest.final:
+            raise CheckpointError(
+                f"job '{self.job_id}' was finished at batch {latest.batch_id}: its timers and windows have fired; "
+                "start a new job with a new checkpoint folder"
+            )
+        if batch_id == latest.batch_id + 1:
+            return latest
+        if batch_id == latest.batch_id:
+            # Spark replays a batch whose own commit did not get through; ours is made again over the same base.
+            return self._checkpoint.read(latest.base) if latest.base >= 0 else None
+        raise JobError(
+            f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} stands at batch "
+            f"{latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
+        )
+
+    def _base_of_first(self, batch_id: int) -> None:
+        if batch_id != self._first_batch_id:
+            raise JobError(
+                f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is empty. Was it "
+                "deleted? Put it back, start the query with a new Spark checkpoint, or give "
+                f"StreamingJob(first_batch_id={batch_id}) to start with empty state here"
+            )
+
+    def manifest(
+        self,
+        batch_id: int,
+        base: Manifest | None,
+        watermark: int,
+        sources: Mapping[str, int],
+        operators: Mapping[str, OperatorManifest],
+        final: bool,
+    ) -> Manifest:
+        """The manifest that ``commit`` writes."""
+        return Manifest(
+            job_id=self.job_id,
+            batch_id=batch_id,
+            base=base.batch_id if base is not None else -1,
+            max_parallelism=self._config.max_parallelism,
+            operators=dict(operators),
+            watermark=watermark,
+            sources=dict(sources),
+            final=final,
+            epoch=self._epoch,
+        )
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make a batch's changes the newest version. Raises ConcurrentJobError if another driver has taken over."""
+        self._checkpoint.commit(manifest)
+        self._checkpoint.retain(self._config.retained_versions)
+
+    def _check(self, latest: Manifest | None) -> None:
+        if latest is None:
+            return
+        if latest.job_id != self.job_id:
+            raise CheckpointError(
+                f"checkpoint {self.folder} belongs to job '{latest.job_id}', not to '{self.job_id}'; give "
+                f"StreamingJob(name='{latest.job_id}') to go on with it, or another checkpoint folder"
+            )
+        if latest.max_parallelism != self._config.max_parallelism:
+            raise ConfigurationError(
+                f"checkpoint {self.folder} has {latest.max_parallelism} key groups, but async-state.max-parallelism "
+                f"is {self._config.max_parallelism}; set it to {latest.max_parallelism}: it is fixed by the job's "
+                "first batch"
+            )
+
+
+def previous_watermark(base: Manifest | None) -> int:
+    """The watermark of the batch that ``base`` committed, microseconds."""
+    return MIN_WATERMARK if base is None or base.watermark is None else base.watermark
+
+
+def batch_schema(manifest: Manifest | None) -> str | None:
+    """The JSON of the schema of the micro-batch that ``manifest`` committed; None if it applied no operator."""
+    operators = manifest.operators.values() if manifest is not None else ()
+    return next((op.schema[BATCH_SCHEMA] for op in operators if BATCH_SCHEMA in op.schema), None)
+
+
+def _way_out(batch_id: int, newest: int) -> str:
+    if batch_id > newest:
+        return (
+            "the batches between have not been seen here; use the checkpoint folder that belongs to this query's "
+            "Spark checkpoint"
+        )
+    return (
+        "only the newest batch can be run again; use the Spark checkpoint that belongs to this checkpoint folder, or "
+        "start both anew"
+    )

@@ -1,0 +1,177 @@
+"""What runs in Spark's Python workers: rows of one partition in, output rows and the commit record out.
+
+Owns: ``PartitionTask``, the function given to ``mapInArrow``, and the settling of a worker process.
+Invariant: a task works for the partition its rows name, never for the one Spark's task context names (that one
+shifts when the stage stands second in a union), and refuses rows of two partitions.
+Must not import pyspark; what is slow to import is imported when the task runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
+from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.spark.columns import MARKER_TAG, ROUTE, TAG_BITS, TAG_MASK, struct_name
+from asyncstate.spark.failures import mark
+
+if TYPE_CHECKING:
+    from asyncstate.operator import InputSpec
+    from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
+
+RunPartition = Callable[
+    ["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[pa.RecordBatch | CommitRecord]"
+]
+
+_KIND_TEXTS = pa.array(ROW_KIND_TEXTS, pa.string())
+# A batch whose inputs alternate more often than this is split by input with a copy instead of by slices.
+_MAX_SLICES = 16
+# Young collections are counted in allocations; the default of 700 makes them run all the time under record-grain
+# operators, whose objects live for one batch.
+_GC_YOUNG_ALLOCATIONS = 50_000
+
+_settled = False
+
+
+@dataclass(frozen=True)
+class PartitionTask:
+    """``mapInArrow``'s function: runs ``spec`` on the partition that the rows name.
+
+    ``wire`` is the schema Spark expects back: output columns, ``row_kind``, the commit column, all nullable.
+    """
+
+    spec: TaskSpec
+    wire: pa.Schema
+    run: RunPartition | None = None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Output rows, then one row with the CommitRecord. Raises AsyncStateError marked for the driver."""
+        try:
+            yield from self._run(batches)
+        except AsyncStateError as error:
+            mark(error)
+            raise
+
+    def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from asyncstate.runtime.spec import CommitRecord
+
+        run = self.run or _run_partition()
+        settle_worker()
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            raise JobError(f"operator '{self.spec.uid}': a task got no row, not even its marker; {_REPORT}")
+        partition = int(first.column(ROUTE)[0].as_py()) >> TAG_BITS
+        rows = split_inputs(self.spec, partition, itertools.chain([first], batches))
+        record: CommitRecord | None = None
+        for out in run(self.spec, partition, rows):
+            if isinstance(out, CommitRecord):
+                record = out
+            elif out.num_rows:
+                yield self._to_wire(out)
+        if record is None:
+            raise JobError(f"operator '{self.spec.uid}', partition {partition}: no commit record; {_REPORT}")
+        yield self._commit_row(record)
+
+    def _to_wire(self, out: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [_cast(column, field.type) for column, field in zip(out.columns, self.wire, strict=False)]
+        return pa.RecordBatch.from_arrays([*columns, pa.nulls(out.num_rows, pa.binary())], schema=self.wire)
+
+    def _commit_row(self, record: CommitRecord) -> pa.RecordBatch:
+        nulls = [pa.nulls(1, field.type) for field in self.wire][:-1]
+        return pa.RecordBatch.from_arrays([*nulls, pa.array([record.to_bytes()], pa.binary())], schema=self.wire)
+
+
+_REPORT = "nothing was committed; start the query again, and report this if it comes back"
+
+
+def settle_worker() -> None:
+    """Once a process: take everything imported so far out of the garbage collector's sight.
+
+    Spark's worker runs a full collection after every task; over the modules' objects it costs more than the rest of
+    a small task together.
+    """
+    global _settled
+    if not _settled:
+        _settled = True
+        gc.set_threshold(_GC_YOUNG_ALLOCATIONS)
+        gc.freeze()
+
+
+def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[InputBatch]:
+    """The rows as batches of one input each, in arrival order, without markers and technical columns."""
+    from asyncstate.runtime.spec import InputBatch
+
+    for batch in batches:
+        route = batch.column(ROUTE).to_numpy()
+        if (route >> TAG_BITS != partition).any():
+            raise JobError(
+                f"operator '{spec.uid}': a task got rows of partitions {sorted(set((route >> TAG_BITS).tolist()))}, "
+                f"each task must have one; {_REPORT}"
+            )
+        for index, rows in _runs(route & TAG_MASK, batch, len(spec.inputs)):
+            payload, kinds = _payload(spec.inputs[index], index, len(spec.inputs), rows)
+            yield InputBatch(payload, kinds, index)
+
+
+def _runs(
+    tags: npt.NDArray[np.int32], batch: pa.RecordBatch, num_inputs: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Pairs of input index and its rows; slices where inputs alternate seldom, which keeps arrival order whole."""
+    starts = np.flatnonzero(np.diff(tags, prepend=-1)).tolist()
+    if len(starts) > _MAX_SLICES:
+        for index in range(num_inputs):
+            yield index, batch.filter(pa.array(tags == index))
+        return
+    for start, end in itertools.pairwise([*starts, len(tags)]):
+        if tags[start] != MARKER_TAG:
+            yield int(tags[start]), batch.slice(start, end - start)
+
+
+def _payload(
+    spec: InputSpec, index: int, num_inputs: int, rows: pa.RecordBatch
+) -> tuple[pa.RecordBatch, npt.NDArray[np.int8] | None]:
+    """The payload columns with the declared types, and the kinds (None for an insert-only input)."""
+    if num_inputs == 1:
+        named = dict(zip(rows.schema.names, rows.columns, strict=True))
+    else:
+        struct = rows.column(struct_name(index))
+        named = dict(zip(struct.type.names, struct.flatten(), strict=True))
+    columns = [_cast(named[field.name], field.type) for field in spec.schema]
+    payload = (
+        pa.RecordBatch.from_arrays(columns, schema=spec.schema)
+        if columns
+        else pa.RecordBatch.from_struct_array(pa.array([{}] * rows.num_rows, pa.struct([])))
+    )
+    return payload, _kinds(spec, named[ROW_KIND_COLUMN]) if spec.changelog else None
+
+
+def _kinds(spec: InputSpec, texts: pa.Array) -> npt.NDArray[np.int8]:
+    codes = pc.index_in(texts, value_set=_KIND_TEXTS)
+    if codes.null_count:
+        wrong = texts.filter(pc.is_null(codes))[0].as_py()
+        raise SchemaError(
+            f"{spec.name}: column '{ROW_KIND_COLUMN}' has the value {wrong!r}; "
+            f"write one of {', '.join(ROW_KIND_TEXTS)}, or drop the column if every row is an insert"
+        )
+    kinds: npt.NDArray[np.int8] = codes.to_numpy().astype(np.int8)
+    return kinds
+
+
+def _cast(column: Any, wanted: pa.DataType) -> Any:
+    """``column`` as ``wanted``; Spark sends timestamps in the session's zone, for us they are always UTC."""
+    return column if column.type.equals(wanted) else column.cast(wanted)
+
+
+def _run_partition() -> RunPartition:
+    from asyncstate.runtime.task import run_partition
+
+    return run_partition

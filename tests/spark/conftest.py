@@ -1,0 +1,39 @@
+"""Fixtures of the Spark layer's tests: a log of the runs, and a way to make jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from asyncstate.spark import StreamingJob
+
+
+@pytest.fixture
+def run_log(tmp_path: Path) -> str:
+    """An empty file in which tasks note that they ran."""
+    path = tmp_path / "runs.txt"
+    path.touch()
+    return str(path)
+
+
+@pytest.fixture
+def make_job(spark: SparkSession, tmp_path: Path) -> Callable[..., StreamingJob]:
+    """Makes jobs over one checkpoint folder, as a restarted query does; three partitions by default."""
+    from asyncstate.spark import StreamingJob
+
+    def make(session: SparkSession | None = None, /, **changes: Any) -> StreamingJob:
+        options = {
+            "async-state.parallelism": 3,
+            "async-state.local-dir": str(tmp_path / "local"),
+            **changes.pop("options", {}),
+        }
+        folder = changes.pop("checkpoint_dir", str(tmp_path / "checkpoint"))
+        return StreamingJob(session or spark, folder, options, **{"name": "job", **changes})
+
+    return make

@@ -1,0 +1,254 @@
+"""One apply: rows reach their partition once, and the stage runs once, whatever happens to its output."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from asyncstate.errors import JobError, OperatorError, SchemaError
+from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.spark.task import PartitionTask
+from tests.spark.parts import Echo, echo, runs
+
+pytestmark = pytest.mark.spark
+
+MakeJob = Callable[..., StreamingJob]
+PARTITIONS = 3
+GROUPS = 128
+
+
+@pytest.fixture(params=["false", "true"], ids=["aqe-off", "aqe-on"])
+def session(spark: SparkSession, request: pytest.FixtureRequest) -> SparkSession:
+    """The session with and without adaptive execution; coalescing pushed as far as it goes."""
+    own = spark.newSession()
+    own.conf.set("spark.sql.adaptive.enabled", request.param)
+    own.conf.set("spark.sql.adaptive.coalescePartitions.parallelismFirst", "false")
+    own.conf.set("spark.sql.adaptive.advisoryPartitionSizeInBytes", "1g")
+    return own
+
+
+def run_one(job: StreamingJob, df: DataFrame, use: Callable[[MicroBatch, DataFrame], Any], batch_id: int = 0) -> Any:
+    """Run ``use`` as the job's function and hand out what it returned."""
+    results = []
+    job.micro_batch(lambda rows, batch: results.append(use(batch, rows)))(df, batch_id)
+    return results[0]
+
+
+def numbers(session: SparkSession, count: int) -> DataFrame:
+    return session.range(0, count, 1, 2).select("id", (F.col("id") % 17).alias("k"))
+
+
+def test_rows_go_once_to_the_partition_of_their_key_group(
+    session: SparkSession, make_job: MakeJob, run_log: str
+) -> None:
+    df = numbers(session, 1000)
+    expected = {
+        row.id: row.hash % GROUPS * PARTITIONS // GROUPS
+        for row in df.select("id", F.xxhash64("k").alias("hash")).collect()
+    }
+
+    out = run_one(
+        make_job(session, run=echo), df, lambda batch, rows: batch.apply(Echo(run_log), rows, key="k", uid="e").collect()
+    )
+
+    assert {row.id: row.partition for row in out} == expected
+    assert len(out) == len(expected)
+    assert {row.row_kind for row in out} == {"+I"}
+    assert runs(run_log) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7], ids=["empty", "one-row", "few-rows"])
+def test_every_partition_runs_however_few_rows_there_are(
+    session: SparkSession, make_job: MakeJob, run_log: str, count: int
+) -> None:
+    out = run_one(
+        make_job(session, run=echo),
+        numbers(session, count),
+        lambda batch, rows: batch.apply(Echo(run_log), rows, key="k", uid="e").collect(),
+    )
+    assert sorted(row.id for row in out) == list(range(count))
+    assert runs(run_log) == [0, 1, 2]
+
+
+def never(batch: MicroBatch, out: DataFrame) -> None:
+    pass
+
+
+def twice(batch: MicroBatch, out: DataFrame) -> None:
+    assert out.count() == 100
+    assert out.agg(F.sum("id")).collect()[0][0] == sum(range(100))
+
+
+def limited(batch: MicroBatch, out: DataFrame) -> None:
+    assert len(out.limit(1).collect()) == 1
+
+
+def filtered(batch: MicroBatch, out: DataFrame) -> None:
+    assert out.where(F.lit(False)).collect() == []
+
+
+def joined_with_nothing(batch: MicroBatch, out: DataFrame) -> None:
+    assert out.join(out.where("id < 0").select("id"), "id").collect() == []
+
+
+def second_in_a_union(batch: MicroBatch, out: DataFrame) -> None:
+    assert out.select("id").union(out.select("id")).count() == 200
+
+
+@pytest.mark.parametrize("use", [never, twice, limited, filtered, joined_with_nothing, second_in_a_union])
+def test_the_stage_runs_once_whatever_is_done_with_its_rows(
+    session: SparkSession, make_job: MakeJob, run_log: str, use: Callable[[MicroBatch, DataFrame], None]
+) -> None:
+    job = make_job(session, run=echo)
+    run_one(
+        job,
+        numbers(session, 100),
+        lambda batch, rows: use(batch, batch.apply(Echo(run_log), rows, key="k", uid="e")),
+    )
+    assert runs(run_log) == [0, 1, 2]
+    assert job.statistics is not None
+    assert job.statistics.operators["e"].sums["rows_in"] == 100
+    assert job.statistics.operators["e"].peaks["partition_peak"] == 2
+
+
+def test_a_stage_second_in_a_union_before_the_exchange_keeps_its_partitions(
+    session: SparkSession, make_job: MakeJob, run_log: str
+) -> None:
+    def chained(batch: MicroBatch, rows: DataFrame) -> Any:
+        first = batch.apply(Echo(run_log), rows, key="k", uid="a").select("id", "partition")
+        more = rows.select("id", F.lit(0).alias("partition")).union(first)
+        return batch.apply(Echo(run_log), more, key="partition", uid="b").collect()
+
+    assert len(run_one(make_job(session, run=echo), numbers(session, 50), chained)) == 100
+    assert runs(run_log) == [0, 0, 1, 1, 2, 2]
+
+
+def test_rows_are_given_back_and_cut_from_their_plan(
+    spark: SparkSession, make_job: MakeJob, run_log: str
+) -> None:
+    def use(batch: MicroBatch, rows: DataFrame) -> DataFrame:
+        out = batch.apply(Echo(run_log), rows, key="k", uid="e")
+        plan = out._jdf.queryExecution().optimizedPlan().toString()
+        assert "MapInArrow" not in plan
+        return out
+
+    before = spark.sparkContext._jsc.getPersistentRDDs().size()
+    run_one(make_job(run=echo), numbers(spark, 10), use)
+    assert spark.sparkContext._jsc.getPersistentRDDs().size() == before
+
+
+def test_two_inputs_come_apart_again(session: SparkSession, make_job: MakeJob, run_log: str) -> None:
+    def use(batch: MicroBatch, rows: DataFrame) -> Any:
+        left = rows.select(F.col("id"), F.col("k").alias("a b.c`d"), F.lit("x").alias("text"))
+        right = rows.select((F.col("id") + 1000).alias("id"), F.col("k"))
+        return batch.apply(Echo(run_log, num_inputs=2), left, right, key=("a b.c`d", "k"), uid="e").collect()
+
+    out = run_one(make_job(session, run=echo), numbers(session, 100), use)
+    assert sorted((row.input, row.id) for row in out) == [(0, i) for i in range(100)] + [
+        (1, 1000 + i) for i in range(100)
+    ]
+    partition = {(row.input, row.id): row.partition for row in out}
+    assert all(partition[0, i] == partition[1, 1000 + i] for i in range(100))
+
+
+def test_arrival_order_is_kept_within_a_source_partition(
+    session: SparkSession, make_job: MakeJob, run_log: str
+) -> None:
+    df = session.range(0, 5000, 1, 1).select("id", (F.col("id") % 5).alias("k"))
+    out = run_one(
+        make_job(session, run=echo), df, lambda batch, rows: batch.apply(Echo(run_log), rows, key="k", uid="e").collect()
+    )
+    for partition in range(PARTITIONS):
+        ids = [row.id for row in out if row.partition == partition]
+        assert ids == sorted(ids)
+
+
+def test_kinds_are_read_and_written(spark: SparkSession, make_job: MakeJob, run_log: str) -> None:
+    kinds = ["+I", "-U", "+U", "-D"]
+    df = spark.createDataFrame([(i, kinds[i % 4]) for i in range(20)], "id long, row_kind string")
+    out = run_one(make_job(run=echo), df, lambda batch, rows: batch.apply(Echo(run_log), rows, uid="e").collect())
+    assert {row.id: row.row_kind for row in out} == {i: kinds[i % 4] for i in range(20)}
+    assert {row.partition for row in out} == {0}  # no key: one global group
+
+
+@pytest.mark.parametrize("kind", ["+X", None])
+def test_an_unknown_kind_is_named(spark: SparkSession, make_job: MakeJob, run_log: str, kind: str | None) -> None:
+    df = spark.createDataFrame([(1, kind)], "id long, row_kind string")
+    with pytest.raises(SchemaError, match=r"input of operator 'e'.*row_kind.*" + repr(kind).replace("+", r"\+")):
+        run_one(make_job(run=echo), df, lambda batch, rows: batch.apply(Echo(run_log), rows, uid="e"))
+
+
+def test_timestamps_are_utc_microseconds_in_any_session_zone(
+    spark: SparkSession, make_job: MakeJob, run_log: str
+) -> None:
+    own = spark.newSession()
+    own.conf.set("spark.sql.session.timeZone", "America/New_York")
+    df = own.sql("select 1L as id, timestamp_micros(1700000000123456) as at")
+    job = make_job(own, run=echo)
+    on_batch = job.micro_batch(
+        lambda rows, batch: batch.apply(
+            Echo(run_log), rows, uid="e", event_time="at", watermark_delay=datetime.timedelta(seconds=1)
+        )
+    )
+    on_batch(df, 0)
+    on_batch(df, 1)
+    assert job.statistics is not None
+    assert job.statistics.watermark == 1700000000123456 - 1_000_000
+
+
+def test_an_error_in_a_worker_comes_as_itself(spark: SparkSession, make_job: MakeJob, run_log: str) -> None:
+    message = "operator 'e', state 'x', key (1,): it's broken\nsecond line [with] signs é"
+    job = make_job(run=echo)
+    with pytest.raises(OperatorError) as failure:
+        run_one(job, numbers(spark, 3), lambda b, rows: b.apply(Echo(run_log, fail=message), rows, key="k", uid="e"))
+    assert str(failure.value) == message
+    assert "in the Python worker" in str(failure.value.__cause__)
+    assert "parts.py" in str(failure.value.__cause__)
+    assert "at org.apache" not in str(failure.value.__cause__)
+    assert job.last_error is failure.value
+
+
+def test_rows_of_two_partitions_in_one_task_are_refused(run_log: str) -> None:
+    import pyarrow as pa
+
+    from asyncstate.spark.columns import ROUTE
+    from asyncstate.spark.task import split_inputs
+
+    class Spec:
+        uid = "e"
+        inputs = ()
+
+    batch = pa.RecordBatch.from_pydict({ROUTE: pa.array([1 * 4 + 3, 2 * 4 + 3], pa.int32())})
+    with pytest.raises(JobError, match=r"'e'.*partitions \[1, 2\]"):
+        list(split_inputs(Spec(), 1, iter([batch])))  # type: ignore[arg-type]
+
+
+def test_a_task_without_rows_is_refused(run_log: str) -> None:
+    class Spec:
+        uid = "e"
+
+    with pytest.raises(JobError, match="not even its marker"):
+        list(PartitionTask(Spec(), None, echo)(iter([])))  # type: ignore[arg-type]
+
+
+def test_worker_imports_stay_small() -> None:
+    """A worker must be able to unpickle a task without the driver's modules."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, asyncstate.spark.task; "
+        "print([m for m in sys.modules if m.split('.')[0] in ('pyspark', 'anyio', 'rocksdict')])"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == "[]"
