@@ -126,7 +126,7 @@ def _string_field(name: str, form: ScalarForm) -> KeyField:
         return slow_encode(value)
 
     def decode(data: bytes, offset: int) -> tuple[Any, int]:
-        end = data.find(b"\x00", offset)
+        end = data.find(0, offset)
         # The first zero byte is the null field, an escaped zero, or (nearly always) the terminator.
         if end > offset and data[offset] == 1 and data[end + 1 : end + 2] == b"\x01":
             try:

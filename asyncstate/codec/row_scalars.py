@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncstate.codec.row_layout import RowLayout
-from asyncstate.codec.scalars import CONVERSION_ERRORS, mismatch, wrong_arity
+from asyncstate.codec.scalars import CONVERSION_ERRORS, ScalarForm, mismatch, wrong_arity
+from asyncstate.errors import CodecError
 
 EncodeRow = Callable[[tuple[Any, ...]], bytes]
 DecodeRow = Callable[[bytes], tuple[Any, ...]]
@@ -41,34 +42,55 @@ def row_encoder(layout: RowLayout) -> EncodeRow:
 
 
 def _general_encoder(layout: RowLayout) -> EncodeRow:
-    fields = list(zip(layout.schema, layout.forms, strict=True))
-    pack, version, bitmap_bytes = layout.header.pack, layout.version, layout.bitmap_bytes
     order = (*layout.fixed, *layout.variable)
+    plan = [
+        (index, layout.forms[index].direct, layout.forms[index].to_primitive, _zero(layout, index))
+        for index in order
+    ]
+    required = sum(1 << index for index in order if not layout.schema.field(index).nullable)
+    pack, version, bitmap_bytes = layout.header.pack, layout.version, layout.bitmap_bytes
     fixed_count = len(layout.fixed)
 
     def encode_one(values: tuple[Any, ...]) -> bytes:
-        if len(values) != len(fields):
+        if len(values) != len(plan):
             raise wrong_arity(layout.owner, values, layout.schema.names)
         nulls = 0
         primitives: list[Any] = []
-        for index in order:
-            value = values[index]
-            field, form = fields[index]
-            if value is None:
-                if not field.nullable:
-                    raise layout.missing(index)
-                nulls |= 1 << index
-                primitives.append(b"" if form.code is None else _ZERO_DECIMAL if form.code == "16s" else 0)
-                continue
-            try:
-                primitives.append(form.to_primitive(value))
-            except CONVERSION_ERRORS as error:
-                raise mismatch(layout.owner, field.name, field.type, value, error) from None
-        blobs = primitives[fixed_count:]
-        bitmap = nulls.to_bytes(bitmap_bytes, "little")
-        return b"".join([pack(version, bitmap, *primitives[:fixed_count], *map(len, blobs)), *blobs])
+        try:
+            for index, direct, to_primitive, zero in plan:
+                value = values[index]
+                if value is None:
+                    nulls |= 1 << index
+                    primitives.append(zero)
+                else:
+                    primitives.append(value if type(value) is direct else to_primitive(value))
+            bitmap = nulls.to_bytes(bitmap_bytes, "little")
+            blobs = primitives[fixed_count:]
+            row = pack(version, bitmap, *primitives[:fixed_count], *map(len, blobs))
+        except CONVERSION_ERRORS as error:
+            raise _refusal(layout, values, error) from None
+        if nulls & required:
+            raise layout.missing((nulls & required).bit_length() - 1)
+        return b"".join([row, *blobs])
 
     return encode_one
+
+
+def _zero(layout: RowLayout, index: int) -> Any:
+    """What a null field holds."""
+    code = layout.forms[index].code
+    return b"" if code is None else _ZERO_DECIMAL if code == "16s" else 0
+
+
+def _refusal(layout: RowLayout, values: tuple[Any, ...], cause: Exception) -> CodecError:
+    """Find the field whose value could not be encoded."""
+    for field, form, value in zip(layout.schema, layout.forms, values, strict=True):
+        try:
+            if value is not None:
+                form.to_primitive(value)
+        except CONVERSION_ERRORS as error:
+            return mismatch(layout.owner, field.name, field.type, value, error)
+    return CodecError(f"{layout.owner}: a row cannot be encoded: {cause}; a field holds at most 4 GiB")
 
 
 def row_decoder(layout: RowLayout) -> DecodeRow:
@@ -91,32 +113,38 @@ def row_decoder(layout: RowLayout) -> DecodeRow:
 
 def _general_decoder(layout: RowLayout) -> DecodeRow:
     order = (*layout.fixed, *layout.variable)
-    header, fixed_count = layout.header, len(layout.fixed)
+    unpack_from, size, version = layout.header.unpack_from, layout.header.size, layout.version
+    variable = range(len(layout.fixed), len(order))
+    # Where each field's primitive lies, and what makes a value of it (None: it is one already).
+    plan = [(order.index(index), _reader(form)) for index, form in enumerate(layout.forms)]
+    no_nulls = bytes(layout.bitmap_bytes)
 
     def decode_one(data: bytes) -> tuple[Any, ...]:
-        if len(data) < header.size:
+        if len(data) < size:
             raise layout.corrupt(f"{len(data)} bytes are too few")
-        version, bitmap, *primitives = header.unpack_from(data)
-        if version != layout.version:
-            raise layout.corrupt(f"the version byte is {version}")
-        end = header.size
-        for at in range(fixed_count, len(order)):
+        found, bitmap, *primitives = unpack_from(data)
+        if found != version:
+            raise layout.corrupt(f"the version byte is {found}")
+        end = size
+        for at in variable:
             start, end = end, end + primitives[at]
             primitives[at] = data[start:end]
         if end != len(data):
             raise layout.corrupt(f"{len(data)} bytes where {end} are expected")
-        nulls = int.from_bytes(bitmap, "little")
-        values: list[Any] = [None] * len(order)
-        for index, primitive in zip(order, primitives, strict=True):
-            if nulls >> index & 1 == 0:
-                values[index] = _from_primitive(layout, index, primitive)
+        nulls = 0 if bitmap == no_nulls else int.from_bytes(bitmap, "little")
+        values: list[Any] = []
+        try:
+            for at, read in plan:
+                if nulls >> len(values) & 1:
+                    values.append(None)
+                else:
+                    values.append(primitives[at] if read is None else read(primitives[at]))
+        except CONVERSION_ERRORS as error:
+            raise layout.corrupt(f"field {layout.schema.field(len(values)).name!r}: {error}") from None
         return tuple(values)
 
     return decode_one
 
 
-def _from_primitive(layout: RowLayout, index: int, primitive: Any) -> Any:
-    try:
-        return layout.forms[index].from_primitive(primitive)
-    except CONVERSION_ERRORS as error:
-        raise layout.corrupt(f"field {layout.schema.field(index).name!r}: {error}") from None
+def _reader(form: ScalarForm) -> Callable[[Any], Any] | None:
+    return None if form.direct is not None else form.from_primitive

@@ -36,10 +36,12 @@ class RowCodec:
     an older schema that cannot be read as the newer one (see ``check_evolution``). Added fields read as null.
     """
 
-    __slots__ = ("_current", "_layouts", "_older_decoders", "_owner", "_sources", "encode_one", "schema")
+    __slots__ = ("_layouts", "_owner", "_sources", "decode_one", "encode_one", "schema")
 
     encode_one: EncodeRow
     """Bytes of one tuple. A plain function, fast from a local; ``CodecError`` for a bad value."""
+    decode_one: DecodeRow
+    """The tuple of one stored row, of any version; ``CodecError`` if the bytes are not one."""
 
     def __init__(self, schema: pa.Schema, older: Sequence[pa.Schema] = (), *, owner: str = "value") -> None:
         schemas = [*older, schema]
@@ -55,22 +57,13 @@ class RowCodec:
         self._owner = owner
         self._layouts = [row_layout(one, version, owner) for version, one in enumerate(schemas)]
         self._sources = [source_indices(one, schema) for one in older]
-        self._older_decoders = [row_decoder(layout) for layout in self._layouts[:-1]]
-        self._current: DecodeRow = row_decoder(self._layouts[-1])
         self.encode_one = row_encoder(self._layouts[-1])
+        self.decode_one = _versioned_decoder(self._layouts, self._sources)
 
     @property
     def version(self) -> int:
         """The version byte of what is written."""
         return len(self._layouts) - 1
-
-    def decode_one(self, data: bytes) -> tuple[Any, ...]:
-        """The tuple of one stored row, of any version; ``CodecError`` if the bytes are not one."""
-        if data and data[0] < len(self._older_decoders):
-            version = data[0]
-            row = self._older_decoders[version](data)
-            return tuple([None if source < 0 else row[source] for source in self._sources[version]])
-        return self._current(data)
 
     def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
         """The bytes of each row; ``CodecError`` if the columns have not exactly the schema's types."""
@@ -118,6 +111,23 @@ class RowCodec:
             pa.nulls(len(rows), field.type) if source < 0 else columns[source].cast(field.type)
             for source, field in fields
         ]
+
+
+def _versioned_decoder(layouts: Sequence[RowLayout], sources: Sequence[list[int]]) -> DecodeRow:
+    """Decodes rows of the last layout, and of the others through the ``sources`` of their fields."""
+    current = row_decoder(layouts[-1])
+    older = [row_decoder(layout) for layout in layouts[:-1]]
+    if not older:
+        return current
+
+    def decode_one(data: bytes) -> tuple[Any, ...]:
+        if not data or data[0] >= len(older):
+            return current(data)
+        version = data[0]
+        row = older[version](data)
+        return tuple([None if source < 0 else row[source] for source in sources[version]])
+
+    return decode_one
 
 
 class ValueCodec:

@@ -36,7 +36,11 @@ def test_columns_and_tuples_have_the_same_groups(
 
 
 def test_slices_hash_like_their_rows() -> None:
-    for values, arrow_type in [([1, None, 3, 4], pa.int64()), (["a", None, "c", "d"], pa.string())]:
+    cases: list[tuple[list[Any], pa.DataType]] = [
+        ([1, None, 3, 4], pa.int64()),
+        (["a", None, "c", "d"], pa.string()),
+    ]
+    for values, arrow_type in cases:
         whole = hash_columns([column(values, arrow_type)])
         assert hash_columns([column(values, arrow_type).slice(1, 2)]).tolist() == whole[1:3].tolist()
 
