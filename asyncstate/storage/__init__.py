@@ -1,0 +1,61 @@
+"""Committed state: stores, this batch's writes over them, and the checkpoint that makes them durable.
+
+``contract`` says what a store is, ``memory`` and ``rocksdb`` are two; ``overlay`` holds a micro-batch's
+writes. ``files``, ``manifest`` and ``checkpoint`` are the driver's view of durable versions; ``lease`` gives a
+task a local store at a version, ``commit`` turns the task's writes into files, ``snapshot`` and ``restore``
+copy and rebuild. rocksdict is imported below this package only.
+"""
+
+from asyncstate.storage.base import PartitionBase, group_bounds, group_range, partition_base
+from asyncstate.storage.checkpoint import Checkpoint
+from asyncstate.storage.commit import commit_partition, snapshot_if_due, upload_delta
+from asyncstate.storage.contract import EMPTY_VERSION, Change, KeyedStore, StoreStatistics
+from asyncstate.storage.files import CheckpointFiles, LocalFiles
+from asyncstate.storage.lease import Lease, LocalStores
+from asyncstate.storage.manifest import (
+    DeltaRef,
+    FileRef,
+    Manifest,
+    OperatorManifest,
+    PartitionManifest,
+    SnapshotRef,
+    StateSpec,
+    extend_lineage,
+)
+from asyncstate.storage.memory import MemoryStore
+from asyncstate.storage.overlay import MISSING, WriteOverlay
+from asyncstate.storage.restore import RestoreStatistics
+from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
+
+__all__ = [
+    "EMPTY_VERSION",
+    "MISSING",
+    "Change",
+    "Checkpoint",
+    "CheckpointFiles",
+    "DeltaRef",
+    "FileRef",
+    "KeyedStore",
+    "Lease",
+    "LocalFiles",
+    "LocalStores",
+    "Manifest",
+    "MemoryStore",
+    "OperatorManifest",
+    "PartitionBase",
+    "PartitionManifest",
+    "RestoreStatistics",
+    "RocksDBOptions",
+    "RocksDBStore",
+    "SnapshotRef",
+    "StateSpec",
+    "StoreStatistics",
+    "WriteOverlay",
+    "commit_partition",
+    "extend_lineage",
+    "group_bounds",
+    "group_range",
+    "partition_base",
+    "snapshot_if_due",
+    "upload_delta",
+]

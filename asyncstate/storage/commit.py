@@ -1,0 +1,88 @@
+"""The end of a micro-batch on one partition: delta file, now and then a snapshot, partition manifest.
+
+Owns: commit_partition and its two halves. Invariant: nothing here is visible until the driver writes the
+manifest; all names are unique to the attempt. Must not write manifests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from asyncstate.storage.contract import Change
+from asyncstate.storage.delta import write_delta
+from asyncstate.storage.files import CheckpointFiles
+from asyncstate.storage.lease import Lease
+from asyncstate.storage.manifest import (
+    DeltaRef,
+    FileRef,
+    PartitionManifest,
+    SnapshotRef,
+    delta_name,
+    extend_lineage,
+    snapshot_folder,
+)
+from asyncstate.storage.snapshot import create_snapshot
+
+SNAPSHOT_EVERY_DELTAS = 10
+
+
+def commit_partition(
+    lease: Lease,
+    files: CheckpointFiles,
+    changes: Sequence[Change],
+    *,
+    uid: str,
+    partition: int,
+    batch_id: int,
+    attempt: str,
+    snapshot_every_deltas: int = SNAPSHOT_EVERY_DELTAS,
+    statistics: Mapping[str, float] | None = None,
+) -> PartitionManifest:
+    """Upload the sorted changes of batch ``batch_id`` and return the partition as it is after them.
+
+    ``attempt`` is unique to this attempt of this task. The base version is snapshotted first when it has
+    ``snapshot_every_deltas`` deltas, or when it was rescaled (its sources are another parallelism's files).
+    """
+    base = lease.base
+    snapshot = snapshot_if_due(lease, files, uid, partition, batch_id, attempt, snapshot_every_deltas)
+    delta = upload_delta(lease, files, changes, uid, partition, batch_id, attempt)
+    deltas = [] if snapshot else list(base.deltas)
+    if delta is not None:
+        deltas.append(DeltaRef(batch_id, delta, extend_lineage(base.lineage, delta)))
+    return PartitionManifest(partition, snapshot or base.snapshot, deltas, dict(statistics or {}))
+
+
+def snapshot_if_due(
+    lease: Lease,
+    files: CheckpointFiles,
+    uid: str,
+    partition: int,
+    batch_id: int,
+    attempt: str,
+    snapshot_every_deltas: int = SNAPSHOT_EVERY_DELTAS,
+) -> SnapshotRef | None:
+    """Upload a snapshot of the base version when it is due (see ``commit_partition``), else return None."""
+    base = lease.base
+    if not base.rescaled and len(base.deltas) < snapshot_every_deltas:
+        return None
+    folder = snapshot_folder(uid, partition, batch_id, attempt)
+    return create_snapshot(lease.rocks, base.lineage, files, folder, base.snapshot)
+
+
+def upload_delta(
+    lease: Lease,
+    files: CheckpointFiles,
+    changes: Sequence[Change],
+    uid: str,
+    partition: int,
+    batch_id: int,
+    attempt: str,
+) -> FileRef | None:
+    """Upload the sorted changes as the attempt's delta file; None when there are none."""
+    name = delta_name(uid, partition, batch_id, attempt)
+    local = lease.kept_folder / Path(name).name
+    file = write_delta(changes, local, name, lease.rocks.options)
+    if file is not None:
+        files.put_file(local, name)
+    return file

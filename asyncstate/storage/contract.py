@@ -1,0 +1,80 @@
+"""The contract of committed state: what every store of one operator partition offers.
+
+Owns: KeyedStore, StoreStatistics. Invariant: what a store shows is exactly one committed version; it changes
+only through ``apply`` (or, for RocksDB, ``ingest``) between micro-batches, never while one runs.
+Must not import rocksdict, threads or anything above storage.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+EMPTY_VERSION = -1
+
+Change = tuple[bytes, bytes | None]
+"""A key and its new value; None deletes the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """Figures of one store at one moment; ``num_entries`` may count overwritten keys."""
+
+    num_entries: int
+    size_bytes: int
+    files: int
+    sorted_runs: int
+    block_cache_bytes: int
+    block_cache_bytes_max: int
+
+
+class KeyedStore(ABC):
+    """Committed state of one operator partition at one version.
+
+    Reads may come from several threads at once; ``apply`` and ``close`` need the store for themselves.
+    Raises StoreError when the store cannot be read or written, and from every call after ``close``.
+    """
+
+    version: int
+    """Batch id of the last applied delta, -1 when nothing was applied."""
+
+    @abstractmethod
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key, None when it is absent."""
+
+    @abstractmethod
+    def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
+        """Return the values of the keys, in their order, None where absent. Sorted keys are read fastest.
+
+        ``piece_keys`` above 0 cuts the list into store calls of that many keys: less CPU a key (the call's
+        working set stays in the processor's caches), but the GIL is taken once a piece. Use it on the one
+        busy thread; leave it 0 on a thread that reads beside a busy one.
+        """
+
+    @abstractmethod
+    def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """Return at most ``limit`` entries with start <= key < end, ascending; end None: to the last key."""
+
+    @abstractmethod
+    def apply(self, changes: Sequence[Change], version: int) -> None:
+        """Make sorted changes (each key once) part of the store and set its version."""
+
+    @abstractmethod
+    def statistics(self) -> StoreStatistics:
+        """Return current figures; cheap enough for once a micro-batch."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free files and memory; closing twice is allowed."""
+
+    def iterate(
+        self, start: bytes = b"", end: bytes | None = None, page_entries: int = 4096
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all entries with start <= key < end, ascending, paged, so that no cursor stays open."""
+        while True:
+            page = self.scan(start, end, page_entries)
+            yield from page
+            if len(page) < page_entries:
+                return
+            start = page[-1][0] + b"\0"

@@ -1,0 +1,218 @@
+"""Where checkpoint files live: an interface that an object store can offer too, and the local folder.
+
+Owns: CheckpointFiles, LocalFiles. Invariants: a file appears under its name whole or not at all; names are
+relative, with "/" between parts; files other than manifests are written once and never changed.
+Must not know what the files mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+from asyncstate.errors import CheckpointCorruptionError, CheckpointError
+
+_TEMPORARY_PREFIX = ".tmp-"
+
+
+class CheckpointFiles(ABC):
+    """The files of one job's checkpoint.
+
+    Raises CheckpointCorruptionError when a file that should be there is missing, CheckpointError when the
+    place cannot be read or written.
+    """
+
+    @abstractmethod
+    def put_file(self, local: str | Path, name: str) -> None:
+        """Store a local file durably; the caller keeps its own name for it."""
+
+    @abstractmethod
+    def put_bytes(self, name: str, data: bytes) -> None:
+        """Store bytes durably, replacing what had the name, atomically for every reader."""
+
+    @abstractmethod
+    def create_exclusive(self, name: str, data: bytes) -> bool:
+        """Store bytes durably unless the name exists; of several callers exactly one gets True."""
+
+    @abstractmethod
+    def get_file(self, name: str, local: str | Path) -> None:
+        """Fetch a file to a local path that does not exist yet."""
+
+    @abstractmethod
+    def get_bytes(self, name: str) -> bytes:
+        """Return a file's content."""
+
+    @abstractmethod
+    def size_bytes(self, name: str) -> int | None:
+        """Return a file's size, None when there is no such file."""
+
+    @abstractmethod
+    def list(self, prefix: str) -> list[str]:
+        """Return the names that start with ``prefix``, sorted."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete a file; an absent one is allowed."""
+
+    def exists(self, name: str) -> bool:
+        """Tell whether there is a file of this name."""
+        return self.size_bytes(name) is not None
+
+    def sweep(self, older_than_seconds: float = 3600.0) -> int:
+        """Remove what interrupted writes left behind, if they leave anything; return how many pieces."""
+        return 0
+
+
+class LocalFiles(CheckpointFiles):
+    """A folder. Files are hard-linked in and out where the file system allows it, else copied."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).absolute()
+        with _explained("create the checkpoint folder", str(self.root)):
+            self.root.mkdir(parents=True, exist_ok=True)
+
+    def put_file(self, local: str | Path, name: str) -> None:
+        """Link or copy a local file in; both it and its name are synced to the disk."""
+        with self._temporary(name) as temporary:
+            _link_or_copy(local, temporary)
+            _sync(temporary)
+            os.replace(temporary, self._path(name))
+
+    def put_bytes(self, name: str, data: bytes) -> None:
+        """Write to a temporary file beside the target, sync, rename."""
+        with self._temporary(name) as temporary:
+            _write_synced(temporary, data)
+            os.replace(temporary, self._path(name))
+
+    def create_exclusive(self, name: str, data: bytes) -> bool:
+        """Write to a temporary file and link it to the name, which fails if the name exists."""
+        with self._temporary(name) as temporary:
+            _write_synced(temporary, data)
+            try:
+                os.link(temporary, self._path(name))
+            except FileExistsError:
+                return False
+        return True
+
+    def get_file(self, name: str, local: str | Path) -> None:
+        """Link or copy a file out."""
+        with _explained("fetch", name):
+            _link_or_copy(self._path(name), local)
+
+    def get_bytes(self, name: str) -> bytes:
+        """Read a file."""
+        with _explained("read", name):
+            return self._path(name).read_bytes()
+
+    def size_bytes(self, name: str) -> int | None:
+        """Return a file's size, None when absent."""
+        with _explained("look at", name):
+            try:
+                return self._path(name).stat().st_size
+            except FileNotFoundError:
+                return None
+
+    def list(self, prefix: str) -> list[str]:
+        """Walk the folder that ``prefix`` begins with."""
+        start = self.root / prefix.rpartition("/")[0]
+        names = []
+        with _explained("list", prefix):
+            for folder, _, files in os.walk(start):
+                relative = os.path.relpath(folder, self.root)
+                for file in files:
+                    name = file if relative == "." else f"{relative.replace(os.sep, '/')}/{file}"
+                    if name.startswith(prefix) and not file.startswith(_TEMPORARY_PREFIX):
+                        names.append(name)
+        return sorted(names)
+
+    def delete(self, name: str) -> None:
+        """Unlink a file; its folder stays, because another writer may be about to use it, until ``sweep``."""
+        with _explained("delete", name):
+            self._path(name).unlink(missing_ok=True)
+
+    def sweep(self, older_than_seconds: float = 3600.0) -> int:
+        """Remove temporary files of killed writers, and empty folders."""
+        swept = 0
+        limit = time.time() - older_than_seconds
+        for folder, _, files in os.walk(self.root, topdown=False):
+            stale = [Path(folder, file) for file in files if file.startswith(_TEMPORARY_PREFIX)]
+            for path in [*stale, Path(folder)]:
+                # The time of change, not of modification: a hard link keeps the latter from its source.
+                with contextlib.suppress(OSError):  # gone already, or a folder with files in it
+                    if path != self.root and path.stat().st_ctime < limit:
+                        _remove(path)
+                        swept += 1
+        return swept
+
+    def _path(self, name: str) -> Path:
+        parts = name.split("/")
+        if any(part in ("", ".", "..") for part in parts):
+            raise CheckpointError(
+                f"{name!r} is not a name of a checkpoint file; names are relative, without '..'"
+            )
+        return self.root.joinpath(*parts)
+
+    @contextlib.contextmanager
+    def _temporary(self, name: str) -> Iterator[Path]:
+        folder = self._path(name).parent
+        temporary = folder / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        with _explained("write", name, missing_is_damage=False):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                yield temporary
+            finally:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+            _sync(folder)
+
+
+@contextlib.contextmanager
+def _explained(action: str, name: str, missing_is_damage: bool = True) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if missing_is_damage and isinstance(error, FileNotFoundError):
+            raise CheckpointCorruptionError(
+                f"checkpoint file {name} is missing ({error.filename})"
+            ) from error
+        raise CheckpointError(
+            f"could not {action} {name} in the checkpoint: {error}. Check the disk's space and permissions; "
+            f"nothing was committed"
+        ) from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        path.rmdir()
+    else:
+        path.unlink()
+
+
+def _link_or_copy(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, target)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

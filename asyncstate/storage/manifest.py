@@ -1,0 +1,197 @@
+"""What a committed micro-batch consists of: the manifest and its parts, and their JSON form.
+
+Owns: Manifest, OperatorManifest, StateSpec, PartitionManifest, SnapshotRef, DeltaRef, FileRef, their
+encoding, and the names of files in the checkpoint. Invariant: a manifest is self-contained (all files of a
+version are named in it) and self-checked (a checksum over its exact bytes). Must not import files, stores or
+anything that does I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import xxhash
+
+from asyncstate.errors import CheckpointCorruptionError, CheckpointError
+
+FORMAT_VERSION: Final = 1
+EMPTY_LINEAGE: Final = ""
+
+
+class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A checkpoint file: name below the root, size, xxh3-128 of the content in hex, entries (0: unknown)."""
+
+    name: str
+    size_bytes: int
+    checksum: str
+    num_entries: int = 0
+
+
+class DeltaRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The change of one partition in one micro-batch; ``lineage`` names the content after it."""
+
+    batch_id: int
+    file: FileRef
+    lineage: str
+
+
+class SnapshotRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A full copy of a partition at ``version``; ``files``: checkpoint files by local RocksDB name."""
+
+    version: int
+    lineage: str
+    files: dict[str, FileRef]
+
+
+class PartitionManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of one partition: a snapshot (None: empty) plus the deltas after it, oldest first.
+
+    ``statistics`` holds figures of the batch that committed it, for reports.
+    """
+
+    partition: int
+    snapshot: SnapshotRef | None = None
+    deltas: list[DeltaRef] = []
+    statistics: dict[str, float] = {}
+
+    @property
+    def lineage(self) -> str:
+        """Name of the content: equal lineages mean equal content."""
+        if self.deltas:
+            return self.deltas[-1].lineage
+        return self.snapshot.lineage if self.snapshot else EMPTY_LINEAGE
+
+    def files(self) -> list[FileRef]:
+        """All checkpoint files this partition needs."""
+        snapshot = list(self.snapshot.files.values()) if self.snapshot else []
+        return snapshot + [delta.file for delta in self.deltas]
+
+
+class StateSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One declared state of an operator; ``types`` holds type texts by role (key, value, namespace, ...)."""
+
+    id: int
+    name: str
+    kind: str
+    types: dict[str, str] = {}
+    options: dict[str, str] = {}
+
+
+class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One operator: its class, its parallelism, what its schema was, its states and partitions."""
+
+    uid: str
+    operator: str
+    parallelism: int
+    partitions: list[PartitionManifest]
+    schema: dict[str, str] = {}
+    states: list[StateSpec] = []
+
+    def partition(self, number: int) -> PartitionManifest:
+        """Return a partition by its number; an absent one is empty."""
+        return next((p for p in self.partitions if p.partition == number), PartitionManifest(number))
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One committed version of a job's state. Times are microseconds since the epoch.
+
+    ``base`` is the version it was computed from; ``sources`` holds the highest event time seen per watermark
+    source; ``final`` says that the input had ended.
+    """
+
+    job_id: str
+    batch_id: int
+    base: int
+    max_parallelism: int
+    operators: dict[str, OperatorManifest] = {}
+    watermark: int | None = None
+    sources: dict[str, int] = {}
+    final: bool = False
+    epoch: int = 0
+    format_version: int = FORMAT_VERSION
+
+    def files(self) -> list[FileRef]:
+        """All checkpoint files this version needs."""
+        return [
+            file
+            for operator in self.operators.values()
+            for partition in operator.partitions
+            for file in partition.files()
+        ]
+
+
+class _Envelope(msgspec.Struct):
+    checksum: str
+    manifest: msgspec.Raw
+
+
+class _Versioned(msgspec.Struct):
+    format_version: int = 0
+
+
+def extend_lineage(lineage: str, file: FileRef) -> str:
+    """Name the content that results from laying a delta file over the content named ``lineage``."""
+    return xxhash.xxh3_128_hexdigest(f"{lineage}|{file.name}|{file.checksum}".encode())
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON in an envelope with its checksum."""
+    payload = msgspec.json.encode(manifest)
+    return msgspec.json.encode(_Envelope(xxhash.xxh3_128_hexdigest(payload), msgspec.Raw(payload)))
+
+
+def decode_manifest(data: bytes, name: str) -> Manifest:
+    """Read what ``encode_manifest`` wrote; ``name`` is the file, for messages.
+
+    Raises CheckpointCorruptionError when bytes were changed, CheckpointError when another release wrote them.
+    """
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except msgspec.MsgspecError as error:
+        raise CheckpointCorruptionError(f"{name} is not a manifest: {error}") from error
+    payload = bytes(envelope.manifest)
+    if xxhash.xxh3_128_hexdigest(payload) != envelope.checksum:
+        raise CheckpointCorruptionError(f"{name} is damaged: its checksum does not match its content")
+    found = msgspec.json.decode(payload, type=_Versioned).format_version
+    if found != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{name} has checkpoint format {found}, this release reads format {FORMAT_VERSION}; use the "
+            f"release of asyncstate that wrote it, or start with a new checkpoint folder"
+        )
+    try:
+        return msgspec.json.decode(payload, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise CheckpointCorruptionError(f"{name} does not fit checkpoint format {found}: {error}") from error
+
+
+def manifest_name(batch_id: int) -> str:
+    """Name of a version's manifest."""
+    return f"manifests/{batch_id:010d}.json"
+
+
+def partition_folder(uid: str, partition: int) -> str:
+    """Folder of a partition's files."""
+    return f"state/{uid}/{partition}"
+
+
+def delta_name(uid: str, partition: int, batch_id: int, attempt: str) -> str:
+    """Name of the delta that one attempt of a batch writes."""
+    return f"{partition_folder(uid, partition)}/delta-{batch_id:010d}-{attempt}.sst"
+
+
+def snapshot_folder(uid: str, partition: int, batch_id: int, attempt: str) -> str:
+    """Folder of the new files of a snapshot that one attempt of a batch takes."""
+    return f"{partition_folder(uid, partition)}/snap/{batch_id:010d}-{attempt}"
+
+
+def batch_of(name: str) -> int | None:
+    """Return the batch in which a state file was written, None for a name of another form."""
+    parts = name.split("/")
+    if len(parts) == 4 and parts[3].startswith("delta-"):
+        digits = parts[3].split("-")[1]
+    elif len(parts) == 6 and parts[3] == "snap":
+        digits = parts[4].split("-")[0]
+    else:
+        return None
+    return int(digits) if digits.isdigit() else None

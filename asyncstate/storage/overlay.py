@@ -1,0 +1,280 @@
+"""This micro-batch's writes over the committed store, with a bounded read cache between the two.
+
+Owns: WriteOverlay, MISSING. Invariants: writes live only here until they become a delta
+file; a key, once written, stays in ``_writes`` (a delete stores None), so the dict's insertion order tells
+which keys are new. One thread uses an overlay (the mailbox); other threads may only call the store's reads.
+Must not import rocksdict or anything of execution.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from itertools import islice, repeat
+from typing import Final, Literal
+
+from sortedcontainers import SortedList
+
+from asyncstate.storage.contract import Change, KeyedStore
+
+LIST_GET_KEYS: Final = 256
+"""Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
+
+_SCAN_KEYS_MIN: Final = 64
+_ENTRY_OVERHEAD_BYTES: Final = 120  # two bytes headers and a dict slot
+
+
+class Missing(enum.Enum):
+    """Type of MISSING, so that type checkers can tell it from a value."""
+
+    MISSING = enum.auto()
+
+
+MISSING: Final = Missing.MISSING
+"""``peek``'s answer when memory does not know: neither a value nor a known absence."""
+
+Peeked = bytes | Literal[Missing.MISSING] | None
+
+
+class WriteOverlay:
+    """Reads see this batch's writes, then the read cache, then the store.
+
+    ``read_cache_bytes`` bounds what ``remember`` keeps; it is two generations of half of it, and the older
+    one is dropped whole: the cost of a cache hit is one dict lookup, and of an eviction next to nothing.
+    """
+
+    __slots__ = (
+        "_cache_bytes_peak",
+        "_cache_half_bytes",
+        "_indexed",
+        "_list_get_keys",
+        "_list_gets",
+        "_misses",
+        "_old",
+        "_old_bytes",
+        "_reads",
+        "_scans",
+        "_sorted",
+        "_store_reads",
+        "_writes",
+        "_young",
+        "_young_bytes",
+        "put",
+        "store",
+    )
+
+    put: Callable[[bytes, bytes], None]
+    """Write a value: ``put(key, value)``. It is the dict's own method, so that a write costs one C call."""
+
+    def __init__(self, store: KeyedStore, read_cache_bytes: int = 16 << 20) -> None:
+        self.store = store
+        self._writes: dict[bytes, bytes | None] = {}
+        self._young: dict[bytes, bytes | None] = {}
+        self._old: dict[bytes, bytes | None] = {}
+        self._young_bytes = self._old_bytes = 0
+        self._cache_half_bytes = read_cache_bytes // 2
+        self._cache_bytes_peak = 0
+        self._sorted: SortedList = SortedList()
+        self._indexed = 0
+        self._reads = self._misses = self._store_reads = self._list_gets = self._list_get_keys = (
+            self._scans
+        ) = 0
+        self.put = self._writes.__setitem__
+
+    def peek(self, key: bytes) -> Peeked:
+        """Return the value if memory knows it, None if memory knows it absent, else MISSING."""
+        self._reads += 1
+        value: Peeked = self._writes.get(key, MISSING)
+        if value is MISSING:
+            value = self._young.get(key, MISSING)
+            if value is MISSING:
+                value = self._old.get(key, MISSING)
+                if value is MISSING:
+                    self._misses += 1
+                else:
+                    self.remember(key, value)
+        return value
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key, None when absent; asks the store when memory cannot tell."""
+        value = self.peek(key)
+        if value is not MISSING:
+            return value
+        self._store_reads += 1
+        stored = self.store.get(key)
+        self.remember(key, stored)
+        return stored
+
+    def remember(self, key: bytes, value: bytes | None) -> None:
+        """Keep a value that was read from the store (None: it is absent) for later reads of this batch."""
+        if key not in self._young:
+            self._young_bytes += len(key) + (len(value) if value is not None else 0) + _ENTRY_OVERHEAD_BYTES
+        self._young[key] = value
+        if self._young_bytes > self._cache_half_bytes:
+            self._age()
+
+    def delete(self, key: bytes) -> None:
+        """Delete a key; deleting an absent one is allowed."""
+        self._writes[key] = None
+
+    def get_many(self, keys: list[bytes], remember: bool = False) -> list[bytes | None]:
+        """Return the values of the keys in their order; what memory lacks is read in one store call.
+
+        ``remember`` keeps the store's answers in the read cache: worth it when the keys will be read again
+        in this batch and not written.
+        """
+        answers, unknown = self.peek_many(keys)
+        if not unknown:
+            return answers  # type: ignore[return-value]  # no MISSING is left in it
+        wanted = keys if len(unknown) == len(keys) else [keys[i] for i in unknown]
+        fetched = self.store.get_many(wanted, LIST_GET_KEYS)
+        self.count_list_get(len(wanted))
+        if remember:
+            self.remember_many(wanted, fetched)
+        if wanted is keys:
+            return fetched
+        for index, value in zip(unknown, fetched, strict=True):
+            answers[index] = value
+        return answers  # type: ignore[return-value]  # every MISSING has been replaced
+
+    def peek_many(self, keys: list[bytes]) -> tuple[list[Peeked], Sequence[int]]:
+        """Return what memory knows of the keys, and the positions at which it answered MISSING."""
+        self._reads += len(keys)
+        if not (self._writes or self._young or self._old):
+            self._misses += len(keys)
+            return [MISSING] * len(keys), range(len(keys))
+        answers: list[Peeked] = list(map(self._writes.get, keys, repeat(MISSING)))
+        for cache in (self._young, self._old):
+            if cache:
+                answers = [
+                    cache.get(key, MISSING) if answer is MISSING else answer
+                    for key, answer in zip(keys, answers, strict=True)
+                ]
+        unknown = [index for index, answer in enumerate(answers) if answer is MISSING]
+        self._misses += len(unknown)
+        return answers, unknown
+
+    def overlay_many(self, keys: list[bytes], fetched: Sequence[bytes | None]) -> list[bytes | None]:
+        """Lay this batch's writes over answers that the store gave earlier for the same keys."""
+        if not self._writes:
+            return list(fetched)
+        return list(map(self._writes.get, keys, fetched))
+
+    def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """Keep many answers of the store; more than half the cache at once are not kept at all."""
+        size = sum(map(len, keys)) + sum(map(len, filter(None, values))) + _ENTRY_OVERHEAD_BYTES * len(keys)
+        if size > self._cache_half_bytes:
+            return
+        self._young.update(zip(keys, values, strict=True))
+        self._young_bytes += size
+        if self._young_bytes > self._cache_half_bytes:
+            self._age()
+
+    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """Write many values (None deletes); of a repeated key the last value counts."""
+        self._writes.update(zip(keys, values, strict=True))
+
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Delete many keys."""
+        self._writes.update(dict.fromkeys(keys))
+
+    def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """Return at most ``limit`` entries with start <= key < end, ascending, writes laid over the store.
+
+        For the next page pass the last key + b"\\0" as ``start``; writing and deleting between pages is safe.
+        A page shorter than ``limit`` was the last.
+        """
+        self._scans += 1
+        if end is not None and start >= end:
+            return []
+        self._index_new_keys()
+        found: list[tuple[bytes, bytes]] = []
+        while len(found) < limit:
+            wanted = limit - len(found)
+            page = self.store.scan(start, end, wanted)
+            mine = self._written_keys(start, end, max(wanted, _SCAN_KEYS_MIN))
+            merged, reached = self._merge(page, len(page) == wanted, mine, wanted)
+            found += merged
+            if reached is None:
+                break
+            start = reached + b"\0"
+        return found[:limit]
+
+    def _written_keys(self, start: bytes, end: bytes | None, count: int) -> list[bytes]:
+        return list(islice(self._sorted.irange(start, end, inclusive=(True, False)), count))
+
+    def _merge(
+        self, page: list[tuple[bytes, bytes]], page_full: bool, mine: list[bytes], wanted: int
+    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+        """Merge a store page with written keys; also tell up to which key both are complete, None for all."""
+        mine_full = len(mine) >= max(wanted, _SCAN_KEYS_MIN)
+        if not mine:
+            return page, page[-1][0] if page_full else None
+        ends = ([page[-1][0]] if page_full else []) + ([mine[-1]] if mine_full else [])
+        reached = min(ends) if ends else None
+        writes = self._writes
+        merged: dict[bytes, bytes | None] = dict(page)
+        merged.update((key, writes[key]) for key in mine)
+        live = sorted((key, value) for key, value in merged.items() if value is not None)
+        if reached is not None:
+            live = [entry for entry in live if entry[0] <= reached]
+        return live, reached
+
+    def _index_new_keys(self) -> None:
+        # Keys never leave the dict, so the ones written since the last scan are its last ones: point-only
+        # states keep no list of them, and a scan after few writes looks at few.
+        new = len(self._writes) - self._indexed
+        if new:
+            self._sorted.update(islice(reversed(self._writes), new))
+            self._indexed = len(self._writes)
+
+    def changes(self) -> list[Change]:
+        """Return this batch's writes sorted by key; None marks a delete."""
+        if self._indexed == len(self._writes):
+            return [(key, self._writes[key]) for key in self._sorted]
+        return [(key, self._writes[key]) for key in sorted(self._writes)]
+
+    def clear(self) -> None:
+        """Forget writes and cache, for the next micro-batch over the advanced store; counters go on."""
+        self._writes.clear()
+        self._young.clear()
+        self._old.clear()
+        self._young_bytes = self._old_bytes = 0
+        self._sorted.clear()
+        self._indexed = 0
+
+    @property
+    def num_changes(self) -> int:
+        """Number of keys written or deleted in this batch."""
+        return len(self._writes)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of keys and values that the delta will hold, before compression; walks all writes."""
+        return sum(map(len, self._writes)) + sum(map(len, filter(None, self._writes.values())))
+
+    def count_list_get(self, num_keys: int) -> None:
+        """Count a list get made on the store for this overlay, possibly by another thread's hand."""
+        self._list_gets += 1
+        self._list_get_keys += num_keys
+        self._store_reads += num_keys
+
+    def statistics(self) -> dict[str, float]:
+        """Return the counters; ``reads`` = ``hits`` (from memory) + ``misses``."""
+        return {
+            "reads": self._reads,
+            "hits": self._reads - self._misses,
+            "misses": self._misses,
+            "store_reads": self._store_reads,
+            "list_gets": self._list_gets,
+            "list_get_keys": self._list_get_keys,
+            "scans": self._scans,
+            "changes": len(self._writes),
+            "change_bytes": self.bytes_written,
+            "cache_bytes_peak": max(self._cache_bytes_peak, self._old_bytes + self._young_bytes),
+        }
+
+    def _age(self) -> None:
+        self._cache_bytes_peak = max(self._cache_bytes_peak, self._old_bytes + self._young_bytes)
+        self._old, self._old_bytes = self._young, self._young_bytes
+        self._young, self._young_bytes = {}, 0

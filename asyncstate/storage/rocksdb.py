@@ -1,0 +1,334 @@
+"""A KeyedStore on RocksDB: the only writer is the ingestion of sorted SST files.
+
+Owns: RocksDBOptions, RocksDBStore, the process-wide block caches. Invariants: nothing is ever put directly,
+so the write-ahead log and the memtable stay empty and the content is exactly the ingested files; no iterator
+outlives the call that made it, so ``close`` really closes. Must not import checkpoint, lease or anything
+above.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import cast
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DataBlockIndexType,
+    DBCompactionStyle,
+    DBCompressionType,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    ReadOptions,
+    SstFileWriter,
+    UniversalCompactOptions,
+)
+
+from asyncstate.errors import StoreError
+from asyncstate.storage.contract import EMPTY_VERSION, Change, KeyedStore, StoreStatistics
+
+_COMPRESSIONS = {
+    "none": DBCompressionType.none,
+    "lz4": DBCompressionType.lz4,
+    "zstd": DBCompressionType.zstd,
+}
+_SETTLE_POLL_SECONDS = 0.002
+_SETTLE_QUIET_POLLS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RocksDBOptions:
+    """Settings of one store; all sizes in bytes.
+
+    ``block_cache_bytes``: one cache of this size is shared by all stores of the process and outlives them,
+    so a store that is opened again at the next micro-batch finds its blocks warm.
+    ``sorted_runs``: number of overlapping runs (ingested files and compaction results) at which compaction
+    starts.
+    ``sorted_runs_max``: above it ``settle`` waits for the running compaction, so that read cost stays
+    bounded.
+    """
+
+    block_cache_bytes: int = 128 << 20
+    direct_reads: bool = False
+    compression: str = "lz4"
+    block_bytes: int = 8 << 10
+    bloom_bits: int = 10
+    sorted_runs: int = 6
+    sorted_runs_max: int = 12
+    file_bytes: int = 32 << 20
+    background_jobs: int = 2
+
+
+_caches: dict[int, Cache] = {}
+_caches_lock = threading.Lock()
+
+
+def _shared_cache(size_bytes: int) -> Cache:
+    with _caches_lock:
+        if size_bytes not in _caches:
+            _caches[size_bytes] = Cache(size_bytes)
+        return _caches[size_bytes]
+
+
+def _table_options(options: RocksDBOptions) -> BlockBasedOptions:
+    # 8 KiB blocks with a hash index in each: measured best for hot sorted list gets of small entries.
+    table = BlockBasedOptions()
+    table.set_block_cache(_shared_cache(options.block_cache_bytes))
+    table.set_block_size(options.block_bytes)
+    table.set_bloom_filter(options.bloom_bits, False)
+    table.set_data_block_index_type(DataBlockIndexType.binary_and_hash())
+    table.set_data_block_hash_ratio(0.75)
+    table.set_format_version(5)
+    # Index and filter blocks stay in the table readers: state is bounded by partitions, and looking them up
+    # in the block cache for every list get costs more than they weigh.
+    table.set_cache_index_and_filter_blocks(False)
+    return table
+
+
+def rocksdb_options(options: RocksDBOptions) -> Options:
+    """Build the RocksDB options of a store and of the SST files written for it.
+
+    Compaction is universal (tiered): every micro-batch adds one run that usually spans the whole key range;
+    levelled compaction would rewrite the base for every few of them; tiering rewrites a key a logarithmic
+    number of times, and snapshots upload only what was rewritten.
+    """
+    if options.compression not in _COMPRESSIONS:
+        raise StoreError(
+            f"unknown compression {options.compression!r} for the RocksDB store; use one of "
+            f"{', '.join(_COMPRESSIONS)}"
+        )
+    universal = UniversalCompactOptions()
+    universal.size_ratio = 10
+    universal.min_merge_width = 3
+    universal.max_size_amplification_percent = 200
+    opts = Options(raw_mode=True)
+    opts.create_if_missing(True)
+    opts.set_block_based_table_factory(_table_options(options))
+    opts.set_compression_type(_COMPRESSIONS[options.compression]())
+    opts.set_compaction_style(DBCompactionStyle.universal())
+    opts.set_universal_compaction_options(universal)
+    opts.set_level_zero_file_num_compaction_trigger(options.sorted_runs)
+    opts.set_target_file_size_base(options.file_bytes)
+    opts.set_max_background_jobs(options.background_jobs)
+    opts.set_max_open_files(-1)
+    opts.set_use_direct_reads(options.direct_reads)
+    _quieten(opts)
+    return opts
+
+
+def _quieten(opts: Options) -> None:
+    # Stores are opened at every micro-batch: no statistics threads, no pile of old log files.
+    opts.set_keep_log_file_num(1)
+    opts.set_stats_dump_period_sec(0)
+    opts.set_stats_persist_period_sec(0)
+    opts.set_skip_stats_update_on_db_open(True)
+    opts.set_write_buffer_size(1 << 20)
+
+
+class RocksDBStore(KeyedStore):
+    """One RocksDB folder, filled by ingestion only. Hold its lease before opening it.
+
+    ``damaged`` turns True when RocksDB reported an error: the folder should be rebuilt from the checkpoint.
+    """
+
+    def __init__(
+        self, path: str | Path, options: RocksDBOptions | None = None, version: int = EMPTY_VERSION
+    ) -> None:
+        self.path = str(path)
+        self.version = version
+        self.damaged = False
+        self.options = options or RocksDBOptions()
+        self._raw_options = rocksdb_options(self.options)
+        self._db: Rdict | None = self._open()
+
+    def _open(self) -> Rdict:
+        try:
+            return Rdict(self.path, self._raw_options)
+        except Exception as error:
+            raise self._failed("opened", error) from error
+
+    @property
+    def db(self) -> Rdict:
+        """The open database; StoreError after ``close``."""
+        if self._db is None:
+            raise StoreError(
+                f"the RocksDB store {self.path} is closed; take a new lease before reading state"
+            )
+        return self._db
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key; holds the GIL while a device is read."""
+        try:
+            value: bytes | None = self.db.get(key)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise self._failed("read", error) from error
+        return value
+
+    def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
+        """Return the values of the keys by list gets, each of which releases the GIL once."""
+        if not keys:
+            return []
+        get = cast(Callable[[list[bytes]], list[bytes | None]], self.db.get)
+        try:
+            if not 0 < piece_keys < len(keys):
+                return get(keys)
+            values: list[bytes | None] = []
+            for first in range(0, len(keys), piece_keys):
+                values += get(keys[first : first + piece_keys])
+            return values
+        except Exception as error:
+            raise self._failed("read", error) from error
+
+    def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """Return at most ``limit`` entries with start <= key < end, ascending."""
+        if limit <= 0 or (end is not None and start >= end):
+            return []
+        db = self.db
+        try:
+            entries = cast(
+                Iterator[tuple[bytes, bytes]], db.items(from_key=start, read_opt=_range_options(end))
+            )
+            page = list(islice(entries, limit))
+            del entries  # an open iterator would keep the database from closing
+            if len(page) < limit:
+                self._check_exhausted(page[-1][0] if page else None, start, end)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise self._failed("scanned", error) from error
+        return page
+
+    def _check_exhausted(self, last: bytes | None, start: bytes, end: bytes | None) -> None:
+        # The binding's entry iterator ends silently at a damaged block. A cursor that starts where it stopped
+        # meets the same block and tells.
+        cursor = self.db.iter(_range_options(end))
+        cursor.seek(start if last is None else last + b"\0")
+        if cursor.valid():
+            raise self._failed("scanned", "the scan stopped before its end")
+        cursor.status()
+
+    def apply(self, changes: Sequence[Change], version: int) -> None:
+        """Write the sorted changes as an SST file and ingest it."""
+        if changes:
+            temporary = f"{self.path}.apply-{uuid.uuid4().hex}.sst"
+            try:
+                write_sst(temporary, changes, self.options)
+                self.ingest(temporary, version)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+        self.version = version
+
+    def ingest(self, sst_path: str | Path, version: int) -> None:
+        """Make an SST file part of the store: hard-linked if the file system can, else copied."""
+        db = self.db
+        # RocksDB unlinks a moved file: it gets a name of its own, so that the caller's name stays.
+        spare = f"{sst_path}.{uuid.uuid4().hex}.ingest"
+        try:
+            ingestion = IngestExternalFileOptions()
+            ingestion.set_move_files(_hard_link(sst_path, spare))
+            db.ingest_external_file([spare if os.path.exists(spare) else str(sst_path)], ingestion)
+        except Exception as error:
+            raise self._failed(f"extended by {sst_path}", error) from error
+        finally:
+            Path(spare).unlink(missing_ok=True)
+        self.version = version
+
+    def sorted_runs(self) -> int:
+        """Number of overlapping runs a key may have to be looked up in."""
+        return len({f["level"] or f["name"] for f in self.db.live_files()})
+
+    def settle(self, timeout_seconds: float = 60.0) -> bool:
+        """Wait for a running compaction when the runs exceed their bound; return whether all is quiet.
+
+        Closing aborts a running compaction and loses its work. With fewer runs than the bound that is
+        accepted to keep micro-batches short; above it somebody has to pay.
+        """
+        if self.sorted_runs() <= self.options.sorted_runs_max:
+            return not self._compacting()
+        deadline = time.monotonic() + timeout_seconds
+        quiet = 0
+        while quiet < _SETTLE_QUIET_POLLS:
+            quiet = 0 if self._compacting() else quiet + 1
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_SETTLE_POLL_SECONDS)
+        return True
+
+    def _compacting(self) -> bool:
+        return bool(self.db.property_int_value("rocksdb.num-running-compactions"))
+
+    def statistics(self) -> StoreStatistics:
+        """Return figures from RocksDB's properties and its list of live files."""
+        db = self.db
+        live = db.live_files()
+        return StoreStatistics(
+            num_entries=sum(f["num_entries"] - 2 * f["num_deletions"] for f in live),
+            size_bytes=sum(f["size"] for f in live),
+            files=len(live),
+            sorted_runs=len({f["level"] or f["name"] for f in live}),
+            block_cache_bytes=db.property_int_value("rocksdb.block-cache-usage") or 0,
+            block_cache_bytes_max=self.options.block_cache_bytes,
+        )
+
+    def close(self) -> None:
+        """Close the database and release RocksDB's own lock on the folder."""
+        db, self._db = self._db, None
+        if db is None:
+            return
+        try:
+            db.close()
+        except Exception as error:
+            raise self._failed("closed", error) from error
+
+    def _failed(self, done: str, error: object) -> StoreError:
+        self.damaged = True
+        return StoreError(
+            f"the RocksDB store {self.path} could not be {done}: {error}. Check the disk's space and "
+            f"permissions; the next attempt rebuilds the folder from the checkpoint"
+        )
+
+
+def _hard_link(source: str | Path, target: str) -> bool:
+    try:
+        os.link(source, target)
+    except OSError:
+        return False
+    return True
+
+
+def _range_options(end: bytes | None) -> ReadOptions:
+    options = ReadOptions()
+    if end is not None:
+        options.set_iterate_upper_bound(end)
+    return options
+
+
+def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptions) -> None:
+    """Write sorted changes (each key once, None deletes) as one SST file; StoreError when they cannot be."""
+    try:
+        writer = SstFileWriter(rocksdb_options(options))
+        writer.open(str(path))
+        put, delete = writer.__setitem__, writer.__delitem__
+        for key, value in changes:
+            if value is None:
+                delete(key)
+            else:
+                put(key, value)
+        writer.finish()
+    except StoreError:
+        raise
+    except Exception as error:
+        raise StoreError(
+            f"the file {path} could not be written: {error}. Check the disk's space and permissions, then "
+            f"retry"
+        ) from error

@@ -1,0 +1,128 @@
+"""Snapshots: a full copy of one store in the checkpoint, uploading only files the previous snapshot lacks.
+
+Owns: creating and restoring snapshots of a RocksDBStore. Invariants: a snapshot is RocksDB's own consistent
+set of files; a file is taken over from the previous snapshot only when its content is the same, by checksum.
+Must not import checkpoint or lease.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from rocksdict import Checkpoint as RocksDBCheckpoint
+
+from asyncstate.errors import StoreError
+from asyncstate.storage.delta import file_checksum
+from asyncstate.storage.files import CheckpointFiles
+from asyncstate.storage.manifest import FileRef, SnapshotRef
+from asyncstate.storage.rocksdb import RocksDBStore
+
+_META_PREFIXES = ("CURRENT", "MANIFEST-", "OPTIONS-")
+
+
+class _Known(msgspec.Struct):
+    size_bytes: int
+    modified_ns: int
+    inode: int
+    checksum: str
+
+
+class ChecksumCache:
+    """Checksums of a store's immutable SST files, kept beside it, so that a snapshot reads only new files."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, _Known])
+        except (OSError, msgspec.MsgspecError):
+            self._known = {}
+
+    def checksum(self, file: Path) -> str:
+        """Return the file's checksum, reading it only when it is not the file seen before."""
+        stat = file.stat()
+        known = self._known.get(file.name)
+        if known is None or (known.size_bytes, known.modified_ns, known.inode) != (
+            stat.st_size,
+            stat.st_mtime_ns,
+            stat.st_ino,
+        ):
+            known = _Known(stat.st_size, stat.st_mtime_ns, stat.st_ino, file_checksum(file))
+            self._known[file.name] = known
+        return known.checksum
+
+    def save(self, names: set[str]) -> None:
+        """Keep the entries of the named files for the next snapshot."""
+        self._known = {name: known for name, known in self._known.items() if name in names}
+        temporary = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
+        temporary.write_bytes(msgspec.json.encode(self._known))
+        temporary.replace(self._path)
+
+
+def create_snapshot(
+    store: RocksDBStore,
+    lineage: str,
+    files: CheckpointFiles,
+    folder: str,
+    previous: SnapshotRef | None = None,
+) -> SnapshotRef:
+    """Copy the store's present version to the checkpoint under ``folder`` (unique to the attempt).
+
+    SST files that ``previous`` has with the same content are referenced, not uploaded again.
+    """
+    shared = {} if previous is None else {(f.checksum, f.size_bytes): f for f in previous.files.values()}
+    checksums = ChecksumCache(Path(f"{store.path}.checksums.json"))
+    refs: dict[str, FileRef] = {}
+    with _frozen(store) as frozen:
+        for path in sorted(frozen.iterdir()):
+            if path.suffix != ".sst" and not path.name.startswith(_META_PREFIXES):
+                continue  # the write-ahead log is empty, and the binding writes its own settings at each open
+            checksum = checksums.checksum(path) if path.suffix == ".sst" else file_checksum(path)
+            size_bytes = path.stat().st_size
+            ref = shared.get((checksum, size_bytes))
+            if ref is None:
+                ref = FileRef(f"{folder}/{path.name}", size_bytes, checksum)
+                files.put_file(path, ref.name)
+            refs[path.name] = ref
+    checksums.save(set(refs))
+    return SnapshotRef(store.version, lineage, refs)
+
+
+@contextmanager
+def _frozen(store: RocksDBStore) -> Iterator[Path]:
+    folder = Path(f"{store.path}.frozen-{uuid.uuid4().hex}")
+    try:
+        RocksDBCheckpoint(store.db).create_checkpoint(str(folder))
+        yield folder
+    except (StoreError, OSError):
+        raise
+    except Exception as error:
+        if type(error) is not Exception:  # the binding raises bare exceptions; others have their own story
+            raise
+        raise StoreError(
+            f"no snapshot of the RocksDB store {store.path} could be taken: {error}. Check the disk's space "
+            f"and permissions, then retry"
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def restore_snapshot(fetch: Callable[[FileRef, Path], None], snapshot: SnapshotRef, folder: Path) -> None:
+    """Bring a snapshot into a new folder that RocksDB can open; ``fetch`` brings one verified file."""
+    folder.mkdir(parents=True)
+    for local_name, ref in snapshot.files.items():
+        local = folder / local_name
+        fetch(ref, local)
+        if not local_name.endswith(".sst"):
+            _own_copy(local)
+
+
+def _own_copy(path: Path) -> None:
+    # RocksDB appends to its MANIFEST; through a hard link that would alter the checkpoint.
+    copy = path.with_name(f"{path.name}.copy")
+    shutil.copyfile(path, copy)
+    copy.replace(path)
