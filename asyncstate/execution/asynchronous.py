@@ -72,8 +72,6 @@ class AsyncExecutionController(ExecutionController):
         self._submitted = 0
         self._peak_in_flight = 0
         self._peak_blocked = 0
-        self._batches = 0
-        self._batched_keys = 0
         self._wait_seconds = 0.0
         self._peek = overlay.peek
         self._read_at_once = not limits.batch_hot_reads and not self._pacer.waits_for_device
@@ -225,10 +223,9 @@ class AsyncExecutionController(ExecutionController):
     def _read_one(self, key: bytes) -> bytes | None:
         """Read a key now: while the store answers from memory, waiting for company costs more than it saves."""
         started = time.perf_counter()
-        value = self.overlay.store.get(key)
+        value = self.overlay.fetch(key)
         self._pacer.measured_one(time.perf_counter() - started)
         self._read_at_once = not self._pacer.waits_for_device
-        self.overlay.remember(key, value)
         return value
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
@@ -302,7 +299,7 @@ class AsyncExecutionController(ExecutionController):
             started = time.perf_counter()
             values = self.overlay.store.get_many(keys)
             self._pacer.measured(len(keys), time.perf_counter() - started)
-            self._count_batch(len(keys))
+            self.overlay.count_list_get(len(keys))
             self._answer(chunk, values)
             if self._pacer.waits_for_device:
                 break
@@ -310,7 +307,7 @@ class AsyncExecutionController(ExecutionController):
 
     def _send(self, keys: list[bytes], ticket: Any) -> None:
         store = self.overlay.store
-        self._count_batch(len(keys))
+        self.overlay.count_list_get(len(keys))
         self._executor.submit(lambda: store.get_many(keys), ticket)
 
     def _progress(self) -> None:
@@ -395,8 +392,6 @@ class AsyncExecutionController(ExecutionController):
         self._note_peaks()
         return {
             **self.overlay.statistics(),
-            "async_list_gets": self._batches,
-            "async_list_get_keys": self._batched_keys,
             "io_wait_seconds": self._wait_seconds,
             "in_flight_peak": self._peak_in_flight,
             "blocked_keys_peak": self._peak_blocked,
@@ -405,10 +400,6 @@ class AsyncExecutionController(ExecutionController):
     def _note_peaks(self) -> None:
         self._peak_in_flight = max(self._peak_in_flight, self._in_flight)
         self._peak_blocked = max(self._peak_blocked, self._keys.blocked)
-
-    def _count_batch(self, keys: int) -> None:
-        self._batches += 1
-        self._batched_keys += keys
 
 
 class _ManyRead:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from asyncstate.errors import JobError
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.runtime.spec import CommitRecord
-from asyncstate.storage import DeltaRef, Manifest, OperatorManifest, PartitionManifest, StateSpec
+from asyncstate.storage import Manifest, OperatorManifest, StateSpec
 
 
 def watermark_after(previous: Manifest | None) -> int:
@@ -23,7 +25,7 @@ def watermark_after(previous: Manifest | None) -> int:
     if previous is None:
         return MIN_WATERMARK
     reached = min(previous.sources.values(), default=MIN_WATERMARK)
-    return max(reached, previous.watermark)
+    return reached if previous.watermark is None else max(reached, previous.watermark)
 
 
 def advance_sources(
@@ -46,7 +48,6 @@ def advance_sources(
 
 
 def operator_after(
-    previous: OperatorManifest | None,
     uid: str,
     operator: str,
     batch_id: int,
@@ -61,28 +62,16 @@ def operator_after(
             f"operator '{uid}': batch {batch_id} was reported by partitions {reported}, expected each of "
             f"0..{parallelism - 1} once; nothing was committed, start the query again"
         )
-    same = previous is not None and previous.parallelism == parallelism
-    before = {part.partition: part for part in previous.partitions} if previous is not None and same else {}
     return OperatorManifest(
         uid=uid,
         operator=operator,
         parallelism=parallelism,
-        schemas=dict(schemas),
+        schema=dict(schemas),
         states=_agreed_states(uid, records),
         partitions=[
-            _partition_after(before.get(record.partition), record, batch_id)
+            msgspec.structs.replace(record.content, statistics=record.statistics)
             for record in sorted(records, key=lambda record: record.partition)
         ],
-    )
-
-
-def _partition_after(before: PartitionManifest | None, record: CommitRecord, batch_id: int) -> PartitionManifest:
-    deltas = list(before.deltas) if before is not None and record.snapshot is None else []
-    snapshot = record.snapshot or (before.snapshot if before is not None else None)
-    if record.delta is not None:
-        deltas.append(DeltaRef(batch_id=batch_id, file=record.delta))
-    return PartitionManifest(
-        partition=record.partition, snapshot=snapshot, deltas=deltas, statistics=dict(record.statistics)
     )
 
 

@@ -19,7 +19,7 @@ from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.rows import PreparedBatch, kinds_of, output_batch, python_rows, python_values, rows_to_columns
 from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import InputBatch, TaskSpec
-from asyncstate.state import KeyedTimers, due_timers
+from asyncstate.state import DueTimer, KeyedTimers
 
 _OUTPUT_ROWS: Final = 10_000
 _SLICE_ROWS: Final = 2_000
@@ -34,8 +34,10 @@ class RecordRunner(Runner):
     ) -> None:
         super().__init__(spec, context, controller)
         self._operator = operator
+        self._timers = KeyedTimers(controller, spec.uid)
+        self._fired = context.counter("timers_fired")
         self._frame = BatchFrame(
-            spec.watermark, spec.processing_time, KeyedTimers(controller), list(context.output_schema.names)
+            spec.watermark, spec.processing_time, self._timers, list(context.output_schema.names)
         )
         self._row_types: list[type[Row]] = [row_type(given.schema) for given in spec.inputs]
 
@@ -71,20 +73,27 @@ class RecordRunner(Runner):
             yield Record(frame, groups[group], key, values, work, row, index, kind, time)
 
     def _fire_timers(self) -> Iterator[pa.RecordBatch]:
+        """Rounds of due timers, until a round finds none: a timer may register others that are due already."""
         watermark = self.spec.watermark
-        if watermark == MIN_WATERMARK:
-            return
-        controller, codec, work = self.controller, self._codecs[0], self._operator.on_timer
-        fired = self.context.counter("timers_fired")
-        for due in due_timers(controller, self.context.key_groups, watermark, self.context.page_size):
-            values, _ = codec.decode_one(due.key)
-            record = Record(
-                self._frame, due.group, due.key, values, work, due.timer, 0, RowKind.INSERT, due.timer.time
-            )
-            controller.submit(record)
-            controller.drain()
-            fired.add()
-            yield from self._outputs(_OUTPUT_ROWS)
+        found = watermark != MIN_WATERMARK
+        while found:
+            found = False
+            for page in self._timers.due(self.context.key_groups, watermark, self.context.page_size):
+                found = True
+                for due in page:
+                    self.controller.submit(self._timer_record(due))
+                yield from self._outputs(_OUTPUT_ROWS)
+            self.controller.drain()
+
+    def _timer_record(self, due: DueTimer) -> Record:
+        values, _ = self._codecs[0].decode_one(due.key)
+        return Record(self._frame, due.group, due.key, values, self._on_timer, due, 0, RowKind.INSERT, due.time)
+
+    def _on_timer(self, due: DueTimer, record: Record) -> Any:
+        if not self._timers.claim(due):
+            return None
+        self._fired.add()
+        return self._operator.on_timer(due.timer, record)
 
     def _pass_watermark(self) -> None:
         """``on_watermark`` has no key: state access there fails with a StateAccessError."""

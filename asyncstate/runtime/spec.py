@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from asyncstate.config import Config
 from asyncstate.operator import InputSpec, Operator
-from asyncstate.storage import FileRef, OperatorManifest, SnapshotRef, StateSpec
+from asyncstate.storage import OperatorManifest, PartitionManifest, StateSpec
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,12 @@ class InputBatch:
 class CommitRecord(msgspec.Struct, kw_only=True):
     """What one partition asks the driver to commit.
 
-    ``max_event_times`` has one entry an input: the highest event time seen in this batch, None without any.
+    ``content`` is the partition as it is after the batch. ``max_event_times`` has one entry an input: the highest event time seen in this batch, None without any.
     ``statistics`` holds sums over this batch (see ``docs/architecture.md``), ``peaks`` highest values.
     """
 
     partition: int
-    delta: FileRef | None
-    snapshot: SnapshotRef | None
+    content: PartitionManifest
     states: list[StateSpec]
     max_event_times: list[int | None]
     statistics: dict[str, float] = msgspec.field(default_factory=dict)

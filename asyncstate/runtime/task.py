@@ -108,32 +108,29 @@ def _commit(
     spec: TaskSpec, partition: int, opened: PartitionStore, runner: Runner, states: list[StateSpec], seconds: float
 ) -> CommitRecord:
     began = time.perf_counter()
-    overlay = runner.controller.overlay
-    delta = opened.write_delta(overlay.changes())
-    snapshot = opened.snapshot
+    content = opened.commit(runner.controller.overlay.changes())
     committed = time.perf_counter() - began
     counts = runner.controller.statistics()
     store = opened.store.statistics()
     statistics = {name: float(value) for name, value in counts.items() if not name.endswith("_peak")}
+    statistics |= opened.restored
     statistics |= {
         "rows_in": runner.rows_in,
         "rows_out": runner.rows_out,
         "keys": runner.keys,
         "run_seconds": seconds,
         "commit_seconds": committed,
-        "restore_seconds": opened.restore_seconds,
-        "delta_bytes": delta.size_bytes if delta is not None else 0,
+        "delta_bytes": sum(delta.file.size_bytes for delta in content.deltas if delta.batch_id == spec.batch_id),
         "state_bytes": store.size_bytes,
         "state_entries": store.num_entries,
     }
-    statistics |= {f"counter.{name}": counter.value for name, counter in runner.context.counters.items()}
+    statistics |= {f"counter.{name}": float(counter.value) for name, counter in runner.context.counters.items()}
     peaks = {name: float(value) for name, value in counts.items() if name.endswith("_peak")}
     peaks["worker_rss_bytes_peak"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB)
     peaks["worker_pid"] = float(os.getpid())
     return CommitRecord(
         partition=partition,
-        delta=delta,
-        snapshot=snapshot,
+        content=content,
         states=states,
         max_event_times=runner.max_event_times,
         statistics=statistics,

@@ -191,7 +191,6 @@ class StreamingJob:
         for uid, applied in batch.applied.items():
             sources = advance_sources(sources, uid, applied.delays, applied.records)
             operators[uid] = operator_after(
-                operators.get(uid),
                 uid,
                 applied.operator,
                 batch.batch_id,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, decode_namespaces, encode_namespace, schema_to_text
+from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, encode_namespace, schema_to_text
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
@@ -163,7 +163,7 @@ class ColumnState:
         columns, _ = self._codec.decode(values)
         return TimeRange(
             store_keys=store_keys,
-            namespaces=decode_namespaces(store_keys, _PREFIX_BYTES),
+            namespaces=_namespaces(store_keys),
             key_columns=self._key_codec.decode(store_keys, _PREFIX_BYTES + _NAMESPACE_BYTES),
             columns=columns,
         )
@@ -173,3 +173,8 @@ class ColumnState:
         return Columns(columns, present)
 
 
+def _namespaces(store_keys: list[bytes]) -> npt.NDArray[np.int64]:
+    """The namespaces of time-first store keys: 8 bytes behind the prefix, big endian with the sign bit flipped."""
+    packed = b"".join([key[_PREFIX_BYTES : _PREFIX_BYTES + _NAMESPACE_BYTES] for key in store_keys])
+    biased = np.frombuffer(packed, dtype=">u8").astype(np.uint64)
+    return (biased ^ np.uint64(1 << 63)).view(np.int64)

@@ -98,12 +98,14 @@ class WriteOverlay:
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key, None when absent; asks the store when memory cannot tell."""
         value = self.peek(key)
-        if value is not MISSING:
-            return value
+        return self.fetch(key) if value is MISSING else value
+
+    def fetch(self, key: bytes) -> bytes | None:
+        """Ask the store, for a key that ``peek`` did not know, and remember the answer."""
         self._store_reads += 1
-        stored = self.store.get(key)
-        self.remember(key, stored)
-        return stored
+        value = self.store.get(key)
+        self.remember(key, value)
+        return value
 
     def remember(self, key: bytes, value: bytes | None) -> None:
         """Keep a value that was read from the store (None: it is absent) for later reads of this batch."""

@@ -24,7 +24,7 @@ from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import KeyCodec
 from asyncstate.config import resolve
 from asyncstate.errors import JobError
-from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
     InputBatch,
@@ -32,7 +32,6 @@ from asyncstate.runtime import (
     advance_sources,
     check_operator,
     operator_after,
-    partition_of,
     read_state,
     run_partition,
     watermark_after,
@@ -96,7 +95,7 @@ class OperatorHarness:
         self._owns_folder = folder is None
         self._folder = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="asyncstate-harness-"))
         self._checkpoint = Checkpoint(LocalFiles(str(self._folder / "checkpoint")))
-        self._epoch = self._checkpoint.claim()
+        self._checkpoint.claim(_JOB)
         self._manifest = self._checkpoint.latest()
         self._pending: list[InputBatch] = []
         self._watermark: int | None = None
@@ -234,7 +233,7 @@ class OperatorHarness:
             base_version=-1 if base is None else base.batch_id,
             base=None if base is None else base.operators[_UID],
             watermark=watermark,
-            previous_watermark=watermark_before(base),
+            previous_watermark=_watermark_of(base),
             processing_time=self.clock.now_us(),
             checkpoint=str(self._folder / "checkpoint"),
             local_dir=str(self._folder / "local"),
@@ -250,7 +249,7 @@ class OperatorHarness:
             )
             columns = [pushed.batch.column(name) for name in spec.key]
             groups = codec.groups(columns) if columns else np.zeros(pushed.batch.num_rows, np.int32)
-            owners = partition_of(groups, self.parallelism, self._config.max_parallelism)
+            owners = groups.astype(np.int64) * self.parallelism // self._config.max_parallelism
             for partition in np.unique(owners).tolist():
                 mine = owners == partition
                 kinds = None if pushed.kinds is None else pushed.kinds[mine]
@@ -261,7 +260,7 @@ class OperatorHarness:
         previous = self._manifest
         sources = advance_sources({} if previous is None else previous.sources, _UID, self._delays, records)
         operator = operator_after(
-            spec.base, _UID, type(spec.operator).__name__, spec.batch_id, self.parallelism, records, {}
+            _UID, type(spec.operator).__name__, spec.batch_id, self.parallelism, records, {}
         )
         manifest = Manifest(
             job_id=_JOB,
@@ -281,11 +280,8 @@ class OperatorHarness:
         return () if self._manifest is None else self._manifest.operators[_UID].states
 
 
-def watermark_before(base: Manifest | None) -> int:
-    """The watermark of the micro-batch that ``base`` committed."""
-    from asyncstate.operator import MIN_WATERMARK
-
-    return MIN_WATERMARK if base is None else base.watermark
+def _watermark_of(base: Manifest | None) -> int:
+    return MIN_WATERMARK if base is None or base.watermark is None else base.watermark
 
 
 def _shipped(spec: TaskSpec, operator: bytes) -> TaskSpec:

@@ -1,0 +1,23 @@
+"""Runs one operator on one partition for one micro-batch, and the rules a driver follows between micro-batches.
+
+Owns: the choice of controller and store from the configuration. Must not import Spark.
+"""
+
+from asyncstate.runtime.context import TaskContext, check_operator
+from asyncstate.runtime.driver import advance_sources, operator_after, watermark_after
+from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
+from asyncstate.runtime.stores import read_state
+from asyncstate.runtime.task import run_partition
+
+__all__ = [
+    "CommitRecord",
+    "InputBatch",
+    "TaskContext",
+    "TaskSpec",
+    "advance_sources",
+    "check_operator",
+    "operator_after",
+    "read_state",
+    "run_partition",
+    "watermark_after",
+]

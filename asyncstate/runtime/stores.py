@@ -1,0 +1,104 @@
+"""The store of one task: a lease at the base version, and what its writes become.
+
+Owns: ``PartitionStore``, ``open_store`` and ``read_state``.
+Invariant: the store stands at exactly the base version of the TaskSpec.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from asyncstate.config import Config
+from asyncstate.runtime.spec import TaskSpec
+from asyncstate.storage import (
+    Change,
+    KeyedStore,
+    Lease,
+    LocalFiles,
+    LocalStores,
+    Manifest,
+    PartitionBase,
+    PartitionManifest,
+    RocksDBOptions,
+    commit_partition,
+    partition_base,
+)
+
+
+class PartitionStore:
+    """One partition's store, leased for one micro-batch."""
+
+    def __init__(self, spec: TaskSpec, partition: int, lease: Lease, files: LocalFiles) -> None:
+        self._spec = spec
+        self._partition = partition
+        self._lease = lease
+        self._files = files
+
+    @property
+    def store(self) -> KeyedStore:
+        """What the operator reads."""
+        return self._lease.store
+
+    @property
+    def restored(self) -> dict[str, float]:
+        """What it took to bring the store to the base version."""
+        restored = self._lease.restored
+        return {"restore_seconds": restored.seconds, "restore_bytes": restored.bytes_fetched}
+
+    def commit(self, changes: Sequence[Change]) -> PartitionManifest:
+        """Upload sorted changes; the partition as it is after them. Nothing is visible before the driver commits."""
+        spec = self._spec
+        return commit_partition(
+            self._lease,
+            self._files,
+            changes,
+            uid=spec.uid,
+            partition=self._partition,
+            batch_id=spec.batch_id,
+            attempt=uuid.uuid4().hex,
+            snapshot_every_deltas=spec.config.snapshot_interval,
+        )
+
+
+@contextmanager
+def open_store(spec: TaskSpec, partition: int) -> Iterator[PartitionStore]:
+    """Lease the store of ``partition`` at the spec's base version; given back at the end.
+
+    Raises StoreError when no local folder can be used, CheckpointCorruptionError for a damaged checkpoint file.
+    """
+    files = LocalFiles(spec.checkpoint)
+    stores = LocalStores(spec.local_dir, spec.job_id, files)
+    in_memory = spec.config.store == "memory"
+    base = _base(spec, partition)
+    with stores.acquire(spec.uid, partition, base, rocksdb_options(spec.config), in_memory) as lease:
+        yield PartitionStore(spec, partition, lease, files)
+
+
+def read_state(spec: TaskSpec, partitions: int) -> Iterator[tuple[bytes, bytes]]:
+    """Every stored entry at the spec's base version, partition by partition, in key order."""
+    for partition in range(partitions):
+        with open_store(spec, partition) as opened:
+            yield from opened.store.iterate()
+
+
+def rocksdb_options(config: Config) -> RocksDBOptions:
+    """The store's settings as configured."""
+    return RocksDBOptions(
+        block_cache_bytes=config.rocksdb_block_cache_size_bytes, direct_reads=config.rocksdb_direct_reads
+    )
+
+
+def _base(spec: TaskSpec, partition: int) -> PartitionBase:
+    if spec.base is None:
+        return PartitionBase(spec.base_version)
+    manifest = Manifest(
+        job_id=spec.job_id,
+        batch_id=spec.base_version,
+        base=spec.base_version - 1,
+        max_parallelism=spec.max_parallelism,
+        operators={spec.uid: spec.base},
+    )
+    return partition_base(manifest, spec.uid, partition, spec.parallelism)

@@ -1,0 +1,5 @@
+"""What users test their operators with. Ships in the package; must not import Spark."""
+
+from asyncstate.testing.harness import OperatorHarness
+
+__all__ = ["OperatorHarness"]
