@@ -45,7 +45,9 @@ class Accumulator(ABC):
         self.owner = owner
         self.column = column
         self.condition = condition
-        self.field = pa.field(".".join(parts), state)
+        # Only an extreme can be null once there is a row; an aggregate that is added later, to a state that
+        # knows nothing of the rows before, must not pass for one that may be null.
+        self.field = pa.field(".".join(parts), state, nullable=isinstance(self, Extreme))
 
     @abstractmethod
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> pa.Array:
@@ -138,9 +140,17 @@ class Extreme(Accumulator):
     """
 
     def __init__(
-        self, owner: str, column: str, condition: str | None, input_type: pa.DataType, largest: bool
+        self,
+        owner: str,
+        column: str,
+        condition: str | None,
+        input_type: pa.DataType,
+        largest: bool,
+        retract: bool = False,
     ) -> None:
-        super().__init__(owner, "max" if largest else "min", column, condition, input_type)
+        # Another name where values are kept beside it: a state without them cannot take values back.
+        label = ("current_" if retract else "") + ("max" if largest else "min")
+        super().__init__(owner, label, column, condition, input_type)
         self.largest = largest
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> pa.Array:

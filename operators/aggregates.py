@@ -107,6 +107,7 @@ class AggregatePlan:
     ) -> None:
         self._owner = owner
         self._schema = schema
+        self._retract = retract
         self.parts: list[Accumulator] = []
         self._part_of: dict[str, int] = {}
         self._part(Count(owner, None, None))
@@ -172,7 +173,8 @@ class AggregatePlan:
             return _Output(aggregate.function, pa.field(aggregate.name, result_type), state, counter)
         if pa.types.is_nested(input_type) or pa.types.is_null(input_type):
             raise self._wrong_type(aggregate, input_type, _ORDERED)
-        part = Extreme(self._owner, column, condition, input_type, aggregate.function == "max")
+        largest = aggregate.function == "max"
+        part = Extreme(self._owner, column, condition, input_type, largest, self._retract)
         return _Output(aggregate.function, pa.field(aggregate.name, input_type), self._part(part), counter)
 
     def _part(self, part: Accumulator) -> int:

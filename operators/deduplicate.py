@@ -25,7 +25,7 @@ BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
 _OWNER = "Deduplicate"
-_MARK = pa.field("seen", pa.bool_())
+_MARK = pa.field("seen", pa.bool_(), nullable=False)
 
 
 class Deduplicate(BundleOperator):
@@ -42,7 +42,7 @@ class Deduplicate(BundleOperator):
     operator: they are dropped and counted before.
 
     State: ``rows``, the columns that are not key (the key gives the others); first by arrival keeps only a
-    mark a key (``seen``). The input must be insert-only.
+    mark a key. The input must be insert-only.
 
     Source: Flink's ``RowTimeDeduplicateFunction``, ``ProcTimeDeduplicateKeepFirstRowFunction`` and
     ``ProcTimeDeduplicateKeepLastRowFunction``.
@@ -90,11 +90,10 @@ class Deduplicate(BundleOperator):
         stored = [spec.key.index(name) if name in spec.key else None for name in names]
         after = iter(range(len(spec.key), len(names) + len(spec.key)))
         self._positions = [next(after) if position is None else position for position in stored]
-        if self._marks_only or not self._payload:
-            self._state: ColumnState = context.get_state(ColumnStateDescriptor("seen", pa.schema([_MARK])))
-        else:
-            fields = [spec.schema.field(index).with_nullable(True) for index in self._payload]
-            self._state = context.get_state(ColumnStateDescriptor("rows", pa.schema(fields)))
+        fields = [spec.schema.field(index).with_nullable(True) for index in self._payload]
+        # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
+        schema = pa.schema([_MARK] if self._marks_only or not self._payload else fields)
+        self._state: ColumnState = context.get_state(ColumnStateDescriptor("rows", schema))
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""

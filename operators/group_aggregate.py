@@ -27,7 +27,7 @@ from operators.grouping import Groups, clamp_retractions
 from operators.multiset import MultisetState
 
 _OWNER = "GroupAggregate"
-_SEEN_SCHEMA = pa.schema([pa.field("seen", pa.bool_())])
+_SEEN_SCHEMA = pa.schema([pa.field("seen", pa.bool_(), nullable=False)])
 
 
 class GroupAggregate(BundleOperator):
@@ -44,8 +44,8 @@ class GroupAggregate(BundleOperator):
     there is one row, once there is input.
 
     State: ``accumulators``, one row a key of ``AggregatePlan.state_schema``; with a changelog input and min
-    or max also a log of values a key (``operators.multiset``). An insert-only DISTINCT keeps a mark a key
-    (``seen``).
+    or max also a log of values a key (``operators.multiset``). An insert-only DISTINCT keeps a mark a key. Of
+    retractions only the number is checked against the state: each must be of a row that was added.
 
     Source: Flink's ``MiniBatchGroupAggFunction``. Raises SchemaError for columns that do not fit and
     OperatorError for sums that do not.
@@ -75,11 +75,9 @@ class GroupAggregate(BundleOperator):
         self._aggregation = self._plan(spec)
         self._dropped: Counter = context.counter("retractions_without_state")
         self._mark_only = not self.aggregates and not spec.changelog
-        if self._mark_only:
-            self._state: ColumnState = context.get_state(ColumnStateDescriptor("seen", _SEEN_SCHEMA))
-        else:
-            descriptor = ColumnStateDescriptor("accumulators", self._aggregation.state_schema)
-            self._state = context.get_state(descriptor)
+        # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
+        schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
+        self._state: ColumnState = context.get_state(ColumnStateDescriptor("accumulators", schema))
         self._multisets: list[MultisetState] = [part.open(context) for part in self._aggregation.multisets]
 
     def prefetch(self, bundle: Bundle) -> None:

@@ -73,7 +73,12 @@ def python_aggregate(aggregate: Aggregate, rows: list[tuple[Any, ...]]) -> Any:
         return len(values)
     if not values:
         return None
-    functions = {"sum": sum, "min": min, "max": max, "avg": lambda found: float(sum(found)) / len(found)}
+    functions: dict[str, Any] = {
+        "sum": sum,
+        "min": min,
+        "max": max,
+        "avg": lambda found: float(sum(found)) / len(found),
+    }
     return functions[aggregate.function](values)
 
 
