@@ -24,7 +24,7 @@ from bench.nexmark.config import MAX_EVENT_ID, GeneratorConfig
 from bench.nexmark.generator import EVENT_SCHEMA, events
 
 CODEGEN_SETTINGS = {"spark.sql.codegen.hugeMethodLimit": "8000"}
-"""HotSpot does not compile methods above 8000 bytes; the fused event columns are, and run five times slower."""
+"""HotSpot does not compile methods above 8000 bytes; as one such, the event columns run five times slower."""
 
 _DESCRIPTION = "_events.json"
 _FIRST_MTIME_S = 1_577_836_800
