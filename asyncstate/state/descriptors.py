@@ -54,8 +54,9 @@ _SHORTHANDS: Final[dict[Any, pa.DataType]] = {
 class _Descriptor(StateDescriptor[S], Generic[S]):
     """What the three have in common.
 
-    ``namespaced``: the state is used through ``at(namespace)`` only. ``pickled``: values are any Python objects,
-    stored as pickles; give no type then. Who can write a pickled state's checkpoint can run code in the job.
+    ``namespaced``: the state is used through ``at(namespace)`` only. ``pickled``: values are any Python
+    objects, stored as pickles; give no type then. Who can write a pickled state's checkpoint can run code
+    in the job.
     """
 
     name: str

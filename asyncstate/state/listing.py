@@ -252,9 +252,9 @@ class _Waiting:
 
 
 class _ListCursor(PageCursor[list[Any], Any]):
-    """The chunks from ``_next`` and then the tail of one list, as they were when it was asked for."""
+    """The chunks from ``_asked`` and then the tail of one list, as they were when it was asked for."""
 
-    __slots__ = ("_asked", "_binding", "_kept", "_next", "_prefix", "_sealed", "_step", "_tail")
+    __slots__ = ("_asked", "_binding", "_kept", "_prefix", "_sealed", "_step", "_tail")
 
     def __init__(self, binding: Binding, prefix: bytes, head: bytes | None, blocking: bool) -> None:
         super().__init__(binding.cursors, blocking)
@@ -262,7 +262,6 @@ class _ListCursor(PageCursor[list[Any], Any]):
         self._prefix = prefix
         self._sealed = sealed_chunks(head)
         self._tail = head
-        self._next = 0
         self._asked = 0
         self._step = 1
         self._kept: dict[int, Any] = {}
@@ -290,8 +289,7 @@ class _ListCursor(PageCursor[list[Any], Any]):
         items = [element for chunk in page for element in chunk]
         if items:
             self._step = max(1, self._binding.page_size * len(page) // len(items))
-        self._next = self._asked
-        if self._next == self._sealed and self._tail is not None:
+        if self._asked == self._sealed and self._tail is not None:
             items += elements(self._tail, COUNT_BYTES, self._binding.decode_value, self._binding.label)
         return items
 
@@ -305,7 +303,7 @@ class _ListCursor(PageCursor[list[Any], Any]):
 
     @property
     def _exhausted(self) -> bool:
-        return self._next == self._sealed
+        return self._asked == self._sealed
 
 
 def _chunk_key(prefix: bytes, index: int) -> bytes:
