@@ -8,6 +8,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Final, NoReturn, TypeVar
 
@@ -157,12 +158,14 @@ def check_operator(
 ) -> tuple[pa.Schema, list[StateSpec]]:
     """The output schema and the states of ``operator``, checked on the driver before any data is touched.
 
+    The operator itself stays as it is, to be pickled for the tasks: a copy is bound and opened.
     Raises SchemaError for its inputs and StateDeclarationError where states disagree with ``stored``.
     """
     if len(inputs) != operator.num_inputs:
         raise SchemaError(
             f"operator '{uid}' ({type(operator).__name__}) takes {operator.num_inputs} inputs but got {len(inputs)}"
         )
+    operator = copy.deepcopy(operator)
     _check_keys(uid, inputs)
     for spec in inputs:
         if spec.changelog and not operator.accepts_changelog:
