@@ -124,6 +124,10 @@ class MultisetState:
         """Start loading what ``async_heads`` will read."""
         self._logs.prefetch(keys)
 
+    def remove(self, keys: KeyBatch) -> None:
+        """Forget the values of ``keys``."""
+        self._logs.remove(keys)
+
     def async_heads(self, keys: KeyBatch) -> StateFuture[ListHeads]:
         """A future of the sizes of the logs of ``keys``, to be given to ``update``."""
         return self._logs.async_heads(keys)

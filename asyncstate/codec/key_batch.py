@@ -9,6 +9,7 @@ Must not import anything of the project but ``asyncstate.errors`` and its neighb
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -134,10 +135,31 @@ class KeyBatch:
             None,
             self.num_rows,
         )
-        if isinstance(self._encoded, np.ndarray):
-            batch._encoded = self._encoded[indices]
-        elif self._encoded is not None:
-            batch._encoded = self._encoded.take(taken)
+        batch._encoded = _take_encoded(self._encoded, indices)
+        return batch
+
+    def in_namespaces(self, namespaces: Int64Array, index: npt.NDArray[np.integer] | None = None) -> KeyBatch:
+        """The unique pairs of a key and a namespace of m other rows, as ``KeyCodec.group`` gives them.
+
+        ``namespaces`` (m, int64) and ``index`` (m), the key of each row as an index into this batch's unique
+        keys; without it the rows are this batch's own. Cheaper than grouping anew: keys are ranked already.
+        """
+        index = self.inverse if index is None else index
+        ticks, tick_codes = _distinct_ticks(namespaces)
+        pairs, pair_codes = _distinct_codes(tick_codes * len(self) + index, len(ticks) * len(self))
+        keys = pairs % max(len(self), 1)
+        order = np.argsort(self.groups[keys], kind="stable")  # unique keys ascend by group already
+        taken = keys[order]
+        batch = _ordered_batch(
+            self._fields,
+            self.columns,
+            self.groups[taken],
+            taken,
+            ticks[pairs[order] // max(len(self), 1)],
+            pair_codes,
+            order,
+        )
+        batch._encoded = _take_encoded(self._encoded, taken)
         return batch
 
     def _encoded_keys(self) -> EncodedKeys:
@@ -145,6 +167,29 @@ class KeyBatch:
         if self._encoded is None:
             self._encoded = encode_columns(self._fields, self.columns, len(self))
         return self._encoded
+
+
+def _take_encoded(encoded: EncodedKeys | None, indices: npt.NDArray[Any]) -> EncodedKeys | None:
+    if encoded is None or isinstance(encoded, np.ndarray):
+        return None if encoded is None else encoded[indices]
+    return encoded.take(pa.array(indices))
+
+
+def _distinct_ticks(namespaces: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The distinct namespaces, ascending, and the rank of each row's. Rows often come in runs of one."""
+    starts = np.flatnonzero(np.concatenate([[True], namespaces[1:] != namespaces[:-1]]))[: len(namespaces)]
+    ticks, codes = np.unique(namespaces[starts], return_inverse=True)
+    return ticks, np.repeat(codes, np.diff(starts, append=len(namespaces)))
+
+
+def _distinct_codes(codes: Int64Array, bound: int) -> tuple[Int64Array, Int64Array]:
+    """The distinct codes, ascending, and the rank of each row's; codes are in [0, bound)."""
+    if bound > 4 * len(codes) + 1024:
+        distinct, ranks = np.unique(codes, return_inverse=True)
+        return distinct, ranks
+    present = np.zeros(bound, np.bool_)
+    present[codes] = True
+    return np.flatnonzero(present), (np.cumsum(present) - 1)[codes]
 
 
 def group_matrix(groups: UInt16Array) -> ByteArray:

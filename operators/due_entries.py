@@ -1,0 +1,149 @@
+"""What windows that have come due are made of, read in parts of bounded size and in order of time.
+
+Owns: ``DueReader`` and ``DuePart``.
+Invariant: the parts come by ascending window ends; each has every entry of its windows, or, for one window
+that is too large for a part, of whole key groups.
+Must not import anything of ``asyncstate`` but ``operator`` and ``state``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.operator import MIN_WATERMARK
+from asyncstate.state.columns import ColumnState, TimeRange
+
+PART_ROWS = 1 << 18
+"""Entries that are held at a time: a few tens of MB."""
+
+_GROUP_BYTES = 2
+_SAFETY = 0.75  # a cut aims at this share of a part, so that the estimate may be somewhat off
+
+
+@dataclass(frozen=True)
+class DuePart:
+    """The entries (m) of the windows with first <= end <= last."""
+
+    first: int
+    last: int
+    entries: TimeRange
+
+
+class Ends(Protocol):
+    """What the reader has to know of a window."""
+
+    def next_end(self, time: int) -> int:
+        """The first window end that is not before ``time``."""
+
+    def first_slice(self, ends: int) -> int:
+        """The earliest namespace of the window with this end; the last one is the end itself."""
+
+
+class DueReader:
+    """Reads a time-first state whose namespaces are window ends or the ends of slices of windows.
+
+    Entries that were read may be removed between parts.
+    """
+
+    def __init__(
+        self, state: ColumnState, window: Ends, key_groups: range, part_rows: int = PART_ROWS
+    ) -> None:
+        self._state = state
+        self._window = window
+        self._groups = key_groups
+        self._rows_max = part_rows
+
+    def parts(self, first: int, last: int) -> Iterator[DuePart]:
+        """The windows with first <= end <= last."""
+        waiting = [(first, last)]  # earliest on top
+        while waiting:
+            first, last = waiting.pop()
+            first = self._window.next_end(first)
+            if first > last:
+                continue
+            held, complete = self._hold(first, last)
+            if complete:
+                if held.num_rows:
+                    yield DuePart(first, last, held)
+            elif first == last:
+                yield from self._by_group(first)
+            else:
+                waiting += reversed(self._cut(first, last, held))
+
+    def _scan(self, first: int, last: int) -> Iterator[TimeRange]:
+        return self._state.up_to(last, max(self._window.first_slice(first), MIN_WATERMARK))
+
+    def _hold(self, first: int, last: int) -> tuple[TimeRange, bool]:
+        """The entries, and whether these are all."""
+        pages: list[TimeRange] = []
+        rows = 0
+        for page in self._scan(first, last):
+            pages.append(page)
+            rows += page.num_rows
+            if rows > self._rows_max:
+                return joined(pages), False
+        return joined(pages), True
+
+    def _cut(self, first: int, last: int, held: TimeRange) -> list[tuple[int, int]]:
+        """Ranges of window ends to be read one by one; ``held`` is how the entries begin."""
+        ends = np.sort(np.maximum(held.namespaces, first))  # the first due window of each entry
+        lowest, highest = int(ends[0]), int(ends[-1])
+        if lowest == highest:
+            return [(first, lowest - 1), (lowest, lowest), (lowest + 1, last)]
+        group = int.from_bytes(held.store_keys[-1][:_GROUP_BYTES], "big")
+        seen = (group - self._groups.start + 1) / len(self._groups)
+        middle = int(ends[min(int(_SAFETY * self._rows_max * seen), len(ends) - 1)])
+        middle = min(middle, int(ends[np.searchsorted(ends, highest) - 1]))
+        return [(first, middle), (middle + 1, last)]
+
+    def _by_group(self, end: int) -> Iterator[DuePart]:
+        """One window, a run of whole key groups at a time: entries of a key are never in two parts."""
+        pages: list[TimeRange] = []
+        rows, limit = 0, self._rows_max
+        for page in self._scan(end, end):
+            pages.append(page)
+            rows += page.num_rows
+            if rows <= limit:
+                continue
+            held = joined(pages)
+            cut = bisect_left(held.store_keys, held.store_keys[-1][:_GROUP_BYTES])
+            if cut:
+                yield DuePart(end, end, _piece(held, 0, cut))
+            pages = [_piece(held, cut, rows)]
+            rows -= cut
+            limit = max(self._rows_max, 2 * rows)
+        if rows:
+            yield DuePart(end, end, joined(pages))
+
+
+def joined(ranges: Sequence[TimeRange]) -> TimeRange:
+    """Ranges that follow each other as one."""
+    if len(ranges) == 1:
+        return ranges[0]
+    if not ranges:
+        return TimeRange([], np.empty(0, np.int64), [], [])
+    return TimeRange(
+        [key for part in ranges for key in part.store_keys],
+        np.concatenate([part.namespaces for part in ranges]),
+        _columns([part.key_columns for part in ranges]),
+        _columns([part.columns for part in ranges]),
+    )
+
+
+def _columns(parts: Sequence[list[pa.Array]]) -> list[pa.Array]:
+    return [pa.concat_arrays(pieces) for pieces in zip(*parts, strict=True)]
+
+
+def _piece(held: TimeRange, start: int, stop: int) -> TimeRange:
+    return TimeRange(
+        held.store_keys[start:stop],
+        held.namespaces[start:stop],
+        [column.slice(start, stop - start) for column in held.key_columns],
+        [column.slice(start, stop - start) for column in held.columns],
+    )

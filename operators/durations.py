@@ -1,0 +1,49 @@
+"""Lengths of time as users write them, in microseconds.
+
+Owns: ``microseconds``. A leaf: imports nothing but ``errors``.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+from asyncstate.errors import SchemaError
+
+Duration = str | timedelta | int
+"""A text such as "10 seconds" or "1 hour 30 minutes", a timedelta, or an int of microseconds."""
+
+_UNITS_US = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_PART = re.compile(rf"(\d+)\s*({'|'.join(_UNITS_US)})s?\b")
+
+
+def microseconds(duration: Duration, owner: str, name: str) -> int:
+    """``duration`` in microseconds; a text may begin with "-".
+
+    Raises SchemaError naming ``owner`` and the parameter ``name`` for what is no duration.
+
+    >>> microseconds("1 minute 30 seconds", "tumble", "size")
+    90000000
+    """
+    if isinstance(duration, timedelta):
+        return duration // timedelta(microseconds=1)
+    if isinstance(duration, int) and not isinstance(duration, bool):
+        return duration
+    if isinstance(duration, str):
+        text = duration.strip().lower()
+        sign, text = (-1, text[1:]) if text.startswith("-") else (1, text)
+        parts = _PART.findall(text)
+        if parts and not _PART.sub("", text).strip():
+            return sign * sum(int(amount) * _UNITS_US[unit] for amount, unit in parts)
+    raise SchemaError(
+        f"{owner}: {name} is {duration!r}, which is no duration; write it like '10 seconds' or "
+        f"'1 hour 30 minutes' (units: {', '.join(_UNITS_US)}), or give a timedelta or microseconds"
+    )

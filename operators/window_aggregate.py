@@ -1,0 +1,85 @@
+"""WindowAggregate: one row of aggregates for each key and window, once the window is over.
+
+Owns: the operator. Slices and sessions are in ``operators.window_slices`` and ``operators.window_sessions``.
+Invariant: what it puts out is final: insert-only, each key and window once.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from asyncstate.errors import SchemaError
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from operators.aggregates import Aggregate
+from operators.window_output import OWNER, WindowPlan
+from operators.window_sessions import SessionAggregation
+from operators.window_slices import SliceAggregation
+from operators.windows import SessionWindow, SlicedWindow, Window
+
+
+class WindowAggregate(BundleOperator):
+    """SQL's GROUP BY over the key columns and a window of the event time.
+
+    Example, the bids on each auction in the last hour, once a minute, with key=["auction"]::
+
+        WindowAggregate(hop("1 hour", "1 minute"), [count().alias("bids"), max_("price")])
+
+    Output: the key columns, ``window_start``, ``window_end`` and ``window_time`` (the end - 1 ms, the event
+    time of the row for what comes after), microseconds, then a column an aggregate. All rows are +I. A window
+    fires at the end of the micro-batch whose watermark reaches its end - 1 us, by window end, then in the
+    order of the store (key group, key). Windows without rows give none; without key columns there is one row
+    a window. Rows for windows that have all fired before the micro-batch are dropped and counted
+    (``late_rows``), as are retractions of rows that are not there (``retractions_without_state``); a row of a
+    hopping window that is late for some windows counts for the others. For sessions see
+    ``SessionAggregation``.
+
+    A changelog input may take rows back as long as their windows have not fired; only min and max over
+    sessions cannot.
+
+    State: see ``SliceAggregation`` and ``SessionAggregation``; the window belongs to the state's declaration.
+
+    Source: Flink SQL's window aggregation over window table-valued functions. Raises SchemaError for columns
+    that do not fit and OperatorError for sums that do not.
+    """
+
+    def __init__(self, window: Window, aggregates: Sequence[Aggregate] = ()) -> None:
+        if not isinstance(window, SlicedWindow | SessionWindow):
+            raise SchemaError(
+                f"{OWNER}: {window!r} is no window; make one with tumble, hop, cumulate or session"
+            )
+        for aggregate in aggregates:
+            if not isinstance(aggregate, Aggregate):
+                raise SchemaError(
+                    f"{OWNER}: {aggregate!r} is no aggregate; make one with count, sum_, avg, min_ or max_"
+                )
+        self.window = window
+        self.aggregates = tuple(aggregates)
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """Key columns, window columns and a column an aggregate."""
+        return WindowPlan(self.window, self.aggregates, inputs[0]).schema
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        plan = WindowPlan(self.window, self.aggregates, context.inputs[0])
+        self._aggregation: SliceAggregation | SessionAggregation
+        if isinstance(self.window, SessionWindow):
+            self._aggregation = SessionAggregation(self.window, plan, context)
+        else:
+            self._aggregation = SliceAggregation(self.window, plan, context)
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._aggregation.prefetch(bundle)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        return self._aggregation.process(bundle, ctx)
+
+    def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        return self._aggregation.fire(ctx)

@@ -1,0 +1,205 @@
+"""Aggregation over session windows.
+
+Owns: ``SessionAggregation``: a key's open sessions and the index that tells which are due.
+Invariant: the index has exactly one entry, under its end, for each stored session.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+
+Source: the merging windows of Flink's ``UnsliceWindowAggProcessor`` and ``MergingWindowSet``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.futures import StateFuture, completed_void_future
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Bundle, BundleContext, OperatorContext
+from asyncstate.state.columns import ColumnState
+from asyncstate.state.list_blocks import ListHeads
+from asyncstate.state.list_columns import ListColumns, ListColumnState
+from operators.due_entries import DuePart, DueReader
+from operators.grouping import Groups, clamp_retractions
+from operators.session_core import Merged, Spans, merge_sessions, sessions_at
+from operators.window_output import WindowListDescriptor, WindowPlan, WindowStateDescriptor
+from operators.windows import SessionWindow, due_until
+
+BoolArray = npt.NDArray[np.bool_]
+Int64Array = npt.NDArray[np.int64]
+
+_SPAN = [pa.field("start", pa.int64()), pa.field("end", pa.int64())]
+_INDEX = pa.schema([pa.field("open", pa.bool_())])
+
+
+class SessionAggregation:
+    """State: ``sessions``, a list a key of (start, end, accumulators); ``session_ends``, time-first by end.
+
+    A row is late when the micro-batch ends and the session it is in by then was due before the micro-batch
+    began: rows that another row of the same micro-batch ties to an open session are kept.
+    """
+
+    def __init__(self, window: SessionWindow, plan: WindowPlan, context: OperatorContext) -> None:
+        self._gap = window.gap
+        self._plan = plan
+        self._aggregation = plan.aggregation
+        schema = pa.schema([*_SPAN, *self._aggregation.state_schema])
+        self._sessions: ListColumnState = context.get_state(
+            WindowListDescriptor("sessions", schema, window=window.text)
+        )
+        self._ends: ColumnState = context.get_state(
+            WindowStateDescriptor("session_ends", _INDEX, time_first=True, window=window.text)
+        )
+        self._reader = DueReader(self._ends, window, context.key_groups)
+        key = context.key_schema
+        self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._late = context.counter("late_rows")
+        self._dropped = context.counter("retractions_without_state")
+        self._earliest_end = MAX_WATERMARK  # of the sessions written in this micro-batch
+
+    # -- rows ---------------------------------------------------------------------------------------
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._sessions.prefetch(bundle.keys)
+
+    def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:
+        """Merge the rows with the sessions of their keys."""
+        if not bundle.num_rows:
+            return None
+        return self._sessions.async_heads(bundle.keys).then_compose(
+            lambda heads: self._sessions.async_rows(heads).then_accept(
+                lambda stored: self._merge(bundle, heads, stored)
+            )
+        )
+
+    def _merge(self, bundle: Bundle, heads: ListHeads, stored: ListColumns) -> None:
+        assert bundle.times is not None  # WindowPlan asks for an event time
+        spans = Spans(stored.key_index, stored.columns[0].to_numpy(), stored.columns[1].to_numpy())
+        keys = bundle.keys.inverse
+        added = bundle.accumulate
+        if added.all():
+            merged = merge_sessions(spans, keys, bundle.times, self._gap)
+            states = self._states(stored, self._aggregation.lift(bundle.batch))
+            new = self._aggregation.combine(states, Groups(merged.order, merged.firsts))
+            self._write(bundle.keys, heads, spans, merged, new)
+        elif added.any() or stored.num_rows:
+            merged = merge_sessions(spans, keys[added], bundle.times[added], self._gap)
+            self._write(bundle.keys, heads, spans, merged, self._change(bundle, stored, merged))
+        else:
+            self._dropped.add(bundle.num_rows)
+
+    def _states(self, stored: ListColumns, rows: list[pa.Array]) -> list[pa.Array]:
+        """States of the items: stored sessions, then rows."""
+        pairs = zip(stored.columns[len(_SPAN) :], rows, strict=True)
+        return [pa.concat_arrays([old, lifted]) for old, lifted in pairs]
+
+    def _change(self, bundle: Bundle, stored: ListColumns, merged: Merged) -> list[pa.Array]:
+        """The states (s) of the merged sessions after rows were added and taken back, in order of arrival.
+
+        Rows that are taken back neither make a session nor lengthen one, nor do they split it.
+        """
+        assert bundle.times is not None
+        spans, added = merged.spans, bundle.accumulate
+        session_of = np.empty(bundle.num_rows, np.int64)
+        session_of[added] = merged.session_of[stored.num_rows :]
+        session_of[~added] = sessions_at(spans, bundle.keys.inverse[~added], bundle.times[~added], self._gap)
+        known = np.flatnonzero(session_of >= 0)
+        self._dropped.add(bundle.num_rows - len(known))
+        items = np.concatenate([merged.session_of[: stored.num_rows], session_of[known]])
+        signs = self._signs(added[known], session_of[known], stored, merged)
+        lifted = self._aggregation.lift(bundle.batch.take(pa.array(known)), signs)
+        groups = Groups.of_ids(items, len(spans.keys))
+        combined = self._aggregation.combine(self._states(stored, lifted), groups)
+        nothing = [pa.nulls(len(spans.keys), field.type) for field in self._aggregation.state_schema]
+        return self._aggregation.merge(combined, nothing)  # clears what float sums leave behind
+
+    def _signs(
+        self, added: BoolArray, session_of: Int64Array, stored: ListColumns, merged: Merged
+    ) -> npt.NDArray[np.int8]:
+        counts = np.zeros(len(merged.spans.keys), np.int64)
+        np.add.at(counts, merged.session_of[: stored.num_rows], stored.columns[len(_SPAN)].to_numpy())
+        touched, ids = np.unique(session_of, return_inverse=True)
+        signs = np.where(added, 1, -1).astype(np.int8)
+        signs, dropped = clamp_retractions(signs, Groups.of_ids(ids, len(touched)), counts[touched])
+        self._dropped.add(dropped)
+        return signs
+
+    def _write(
+        self, keys: KeyBatch, heads: ListHeads, stored: Spans, merged: Merged, new: list[pa.Array]
+    ) -> None:
+        """Write the sessions with rows, and bring the index up to date."""
+        spans = merged.spans
+        alive = new[0].to_numpy() > 0
+        of_stored = merged.session_of[: len(stored.keys)]
+        same = alive[of_stored] & (spans.ends[of_stored] == stored.ends)
+        if not same.all():
+            self._ends.remove(keys.in_namespaces(stored.ends[~same], stored.keys[~same]))
+        indexed = ~alive
+        indexed[of_stored[same]] = True
+        if not indexed.all():
+            ends = spans.ends[~indexed]
+            entries = keys.in_namespaces(ends, spans.keys[~indexed])
+            self._ends.put(entries, [pa.array(np.ones(len(entries), np.bool_))])
+            self._earliest_end = min(self._earliest_end, int(ends.min()))
+        columns = [pa.array(spans.starts), pa.array(spans.ends), *new]
+        if not alive.all():
+            mask = pa.array(alive)
+            columns = [column.filter(mask) for column in columns]
+        self._sessions.put(keys, columns, spans.keys[alive], heads)
+
+    # -- windows --------------------------------------------------------------------------------------
+
+    def fire(self, ctx: BundleContext) -> StateFuture[None]:
+        """Put out the sessions that have come due, by end, then in the order of the store."""
+        fired = due_until(ctx.previous_watermark)
+        first, last = min(fired + 1, self._earliest_end), due_until(ctx.watermark)
+        if ctx.watermark == MIN_WATERMARK or first > last:
+            return completed_void_future()
+        return self._fire_parts(self._reader.parts(first, last), fired, ctx)
+
+    def _fire_parts(self, parts: Iterator[DuePart], fired: int, ctx: BundleContext) -> StateFuture[None]:
+        for part in parts:
+            done = self._fire(part, fired, ctx)
+            if not done.done or done.failed:
+                return done.then_compose(lambda _: self._fire_parts(parts, fired, ctx))
+        return completed_void_future()
+
+    def _fire(self, part: DuePart, fired: int, ctx: BundleContext) -> StateFuture[None]:
+        self._ends.remove_entries(part.entries.store_keys)
+        keys = self._codec.group(part.entries.key_columns, num_rows=part.entries.num_rows)
+        return self._sessions.async_heads(keys).then_compose(
+            lambda heads: self._sessions.async_rows(heads).then_accept(
+                lambda stored: self._split(keys, heads, stored, part.last, fired, ctx)
+            )
+        )
+
+    def _split(
+        self,
+        keys: KeyBatch,
+        heads: ListHeads,
+        stored: ListColumns,
+        last: int,
+        fired: int,
+        ctx: BundleContext,
+    ) -> None:
+        """Put out the sessions with end <= ``last``, keep the others; those due before were late."""
+        ends = stored.columns[1].to_numpy()
+        left = ends > last
+        kept = pa.array(left)
+        self._sessions.put(
+            keys, [column.filter(kept) for column in stored.columns], stored.key_index[left], heads
+        )
+        late = ends <= fired
+        if late.any():
+            self._late.add(int(stored.columns[len(_SPAN)].to_numpy()[late].sum()))
+        due = np.flatnonzero(~left & ~late)
+        if not len(due):
+            return
+        due = due[np.argsort(ends[due], kind="stable")]
+        rows, owners = pa.array(due), pa.array(stored.key_index[due])
+        starts, stops, *states = [column.take(rows) for column in stored.columns]
+        key_columns = [column.take(owners) for column in keys.columns]
+        self._plan.emit(ctx, key_columns, starts.to_numpy(), stops.to_numpy(), states)

@@ -1,0 +1,216 @@
+"""Aggregation over tumbling, hopping and cumulating windows: one state row a slice and key.
+
+Owns: ``SliceAggregation`` and how windows are put together from slices.
+Invariant: each input row changes one slice, however many windows share it; a slice is removed when its last
+window has fired; a window fires once, for all keys that have a row in it.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+
+Source: Flink's ``SlicingWindowOperator`` and ``SliceSharedWindowAggProcessor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import compress
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.futures import StateFuture, combine_all
+from asyncstate.operator import MIN_WATERMARK, Bundle, BundleContext, OperatorContext
+from asyncstate.state.columns import Columns, ColumnState
+from asyncstate.state.list_blocks import ListHeads
+from operators.due_entries import DuePart, DueReader
+from operators.grouping import Groups, clamp_retractions
+from operators.multiset import MultisetState
+from operators.window_output import WindowPlan, WindowStateDescriptor
+from operators.windows import SlicedWindow, due_until, positions_within
+
+BoolArray = npt.NDArray[np.bool_]
+Int64Array = npt.NDArray[np.int64]
+
+MERGE_ROWS = 1 << 18
+"""Slices that are merged into windows at a time; one window may have more."""
+
+
+class _Rows(NamedTuple):
+    """The rows (n) of a bundle that are on time, and their keys with slices as namespaces."""
+
+    batch: pa.RecordBatch
+    keys: KeyBatch
+    accumulate: BoolArray
+
+
+class SliceAggregation:
+    """State: ``slices``, time-first by slice end; with a changelog and min or max also logs of values."""
+
+    def __init__(self, window: SlicedWindow, plan: WindowPlan, context: OperatorContext) -> None:
+        self._window = window
+        self._plan = plan
+        self._aggregation = plan.aggregation
+        schema = self._aggregation.state_schema
+        self._slices: ColumnState = context.get_state(
+            WindowStateDescriptor("slices", schema, time_first=True, window=window.text)
+        )
+        self._multisets: list[MultisetState] = [part.open(context) for part in self._aggregation.multisets]
+        self._reader = DueReader(self._slices, window, context.key_groups)
+        key = context.key_schema
+        self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._late = context.counter("late_rows")
+        self._dropped = context.counter("retractions_without_state")
+        self._ahead: dict[int, tuple[Int64Array, KeyBatch]] = {}  # by id of a bundle that is to come
+
+    # -- rows ---------------------------------------------------------------------------------------
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        slices, keys = self._ahead[id(bundle)] = self._grouped(bundle)
+        if len(slices):
+            self._slices.prefetch(keys)
+        for multiset in self._multisets:
+            multiset.prefetch(keys)
+
+    def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:
+        """Add the rows to their slices."""
+        slices, keys = self._ahead.pop(id(bundle)) if id(bundle) in self._ahead else self._grouped(bundle)
+        rows = self._on_time(bundle, slices, keys, ctx.previous_watermark)
+        if not rows.batch.num_rows:
+            return None
+        groups = Groups.of(rows.keys)
+        read = self._slices.async_get(rows.keys)
+        if rows.accumulate.all() and not self._multisets:
+            partial = self._aggregation.partial(rows.batch, groups)  # while the read is under way
+            return read.then_accept(lambda old: self._add(rows.keys, old, partial))
+        heads = combine_all([multiset.async_heads(rows.keys) for multiset in self._multisets])
+        return heads.then_compose(
+            lambda sizes: read.then_compose(lambda old: self._change(rows, groups, sizes, old))
+        )
+
+    def _grouped(self, bundle: Bundle) -> tuple[Int64Array, KeyBatch]:
+        assert bundle.times is not None  # WindowPlan asks for an event time
+        slices = self._window.slice_of(bundle.times)
+        return slices, bundle.keys.in_namespaces(slices)
+
+    def _on_time(self, bundle: Bundle, slices: Int64Array, keys: KeyBatch, fired: int) -> _Rows:
+        """The rows with a window that has not fired yet; ``fired``: the watermark at the last firing."""
+        late = self._window.last_window(slices) <= due_until(fired)
+        count = int(late.sum())
+        if not count:
+            return _Rows(bundle.batch, keys, bundle.accumulate)
+        self._late.add(count)
+        rows = np.flatnonzero(~late)
+        return _Rows(
+            bundle.batch.take(pa.array(rows)),
+            bundle.keys.in_namespaces(slices[rows], bundle.keys.inverse[rows]),
+            bundle.accumulate[rows],
+        )
+
+    def _add(self, keys: KeyBatch, old: Columns, partial: list[pa.Array]) -> None:
+        self._slices.put(keys, self._aggregation.merge(old.columns, partial))
+
+    def _change(self, rows: _Rows, groups: Groups, heads: list[ListHeads], old: Columns) -> StateFuture[None]:
+        signs = np.where(rows.accumulate, 1, -1).astype(np.int8)
+        signs, dropped = clamp_retractions(signs, groups, old.numpy(0).astype(np.int64))
+        self._dropped.add(dropped)
+        new = self._aggregation.merge(old.columns, self._aggregation.partial(rows.batch, groups, signs))
+        updates = [
+            state.update(rows.keys, sizes, state.multiset.changes(rows.batch, rows.keys, signs), new)
+            for state, sizes in zip(self._multisets, heads, strict=True)
+        ]
+        return combine_all(updates).then_accept(lambda _: self._write(rows.keys, old, new))
+
+    def _write(self, keys: KeyBatch, old: Columns, new: list[pa.Array]) -> None:
+        present = new[0].to_numpy() > 0
+        known = old.present | present  # what came and went within the bundle needs no write
+        if known.all():
+            self._slices.write(keys, new, present)
+            return
+        mask = pa.array(known)
+        self._slices.write(keys.select(known), [column.filter(mask) for column in new], present[known])
+
+    # -- windows --------------------------------------------------------------------------------------
+
+    def fire(self, ctx: BundleContext) -> None:
+        """Put out the windows that have come due, by window end, then in the order of the store."""
+        if ctx.watermark == MIN_WATERMARK:
+            return
+        first = self._window.next_end(due_until(ctx.previous_watermark) + 1)
+        last = self._window.previous_end(due_until(ctx.watermark))
+        if first > last:
+            return
+        for part in self._reader.parts(first, last):
+            self._emit(part, ctx)
+            self._forget(part)
+
+    def _emit(self, part: DuePart, ctx: BundleContext) -> None:
+        entries = part.entries
+        by_time = np.argsort(entries.namespaces, kind="stable")
+        if self._window.step == self._window.size:
+            self._put_out(entries.key_columns, entries.namespaces, entries.columns, by_time, ctx)
+            return
+        keys = self._codec.group(entries.key_columns, num_rows=entries.num_rows)
+        slices = entries.namespaces[by_time]
+        for ends, rows in self._windows(slices, part.first, part.last):
+            taken = by_time[rows]
+            merged = keys.in_namespaces(ends, keys.inverse[taken])
+            assert merged.namespaces is not None
+            indices = pa.array(taken)
+            states = [column.take(indices) for column in entries.columns]
+            order = np.argsort(merged.namespaces, kind="stable")
+            combined = self._aggregation.combine(states, Groups.of(merged))
+            self._put_out(merged.columns, merged.namespaces, combined, order, ctx)
+
+    def _windows(self, slices: Int64Array, first: int, last: int) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """Window ends (m) and rows (m) of ``slices`` (ascending) that they have, some windows at a time."""
+        ends = window_ends(np.unique(slices), self._window, first, last)
+        begins = np.searchsorted(slices, self._window.first_slice(ends), "left")
+        sizes = np.searchsorted(slices, ends, "right") - begins
+        turns = np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // MERGE_ROWS)) + 1
+        for chosen in np.split(np.arange(len(ends)), turns):
+            counts = sizes[chosen]
+            yield (
+                np.repeat(ends[chosen], counts),
+                np.repeat(begins[chosen], counts) + positions_within(counts),
+            )
+
+    def _put_out(
+        self,
+        keys: list[pa.Array],
+        ends: Int64Array,
+        states: list[pa.Array],
+        order: Int64Array,
+        ctx: BundleContext,
+    ) -> None:
+        indices = pa.array(order)
+        ends = ends[order]
+        self._plan.emit(
+            ctx,
+            [column.take(indices) for column in keys],
+            self._window.window_start(ends),
+            ends,
+            [column.take(indices) for column in states],
+        )
+
+    def _forget(self, part: DuePart) -> None:
+        """Remove the slices whose last window has fired."""
+        entries = part.entries
+        done = self._window.last_window(entries.namespaces) <= part.last
+        self._slices.remove_entries(list(compress(entries.store_keys, done.tolist())))
+        if self._multisets and done.any():
+            mask = pa.array(done)
+            columns = [column.filter(mask) for column in entries.key_columns]
+            keys = self._codec.group(columns, entries.namespaces[done])
+            for multiset in self._multisets:
+                multiset.remove(keys)
+
+
+def window_ends(slices: Int64Array, window: SlicedWindow, first: int, last: int) -> Int64Array:
+    """The ends in [first, last] of windows that have one of ``slices`` (ascending, distinct), ascending."""
+    begins = np.maximum(slices, first)
+    stops = np.minimum(window.last_window(slices), last)
+    begins[1:] = np.maximum(begins[1:], stops[:-1] + window.step)  # what the slice before has is taken
+    counts = np.maximum((stops - begins) // window.step + 1, 0)
+    return np.repeat(begins, counts) + window.step * positions_within(counts)
