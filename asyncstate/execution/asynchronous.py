@@ -252,6 +252,8 @@ class AsyncExecutionController(ExecutionController):
         if self._pacer.us_per_key is None and len(keys) > 1:
             size = self._pacer.chunk_keys(len(keys), 1)
             head = self._timed_get(keys[:size])
+            if len(keys) <= size:
+                return head
             if self._pacer.waits_for_device:
                 read = self._start_many(keys[size:])
                 self.settle(read.future)

@@ -113,7 +113,8 @@ class BundleRunner(Runner):
                 first.input_index,
                 0,
             )
-        keys = self._codecs[first.input_index].group(self._key_columns(joined))
+        codec = self._codecs[first.input_index]
+        keys = codec.group(self._key_columns(joined), num_rows=joined.batch.num_rows)
         self.keys += len(keys)
         return Bundle(joined.batch, keys, joined.kinds, joined.times, first.input_index)
 
