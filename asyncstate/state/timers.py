@@ -109,7 +109,6 @@ class KeyedTimers:
             entry = group + _BY_TIME + self._encoded_time(time_us) + tail
         if self._until != _NONE_DUE:
             self._touched.add(entry)
-            self._postponed.discard(entry)
         self._sink.delete(entry)
 
     # -- for the controller ---------------------------------------------------------------------------
@@ -150,9 +149,9 @@ class KeyedTimers:
     def _note_registration(self, time_us: int, time: bytes, entry: bytes, named: bytes | None) -> None:
         """Keep apart what this round has to fire and what is registered while it is under way."""
         if time_us <= self._until:
-            there = entry not in self._postponed and self._sink.get(entry) is not None
+            there = self._sink.get(entry) is not None
             if there and (named is None or self._sink.get(named) == time):
-                return  # the same timer, still to fire in this round
+                return  # the same timer, still to fire in this round or in the next
             self._postponed.add(entry)
         if named is not None:
             self._touched.add(named)
