@@ -25,7 +25,7 @@ from operators.join import Join
 
 LEFT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("v", pa.string())])
 RIGHT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("w", pa.int64())])
-KINDS = ("inner", "left", "right", "full", "semi", "anti")
+KINDS: tuple[Any, ...] = ("inner", "left", "right", "full", "semi", "anti")
 UNIQUES = (None, ("id",), "join_key")
 
 Row = tuple[Any, ...]
@@ -332,6 +332,7 @@ def test_rows_with_null_keys_are_padded_but_not_stored() -> None:
 
 
 def test_semi_and_anti_follow_the_right_side() -> None:
+    kind: Any
     for kind, first, last in (("semi", "+I", "-D"), ("anti", "-D", "+I")):
         runner = Runner(Join(kind))
         out = runner.run(0, [("+U", (1, 1, "a"))])
@@ -386,7 +387,7 @@ def test_condition_may_be_a_function() -> None:
 
 def test_bad_parameters_are_refused() -> None:
     with pytest.raises(SchemaError, match="kind is 'outer'"):
-        Join("outer")
+        Join("outer")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="right_unique is 'id'"):
         Join(right_unique="id")
     with pytest.raises(SchemaError, match="condition is 'k > 1'"):
