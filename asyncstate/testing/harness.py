@@ -204,7 +204,8 @@ class OperatorHarness:
     def _run(self, final: bool) -> list[OutputRow]:
         if self._manifest is not None and self._manifest.final:
             raise JobError("the harness has been finished; make a new one")
-        watermark = MAX_WATERMARK if final else max(self.watermark, self._watermark or self.watermark)
+        wanted = self.watermark if self._watermark is None else self._watermark
+        watermark = MAX_WATERMARK if final else max(self.watermark, wanted)
         spec = self._spec(self._manifest, watermark)
         parts = self._exchange()
         rows: list[OutputRow] = []
