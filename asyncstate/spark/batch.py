@@ -20,6 +20,7 @@ from asyncstate.spark.checks import (
     Delay,
     Keys,
     check_fingerprint,
+    check_key_types,
     check_operator_options,
     check_uid,
     fingerprint,
@@ -166,6 +167,7 @@ class MicroBatch:
         check_operator_options(uid, options)
         config: Config = self._frame.resolve(options)
         specs = _input_specs(uid, inputs, key, event_time, watermark_delay)
+        check_key_types(uid, specs.inputs)
         stored = self._base.operators.get(uid) if self._base is not None else None
         output, _ = check_operator(
             uid, operator, specs.inputs, config, config.max_parallelism, stored.states if stored is not None else ()

@@ -18,6 +18,9 @@ BATCH_SCHEMA = "batch"
 """Entry of an operator's schema texts: the JSON of the micro-batch's own schema, for ``finish`` after a restart."""
 
 
+_REPLAYABLE_VERSIONS = 2
+
+
 class Ledger:
     """Reads and writes the manifests of one job.
 
@@ -32,15 +35,21 @@ class Ledger:
         self._config = config
         self._first_batch_id = first_batch_id
         self._checkpoint = Checkpoint(files)
+        self._claimed = False
         self._check(self.latest())
-        self._epoch = self._checkpoint.claim()
 
     def latest(self) -> Manifest | None:
         """The newest committed manifest."""
         return self._checkpoint.latest()
 
     def base_of(self, batch_id: int) -> Manifest | None:
-        """What ``batch_id`` starts from; None for the first. Raises JobError out of order, CheckpointError if final."""
+        """What ``batch_id`` starts from; None for the first. Raises JobError out of order, CheckpointError if final.
+
+        The first call takes the checkpoint over: from then on no driver before this one can commit.
+        """
+        if not self._claimed:
+            self._checkpoint.claim(self.job_id)
+            self._claimed = True
         latest = self.latest()
         if latest is None:
             return self._base_of_first(batch_id)
@@ -86,13 +95,13 @@ class Ledger:
             watermark=watermark,
             sources=dict(sources),
             final=final,
-            epoch=self._epoch,
         )
 
     def commit(self, manifest: Manifest) -> None:
         """Make a batch's changes the newest version. Raises ConcurrentJobError if another driver has taken over."""
         self._checkpoint.commit(manifest)
-        self._checkpoint.retain(self._config.retained_versions)
+        # The newest batch can be replayed only as long as the version it was based on is there.
+        self._checkpoint.retain(max(self._config.retained_versions, _REPLAYABLE_VERSIONS))
 
     def _check(self, latest: Manifest | None) -> None:
         if latest is None:

@@ -17,6 +17,7 @@ from asyncstate.changelog import ROW_KIND_TEXTS
 from asyncstate.errors import OperatorError
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec
+from asyncstate.storage import PartitionManifest
 
 ECHO_SCHEMA = pa.schema([("partition", pa.int32()), ("input", pa.int32()), ("id", pa.int64()), ("pid", pa.int64())])
 
@@ -69,8 +70,7 @@ def echo(spec: TaskSpec, partition: int, batches: Iterator[InputBatch]) -> Itera
         )
     yield CommitRecord(
         partition=partition,
-        delta=None,
-        snapshot=None,
+        content=PartitionManifest(partition),
         states=[],
         max_event_times=newest,
         statistics={"rows_in": rows},
