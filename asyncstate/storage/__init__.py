@@ -1,8 +1,8 @@
 """Committed state: stores, this batch's writes over them, and the checkpoint that makes them durable.
 
 ``contract`` says what a store is, ``memory`` and ``rocksdb`` are two; ``overlay`` holds a micro-batch's
-writes. ``files``, ``manifest`` and ``checkpoint`` are the driver's view of durable versions; ``lease`` gives a
-task a local store at a version, ``commit`` turns the task's writes into files, ``snapshot`` and ``restore``
+writes. ``files``, ``manifest`` and ``checkpoint`` are the driver's view of durable versions; ``lease`` gives
+a task a local store at a version, ``commit`` turns the task's writes into files, ``snapshot`` and ``restore``
 copy and rebuild. rocksdict is imported below this package only.
 """
 

@@ -220,11 +220,10 @@ class LocalStores:
 
     def _drop_stale(self, folder: Path, base: PartitionBase) -> None:
         for slot in self._slots(folder):
-            record = slot.record()
-            stale = record is not None and record.version < base.version - _STALE_VERSIONS
-            if stale and slot.try_lock():
+            if _is_stale(slot, base) and slot.try_lock():
                 try:
-                    slot.clear()
+                    if _is_stale(slot, base):  # it may have been used between the two
+                        slot.clear()
                 finally:
                     slot.unlock()
 
@@ -268,6 +267,11 @@ def _distance(record: SlotRecord | None, base: PartitionBase) -> tuple[int, int]
         return 1, 0
     pending = base.pending_after(record.lineage)
     return (2, record.version) if pending is None else (0, len(pending))
+
+
+def _is_stale(slot: _Slot, base: PartitionBase) -> bool:
+    record = slot.record()
+    return record is not None and record.version < base.version - _STALE_VERSIONS
 
 
 def _boot_id() -> str:

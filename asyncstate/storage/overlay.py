@@ -17,7 +17,7 @@ from sortedcontainers import SortedList
 
 from asyncstate.storage.contract import Change, KeyedStore
 
-LIST_GET_KEYS: Final = 256
+LIST_GET_KEYS: Final = 128
 """Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
 
 _SCAN_KEYS_MIN: Final = 64

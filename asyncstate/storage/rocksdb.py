@@ -41,7 +41,7 @@ _COMPRESSIONS = {
     "zstd": DBCompressionType.zstd,
 }
 _SETTLE_POLL_SECONDS = 0.002
-_SETTLE_QUIET_POLLS = 2
+_SETTLE_QUIET_POLLS = 10  # a compaction that is due starts within a few of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +150,11 @@ class RocksDBStore(KeyedStore):
         self._db: Rdict | None = self._open()
 
     def _open(self) -> Rdict:
+        # Named, because the binding otherwise takes the column family's options from the folder when there are
+        # any, with a small block cache of its own.
+        families = {"default": self._raw_options}
         try:
-            return Rdict(self.path, self._raw_options)
+            return Rdict(self.path, self._raw_options, column_families=families)
         except Exception as error:
             raise self._failed("opened", error) from error
 
@@ -248,18 +251,16 @@ class RocksDBStore(KeyedStore):
         return len({f["level"] or f["name"] for f in self.db.live_files()})
 
     def settle(self, timeout_seconds: float = 60.0) -> bool:
-        """Wait for a running compaction when the runs exceed their bound; return whether all is quiet.
+        """Wait for the running compaction while the runs exceed their bound; return whether they keep it.
 
-        Closing aborts a running compaction and loses its work. With fewer runs than the bound that is
-        accepted to keep micro-batches short; above it somebody has to pay.
+        Closing aborts a running compaction and loses its work. With few runs that is accepted, to keep
+        micro-batches short; above the bound somebody has to pay.
         """
-        if self.sorted_runs() <= self.options.sorted_runs_max:
-            return not self._compacting()
         deadline = time.monotonic() + timeout_seconds
         quiet = 0
-        while quiet < _SETTLE_QUIET_POLLS:
+        while self.sorted_runs() > self.options.sorted_runs_max:
             quiet = 0 if self._compacting() else quiet + 1
-            if time.monotonic() > deadline:
+            if quiet > _SETTLE_QUIET_POLLS or time.monotonic() > deadline:
                 return False
             time.sleep(_SETTLE_POLL_SECONDS)
         return True

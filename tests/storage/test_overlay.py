@@ -1,0 +1,254 @@
+"""WriteOverlay against a dict: points, bundles, ranges, cache, changes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from asyncstate.storage import MISSING, Change, KeyedStore, MemoryStore, WriteOverlay
+
+KEYS = st.binary(min_size=1, max_size=2) | st.sampled_from([b"a", b"ab", b"b", b"\xff", b"\xff\xff"])
+VALUES = st.binary(max_size=4)
+
+
+class CountingStore(MemoryStore):
+    """Counts the calls that reach it."""
+
+    def __init__(self, entries: dict[bytes, bytes]) -> None:
+        super().__init__(entries.items())
+        self.gets: list[bytes] = []
+        self.list_gets: list[list[bytes]] = []
+
+    def get(self, key: bytes) -> bytes | None:
+        self.gets.append(key)
+        return super().get(key)
+
+    def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
+        self.list_gets.append(keys)
+        return super().get_many(keys, piece_keys)
+
+
+def test_peek_tells_unknown_from_absent() -> None:
+    overlay = WriteOverlay(MemoryStore([(b"a", b"1")]))
+    assert overlay.peek(b"a") is MISSING
+    overlay.remember(b"a", b"1")
+    overlay.remember(b"b", None)
+    overlay.put(b"c", b"3")
+    overlay.delete(b"d")
+    assert [overlay.peek(k) for k in (b"a", b"b", b"c", b"d", b"e")] == [b"1", None, b"3", None, MISSING]
+
+
+def test_get_asks_the_store_once() -> None:
+    store = CountingStore({b"a": b"1"})
+    overlay = WriteOverlay(store)
+    assert [overlay.get(b"a"), overlay.get(b"a"), overlay.get(b"x"), overlay.get(b"x")] == [b"1", b"1", None, None]
+    assert store.gets == [b"a", b"x"]
+
+
+def test_writes_win_over_what_is_remembered_later() -> None:
+    overlay = WriteOverlay(MemoryStore([(b"a", b"old")]))
+    overlay.put(b"a", b"new")
+    overlay.remember(b"a", b"old")
+    overlay.remember_many([b"a"], [b"old"])
+    assert overlay.get(b"a") == b"new"
+    assert overlay.get_many([b"a"]) == [b"new"]
+    assert overlay.overlay_many([b"a", b"b"], [b"old", b"b"]) == [b"new", b"b"]
+
+
+def test_get_many_asks_the_store_for_the_unknown_only() -> None:
+    store = CountingStore({b"a": b"1", b"b": b"2", b"c": b"3"})
+    overlay = WriteOverlay(store)
+    overlay.put(b"b", b"20")
+    overlay.delete(b"c")
+    overlay.remember(b"d", None)
+    assert overlay.get_many([b"d", b"c", b"b", b"a", b"e"]) == [None, None, b"20", b"1", None]
+    assert store.list_gets == [[b"a", b"e"]]
+    assert overlay.get_many([b"b", b"c"]) == [b"20", None]
+    assert len(store.list_gets) == 1
+
+
+def test_get_many_remembers_when_asked() -> None:
+    store = CountingStore({b"a": b"1"})
+    overlay = WriteOverlay(store)
+    overlay.get_many([b"a", b"b"], remember=True)
+    assert overlay.get_many([b"a", b"b"]) == [b"1", None]
+    assert len(store.list_gets) == 1
+
+
+def test_cache_is_bounded_and_keeps_what_is_used() -> None:
+    overlay = WriteOverlay(MemoryStore(), read_cache_bytes=40_000)
+    hot = b"hot"
+    overlay.remember(hot, b"v")
+    for n in range(2000):
+        overlay.remember(b"%06d" % n, b"x" * 50)
+        assert overlay.peek(hot) == b"v"
+    statistics = overlay.statistics()
+    assert statistics["cache_bytes_peak"] <= 40_000 + 200
+    assert overlay.peek(b"%06d" % 0) is MISSING
+    assert overlay.peek(b"%06d" % 1999) == b"x" * 50
+
+
+def test_bundle_larger_than_the_cache_is_not_kept() -> None:
+    overlay = WriteOverlay(MemoryStore(), read_cache_bytes=1000)
+    keys = [b"%04d" % n for n in range(100)]
+    overlay.remember_many(keys, [b"v"] * 100)
+    assert overlay.peek(keys[-1]) is MISSING
+
+
+def test_put_many_last_value_counts_and_none_deletes() -> None:
+    overlay = WriteOverlay(MemoryStore([(b"a", b"0")]))
+    overlay.put_many([b"b", b"a", b"b"], [b"1", None, b"2"])
+    overlay.delete_many([b"z"])
+    assert overlay.changes() == [(b"a", None), (b"b", b"2"), (b"z", None)]
+    assert (overlay.num_changes, overlay.bytes_written) == (3, 4)
+
+
+def test_scan_is_complete_over_many_tombstones_and_pages() -> None:
+    stored = {b"%04d" % n: b"s" for n in range(0, 3000, 2)}
+    overlay = WriteOverlay(MemoryStore(stored.items()))
+    overlay.delete_many([b"%04d" % n for n in range(0, 2900, 2)])
+    overlay.put_many([b"%04d" % n for n in range(1, 3000, 150)], [b"w"] * 20)
+    expected = sorted([k for k in stored if k >= b"2900"] + [b"%04d" % n for n in range(1, 3000, 150)])
+    assert [k for k, _ in overlay.scan(b"", None, 10_000)] == expected
+    for limit in (1, 3, 64, 65):
+        found, start = [], b""
+        while page := overlay.scan(start, None, limit):
+            found += [k for k, _ in page]
+            start = page[-1][0] + b"\0"
+            if len(page) < limit:
+                break
+        assert found == expected
+
+
+def test_writing_between_pages_is_safe() -> None:
+    overlay = WriteOverlay(MemoryStore((b"%02d" % n, b"s") for n in range(0, 40, 2)))
+    seen, start = [], b""
+    while page := overlay.scan(start, None, 3):
+        for k, _ in page:
+            seen.append(k)
+            overlay.delete(k)
+            overlay.put(b"%02d" % (int(k) + 1), b"w") if int(k) % 4 == 0 else None
+        start = page[-1][0] + b"\0"
+    # A written key is met when it lies after the page that was being handled, and only then.
+    assert seen == sorted(seen)
+    assert len(set(seen)) == len(seen)
+    assert {k for k in seen if int(k) % 2 == 0} == {b"%02d" % n for n in range(0, 40, 2)}
+
+
+def test_counters() -> None:
+    overlay = WriteOverlay(MemoryStore([(b"a", b"1")]))
+    overlay.put(b"w", b"1")
+    overlay.get(b"a")
+    overlay.get(b"a")
+    overlay.get_many([b"w", b"a", b"x", b"y"])
+    overlay.scan(b"", None, 5)
+    found = overlay.statistics()
+    expected = {"reads": 6, "hits": 3, "misses": 3, "store_reads": 3, "list_gets": 1, "list_get_keys": 2, "scans": 1}
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_clear_starts_a_batch_over_the_advanced_store() -> None:
+    store = MemoryStore([(b"a", b"1")])
+    overlay = WriteOverlay(store)
+    overlay.put(b"b", b"2")
+    overlay.get(b"a")
+    overlay.scan(b"", None, 9)
+    store.apply([*overlay.changes(), (b"c", b"3")], 0)
+    overlay.clear()
+    assert overlay.changes() == []
+    assert overlay.scan(b"", None, 9) == [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+
+
+class OverlayMachine(RuleBasedStateMachine):
+    """Random calls; the model is one dict."""
+
+    written = Bundle("written")
+
+    @initialize(stored=st.dictionaries(KEYS, VALUES, max_size=30), cache=st.sampled_from([0, 300, 1 << 20]))
+    def start(self, stored: dict[bytes, bytes], cache: int) -> None:
+        self.store: KeyedStore = MemoryStore(stored.items())
+        self.base = dict(stored)
+        self.overlay = WriteOverlay(self.store, cache)
+        self.model: dict[bytes, bytes] = dict(stored)
+        self.changed: dict[bytes, bytes | None] = {}
+
+    def _note(self, key: bytes, value: bytes | None) -> None:
+        self.changed[key] = value
+        if value is None:
+            self.model.pop(key, None)
+        else:
+            self.model[key] = value
+
+    @rule(target=written, key=KEYS, value=VALUES)
+    def put(self, key: bytes, value: bytes) -> bytes:
+        self.overlay.put(key, value)
+        self._note(key, value)
+        return key
+
+    @rule(key=KEYS | written)
+    def delete(self, key: bytes) -> None:
+        self.overlay.delete(key)
+        self._note(key, None)
+
+    @rule(writes=st.dictionaries(KEYS, st.none() | VALUES, max_size=10))
+    def put_many(self, writes: dict[bytes, bytes | None]) -> None:
+        self.overlay.put_many(list(writes), list(writes.values()))
+        for key, value in writes.items():
+            self._note(key, value)
+
+    @rule(keys=st.lists(KEYS, max_size=5))
+    def delete_many(self, keys: list[bytes]) -> None:
+        self.overlay.delete_many(keys)
+        for key in keys:
+            self._note(key, None)
+
+    @rule(key=KEYS | written)
+    def get(self, key: bytes) -> None:
+        assert self.overlay.get(key) == self.model.get(key)
+
+    @rule(key=KEYS | written)
+    def peek_is_right_or_missing(self, key: bytes) -> None:
+        peeked = self.overlay.peek(key)
+        assert peeked is MISSING or peeked == self.model.get(key)
+
+    @rule(key=KEYS)
+    def remember_what_the_store_says(self, key: bytes) -> None:
+        self.overlay.remember(key, self.base.get(key))
+
+    @rule(keys=st.lists(KEYS | written, max_size=12), remember=st.booleans())
+    def get_many(self, keys: list[bytes], remember: bool) -> None:
+        assert self.overlay.get_many(keys, remember) == [self.model.get(key) for key in keys]
+
+    @rule(keys=st.lists(KEYS | written, max_size=12))
+    def prefetched(self, keys: list[bytes]) -> None:
+        fetched = self.store.get_many(keys)
+        assert self.overlay.overlay_many(keys, fetched) == [self.model.get(key) for key in keys]
+
+    @rule(start=KEYS | st.just(b""), end=st.none() | KEYS, limit=st.integers(0, 6))
+    def scan(self, start: bytes, end: bytes | None, limit: int) -> None:
+        inside = sorted((k, v) for k, v in self.model.items() if k >= start and (end is None or k < end))
+        assert self.overlay.scan(start, end, limit) == inside[:limit]
+
+    @rule()
+    def commit(self) -> None:
+        changes: list[Change] = self.overlay.changes()
+        self.store.apply(changes, self.store.version + 1)
+        self.overlay.clear()
+        self.base = dict(self.model)
+        self.changed = {}
+
+    @invariant()
+    def changes_are_sorted_and_exact(self) -> None:
+        if hasattr(self, "overlay"):
+            assert self.overlay.changes() == sorted(self.changed.items())
+
+
+TestOverlayMachine = OverlayMachine.TestCase
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_counts_of_written_keys(count: int) -> None:
+    overlay = WriteOverlay(MemoryStore())
+    overlay.put_many([b"%d" % n for n in range(count)], [b"v"] * count)
+    assert overlay.num_changes == count
