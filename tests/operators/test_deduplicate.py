@@ -19,12 +19,12 @@ from operators.deduplicate import extreme_rows
 from operators.grouping import Groups
 
 SCHEMA = pa.schema([("v", pa.string()), ("k", pa.string()), ("ts", pa.timestamp("us"))])
-Store = Literal["rocksdb", "memory"]
 Row = tuple[Any, ...]
 
 
-@pytest.fixture
-def open_harness(async_enabled: bool, store_kind: Store) -> Iterator[Any]:
+@pytest.fixture(params=[(False, "memory"), (True, "rocksdb")], ids=["sync-memory", "async-rocksdb"])
+def open_harness(request: pytest.FixtureRequest) -> Iterator[Any]:
+    async_enabled, store_kind = request.param
     opened: list[OperatorHarness] = []
 
     def open_one(operator: Deduplicate, schema: pa.Schema = SCHEMA, **options: Any) -> OperatorHarness:
@@ -159,17 +159,18 @@ def kept_rows(rows: list[Row], keep: str, time: str) -> dict[Any, Row]:
 BATCHES = st.lists(
     st.lists(
         st.tuples(st.sampled_from(["x", "y", None]), st.sampled_from(["a", "b", None]), st.integers(0, 4)),
-        max_size=10,
+        min_size=5,
+        max_size=40,
     ),
-    min_size=1,
-    max_size=4,
+    min_size=3,
+    max_size=3,
 )
 
 
-@settings(max_examples=20)
-@pytest.mark.parametrize("keep", ["first", "last"])
-@pytest.mark.parametrize("time", ["event", "processing"])
-@given(batches=BATCHES)
+@settings(max_examples=4)  # an example is six micro-batches, each opens and commits a store
+@given(
+    keep=st.sampled_from(["first", "last"]), time=st.sampled_from(["event", "processing"]), batches=BATCHES
+)
 def test_netted_output_is_the_row_kept(
     keep: Literal["first", "last"], time: Literal["event", "processing"], batches: list[list[Row]]
 ) -> None:
@@ -202,6 +203,24 @@ def test_netted_output_is_the_row_kept(
         assert harnesses[0].state_entries() == harnesses[1].state_entries()
     for harness in harnesses:
         harness.close()
+
+
+@pytest.mark.parametrize("keep", ["first", "last"])
+def test_modes_and_stores_agree_byte_by_byte(keep: Literal["first", "last"]) -> None:
+    results = []
+    for enabled in (False, True):
+        for store in ("rocksdb", "memory"):
+            with OperatorHarness(
+                Deduplicate(keep), SCHEMA, ["k"], event_time="ts", async_enabled=enabled, store=store
+            ) as harness:
+                for batch in range(2):
+                    harness.push(
+                        [(f"v{n}", str(n % 11), n * (7919, 6007)[batch] % 997 + 1) for n in range(300)]
+                    )
+                    harness.end_batch()
+                results.append((harness.output, harness.state_entries()))
+    assert len(results[0][0]) > 11
+    assert all(result == results[0] for result in results)
 
 
 def test_wrong_declarations() -> None:
