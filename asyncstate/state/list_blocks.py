@@ -1,6 +1,6 @@
 """Blocks: many rows of one key in one stored value, and how the rows of a key are cut into blocks.
 
-Owns: the byte layout of blocks, their vectorised reading, and the building of new ones.
+Owns: the byte layout of blocks, how they are read and built, both without a loop over rows.
 Invariant: the bytes of a list depend on how it was written alone, not on the other keys of the same bundle.
 Must not import storage, execution or operators.
 
@@ -20,6 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from asyncstate.codec.columns import (
+    LARGE_BINARY,
+    binary_from,
+    binary_rows,
+    join_binary,
+    matrix_binary,
+    matrix_rows,
+)
 from asyncstate.errors import CodecError
 
 Int64Array = npt.NDArray[np.int64]
@@ -59,13 +67,6 @@ class ListHeads:
     def counts(self) -> Int64Array:
         """Rows of each key (u), sealed ones included."""
         return self.sealed_rows + self.rows
-
-    @property
-    def tail_bytes(self) -> Int64Array:
-        """Bytes of the head's own rows (u), without header and table."""
-        sizes = np.fromiter((len(block) if block else 0 for block in self.blocks), np.int64, len(self.blocks))
-        tables = np.where(self.width == VARIABLE, self.rows * _LENGTH_BYTES, 0)
-        return np.where(sizes > 0, sizes - _HEADER_BYTES - tables, 0)
 
     def select(self, chosen: BoolArray) -> ListHeads:
         """The heads of some keys: a mask of u."""
@@ -138,12 +139,12 @@ class NewBlocks:
     """
 
     def __init__(self, heads: ListHeads, added: Int64Array, rows: list[bytes], fixed: bool) -> None:
-        self._old = heads
         self._data = b"".join(rows)
         self._lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         self._offsets = _offsets(self._lengths)
+        old = _OldTails(heads)
         totals = heads.rows + added
-        sealed = (totals > TAIL_ROWS) | (heads.tail_bytes + self._added_bytes(added) > TAIL_BYTES)
+        sealed = (totals > TAIL_ROWS) | (old.data_bytes + self._added_bytes(added) > TAIL_BYTES)
         units = np.where(sealed, -(-totals // CHUNK_ROWS), 1)
         self.chunk_counts: Int64Array = heads.chunks + np.where(sealed, units, 0)
         owner, number = _pieces(units)
@@ -152,11 +153,12 @@ class NewBlocks:
         ends = np.cumsum(sizes - old_rows)
         starts = ends - (sizes - old_rows)
         width = self._widths(starts, old_rows, heads.width[owner]) if fixed else np.full(len(owner), VARIABLE)
-        bodies = self._bodies(owner, old_rows, starts, ends, width)
         chunked = sealed[owner]
         of_head = np.where(chunked, 0, heads.chunks[owner]), np.where(chunked, 0, heads.sealed_rows[owner])
-        headers = _header_bytes(*of_head, sizes, width)
-        values = [header + body for header, body in zip(headers, bodies, strict=True)]
+        table, data = self._new_parts(starts, ends, width)
+        old_table, old_data = old.parts(owner, number, width)
+        headers = matrix_binary(_header_matrix(*of_head, sizes, width))
+        values = binary_rows(join_binary([headers, *old_table, *table, *old_data, data]))
         self.heads = values
         self.chunks: list[bytes] = []
         self.chunk_keys: list[bytes] = []
@@ -178,41 +180,72 @@ class NewBlocks:
         highest = np.maximum.reduceat(self._lengths, starts)
         return np.where((lowest == highest) & ((old_rows == 0) | (old_width == lowest)), lowest, VARIABLE)
 
-    def _bodies(
-        self, owner: Int64Array, old_rows: Int64Array, starts: Int64Array, ends: Int64Array, width: Int64Array
-    ) -> list[bytes]:
-        """Table and rows of each unit: the one loop over keys, it only slices and joins bytes."""
-        data, table, blocks = self._data, self._lengths.astype(_LENGTH).tobytes(), self._old.blocks
-        old_widths = self._old.width.tolist()
-        bodies: list[bytes] = []
-        for key, old, start, end, low, high, common in zip(
-            *(column.tolist() for column in (owner, old_rows, starts, ends)),
-            *(self._offsets[bound].tolist() for bound in (starts, ends)),
-            width.tolist(),
-            strict=True,
-        ):
-            block = blocks[key] if old else None
-            if block is None:
-                lengths, tail = b"", b""
-            elif common != VARIABLE:
-                lengths, tail = b"", block[_HEADER_BYTES:]
-            else:
-                lengths, tail = _table_and_rows(block, old, old_widths[key])
-            if common == VARIABLE:
-                lengths += table[_LENGTH_BYTES * start : _LENGTH_BYTES * end]
-            bodies.append(lengths + tail + data[low:high])
-        return bodies
+    def _new_parts(
+        self, starts: Int64Array, ends: Int64Array, width: Int64Array
+    ) -> tuple[list[pa.LargeBinaryArray], pa.LargeBinaryArray]:
+        """Tables (none if no unit has one) and rows that this call adds to each unit."""
+        data = binary_from(self._offsets[np.append(0, ends)], pa.py_buffer(self._data))
+        variable = width == VARIABLE
+        if not variable.any():
+            return [], data
+        table = self._lengths.astype(_LENGTH).tobytes()
+        return [
+            _slices(table, starts * _LENGTH_BYTES, np.where(variable, ends, starts) * _LENGTH_BYTES)
+        ], data
 
     def _heads_with_sealed(
         self, values: list[bytes], sealed: BoolArray, units: Int64Array, sealed_rows: Int64Array
     ) -> list[bytes]:
         zero = np.zeros(len(sealed), np.int64)
-        bare = _header_bytes(self.chunk_counts, sealed_rows, zero, zero)
+        bare = matrix_rows(_header_matrix(self.chunk_counts, sealed_rows, zero, zero))
         first = (np.cumsum(units) - units).tolist()
         return [
             head if is_sealed else values[unit]
             for head, is_sealed, unit in zip(bare, sealed.tolist(), first, strict=True)
         ]
+
+
+class _OldTails:
+    """The rows that stand in the heads of u lists, as pieces of one buffer."""
+
+    def __init__(self, heads: ListHeads) -> None:
+        blocks = [block or b"" for block in heads.blocks]
+        sizes = np.fromiter(map(len, blocks), np.int64, len(blocks))
+        self._blocks = b"".join(blocks)
+        self._heads = heads
+        self._ends = np.cumsum(sizes)
+        self._tables = self._ends - sizes + np.minimum(sizes, _HEADER_BYTES)
+        self._bodies = self._tables + np.where(heads.width == VARIABLE, heads.rows * _LENGTH_BYTES, 0)
+        self.data_bytes: Int64Array = self._ends - self._bodies
+        """Bytes of the rows of each list (u)."""
+
+    def parts(
+        self, owner: Int64Array, number: Int64Array, width: Int64Array
+    ) -> tuple[list[pa.LargeBinaryArray], list[pa.LargeBinaryArray]]:
+        """Tables and rows for units of lists; only unit 0 has any. Nothing if no list has rows."""
+        if not self._heads.rows.any():
+            return [], []
+        ends = self._ends[owner]
+        tables, bodies = (np.where(number == 0, at[owner], ends) for at in (self._tables, self._bodies))
+        data = _slices(self._blocks, bodies, ends)
+        if not (width == VARIABLE).any():
+            return [], [data]
+        table = _slices(self._blocks, tables, bodies)
+        old_width, old_rows = self._heads.width[owner], self._heads.rows[owner]
+        bare = (width == VARIABLE) & (number == 0) & (old_rows > 0) & (old_width != VARIABLE)
+        if bare.any():
+            table = _with_made_up_tables(table, np.flatnonzero(bare), old_rows, old_width)
+        return [table], [data]
+
+
+def _with_made_up_tables(
+    tables: pa.LargeBinaryArray, units: Int64Array, rows: Int64Array, width: Int64Array
+) -> pa.LargeBinaryArray:
+    """Tables for blocks that had none, when rows of another length come (after a change of schema)."""
+    made = binary_rows(tables)
+    for unit in units.tolist():
+        made[unit] = int(width[unit]).to_bytes(_LENGTH_BYTES, "little") * int(rows[unit])
+    return pa.array(made, LARGE_BINARY)
 
 
 def _headers(blocks: Sequence[bytes], owner: str) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
@@ -223,20 +256,11 @@ def _headers(blocks: Sequence[bytes], owner: str) -> tuple[Int64Array, Int64Arra
     return fields[:, 0], fields[:, 1], fields[:, 2], fields[:, 3]
 
 
-def _header_bytes(
+def _header_matrix(
     chunks: Int64Array, sealed_rows: Int64Array, rows: Int64Array, width: Int64Array
-) -> list[bytes]:
+) -> npt.NDArray[np.uint8]:
     fields = np.stack([chunks, sealed_rows, rows, width], axis=1).astype(_LENGTH)
-    headers: list[bytes] = fields.view(f"V{_HEADER_BYTES}").ravel().tolist()
-    return headers
-
-
-def _table_and_rows(block: bytes, rows: int, width: int) -> tuple[bytes, bytes]:
-    """The table of lengths (made up for a block that has none) and the rows of one block."""
-    if width == VARIABLE:
-        start = _HEADER_BYTES + rows * _LENGTH_BYTES
-        return block[_HEADER_BYTES:start], block[start:]
-    return width.to_bytes(_LENGTH_BYTES, "little") * rows, block[_HEADER_BYTES:]
+    return fields.view(np.uint8).reshape(-1, _HEADER_BYTES)
 
 
 def _row_lengths(
@@ -259,8 +283,7 @@ def _slices(data: bytes, starts: Int64Array, ends: Int64Array) -> pa.LargeBinary
     bounds = np.zeros(2 * len(starts) + 1, np.int64)
     bounds[1::2] = starts
     bounds[2::2] = ends
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
-    pieces = pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
+    pieces = binary_from(bounds, pa.py_buffer(data))
     return pieces.take(pa.array(np.arange(1, len(bounds), 2, dtype=np.int64)))
 
 
