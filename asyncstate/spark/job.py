@@ -20,6 +20,7 @@ from asyncstate.config import Config, resolve
 from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
 from asyncstate.runtime import advance_sources, operator_after
 from asyncstate.spark.batch import Applied, JobFrame, MicroBatch
+from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
 from asyncstate.spark.progress import BatchStatistics, OperatorStatistics, sum_records
@@ -58,6 +59,7 @@ class StreamingJob:
         clock: Clock | None = None,
         run: RunPartition | None = None,
     ) -> None:
+        check_job_name(name)
         given = dict(options or {})
         if checkpoint_dir is not None:
             given["async-state.checkpoint-dir"] = checkpoint_dir

@@ -15,8 +15,19 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_TEXTS
 from asyncstate.errors import OperatorError
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec
+from asyncstate.operator import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    OperatorContext,
+    RecordContext,
+    RecordOperator,
+    Row,
+    Timer,
+)
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec
+from asyncstate.state import ValueStateDescriptor
 from asyncstate.storage import PartitionManifest
 
 ECHO_SCHEMA = pa.schema([("partition", pa.int32()), ("input", pa.int32()), ("id", pa.int64()), ("pid", pa.int64())])
@@ -38,6 +49,49 @@ class Echo(BundleOperator):
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         raise AssertionError("only for the stand-in")
+
+
+class RunningTotal(RecordOperator):
+    """Per key: the number of rows and the sum of ``id`` so far; one output row a record, in order.
+
+    A timer at the row's event time puts out the total when the watermark has passed it. ``fail_at`` is an ``id`` at
+    which the operator fails as long as the file ``fuse`` is there.
+    """
+
+    def __init__(self, fail_at: int | None = None, fuse: str = "", timers: bool = False) -> None:
+        self.fail_at = fail_at
+        self.fuse = fuse
+        self.timers = timers
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        inputs[0].column("id")
+        return pa.schema([("k", pa.int64()), ("rows", pa.int64()), ("total", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        self.total = context.get_state(ValueStateDescriptor("total", RUNNING_TYPE))
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        if row["id"] == self.fail_at and os.path.exists(self.fuse):
+            raise ValueError("blown fuse")
+        if self.timers and ctx.timestamp is not None:
+            ctx.timers.register_event_time(ctx.timestamp)
+
+        def add(before: Any) -> Any:
+            rows, total = (1, row["id"]) if before is None else (before["rows"] + 1, before["total"] + row["id"])
+            if not self.timers:
+                ctx.emit(ctx.key[0], rows, total)
+            return self.total.async_update({"rows": rows, "total": total})
+
+        return self.total.async_value().then_compose(add)
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
+        def put_out(found: Any) -> None:
+            ctx.emit(ctx.key[0], found["rows"], found["total"])
+
+        return self.total.async_value().then_accept(put_out)
+
+
+RUNNING_TYPE = pa.struct([("rows", pa.int64()), ("total", pa.int64())])
 
 
 def echo(spec: TaskSpec, partition: int, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch | CommitRecord]:
