@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
@@ -68,11 +69,13 @@ class TextPool:
     data: bytes
 
     @classmethod
+    @lru_cache(maxsize=8)
     def letters(cls, seed: int, size: int) -> TextPool:
         """Lower-case letters, each as likely."""
         return cls(_letters(seed, "letters", size))
 
     @classmethod
+    @lru_cache(maxsize=8)
     def words(cls, seed: int, size: int, separator: str) -> TextPool:
         """Lower-case letters with ``separator`` in every 13th place on average."""
         letters, gaps = _letters(seed, "words", size), _uniform_bytes(seed, "gaps", size, _GAP_RATIO)

@@ -26,6 +26,7 @@ from bench.nexmark.generator import EVENT_SCHEMA, events
 CODEGEN_SETTINGS = {"spark.sql.codegen.hugeMethodLimit": "8000"}
 """HotSpot does not compile methods above 8000 bytes; as one such, the event columns run five times slower."""
 
+_WRITE_SETTINGS = CODEGEN_SETTINGS | {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 _DESCRIPTION = "_events.json"
 _FIRST_MTIME_S = 1_577_836_800
 _PARQUET_OPTIONS = {
@@ -154,7 +155,7 @@ def _write(spark: SparkSession, written: EventFiles, config: GeneratorConfig) ->
     files = -(-written.events // per_file)
     scratch = written.path.with_name(f".{written.path.name}.writing")
     ids = spark.range(0, files * per_file, 1, files).where(F.col("id") < written.events)
-    with _settings(spark, CODEGEN_SETTINGS):
+    with _settings(spark, _WRITE_SETTINGS):
         events(ids, config).write.mode("overwrite").options(**_PARQUET_OPTIONS).parquet(str(scratch))
     written.path.mkdir(parents=True)
     for number, file in enumerate(sorted(scratch.glob("part-*.parquet"))):
