@@ -200,7 +200,7 @@ def _driving_parts(rule: Rules, matches: Matches, chunk: tuple[int, int]) -> lis
 def _ordered(rule: Rules, parts: list[_Part], row_kinds: Int8Array) -> Emission:
     """One emission of all parts: a watched row that gets a partner comes before the pair, else behind it."""
     driving, other, phase = (np.concatenate([part[i] for part in parts]) for i in range(3))
-    if len(parts) > 1:
+    if len(parts) > 1 or rule.watch:
         order = np.lexsort((phase, other, driving))
         driving, other, phase = driving[order], other[order], phase[order]
     kinds = row_kinds[driving]
