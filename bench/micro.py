@@ -1,0 +1,276 @@
+"""Micro-benchmarks: what the framework adds to raw rocksdict, at bundle grain and at record grain.
+
+Each measurement alternates the floor (plain rocksdict code a user would write by hand) and ours on the same keys,
+after a warm-up, and reports medians; the ratio is the figure. One core: nothing runs beside the loop.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from rocksdict import Rdict, SstFileWriter
+
+from asyncstate.config import Config, resolve
+from asyncstate.operator import InputSpec, Operator, RecordContext, RecordOperator, Row
+from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, operator_after, run_partition
+from asyncstate.state import ValueState, ValueStateDescriptor
+from asyncstate.storage import OperatorManifest, RocksDBOptions
+from asyncstate.storage.rocksdb import rocksdb_options
+from operators import Deduplicate, GroupAggregate, count, sum_
+
+_SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+_COUNT = struct.Struct("<Bq")
+
+
+class MicroResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One comparison: medians in microseconds a unit (unique key or record), and the median of paired ratios."""
+
+    name: str
+    unit: str
+    floor: str
+    units: int
+    floor_us: float
+    ours_us: float
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+    target: float
+
+
+class CountPerKey(RecordOperator):
+    """A read-modify-write chain of one ValueState, as in the documentation."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """See ``Operator``."""
+        return pa.schema([("key", pa.int64()), ("count", pa.int64())])
+
+    def open(self, context: Any) -> None:
+        """See ``Operator``."""
+        self.count: ValueState[int] = context.get_state(ValueStateDescriptor("count", pa.int64()))
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """Count the row; nothing is put out, as the floor puts nothing out."""
+        return self.count.async_value().then_apply(_increment).then_compose(self.count.async_update)
+
+
+class Job:
+    """One operator on one partition, micro-batch after micro-batch, through the real runtime, store and delta."""
+
+    def __init__(self, folder: Path, operator: Operator, config: Config) -> None:
+        self._folder = folder
+        self._operator = operator
+        self._config = config
+        self._inputs = (InputSpec(_SCHEMA, ("key",)),)
+        self._base: OperatorManifest | None = None
+        self._batch_id = 0
+        self.statistics: dict[str, float] = {}
+
+    def run(self, batches: Sequence[pa.RecordBatch]) -> float:
+        """Run and commit one micro-batch; the seconds it took, from the open store to the uploaded delta."""
+        record = None
+        for out in run_partition(self._spec(), 0, map(InputBatch, batches)):
+            if isinstance(out, CommitRecord):
+                record = out
+        assert record is not None
+        self._base = operator_after("op", "Operator", self._batch_id, 1, [record], {})
+        self._batch_id += 1
+        self.statistics = record.statistics
+        return record.statistics["run_seconds"] + record.statistics["commit_seconds"]
+
+    def _spec(self) -> TaskSpec:
+        return TaskSpec(
+            job_id="micro",
+            uid="op",
+            operator=self._operator,
+            inputs=self._inputs,
+            config=self._config,
+            parallelism=1,
+            max_parallelism=128,
+            batch_id=self._batch_id,
+            base_version=self._batch_id - 1,
+            base=self._base,
+            watermark=0,
+            previous_watermark=0,
+            processing_time=0,
+            checkpoint=str(self._folder / "checkpoint"),
+            local_dir=str(self._folder / "local"),
+        )
+
+
+class Floor:
+    """The same work by hand: a RocksDB of the same options, 11-byte keys, 17-byte values."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._options = rocksdb_options(RocksDBOptions())
+        self._db = Rdict(str(folder / "floor"), self._options)
+        self._round = 0
+
+    def fill(self, keys: np.ndarray) -> None:
+        """Store a row for each of ``keys``."""
+        self._ingest(_packed(np.sort(keys)), [bytes(17)] * len(keys))
+
+    def bundle(self, keys: np.ndarray) -> float:
+        """Sorted list get, add with numpy, sorted SST file: the least a bundle can cost. Seconds."""
+        packed = _packed(np.sort(keys))
+        started = time.perf_counter()
+        values = self._db.get(packed)
+        rows = np.frombuffer(b"".join([value or bytes(17) for value in values]), _ROW).copy()
+        rows["count"] += 1
+        rows["sum"] += 7
+        self._write(packed, rows.view("V17").tolist())
+        seconds = time.perf_counter() - started
+        self._ingest_written()
+        return seconds
+
+    def records(self, keys: list[int]) -> float:
+        """A get and a put for each record, as a user would write it. Seconds."""
+        db, pack, unpack = self._db, struct.Struct(">q").pack, _COUNT.unpack
+        started = time.perf_counter()
+        for key in keys:
+            encoded = pack(key)
+            raw = db.get(encoded)
+            total = 0 if raw is None else unpack(raw)[1]
+            db[encoded] = _COUNT.pack(0, total + 1)
+        return time.perf_counter() - started
+
+    def _ingest(self, keys: list[bytes], values: list[bytes]) -> None:
+        self._write(keys, values)
+        self._ingest_written()
+
+    def _write(self, keys: list[bytes], values: list[bytes]) -> None:
+        self._round += 1
+        writer = SstFileWriter(self._options)
+        writer.open(self._path)
+        for key, value in zip(keys, values, strict=True):
+            writer[key] = value
+        writer.finish()
+
+    def _ingest_written(self) -> None:
+        self._db.ingest_external_file([self._path])
+
+    @property
+    def _path(self) -> str:
+        return str(self._folder / f"floor-{self._round}.sst")
+
+
+_ROW = np.dtype([("head", "u1"), ("count", "<i8"), ("sum", "<i8")])
+
+
+def _increment(total: int | None) -> int:
+    return (total or 0) + 1
+
+
+def _packed(keys: np.ndarray) -> list[bytes]:
+    matrix = np.zeros(len(keys), np.dtype([("group", ">u2"), ("state", "u1"), ("key", ">i8")]))
+    matrix["key"] = keys
+    packed: list[bytes] = matrix.view("V11").tolist()
+    return packed
+
+
+def _batches(keys: np.ndarray, rows: int) -> list[pa.RecordBatch]:
+    value = np.full(len(keys), 7, np.int64)
+    whole = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(value)], schema=_SCHEMA)
+    return [whole.slice(start, rows) for start in range(0, len(keys), rows)]
+
+
+def _config(enabled: bool) -> Config:
+    return resolve({"async-state.enabled": enabled, "async-state.snapshot-interval": 1000}, {})
+
+
+def _paired(
+    floor: Callable[[np.ndarray], float], ours: Callable[[np.ndarray], float], draws: Iterator[np.ndarray], rounds: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of ``rounds`` alternating runs on the same keys, after one that does not count."""
+    floors, our = [], []
+    for number in range(rounds + 1):
+        keys = next(draws)
+        gc.collect()
+        pair = floor(keys), ours(keys)
+        if number:
+            floors.append(pair[0])
+            our.append(pair[1])
+    return floors, our
+
+
+def _draws(state_keys: int, unique: int, seed: int) -> Iterator[np.ndarray]:
+    random = np.random.default_rng(seed)
+    while True:
+        yield random.choice(state_keys, unique, replace=False).astype(np.int64)
+
+
+def _result(name: str, unit: str, floor: str, units: int, times: tuple[list[float], list[float]], target: float) -> MicroResult:
+    floors, ours = times
+    ratios = [our / by_hand for by_hand, our in zip(floors, ours, strict=True)]
+    return MicroResult(
+        name=name,
+        unit=unit,
+        floor=floor,
+        units=units,
+        floor_us=statistics.median(floors) / units * 1e6,
+        ours_us=statistics.median(ours) / units * 1e6,
+        ratio=statistics.median(ratios),
+        ratio_min=min(ratios),
+        ratio_max=max(ratios),
+        target=target,
+    )
+
+
+def bundle_grain(state_keys: int, unique: int, rounds: int, seed: int) -> list[MicroResult]:
+    """Count and sum a key, and deduplication, at bundle grain; everything from Arrow batch to delta file counts."""
+    operators: dict[str, Callable[[], Operator]] = {
+        "GroupAggregate(count, sum)": lambda: GroupAggregate([count().alias("n"), sum_("value").alias("total")]),
+        "Deduplicate(last)": lambda: Deduplicate(keep="last", time="processing"),
+    }
+    results = []
+    for name, make in operators.items():
+        for enabled in (False, True):
+            with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
+                floor, job = Floor(Path(folder)), Job(Path(folder), make(), _config(enabled))
+                everything = np.arange(state_keys, dtype=np.int64)
+                floor.fill(everything)
+                job.run(_batches(everything, 100_000))
+                times = _paired(
+                    floor.bundle,
+                    lambda keys, job=job: job.run(_batches(keys, 100_000)),  # type: ignore[misc]
+                    _draws(state_keys, unique, seed),
+                    rounds,
+                )
+            mode = "async" if enabled else "sync"
+            results.append(_result(f"{name}, {mode}", "unique key", "list get, numpy, SST", unique, times, 2.0))
+    return results
+
+
+def record_grain(state_keys: int, records: int, rounds: int, seed: int) -> list[MicroResult]:
+    """A ValueState read-modify-write chain against a get and a put a record, on hot state."""
+    results = []
+    for enabled in (False, True):
+        with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
+            floor, job = Floor(Path(folder)), Job(Path(folder), CountPerKey(), _config(enabled))
+            everything = np.arange(state_keys, dtype=np.int64)
+            floor.records(everything.tolist())
+            job.run(_batches(everything, 100_000))
+            times = _paired(
+                lambda keys, floor=floor: floor.records(keys.tolist()),  # type: ignore[misc]
+                lambda keys, job=job: job.run(_batches(keys, 100_000)),  # type: ignore[misc]
+                _draws(state_keys, records, seed),
+                rounds,
+            )
+        mode = "async" if enabled else "sync"
+        results.append(_result(f"ValueState chain, {mode}", "record", "get and put", records, times, 1.3))
+    return results
+
+
+def run(state_keys: int, unique: int, rounds: int, seed: int = 1) -> list[MicroResult]:
+    """All micro-benchmarks."""
+    return bundle_grain(state_keys, unique, rounds, seed) + record_grain(state_keys, unique, rounds, seed)
