@@ -150,8 +150,8 @@ class RocksDBStore(KeyedStore):
         self._db: Rdict | None = self._open()
 
     def _open(self) -> Rdict:
-        # Named, because the binding otherwise takes the column family's options from the folder when there are
-        # any, with a small block cache of its own.
+        # Named, because the binding otherwise takes the column family's options from the folder when there
+        # are any, with a small block cache of its own.
         families = {"default": self._raw_options}
         try:
             return Rdict(self.path, self._raw_options, column_families=families)

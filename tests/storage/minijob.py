@@ -1,7 +1,7 @@
 """A small job over the storage layer: what driver and tasks do around it, without Spark.
 
-Owns: MiniJob, the model of its content. Invariant: expected contents are kept by the tests in plain dicts, never read back
-from the code under test.
+Owns: MiniJob, the model of its content. Invariant: expected contents are kept by the tests in plain dicts,
+never read back from the code under test.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class MiniJob:
         self.ways: list[str] = []
         self._attempts = itertools.count()
 
-    def lease(self, manifest: Manifest | None, partition: int, parallelism: int, memory: bool = False) -> Lease:
+    def lease(
+        self, manifest: Manifest | None, partition: int, parallelism: int, memory: bool = False
+    ) -> Lease:
         """A lease on one partition at the manifest's version."""
         base = partition_base(manifest, self.uid, partition, parallelism)
         lease = self.stores.acquire(self.uid, partition, base, SMALL, in_memory=memory)
@@ -61,14 +63,21 @@ class MiniJob:
     ) -> Manifest:
         """Run all tasks of a batch and return the manifest that would commit it."""
         partitions = [
-            self.run_partition(base, batch_id, writes, number, parallelism, memory) for number in range(parallelism)
+            self.run_partition(base, batch_id, writes, number, parallelism, memory)
+            for number in range(parallelism)
         ]
         operator = OperatorManifest(self.uid, "Op", parallelism, partitions)
         version = -1 if base is None else base.batch_id
         return Manifest("job", batch_id, version, MAX_PARALLELISM, {self.uid: operator})
 
     def run_partition(
-        self, base: Manifest | None, batch_id: int, writes: Writes, partition: int, parallelism: int, memory: bool
+        self,
+        base: Manifest | None,
+        batch_id: int,
+        writes: Writes,
+        partition: int,
+        parallelism: int,
+        memory: bool,
     ) -> PartitionManifest:
         """Run one task: lease, overlay, commit files."""
         first, end = group_range(partition, parallelism, MAX_PARALLELISM)

@@ -42,7 +42,12 @@ def test_peek_tells_unknown_from_absent() -> None:
 def test_get_asks_the_store_once() -> None:
     store = CountingStore({b"a": b"1"})
     overlay = WriteOverlay(store)
-    assert [overlay.get(b"a"), overlay.get(b"a"), overlay.get(b"x"), overlay.get(b"x")] == [b"1", b"1", None, None]
+    assert [overlay.get(b"a"), overlay.get(b"a"), overlay.get(b"x"), overlay.get(b"x")] == [
+        b"1",
+        b"1",
+        None,
+        None,
+    ]
     assert store.gets == [b"a", b"x"]
 
 
@@ -144,7 +149,15 @@ def test_counters() -> None:
     overlay.get_many([b"w", b"a", b"x", b"y"])
     overlay.scan(b"", None, 5)
     found = overlay.statistics()
-    expected = {"reads": 6, "hits": 3, "misses": 3, "store_reads": 3, "list_gets": 1, "list_get_keys": 2, "scans": 1}
+    expected = {
+        "reads": 6,
+        "hits": 3,
+        "misses": 3,
+        "store_reads": 3,
+        "list_gets": 1,
+        "list_get_keys": 2,
+        "scans": 1,
+    }
     assert {name: found[name] for name in expected} == expected
 
 
