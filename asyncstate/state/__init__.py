@@ -8,7 +8,7 @@ from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.listing import ListState
 from asyncstate.state.mapping import MapState
-from asyncstate.state.timers import NAMED_TIMERS, TIMERS_BY_TIME, DueTimer, KeyedTimers, due_timers
+from asyncstate.state.timers import NAMED_TIMERS, TIMERS_BY_TIME, DueTimer, KeyedTimers
 from asyncstate.state.value import ValueState
 
 __all__ = [
@@ -29,5 +29,4 @@ __all__ = [
     "TimeRange",
     "ValueState",
     "ValueStateDescriptor",
-    "due_timers",
 ]

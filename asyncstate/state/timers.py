@@ -121,7 +121,7 @@ class KeyedTimers:
         self._until = until
         self._postponed.clear()
         self._touched.clear()
-        for page in _pages(due_entries(self._sink, groups, until, page_size), page_size):
+        for page in _pages(_due_entries(self._sink, groups, until, page_size), page_size):
             timers = _live(self._sink, [entry for entry in page if entry[0] not in self._postponed])
             if timers:
                 yield timers
@@ -180,35 +180,6 @@ class KeyedTimers:
         return where if name is None else where + name.encode()
 
 
-def due_timers(sink: StateSink, groups: Iterable[int], until: int, page_size: int) -> Iterator[DueTimer]:
-    """Timers with time <= ``until`` one by one, taken out of the store; so are those registered meanwhile.
-
-    For callers that let the callback of each timer end before they ask for the next; ``KeyedTimers.due`` lets
-    timers of different keys overlap.
-    """
-    found = True
-    while found:
-        found = False
-        for page in _pages(due_entries(sink, groups, until, page_size), page_size):
-            for timer in _live(sink, page):
-                if _take(sink, timer):
-                    found = True
-                    yield timer
-
-
-def _take(sink: StateSink, timer: DueTimer) -> bool:
-    if sink.get(timer.store_key) is None:
-        return False
-    sink.delete(timer.store_key)
-    if timer.name is None:
-        return True
-    named = _named_entry(timer)
-    if sink.get(named) != encode_namespace(timer.time):
-        return False
-    sink.delete(named)
-    return True
-
-
 def _live(sink: StateSink, entries: Page) -> list[DueTimer]:
     """The timers of ``entries``; entries that a named timer has left behind are deleted."""
     timers = [_timer(key, value) for key, value in entries]
@@ -223,7 +194,7 @@ def _live(sink: StateSink, entries: Page) -> list[DueTimer]:
     return live
 
 
-def due_entries(
+def _due_entries(
     sink: StateSink, groups: Iterable[int], until: int, page_size: int
 ) -> Iterator[tuple[bytes, bytes]]:
     """Entries by time with time <= ``until`` of all ``groups``, in order, stale ones among them.

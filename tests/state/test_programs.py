@@ -7,19 +7,21 @@ result must be that of the model running the same steps in order, and the stored
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.futures import StateFuture, StateIterator, completed_void_future
+from asyncstate.futures import StateFuture, StateIterator, combine_all, completed_void_future
+from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
 from asyncstate.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor, chunks
-from tests.state.fakes import FakeContext, FakeRecord, FakeSink, record, run_records
+from asyncstate.testing import OperatorHarness
+from tests.state.fakes import FakeContext, FakeSink, record, run_records
 
 KEYS = st.integers(0, 3)
 TEXTS = st.text("ab\x00é", max_size=6)
@@ -157,20 +159,21 @@ def expected(program_batches: list[list[tuple[int, Program]]]) -> list[list[Any]
 
 
 class Runner:
-    """Runs programs over states bound to a FakeSink."""
+    """Runs programs over states that ``context`` binds."""
 
-    def __init__(self, sink: FakeSink) -> None:
-        context = FakeContext(sink, page_size=2)
-        self._states = {
-            "value": context.get_state(ValueStateDescriptor("value", pa.int64())),
-            "list": context.get_state(ListStateDescriptor("list", pa.string())),
-            "map": context.get_state(MapStateDescriptor("map", pa.int64(), pa.string())),
-            "windowed": context.get_state(MapStateDescriptor("windowed", int, str, namespaced=True)),
+    def __init__(self, context: OperatorContext) -> None:
+        declared: dict[str, Any] = {
+            "value": ValueStateDescriptor("value", pa.int64()),
+            "list": ListStateDescriptor("list", pa.string()),
+            "map": MapStateDescriptor("map", pa.int64(), pa.string()),
+            "windowed": MapStateDescriptor("windowed", int, str, namespaced=True),
         }
+        self._states = {name: context.get_state(descriptor) for name, descriptor in declared.items()}
 
-    def record(self, key: int, program: Program, all_sync: bool, results: list[Any]) -> FakeRecord:
+    def run(self, program: Program, all_sync: bool, results: list[Any]) -> StateFuture[Any]:
+        """Put the result of each step into ``results``; the future is there when all are."""
         results.extend([None] * len(program))
-        return record(key, lambda: self._go_on(iter(enumerate(program)), all_sync, results, {}))
+        return self._go_on(iter(enumerate(program)), all_sync, results, {})
 
     def _go_on(
         self,
@@ -178,21 +181,25 @@ class Runner:
         all_sync: bool,
         results: list[Any],
         late: dict[int, Iterator[Any]],
-    ) -> None:
+    ) -> StateFuture[Any]:
         """Ask for steps until one waits; iterators of plain calls that do not wait are read at the end."""
+        asked: list[StateFuture[Any]] = []
         for index, step in program:
             outcome = self._ask(step, all_sync)
             if isinstance(outcome, StateFuture):
                 kept = outcome.then_compose(partial(_keep, results, index))
                 if step.waits:
-                    kept.then_accept(lambda _: self._go_on(program, all_sync, results, late))
-                    return
+                    return combine_all(
+                        [*asked, kept.then_compose(lambda _: self._go_on(program, all_sync, results, late))]
+                    )
+                asked.append(kept)
             elif isinstance(outcome, Iterator) and not step.waits:
                 late[index] = outcome
             else:
                 results[index] = list(outcome) if isinstance(outcome, Iterator) else outcome
         for index, iterator in late.items():
             results[index] = list(iterator)
+        return combine_all(asked)
 
     def _ask(self, step: Step, all_sync: bool) -> Any:
         state = self._states[step.state]
@@ -216,11 +223,11 @@ def run(
     sink = FakeSink(deferred, seed)
     results: list[list[Any]] = []
     for batch in program_batches:
-        runner = Runner(sink)
+        runner = Runner(FakeContext(sink, page_size=2))
         records = []
         for key, program in batch:
             results.append([])
-            records.append(runner.record(key, program, all_sync, results[-1]))
+            records.append(record(key, partial(runner.run, program, all_sync, results[-1])))
         run_records(sink, records)
         sink.commit()
     return results, sink.base
@@ -233,7 +240,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(batches(st.just(False)), st.integers(0, 2**16))
-@settings(max_examples=4 * settings().max_examples)
+@settings(max_examples=2 * settings().max_examples)
 def test_both_forms_and_both_modes_agree_with_the_model(
     program_batches: list[list[tuple[int, Program]]], seed: int
 ) -> None:
@@ -244,7 +251,7 @@ def test_both_forms_and_both_modes_agree_with_the_model(
 
 
 @given(batches(st.booleans()), st.integers(0, 2**16))
-@settings(max_examples=4 * settings().max_examples)
+@settings(max_examples=2 * settings().max_examples)
 def test_plain_calls_between_pending_ones_keep_the_order(
     program_batches: list[list[tuple[int, Program]]], seed: int
 ) -> None:
@@ -267,3 +274,51 @@ def test_the_bytes_of_a_list_do_not_depend_on_how_it_came(first: list[str], part
     for element in [*first, *(element for part in parts for element in part)]:
         state.async_add(element)
     assert one.contents() == many.contents()
+
+
+# -- on the real controllers and stores ---------------------------------------------------------------------
+
+
+class ProgramOperator(RecordOperator):
+    """A row is the number of a program; put out are the results of its steps."""
+
+    def __init__(self, programs: list[Program]) -> None:
+        self._programs = programs
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("results", pa.string())])
+
+    def open(self, context: OperatorContext) -> None:
+        self._runner = Runner(context)
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        results: list[Any] = []
+        done = self._runner.run(self._programs[row.program], False, results)
+        return done.then_accept(lambda _: ctx.emit(repr(results)))
+
+
+def run_harness(
+    program_batches: list[list[tuple[int, Program]]], store: str, async_enabled: bool
+) -> tuple[list[str], dict[bytes, bytes]]:
+    """What ``run`` gives, results as text, in the order of the records."""
+    programs = [program for batch in program_batches for _, program in batch]
+    numbers = iter(range(len(programs)))
+    schema = pa.schema([("key", pa.int64()), ("program", pa.int64())])
+    options = {"async-state.iterate-response-batch-size": "2"}
+    with OperatorHarness(
+        ProgramOperator(programs), schema, ["key"], store=store, async_enabled=async_enabled, options=options
+    ) as harness:
+        for batch in program_batches:
+            harness.push([(key, next(numbers)) for key, _ in batch])
+            harness.end_batch()
+        return [text for _, text in harness.output], harness.state_entries()
+
+
+@given(batches(st.booleans()))
+@settings(max_examples=settings().max_examples // 5)
+def test_the_controllers_and_stores_agree_with_the_model(
+    store_kind: Literal["rocksdb", "memory"], program_batches: list[list[tuple[int, Program]]]
+) -> None:
+    results, stored = run_harness(program_batches, store_kind, async_enabled=False)
+    assert results == [repr(record_results) for record_results in expected(program_batches)]
+    assert run_harness(program_batches, store_kind, async_enabled=True) == (results, stored)

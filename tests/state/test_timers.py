@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asyncstate.codec import encode_namespace
 from asyncstate.errors import StateAccessError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Timer
-from asyncstate.state import DueTimer, KeyedTimers, due_timers
+from asyncstate.state import DueTimer, KeyedTimers
 from tests.state.fakes import FakeSink, record
 
 GROUPS = range(4)
@@ -221,47 +221,6 @@ def test_what_a_callback_sets_while_others_wait(
     assert [timer.time for _, timer in store.fired] == fired
     store.fire(MAX_WATERMARK)
     assert store.sink.contents() == {}
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), ACTIONS)), st.integers(-1, 6), st.integers(1, 5))
-def test_due_timers_gives_all_that_are_due_in_order(
-    actions: list[tuple[int, Action]], until: int, page_size: int
-) -> None:
-    model, store = Model({}), Store({}, None, 3)
-    for key, action in actions:
-        model.act(key, action)
-        store.act(key, action)
-    model.fire(until)
-    found = [(_key_of(due), due.timer) for due in due_timers(store.sink, GROUPS, until, page_size)]
-    assert found == model.fired
-    assert list(due_timers(store.sink, GROUPS, until, page_size)) == []
-    store.fire(MAX_WATERMARK)
-    model.fire(MAX_WATERMARK)
-    assert found + store.fired == model.fired
-
-
-@pytest.mark.parametrize("name", [None, "again"])
-def test_due_timers_finds_what_is_registered_meanwhile(name: str | None) -> None:
-    store = Store({}, None, 3)
-    store.act(1, Action(True, 5, name, None))
-    fired = []
-    for due in due_timers(store.sink, GROUPS, 7, 2):
-        fired.append(due.time)
-        store.act(1, Action(True, (3, 3, 6, 8, 9)[len(fired) - 1], name, None))
-    assert fired == [5, 3, 3, 6]
-
-
-def test_due_timers_skips_what_is_deleted_meanwhile() -> None:
-    store = Store({}, None, 3)
-    for time in (1, 2, 3):
-        store.act(1, Action(True, time, None, None))
-        store.act(1, Action(True, time, f"n{time}", None))
-    found = due_timers(store.sink, GROUPS, 5, 10)
-    assert next(found).timer == Timer(1)
-    store.act(1, Action(False, 2, None, None))
-    store.act(1, Action(False, 0, "n1", None))
-    store.act(1, Action(True, 9, "n2", None))
-    assert [due.timer for due in found] == [Timer(3), Timer(3, "n3")]
 
 
 def test_the_ends_of_time() -> None:
