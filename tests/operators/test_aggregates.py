@@ -124,6 +124,17 @@ def test_retracting_every_row_leaves_nothing(rows: list[tuple[Any, ...]]) -> Non
     assert [column.to_pylist() for column in results] == [[0] * 3] + [[None] * 3] * 4
 
 
+def test_rounding_does_not_outlive_the_rows_it_is_from() -> None:
+    schema = pa.schema([("x", pa.float64())])
+    plan = AggregatePlan([sum_("x")], schema, "test", retract=True)
+    groups = Groups.of_ids(np.array([0, 0, 0]), 1)
+    added = plan.partial(pa.RecordBatch.from_pydict({"x": [0.1, 0.2, 0.3]}, schema=schema), groups)
+    signs = np.full(3, -1, np.int8)
+    taken = plan.partial(pa.RecordBatch.from_pydict({"x": [0.3, 0.2, 0.1]}, schema=schema), groups, signs)
+    assert added[2].to_pylist() != [-value for value in taken[2].to_pylist()]
+    assert plan.merge(added, taken)[2].to_pylist() == [0.0]
+
+
 def test_aggregates_share_what_they_have_in_common() -> None:
     plan = AggregatePlan(
         [count(), sum_("n"), avg("n"), count("n"), avg("n").where("flag").alias("m")], SCHEMA, "test"
