@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobFrame:
-    """What all micro-batches of a job share. ``resolve`` makes the Config of an operator from its own options."""
+    """What a job's micro-batches share. ``resolve`` makes an operator's Config from its own options."""
 
     job_id: str
     name: str
@@ -71,7 +71,9 @@ class MicroBatch:
     Two applies may run from two threads of the user's function; each uid at most once.
     """
 
-    def __init__(self, frame: JobFrame, batch_id: int, base: Manifest | None, now_us: int, final: bool) -> None:
+    def __init__(
+        self, frame: JobFrame, batch_id: int, base: Manifest | None, now_us: int, final: bool
+    ) -> None:
         self._frame = frame
         self._base = base
         self._lock = threading.Lock()
@@ -98,14 +100,14 @@ class MicroBatch:
     ) -> DataFrame:
         """Run ``operator`` over this micro-batch's rows of ``inputs``; its output with a ``row_kind`` column.
 
-        ``key``: the key columns, a name or several; None for one global key; with two inputs one entry for each.
-        ``event_time`` names the timestamp column; with ``watermark_delay`` the input holds back the watermark.
-        ``options`` are ``async-state.*`` settings of this operator. ``uid`` ties the operator to its state in the
-        checkpoint: keep it when the job changes.
+        ``key``: the key columns, a name or several; None for one global key; with two inputs one entry for
+        each. ``event_time`` names the timestamp column; with ``watermark_delay`` the input holds back the
+        watermark. ``options`` are ``async-state.*`` settings of this operator. ``uid`` ties the operator to
+        its state in the checkpoint: keep it when the job changes.
 
-        The result can be read any number of times, or not at all, until the function returns. Raises SchemaError,
-        StateDeclarationError, ConfigurationError and JobError before any row is read, OperatorError and
-        StoreError from the run.
+        The result can be read any number of times, or not at all, until the function returns. Raises
+        SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read,
+        OperatorError and StoreError from the run.
         """
         started = time.perf_counter()
         with self._lock:
@@ -113,7 +115,9 @@ class MicroBatch:
             check_uid(uid, self._uids)
             self._uids.append(uid)
         prepared = self._prepare(operator, inputs, uid, key, event_time, watermark_delay, options or {})
-        rows = exchange(inputs, prepared.spec.inputs, prepared.spec.parallelism, prepared.spec.max_parallelism)
+        rows = exchange(
+            inputs, prepared.spec.inputs, prepared.spec.parallelism, prepared.spec.max_parallelism
+        )
         planned = time.perf_counter()
         with translated():
             stage = run_stage(rows, prepared.task, prepared.stage_schema)
@@ -144,7 +148,8 @@ class MicroBatch:
     def _check_open(self, uid: str) -> None:
         if not self._open:
             raise JobError(
-                f"operator '{uid}': micro-batch {self.batch_id} is over; call apply inside the micro_batch function"
+                f"operator '{uid}': micro-batch {self.batch_id} is over; call apply inside the micro_batch "
+                "function"
             )
 
     def _prepare(
@@ -170,7 +175,12 @@ class MicroBatch:
         check_key_types(uid, specs.inputs)
         stored = self._base.operators.get(uid) if self._base is not None else None
         output, _ = check_operator(
-            uid, operator, specs.inputs, config, config.max_parallelism, stored.states if stored is not None else ()
+            uid,
+            operator,
+            specs.inputs,
+            config,
+            config.max_parallelism,
+            stored.states if stored is not None else (),
         )
         schemas = fingerprint(specs.inputs, output)
         if stored is not None:
@@ -213,8 +223,8 @@ class MicroBatch:
         chosen = config.parallelism or min(auto, config.max_parallelism)
         if chosen > config.max_parallelism:
             raise ConfigurationError(
-                f"operator '{uid}': parallelism {chosen} is more than its {config.max_parallelism} key groups "
-                "(async-state.max-parallelism, fixed by the job's first batch); choose a lower one"
+                f"operator '{uid}': parallelism {chosen} is more than its {config.max_parallelism} key "
+                "groups (async-state.max-parallelism, fixed by the job's first batch); choose a lower one"
             )
         return chosen
 
@@ -242,11 +252,14 @@ def _input_specs(
     watermark_delay: Delay | Sequence[Delay],
 ) -> _Inputs:
     count = len(inputs)
-    sides = [""] if count == 1 else ["left ", "right "] if count == 2 else [f"{i + 1}. " for i in range(count)]
+    sides = (
+        [""] if count == 1 else ["left ", "right "] if count == 2 else [f"{i + 1}. " for i in range(count)]
+    )
     keys = keys_of_inputs(uid, key, count)
     times, delays = times_of_inputs(uid, event_time, watermark_delay, count)
     specs = [
-        input_spec(df, keys[i], times[i], f"the {sides[i]}input of operator '{uid}'") for i, df in enumerate(inputs)
+        input_spec(df, keys[i], times[i], f"the {sides[i]}input of operator '{uid}'")
+        for i, df in enumerate(inputs)
     ]
     return _Inputs(tuple(specs), delays)
 
@@ -257,7 +270,7 @@ def _checked_records(uid: str, parallelism: int, stage: Stage) -> list[CommitRec
     if reported != list(range(parallelism)):
         stage.release()
         raise JobError(
-            f"operator '{uid}': partitions {reported} reported, expected each of 0..{parallelism - 1} once; nothing "
-            "was committed, start the query again"
+            f"operator '{uid}': partitions {reported} reported, expected each of 0..{parallelism - 1} once; "
+            "nothing was committed, start the query again"
         )
     return records

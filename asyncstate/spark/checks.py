@@ -1,7 +1,7 @@
 """What the driver refuses before any row is read.
 
-Owns: the shape of ``apply``'s arguments, and the comparison of an operator's schemas with those in the manifest.
-Must not import pyspark.
+Owns: the shape of ``apply``'s arguments, and the comparison of an operator's schemas with those in the
+manifest. Must not import pyspark.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism")
 
 def check_job_name(name: str) -> None:
     """Raise JobError unless ``name`` can name a folder."""
-    if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
-        raise JobError(f"job name {name!r} cannot be used: local folders are named after it; {_FILE_NAME_RULE}")
+    if not _FILE_NAME.fullmatch(str(name)):
+        raise JobError(
+            f"job name {name!r} cannot be used: local folders are named after it; {_FILE_NAME_RULE}"
+        )
 
 
 def check_uid(uid: str, taken: Sequence[str]) -> None:
     """Raise JobError unless ``uid`` can name files and is not in ``taken``."""
-    if not isinstance(uid, str) or not _FILE_NAME.fullmatch(uid):
+    if not _FILE_NAME.fullmatch(str(uid)):
         raise JobError(f"uid {uid!r} cannot be used: its state's files are named after it; {_FILE_NAME_RULE}")
     if uid in taken:
         raise JobError(f"uid '{uid}' is applied twice in one micro-batch; give each operator its own uid")
@@ -47,7 +49,8 @@ def check_operator_options(uid: str, options: Mapping[str, object]) -> None:
     for name in JOB_OPTIONS:
         if f"async-state.{name}" in options:
             raise ConfigurationError(
-                f"operator '{uid}': async-state.{name} holds for the whole job; give it to StreamingJob(options=...)"
+                f"operator '{uid}': async-state.{name} holds for the whole job; give it to "
+                "StreamingJob(options=...)"
             )
 
 
@@ -70,7 +73,9 @@ def _key(uid: str, key: object) -> tuple[str, ...]:
         return ()
     names = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, (list, tuple)) else (None,)
     if not all(isinstance(name, str) for name in names):
-        raise JobError(f"operator '{uid}': key {key!r} is neither a column name, nor a list of them, nor None")
+        raise JobError(
+            f"operator '{uid}': key {key!r} is neither a column name, nor a list of them, nor None"
+        )
     if len(set(names)) != len(names):
         raise JobError(f"operator '{uid}': key {key!r} names a column twice; name each once")
     return tuple(str(name) for name in names)
@@ -90,7 +95,9 @@ def times_of_inputs(
     ]
     for column, delay in zip(columns, delays, strict=True):
         if delay is not None and column is None:
-            raise JobError(f"operator '{uid}': watermark_delay without event_time; name the timestamp column too")
+            raise JobError(
+                f"operator '{uid}': watermark_delay without event_time; name the timestamp column too"
+            )
     return columns, delays
 
 
@@ -99,8 +106,8 @@ def _each(what: str, uid: str, given: object, num_inputs: int) -> list:  # type:
         return [given] * num_inputs
     if len(given) != num_inputs:
         raise JobError(
-            f"operator '{uid}' has {num_inputs} inputs but {what} has {len(given)} entries; give one value for all "
-            "or one for each"
+            f"operator '{uid}' has {num_inputs} inputs but {what} has {len(given)} entries; give one value "
+            "for all or one for each"
         )
     return list(given)
 
@@ -141,11 +148,14 @@ def check_fingerprint(uid: str, stored: Mapping[str, str], now: Mapping[str, str
     stored = {what: text for what, text in stored.items() if what.startswith(("input", "key", "output"))}
     for what in sorted({*stored, *now}):
         if what not in stored or what not in now:
-            raise SchemaError(f"operator '{uid}' had {_count(stored)} in its checkpoint and now has {_count(now)}; {_OUT}")
+            raise SchemaError(
+                f"operator '{uid}' had {_count(stored)} in its checkpoint and now has {_count(now)}; {_OUT}"
+            )
         before, after = schema_from_text(stored[what]), schema_from_text(now[what])
         if what.startswith("key") and not before.equals(after):
             raise SchemaError(
-                f"operator '{uid}': the key ({what}) was ({_fields(before)}) and is ({_fields(after)}); {_OUT}"
+                f"operator '{uid}': the key ({what}) was ({_fields(before)}) and is ({_fields(after)}); "
+                f"{_OUT}"
             )
         _check_fields(uid, what, before, after)
 
@@ -154,11 +164,13 @@ def _check_fields(uid: str, what: str, before: pa.Schema, after: pa.Schema) -> N
     for field in before:
         index = after.get_field_index(field.name)
         if index < 0:
-            raise SchemaError(f"operator '{uid}', {what}: column '{field.name}' ({field.type}) is gone; {_OUT}")
+            raise SchemaError(
+                f"operator '{uid}', {what}: column '{field.name}' ({field.type}) is gone; {_OUT}"
+            )
         if not after.field(index).type.equals(field.type):
             raise SchemaError(
-                f"operator '{uid}', {what}: column '{field.name}' was {field.type} and is {after.field(index).type}; "
-                f"{_OUT}"
+                f"operator '{uid}', {what}: column '{field.name}' was {field.type} and is "
+                f"{after.field(index).type}; {_OUT}"
             )
 
 

@@ -1,8 +1,8 @@
 """The DataFrames of one ``apply``: inputs to partitions, partitions through tasks, tasks to rows.
 
 Owns: the input schemas as Arrow sees them, the exchange by key group, and the materialised stage.
-Invariant: a stage runs in the one action made here; afterwards its rows are only read. Spark cannot run it again
-even if it loses them: the plan that made them is cut off, and the micro-batch fails instead.
+Invariant: a stage runs in the one action made here; afterwards its rows are only read. Spark cannot run it
+again even if it loses them: the plan that made them is cut off, and the micro-batch fails instead.
 Must not import runtime's tasks or storage.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -45,15 +45,15 @@ def input_spec(df: DataFrame, key: tuple[str, ...], event_time: str | None, name
     kinds = [field for field in df.schema if field.name == ROW_KIND_COLUMN]
     if kinds and not isinstance(kinds[0].dataType, StringType):
         raise SchemaError(
-            f"{name}: column '{ROW_KIND_COLUMN}' is of type {kinds[0].dataType.simpleString()}; a changelog has "
-            "strings (+I, -U, +U, -D) there; cast or rename it"
+            f"{name}: column '{ROW_KIND_COLUMN}' is of type {kinds[0].dataType.simpleString()}; a changelog "
+            "has strings (+I, -U, +U, -D) there; cast or rename it"
         )
     payload = [field for field in df.schema if field.name != ROW_KIND_COLUMN]
     return InputSpec(arrow_schema(StructType(payload), name), key, event_time, bool(kinds), name)
 
 
 def arrow_schema(schema: StructType, name: str) -> pa.Schema:
-    """``schema`` in Arrow: everything nullable, timestamps in UTC, so that it does not vary with plan or session."""
+    """``schema`` in Arrow, all nullable, timestamps in UTC: it must not vary with plan or session."""
     nullable = nullable_type(schema)
     assert isinstance(nullable, StructType)
     fields = []
@@ -62,8 +62,8 @@ def arrow_schema(schema: StructType, name: str) -> pa.Schema:
             fields.append(to_arrow_schema(StructType([field]), timezone="UTC").field(0))
         except Exception as error:
             raise SchemaError(
-                f"{name}: column '{field.name}' of type {field.dataType.simpleString()} cannot be sent to Python "
-                "as Arrow; cast or drop it"
+                f"{name}: column '{field.name}' of type {field.dataType.simpleString()} cannot be sent to "
+                "Python as Arrow; cast or drop it"
             ) from error
     return pa.schema(fields)
 
@@ -85,13 +85,15 @@ def stage_schema(uid: str, output: pa.Schema) -> StructType:
         columns = nullable_type(from_arrow_schema(output))
     except Exception as error:
         raise SchemaError(
-            f"operator '{uid}': its output ({', '.join(map(str, output))}) has a type Spark does not know: {error}; "
-            "let bind() return another type"
+            f"operator '{uid}': its output ({', '.join(map(str, output))}) has a type Spark does not know: "
+            f"{error}; let bind() return another type"
         ) from error
     assert isinstance(columns, StructType)
     taken = {ROW_KIND_COLUMN, COMMIT} & set(output.names)
     if taken:
-        raise SchemaError(f"operator '{uid}': its output has a column '{taken.pop()}', a reserved name; rename it")
+        raise SchemaError(
+            f"operator '{uid}': its output has a column '{taken.pop()}', a reserved name; rename it"
+        )
     technical = [StructField(ROW_KIND_COLUMN, StringType()), StructField(COMMIT, BinaryType())]
     return StructType([*columns.fields, *technical])
 
@@ -115,15 +117,15 @@ def exchange(
     for more in routed[1:]:
         rows = rows.union(more)
     rows = rows.union(_markers(rows, parallelism))
-    return rows.repartitionById(parallelism, F.shiftright(F.col(ROUTE), TAG_BITS))
+    return rows.repartitionById(parallelism, sf.shiftright(sf.col(ROUTE), TAG_BITS))
 
 
 def _routed(
     index: int, num_inputs: int, df: DataFrame, spec: InputSpec, parallelism: int, max_parallelism: int
 ) -> DataFrame:
     columns = [*spec.schema.names, *([ROW_KIND_COLUMN] if spec.changelog else [])]
-    group = F.pmod(F.xxhash64(*map(_column, spec.key)), F.lit(max_parallelism)) if spec.key else F.lit(0)
-    partition = F.call_function("div", group * parallelism, F.lit(max_parallelism))
+    group = sf.pmod(sf.xxhash64(*map(_column, spec.key)), sf.lit(max_parallelism)) if spec.key else sf.lit(0)
+    partition = sf.call_function("div", group * parallelism, sf.lit(max_parallelism))
     route = (partition * (1 << TAG_BITS) + index).cast("int").alias(ROUTE)
     return df.select(route, *map(_column, columns))
 
@@ -134,21 +136,23 @@ def _in_structs(index: int, routed: Sequence[DataFrame]) -> DataFrame:
     for other, df in enumerate(routed):
         payload = df.columns[1:]
         kind = StructType([field for field in df.schema if field.name != ROUTE])
-        value = F.struct(*map(_column, payload)) if other == index else F.lit(None).cast(kind)
+        value = sf.struct(*map(_column, payload)) if other == index else sf.lit(None).cast(kind)
         structs.append(value.alias(struct_name(other)))
     return routed[index].select(ROUTE, *structs)
 
 
 def _markers(rows: DataFrame, parallelism: int) -> DataFrame:
     """One row a partition without payload: every task runs, and knows its partition, also without data."""
-    route = (F.col("id") * (1 << TAG_BITS) + MARKER_TAG).cast("int").alias(ROUTE)
-    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema if field.name != ROUTE]
+    route = (sf.col("id") * (1 << TAG_BITS) + MARKER_TAG).cast("int").alias(ROUTE)
+    nulls = [
+        sf.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema if field.name != ROUTE
+    ]
     return rows.sparkSession.range(0, parallelism, 1, 1).select(route, *nulls)
 
 
 def _column(name: str) -> Column:
     """The column called ``name``, dots and backticks taken literally."""
-    return F.col("`" + name.replace("`", "``") + "`")
+    return sf.col("`" + name.replace("`", "``") + "`")
 
 
 @dataclass(frozen=True)
@@ -167,13 +171,14 @@ class Stage:
 def run_stage(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> Stage:
     """Run ``task`` on every partition, once, keeping the rows and collecting the commit records.
 
-    A lazy local checkpoint keeps the rows on the executors in the same pass that collects the records, and then
-    drops the lineage. Cached rows would be recomputed when an executor is lost, in another order of arrival and so
-    perhaps with other results than those committed; these make the micro-batch fail and be replayed.
+    A lazy local checkpoint keeps the rows on the executors in the same pass that collects the records, and
+    then drops the lineage. Cached rows would be recomputed when an executor is lost, in another order of
+    arrival and so perhaps with other results than those committed; these make the micro-batch fail and be
+    replayed.
     """
     stage = exchanged.mapInArrow(task, schema).localCheckpoint(
         eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK
     )
-    found = stage.where(F.col(COMMIT).isNotNull()).select(COMMIT).collect()
-    rows = stage.where(F.col(COMMIT).isNull()).drop(COMMIT)
+    found = stage.where(sf.col(COMMIT).isNotNull()).select(COMMIT).collect()
+    rows = stage.where(sf.col(COMMIT).isNull()).drop(COMMIT)
     return Stage(rows, [bytes(row[0]) for row in found], stage)

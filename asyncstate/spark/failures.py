@@ -1,9 +1,8 @@
 """Errors across the border between worker and driver.
 
-Owns: how an AsyncStateError raised in a Python worker reaches the driver as the same class with the same message,
-and not as the Java exception that carried it.
-Invariant: an error that did not come from a task passes unchanged.
-Must not import pyspark: workers import this module.
+Owns: how an AsyncStateError raised in a Python worker reaches the driver as the same class with the same
+message, and not as the Java exception that carried it. Invariant: an error that did not come from a task
+passes unchanged. Must not import pyspark: workers import this module.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from pathlib import Path
 from asyncstate.errors import EnvironmentSetupError
 
 OLDEST_MAJOR = 17
-# Spark's launcher passes --add-modules=jdk.incubator.vector; a Java without it dies before Spark's first line.
+# Spark's launcher passes --add-modules=jdk.incubator.vector; a Java without it dies before Spark's first
+# line.
 NEEDED_MODULE = "jdk.incubator.vector"
 _TIMEOUT_S = 60
 _ADVICE = (
@@ -34,7 +35,9 @@ def check_java() -> str:
     major = _major_version(_output(java, "-version"))
     if major is None or major < OLDEST_MAJOR:
         found = "of an unknown version" if major is None else f"version {major}"
-        raise EnvironmentSetupError(f"{java} ({where}) is {found}, Spark needs {OLDEST_MAJOR} or newer; {_ADVICE}")
+        raise EnvironmentSetupError(
+            f"{java} ({where}) is {found}, Spark needs {OLDEST_MAJOR} or newer; {_ADVICE}"
+        )
     if NEEDED_MODULE not in _output(java, "--list-modules"):
         raise EnvironmentSetupError(f"{java} ({where}) has no module {NEEDED_MODULE}; {_ADVICE}")
     return java
@@ -62,7 +65,12 @@ def _output(*command: str) -> str:
     """Both streams of a command: ``java -version`` writes to the second."""
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_TIMEOUT_S, check=False
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentSetupError(f"{command[0]} does not start: {error}; {_ADVICE}") from error

@@ -29,7 +29,7 @@ from asyncstate.storage import Manifest, OperatorManifest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 BatchFunction = Callable[["DataFrame", MicroBatch], object]
 
@@ -41,11 +41,12 @@ _log = logging.getLogger(__name__)
 class StreamingJob:
     """Runs stateful operators inside ``foreachBatch`` and keeps their state in ``checkpoint_dir``.
 
-    ``options`` are ``async-state.*`` settings; they win over the session's, which are read once, here. ``name``
-    stands in the checkpoint: another job's checkpoint is refused. ``first_batch_id`` is the batch id with which a
-    job without a checkpoint may start, for a query that already has run without it.
+    ``options`` are ``async-state.*`` settings; they win over the session's, which are read once, here.
+    ``name`` stands in the checkpoint: another job's checkpoint is refused. ``first_batch_id`` is the batch
+    id with which a job without a checkpoint may start, for a query that already has run without it.
 
-    Raises ConfigurationError for settings that cannot hold and CheckpointError for a checkpoint that cannot be used.
+    Raises ConfigurationError for settings that cannot hold and CheckpointError for a checkpoint that cannot
+    be used.
     """
 
     def __init__(
@@ -100,7 +101,9 @@ class StreamingJob:
     def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
         """Decorator: turns ``function(df, batch)`` into what ``writeStream.foreachBatch`` takes."""
         if not callable(function):
-            raise JobError("job.micro_batch decorates a function (df, batch); write @job.micro_batch above it")
+            raise JobError(
+                "job.micro_batch decorates a function (df, batch); write @job.micro_batch above it"
+            )
         if self._function is not None:
             raise JobError(
                 f"job '{self.name}' already has a micro_batch function; make one StreamingJob for each query"
@@ -116,10 +119,10 @@ class StreamingJob:
         return on_batch
 
     def finish(self) -> None:
-        """After the query has ended: one more run with no rows and the final watermark; closes the checkpoint.
+        """After the query has ended: one more run, no rows, the final watermark; closes the checkpoint.
 
-        All timers and windows fire. Raises JobError if no micro-batch has ever run, CheckpointError if the job has
-        been finished before.
+        All timers and windows fire. Raises JobError if no micro-batch has ever run, CheckpointError if the
+        job has been finished before.
         """
         latest = self._ledger.latest()
         schema = self._schema or batch_schema(latest)
@@ -128,7 +131,7 @@ class StreamingJob:
         empty = self._spark.createDataFrame([], StructType.fromJson(json.loads(schema)))
         self._run(empty, latest.batch_id + 1, final=True)
 
-    def await_termination(self, query: StreamingQuery, timeout: float | None = None) -> bool | None:
+    def await_termination(self, query: StreamingQuery, timeout: int | None = None) -> bool | None:
         """``query.awaitTermination`` that raises this job's own error instead of Spark's wrapping of it."""
         try:
             return query.awaitTermination(timeout)
@@ -146,8 +149,8 @@ class StreamingJob:
             raise JobError(f"job '{self.name}' has no function; decorate one with @job.micro_batch")
         if self._running:
             raise JobError(
-                f"job '{self.name}' is inside a micro-batch already; a job serves one query and is not called from "
-                "within its own function"
+                f"job '{self.name}' is inside a micro-batch already; a job serves one query and is not "
+                "called from within its own function"
             )
         self._running = True
         self.last_error = None
@@ -170,8 +173,8 @@ class StreamingJob:
             returned = time.perf_counter()
             if batch.failed_uids:
                 raise JobError(
-                    f"batch {batch_id}: apply failed for {batch.failed_uids} but the function returned; let the error "
-                    "out of the function, so that the batch is not committed without this operator"
+                    f"batch {batch_id}: apply failed for {batch.failed_uids} but the function returned; let "
+                    "the error out of the function, so that the batch is not committed without this operator"
                 )
             self._ledger.commit(self._manifest(batch, base, final))
         finally:
@@ -202,7 +205,9 @@ class StreamingJob:
             )
         return self._ledger.manifest(batch.batch_id, base, batch.watermark, sources, operators, final)
 
-    def _report(self, batch: MicroBatch, seconds: float, function_seconds: float, commit_seconds: float) -> None:
+    def _report(
+        self, batch: MicroBatch, seconds: float, function_seconds: float, commit_seconds: float
+    ) -> None:
         statistics = BatchStatistics(
             job=self.name,
             batch_id=batch.batch_id,
@@ -241,6 +246,6 @@ def _check_call(df: object, batch_id: object) -> None:
         )
     if df.isStreaming:
         raise JobError(
-            "the micro_batch function got a streaming DataFrame; pass the function to writeStream.foreachBatch "
-            "instead of calling it"
+            "the micro_batch function got a streaming DataFrame; pass the function to "
+            "writeStream.foreachBatch instead of calling it"
         )

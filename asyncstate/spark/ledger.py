@@ -15,7 +15,7 @@ from asyncstate.operator import MIN_WATERMARK
 from asyncstate.storage import Checkpoint, LocalFiles, Manifest, OperatorManifest
 
 BATCH_SCHEMA = "batch"
-"""Entry of an operator's schema texts: the JSON of the micro-batch's own schema, for ``finish`` after a restart."""
+"""Entry of an operator's schema texts: JSON of the micro-batch's own, for ``finish`` after a restart."""
 
 
 _REPLAYABLE_VERSIONS = 2
@@ -24,7 +24,8 @@ _REPLAYABLE_VERSIONS = 2
 class Ledger:
     """Reads and writes the manifests of one job.
 
-    Raises CheckpointError for a checkpoint of another job, ConfigurationError for another number of key groups.
+    Raises CheckpointError for a checkpoint of another job, ConfigurationError for another number of key
+    groups.
     """
 
     def __init__(self, config: Config, job_id: str, first_batch_id: int) -> None:
@@ -43,7 +44,7 @@ class Ledger:
         return self._checkpoint.latest()
 
     def base_of(self, batch_id: int) -> Manifest | None:
-        """What ``batch_id`` starts from; None for the first. Raises JobError out of order, CheckpointError if final.
+        """What ``batch_id`` starts from, None for the first. Raises JobError and CheckpointError if it may not run.
 
         The first call takes the checkpoint over: from then on no driver before this one can commit.
         """
@@ -52,27 +53,29 @@ class Ledger:
             self._claimed = True
         latest = self.latest()
         if latest is None:
-            return self._base_of_first(batch_id)
+            self._check_first(batch_id)
+            return None
         if latest.final:
             raise CheckpointError(
-                f"job '{self.job_id}' was finished at batch {latest.batch_id}: its timers and windows have fired; "
-                "start a new job with a new checkpoint folder"
+                f"job '{self.job_id}' was finished at batch {latest.batch_id}: its timers and windows have "
+                "fired; start a new job with a new checkpoint folder"
             )
         if batch_id == latest.batch_id + 1:
             return latest
         if batch_id == latest.batch_id:
-            # Spark replays a batch whose own commit did not get through; ours is made again over the same base.
+            # Spark replays a batch whose own commit did not get through; ours is made again over the same
+            # base.
             return self._checkpoint.read(latest.base) if latest.base >= 0 else None
         raise JobError(
-            f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} stands at batch "
-            f"{latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
+            f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} stands at "
+            f"batch {latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
         )
 
-    def _base_of_first(self, batch_id: int) -> None:
+    def _check_first(self, batch_id: int) -> None:
         if batch_id != self._first_batch_id:
             raise JobError(
-                f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is empty. Was it "
-                "deleted? Put it back, start the query with a new Spark checkpoint, or give "
+                f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is "
+                "empty. Was it deleted? Put it back, start the query with a new Spark checkpoint, or give "
                 f"StreamingJob(first_batch_id={batch_id}) to start with empty state here"
             )
 
@@ -98,7 +101,7 @@ class Ledger:
         )
 
     def commit(self, manifest: Manifest) -> None:
-        """Make a batch's changes the newest version. Raises ConcurrentJobError if another driver has taken over."""
+        """Make a batch the newest version. Raises ConcurrentJobError if another driver has taken over."""
         self._checkpoint.commit(manifest)
         # The newest batch can be replayed only as long as the version it was based on is there.
         self._checkpoint.retain(max(self._config.retained_versions, _REPLAYABLE_VERSIONS))
@@ -113,9 +116,10 @@ class Ledger:
             )
         if latest.max_parallelism != self._config.max_parallelism:
             raise ConfigurationError(
-                f"checkpoint {self.folder} has {latest.max_parallelism} key groups, but async-state.max-parallelism "
-                f"is {self._config.max_parallelism}; set it to {latest.max_parallelism}: it is fixed by the job's "
-                "first batch"
+                f"checkpoint {self.folder} has {latest.max_parallelism} key groups, but "
+                "async-state.max-parallelism "
+                f"is {self._config.max_parallelism}; set it to {latest.max_parallelism}: it is fixed by the "
+                "job's first batch"
             )
 
 
@@ -125,7 +129,7 @@ def previous_watermark(base: Manifest | None) -> int:
 
 
 def batch_schema(manifest: Manifest | None) -> str | None:
-    """The JSON of the schema of the micro-batch that ``manifest`` committed; None if it applied no operator."""
+    """JSON of the schema of the micro-batch that ``manifest`` committed; None if it had no operator."""
     operators = manifest.operators.values() if manifest is not None else ()
     return next((op.schema[BATCH_SCHEMA] for op in operators if BATCH_SCHEMA in op.schema), None)
 
@@ -133,10 +137,10 @@ def batch_schema(manifest: Manifest | None) -> str | None:
 def _way_out(batch_id: int, newest: int) -> str:
     if batch_id > newest:
         return (
-            "the batches between have not been seen here; use the checkpoint folder that belongs to this query's "
-            "Spark checkpoint"
+            "the batches between have not been seen here; use the checkpoint folder that belongs to this "
+            "query's Spark checkpoint"
         )
     return (
-        "only the newest batch can be run again; use the Spark checkpoint that belongs to this checkpoint folder, or "
-        "start both anew"
+        "only the newest batch can be run again; use the Spark checkpoint that belongs to this checkpoint "
+        "folder, or start both anew"
     )

@@ -14,9 +14,10 @@ from asyncstate.runtime.spec import CommitRecord
 
 
 class OperatorStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One operator in one micro-batch. ``sums`` are added over its partitions, ``peaks`` are the highest of them.
+    """One operator in one micro-batch: ``sums`` over its partitions, ``peaks`` the highest of them.
 
-    ``plan_seconds`` is the driver's work before the stage starts, ``stage_seconds`` the stage with its exchange.
+    ``plan_seconds`` is the driver's work before the stage starts, ``stage_seconds`` the stage with its
+    exchange.
     """
 
     uid: str

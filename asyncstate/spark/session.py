@@ -21,8 +21,8 @@ def recommended_conf() -> dict[str, str]:
     """Settings that were measured to help; each can be overridden.
 
     Unix domain sockets halve the fixed cost of a micro-batch against TCP, worker reuse keeps interpreters and
-    imports between micro-batches, Arrow batches of 100,000 rows were the fastest, and few shuffle partitions beat
-    many: key groups, not partitions, spread the keys.
+    imports between micro-batches, Arrow batches of 100,000 rows were the fastest, and few shuffle
+    partitions beat many: key groups, not partitions, spread the keys.
     """
     return {
         "spark.python.unix.domain.socket.enabled": "true",

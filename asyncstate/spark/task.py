@@ -1,8 +1,8 @@
 """What runs in Spark's Python workers: rows of one partition in, output rows and the commit record out.
 
 Owns: ``PartitionTask``, the function given to ``mapInArrow``, and the settling of a worker process.
-Invariant: a task works for the partition its rows name, never for the one Spark's task context names (that one
-shifts when the stage stands second in a union), and refuses rows of two partitions.
+Invariant: a task works for the partition its rows name, never for the one Spark's task context names (that
+one shifts when the stage stands second in a union), and refuses rows of two partitions.
 Must not import pyspark; what is slow to import is imported when the task runs.
 """
 
@@ -28,15 +28,13 @@ if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
     from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 
-RunPartition = Callable[
-    ["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[pa.RecordBatch | CommitRecord]"
-]
+RunPartition = Callable[["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[pa.RecordBatch | CommitRecord]"]
 
 _KIND_TEXTS = pa.array(ROW_KIND_TEXTS, pa.string())
 # A batch whose inputs alternate more often than this is split by input with a copy instead of by slices.
 _MAX_SLICES = 16
-# Young collections are counted in allocations; the default of 700 makes them run all the time under record-grain
-# operators, whose objects live for one batch.
+# Young collections are counted in allocations; the default of 700 makes them run all the time under
+# record-grain operators, whose objects live for one batch.
 _GC_YOUNG_ALLOCATIONS = 50_000
 
 _settled = False
@@ -87,7 +85,9 @@ class PartitionTask:
 
     def _commit_row(self, record: CommitRecord) -> pa.RecordBatch:
         nulls = [pa.nulls(1, field.type) for field in self.wire][:-1]
-        return pa.RecordBatch.from_arrays([*nulls, pa.array([record.to_bytes()], pa.binary())], schema=self.wire)
+        return pa.RecordBatch.from_arrays(
+            [*nulls, pa.array([record.to_bytes()], pa.binary())], schema=self.wire
+        )
 
 
 _REPORT = "nothing was committed; start the query again, and report this if it comes back"
@@ -96,8 +96,8 @@ _REPORT = "nothing was committed; start the query again, and report this if it c
 def settle_worker() -> None:
     """Once a process: take everything imported so far out of the garbage collector's sight.
 
-    Spark's worker runs a full collection after every task; over the modules' objects it costs more than the rest of
-    a small task together.
+    Spark's worker runs a full collection after every task; over the modules' objects it costs more than the
+    rest of a small task together.
     """
     global _settled
     if not _settled:
@@ -114,8 +114,8 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
         route = batch.column(ROUTE).to_numpy()
         if (route >> TAG_BITS != partition).any():
             raise JobError(
-                f"operator '{spec.uid}': a task got rows of partitions {sorted(set((route >> TAG_BITS).tolist()))}, "
-                f"each task must have one; {_REPORT}"
+                f"operator '{spec.uid}': a task got rows of partitions "
+                f"{sorted(set((route >> TAG_BITS).tolist()))}, each task must have one; {_REPORT}"
             )
         for index, rows in _runs(route & TAG_MASK, batch, len(spec.inputs)):
             payload, kinds = _payload(spec.inputs[index], index, len(spec.inputs), rows)
@@ -125,7 +125,7 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
 def _runs(
     tags: npt.NDArray[np.int32], batch: pa.RecordBatch, num_inputs: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Pairs of input index and its rows; slices where inputs alternate seldom, which keeps arrival order whole."""
+    """Pairs of input index and its rows; slices where inputs alternate seldom: whole arrival order."""
     starts = np.flatnonzero(np.diff(tags, prepend=-1)).tolist()
     if len(starts) > _MAX_SLICES:
         for index in range(num_inputs):

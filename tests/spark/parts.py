@@ -30,7 +30,9 @@ from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec
 from asyncstate.state import ValueStateDescriptor
 from asyncstate.storage import PartitionManifest
 
-ECHO_SCHEMA = pa.schema([("partition", pa.int32()), ("input", pa.int32()), ("id", pa.int64()), ("pid", pa.int64())])
+ECHO_SCHEMA = pa.schema(
+    [("partition", pa.int32()), ("input", pa.int32()), ("id", pa.int64()), ("pid", pa.int64())]
+)
 
 
 class Echo(BundleOperator):
@@ -54,8 +56,8 @@ class Echo(BundleOperator):
 class RunningTotal(RecordOperator):
     """Per key: the number of rows and the sum of ``id`` so far; one output row a record, in order.
 
-    A timer at the row's event time puts out the total when the watermark has passed it. ``fail_at`` is an ``id`` at
-    which the operator fails as long as the file ``fuse`` is there.
+    A timer at the row's event time puts out the total when the watermark has passed it. ``fail_at`` is an
+    ``id`` at which the operator fails as long as the file ``fuse`` is there.
     """
 
     def __init__(self, fail_at: int | None = None, fuse: str = "", timers: bool = False) -> None:
@@ -77,24 +79,28 @@ class RunningTotal(RecordOperator):
             ctx.timers.register_event_time(ctx.timestamp)
 
         def add(before: Any) -> Any:
-            rows, total = (1, row["id"]) if before is None else (before["rows"] + 1, before["total"] + row["id"])
+            rows, total = (
+                (1, row["id"]) if before is None else (before["rows"] + 1, before["total"] + row["id"])
+            )
             if not self.timers:
-                ctx.emit(ctx.key[0], rows, total)
-            return self.total.async_update({"rows": rows, "total": total})
+                ctx.emit(row["k"], rows, total)
+            return self.total.async_update({"k": row["k"], "rows": rows, "total": total})
 
         return self.total.async_value().then_compose(add)
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
         def put_out(found: Any) -> None:
-            ctx.emit(ctx.key[0], found["rows"], found["total"])
+            ctx.emit(found["k"], found["rows"], found["total"])
 
         return self.total.async_value().then_accept(put_out)
 
 
-RUNNING_TYPE = pa.struct([("rows", pa.int64()), ("total", pa.int64())])
+RUNNING_TYPE = pa.struct([("k", pa.int64()), ("rows", pa.int64()), ("total", pa.int64())])
 
 
-def echo(spec: TaskSpec, partition: int, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch | CommitRecord]:
+def echo(
+    spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+) -> Iterator[pa.RecordBatch | CommitRecord]:
     """A stand-in for ``run_partition``: the rows as they came, kinds as they were read, no state."""
     operator = spec.operator
     assert isinstance(operator, Echo)

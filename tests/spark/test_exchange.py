@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.spark import MicroBatch, StreamingJob
@@ -36,7 +36,9 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> SparkSession
     return own
 
 
-def run_one(job: StreamingJob, df: DataFrame, use: Callable[[MicroBatch, DataFrame], Any], batch_id: int = 0) -> Any:
+def run_one(
+    job: StreamingJob, df: DataFrame, use: Callable[[MicroBatch, DataFrame], Any], batch_id: int = 0
+) -> Any:
     """Run ``use`` as the job's function and hand out what it returned."""
     results = []
     job.micro_batch(lambda rows, batch: results.append(use(batch, rows)))(df, batch_id)
@@ -44,7 +46,7 @@ def run_one(job: StreamingJob, df: DataFrame, use: Callable[[MicroBatch, DataFra
 
 
 def numbers(session: SparkSession, count: int) -> DataFrame:
-    return session.range(0, count, 1, 2).select("id", (F.col("id") % 17).alias("k"))
+    return session.range(0, count, 1, 2).select("id", (sf.col("id") % 17).alias("k"))
 
 
 def test_rows_go_once_to_the_partition_of_their_key_group(
@@ -53,11 +55,13 @@ def test_rows_go_once_to_the_partition_of_their_key_group(
     df = numbers(session, 1000)
     expected = {
         row.id: row.hash % GROUPS * PARTITIONS // GROUPS
-        for row in df.select("id", F.xxhash64("k").alias("hash")).collect()
+        for row in df.select("id", sf.xxhash64("k").alias("hash")).collect()
     }
 
     out = run_one(
-        make_job(session, run=echo), df, lambda batch, rows: batch.apply(Echo(run_log), rows, key="k", uid="e").collect()
+        make_job(session, run=echo),
+        df,
+        lambda batch, rows: batch.apply(Echo(run_log), rows, key="k", uid="e").collect(),
     )
 
     assert {row.id: row.partition for row in out} == expected
@@ -85,7 +89,7 @@ def never(batch: MicroBatch, out: DataFrame) -> None:
 
 def twice(batch: MicroBatch, out: DataFrame) -> None:
     assert out.count() == 100
-    assert out.agg(F.sum("id")).collect()[0][0] == sum(range(100))
+    assert out.agg(sf.sum("id")).collect()[0][0] == sum(range(100))
 
 
 def limited(batch: MicroBatch, out: DataFrame) -> None:
@@ -93,7 +97,7 @@ def limited(batch: MicroBatch, out: DataFrame) -> None:
 
 
 def filtered(batch: MicroBatch, out: DataFrame) -> None:
-    assert out.where(F.lit(False)).collect() == []
+    assert out.where(sf.lit(False)).collect() == []
 
 
 def joined_with_nothing(batch: MicroBatch, out: DataFrame) -> None:
@@ -125,7 +129,7 @@ def test_a_stage_second_in_a_union_before_the_exchange_keeps_its_partitions(
 ) -> None:
     def chained(batch: MicroBatch, rows: DataFrame) -> Any:
         first = batch.apply(Echo(run_log), rows, key="k", uid="a").select("id", "partition")
-        more = rows.select("id", F.lit(0).alias("partition")).union(first)
+        more = rows.select("id", sf.lit(0).alias("partition")).union(first)
         return batch.apply(Echo(run_log), more, key="partition", uid="b").collect()
 
     assert len(run_one(make_job(session, run=echo), numbers(session, 50), chained)) == 100
@@ -148,8 +152,8 @@ def test_rows_are_given_back_and_cut_from_their_plan(
 
 def test_two_inputs_come_apart_again(session: SparkSession, make_job: MakeJob, run_log: str) -> None:
     def use(batch: MicroBatch, rows: DataFrame) -> Any:
-        left = rows.select(F.col("id"), F.col("k").alias("a b.c`d"), F.lit("x").alias("text"))
-        right = rows.select((F.col("id") + 1000).alias("id"), F.col("k"))
+        left = rows.select(sf.col("id"), sf.col("k").alias("a b.c`d"), sf.lit("x").alias("text"))
+        right = rows.select((sf.col("id") + 1000).alias("id"), sf.col("k"))
         return batch.apply(Echo(run_log, num_inputs=2), left, right, key=("a b.c`d", "k"), uid="e").collect()
 
     out = run_one(make_job(session, run=echo), numbers(session, 100), use)
@@ -163,9 +167,11 @@ def test_two_inputs_come_apart_again(session: SparkSession, make_job: MakeJob, r
 def test_arrival_order_is_kept_within_a_source_partition(
     session: SparkSession, make_job: MakeJob, run_log: str
 ) -> None:
-    df = session.range(0, 5000, 1, 1).select("id", (F.col("id") % 5).alias("k"))
+    df = session.range(0, 5000, 1, 1).select("id", (sf.col("id") % 5).alias("k"))
     out = run_one(
-        make_job(session, run=echo), df, lambda batch, rows: batch.apply(Echo(run_log), rows, key="k", uid="e").collect()
+        make_job(session, run=echo),
+        df,
+        lambda batch, rows: batch.apply(Echo(run_log), rows, key="k", uid="e").collect(),
     )
     for partition in range(PARTITIONS):
         ids = [row.id for row in out if row.partition == partition]
@@ -175,15 +181,21 @@ def test_arrival_order_is_kept_within_a_source_partition(
 def test_kinds_are_read_and_written(spark: SparkSession, make_job: MakeJob, run_log: str) -> None:
     kinds = ["+I", "-U", "+U", "-D"]
     df = spark.createDataFrame([(i, kinds[i % 4]) for i in range(20)], "id long, row_kind string")
-    out = run_one(make_job(run=echo), df, lambda batch, rows: batch.apply(Echo(run_log), rows, uid="e").collect())
+    out = run_one(
+        make_job(run=echo), df, lambda batch, rows: batch.apply(Echo(run_log), rows, uid="e").collect()
+    )
     assert {row.id: row.row_kind for row in out} == {i: kinds[i % 4] for i in range(20)}
     assert {row.partition for row in out} == {0}  # no key: one global group
 
 
 @pytest.mark.parametrize("kind", ["+X", None])
-def test_an_unknown_kind_is_named(spark: SparkSession, make_job: MakeJob, run_log: str, kind: str | None) -> None:
+def test_an_unknown_kind_is_named(
+    spark: SparkSession, make_job: MakeJob, run_log: str, kind: str | None
+) -> None:
     df = spark.createDataFrame([(1, kind)], "id long, row_kind string")
-    with pytest.raises(SchemaError, match=r"input of operator 'e'.*row_kind.*" + repr(kind).replace("+", r"\+")):
+    with pytest.raises(
+        SchemaError, match=r"input of operator 'e'.*row_kind.*" + repr(kind).replace("+", r"\+")
+    ):
         run_one(make_job(run=echo), df, lambda batch, rows: batch.apply(Echo(run_log), rows, uid="e"))
 
 
@@ -209,7 +221,11 @@ def test_an_error_in_a_worker_comes_as_itself(spark: SparkSession, make_job: Mak
     message = "operator 'e', state 'x', key (1,): it's broken\nsecond line [with] signs é"
     job = make_job(run=echo)
     with pytest.raises(OperatorError) as failure:
-        run_one(job, numbers(spark, 3), lambda b, rows: b.apply(Echo(run_log, fail=message), rows, key="k", uid="e"))
+        run_one(
+            job,
+            numbers(spark, 3),
+            lambda b, rows: b.apply(Echo(run_log, fail=message), rows, key="k", uid="e"),
+        )
     assert str(failure.value) == message
     assert "in the Python worker" in str(failure.value.__cause__)
     assert "parts.py" in str(failure.value.__cause__)

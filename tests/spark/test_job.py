@@ -1,4 +1,4 @@
-"""The job: order of batches, commit, replay, watermark, finish, and what it refuses before any row is read."""
+"""The job: order of batches, commit, replay, watermark, finish; what it refuses before a row is read."""
 
 from __future__ import annotations
 
@@ -179,7 +179,9 @@ def test_the_watermark_is_the_slowest_source_and_never_goes_back(
     assert seen == [MIN_WATERMARK, 91 * SECOND, 91 * SECOND, 91 * SECOND]
 
 
-def test_a_source_without_events_holds_the_watermark(job: StreamingJob, rows: DataFrame, run_log: str) -> None:
+def test_a_source_without_events_holds_the_watermark(
+    job: StreamingJob, rows: DataFrame, run_log: str
+) -> None:
     seen: list[int] = []
 
     def use(df: DataFrame, batch: MicroBatch) -> None:
@@ -273,7 +275,9 @@ def test_another_jobs_checkpoint_is_refused(make_job: MakeJob, rows: DataFrame) 
 
 def test_the_number_of_key_groups_is_fixed(make_job: MakeJob, rows: DataFrame) -> None:
     make_job(run=echo).micro_batch(lambda df, batch: None)(rows, 0)
-    with pytest.raises(ConfigurationError, match=r"has 128 key groups, but async-state.max-parallelism is 64"):
+    with pytest.raises(
+        ConfigurationError, match=r"has 128 key groups, but async-state.max-parallelism is 64"
+    ):
         make_job(options={"async-state.max-parallelism": 64})
 
 
@@ -311,8 +315,16 @@ Apply = Callable[[MicroBatch, DataFrame, str], Any]
 REFUSED: dict[str, tuple[Apply, type[AsyncStateError], str]] = {
     "no operator": (lambda b, d, f: b.apply("sum", d, uid="e"), JobError, "no Operator"),  # type: ignore[arg-type]
     "odd uid": (lambda b, d, f: b.apply(Echo(f), d, uid="../e"), JobError, r"uid '../e' cannot be used"),
-    "one input missing": (lambda b, d, f: b.apply(Echo(f, 2), d, uid="e"), JobError, "takes 2 inputs but got 1"),
-    "one input too many": (lambda b, d, f: b.apply(Echo(f), d, d, uid="e"), JobError, "takes 1 inputs but got 2"),
+    "one input missing": (
+        lambda b, d, f: b.apply(Echo(f, 2), d, uid="e"),
+        JobError,
+        "takes 2 inputs but got 1",
+    ),
+    "one input too many": (
+        lambda b, d, f: b.apply(Echo(f), d, d, uid="e"),
+        JobError,
+        "takes 1 inputs but got 2",
+    ),
     "unknown key": (lambda b, d, f: b.apply(Echo(f), d, uid="e", key="kk"), SchemaError, "no column 'kk'"),
     "key twice": (lambda b, d, f: b.apply(Echo(f), d, uid="e", key=["k", "k"]), JobError, "twice"),
     "one key for two": (
@@ -412,7 +424,11 @@ def test_a_uid_is_applied_once(job: StreamingJob, rows: DataFrame, run_log: str)
 
 CHANGED: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
     "column gone": (lambda df: df.drop("text"), "k", r"'e', input0: column 'text' \(string\) is gone"),
-    "column of another type": (lambda df: df.selectExpr("id", "k", "1 as text"), "k", "'text' was string and is int32"),
+    "column of another type": (
+        lambda df: df.selectExpr("id", "k", "1 as text"),
+        "k",
+        "'text' was string and is int32",
+    ),
     "another key": (lambda df: df, "id", r"the key \(key0\) was \(k: int64\) and is \(id: int64\)"),
 }
 
@@ -424,7 +440,9 @@ def test_changed_schemas_are_refused(make_job: MakeJob, rows: DataFrame, run_log
     make_job(run=echo).micro_batch(lambda df, b: b.apply(Echo(run_log), df, uid="e", key="k"))(df, 0)
     Path(run_log).write_text("")
     with pytest.raises(SchemaError, match=message):
-        make_job(run=echo).micro_batch(lambda df, b: b.apply(Echo(run_log), df, uid="e", key=key))(change(df), 1)
+        make_job(run=echo).micro_batch(lambda df, b: b.apply(Echo(run_log), df, uid="e", key=key))(
+            change(df), 1
+        )
     assert runs(run_log) == []
 
 

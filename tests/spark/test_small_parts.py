@@ -32,7 +32,9 @@ def test_delays(delay: str | datetime.timedelta, expected: int) -> None:
     assert delay_us(delay) == expected
 
 
-@pytest.mark.parametrize("delay", ["", "4", "seconds", "4 parsecs", "-4 seconds", "4 seconds ago", datetime.timedelta(-1)])
+@pytest.mark.parametrize(
+    "delay", ["", "4", "seconds", "4 parsecs", "-4 seconds", "4 seconds ago", datetime.timedelta(-1)]
+)
 def test_odd_delays(delay: str | datetime.timedelta) -> None:
     with pytest.raises(ConfigurationError, match="watermark delay"):
         delay_us(delay)
@@ -52,9 +54,9 @@ def raised(error: AsyncStateError) -> str:
 
 @pytest.mark.parametrize("kind", [k for k in vars(errors).values() if isinstance(k, type)])
 def test_every_error_crosses_the_border(kind: type[AsyncStateError]) -> None:
-    back = restore(raised(kind("a\nb ] \" é")))
+    back = restore(raised(kind('a\nb ] " é')))
     assert type(back) is kind
-    assert str(back) == "a\nb ] \" é"
+    assert str(back) == 'a\nb ] " é'
     assert "the user's own" in str(back.__cause__)
     assert "org.apache" not in str(back.__cause__)
 

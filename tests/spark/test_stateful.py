@@ -37,7 +37,7 @@ def running_totals(ids: Iterable[int], totals: dict[int, tuple[int, int]]) -> Ro
 
 
 def numbers(spark: SparkSession, start: int, end: int) -> DataFrame:
-    """Ids from ``start`` in one source partition, so that arrival order is theirs; event time is the id in seconds."""
+    """Ids in one source partition, so that arrival order is theirs; event time is the id in seconds."""
     df = spark.range(start, end, 1, 1)
     return df.selectExpr("id", f"id % {KEYS} as k", "timestamp_seconds(id) as at")
 
@@ -46,7 +46,9 @@ def enabled(async_enabled: bool, **more: Any) -> dict[str, Any]:
     return {"async-state.enabled": async_enabled, "async-state.parallelism": 2, **more}
 
 
-def collected(job: StreamingJob, operator: RunningTotal, results: list[Rows], **arguments: Any) -> Callable[..., None]:
+def collected(
+    job: StreamingJob, operator: RunningTotal, results: list[Rows], **arguments: Any
+) -> Callable[..., None]:
     """A micro_batch function that applies ``operator`` and notes its sorted rows."""
 
     @job.micro_batch
@@ -74,7 +76,9 @@ def test_state_lives_on_over_batches_restarts_and_rescaling(
     assert results == expected
 
 
-def test_a_replay_starts_from_the_batch_before(spark: SparkSession, make_job: MakeJob, async_enabled: bool) -> None:
+def test_a_replay_starts_from_the_batch_before(
+    spark: SparkSession, make_job: MakeJob, async_enabled: bool
+) -> None:
     results: list[Rows] = []
     on_batch = collected(make_job(options=enabled(async_enabled)), RunningTotal(), results)
     on_batch(numbers(spark, 0, 30), 0)
@@ -135,7 +139,9 @@ def test_a_streaming_query_survives_its_restart(
     def start(job: StreamingJob) -> Any:
         on_batch = collected(job, RunningTotal(45, str(fuse)), results)
         stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(source)
-        writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", str(tmp_path / "query"))
+        writer = stream.writeStream.foreachBatch(on_batch).option(
+            "checkpointLocation", str(tmp_path / "query")
+        )
         return writer.trigger(availableNow=True).start()
 
     fuse.touch()
