@@ -232,9 +232,9 @@ class WriteOverlay:
 
     def changes(self) -> list[Change]:
         """Return this batch's writes sorted by key; None marks a delete."""
-        if self._indexed == len(self._writes):
-            return [(key, self._writes[key]) for key in self._sorted]
-        return [(key, self._writes[key]) for key in sorted(self._writes)]
+        writes = self._writes
+        keys = self._sorted if self._indexed == len(writes) else sorted(writes)
+        return list(zip(keys, map(writes.__getitem__, keys), strict=True))
 
     def clear(self) -> None:
         """Forget writes and cache, for the next micro-batch over the advanced store; counters go on."""

@@ -40,6 +40,7 @@ _COMPRESSIONS = {
     "lz4": DBCompressionType.lz4,
     "zstd": DBCompressionType.zstd,
 }
+_SHORT_SCAN_ENTRIES = 16
 _SETTLE_POLL_SECONDS = 0.002
 _SETTLE_QUIET_POLLS = 10  # a compaction that is due starts within a few of them
 
@@ -198,27 +199,27 @@ class RocksDBStore(KeyedStore):
             return []
         db = self.db
         try:
-            entries = cast(
-                Iterator[tuple[bytes, bytes]], db.items(from_key=start, read_opt=_range_options(end))
-            )
-            page = list(islice(entries, limit))
-            del entries  # an open iterator would keep the database from closing
-            if len(page) < limit:
-                self._check_exhausted(page[-1][0] if page else None, start, end)
+            page = _scan_short(db, start, end, min(limit, _SHORT_SCAN_ENTRIES))
+            if len(page) == _SHORT_SCAN_ENTRIES < limit:
+                page += self._scan_long(db, page[-1][0] + b"\0", end, limit - len(page))
         except StoreError:
             raise
         except Exception as error:
             raise self._failed("scanned", error) from error
         return page
 
-    def _check_exhausted(self, last: bytes | None, start: bytes, end: bytes | None) -> None:
-        # The binding's entry iterator ends silently at a damaged block. A cursor that starts where it stopped
-        # meets the same block and tells.
-        cursor = self.db.iter(_range_options(end))
-        cursor.seek(start if last is None else last + b"\0")
-        if cursor.valid():
+    def _scan_long(self, db: Rdict, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """Read with the binding's entry iterator: cheapest an entry, but silent at a damaged block.
+
+        A cursor that starts where it stopped meets the same block and tells.
+        """
+        options = _range_options(end)
+        entries = cast(Iterator[tuple[bytes, bytes]], db.items(from_key=start, read_opt=options))
+        page = list(islice(entries, limit))
+        del entries  # an open iterator would keep the database from closing
+        if len(page) < limit and _scan_short(db, page[-1][0] + b"\0" if page else start, end, 1):
             raise self._failed("scanned", "the scan stopped before its end")
-        cursor.status()
+        return page
 
     def apply(self, changes: Sequence[Change], version: int) -> None:
         """Write the sorted changes as an SST file and ingest it."""
@@ -305,6 +306,20 @@ def _hard_link(source: str | Path, target: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _scan_short(db: Rdict, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+    """Read with a cursor: the cheapest a scan; raises when a damaged block ends it."""
+    cursor = db.iter(_range_options(end))
+    cursor.seek(start)
+    page: list[tuple[bytes, bytes]] = []
+    while cursor.valid():
+        page.append((cursor.key(), cursor.value()))
+        if len(page) == limit:
+            return page
+        cursor.next()
+    cursor.status()
+    return page
 
 
 def _range_options(end: bytes | None) -> ReadOptions:
