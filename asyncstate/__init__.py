@@ -1,0 +1,74 @@
+"""Fast keyed state for Spark Structured Streaming, driven by StateFutures.
+
+What an operator author needs. The Spark job is in ``asyncstate.spark``, the test harness in
+``asyncstate.testing``, ready-made operators in ``operators``. Importing this package starts nothing and loads
+neither Spark nor RocksDB.
+"""
+
+from asyncstate.changelog import RowKind
+from asyncstate.config import Config
+from asyncstate.errors import AsyncStateError
+from asyncstate.futures import (
+    StateFuture,
+    StateIterator,
+    combine_all,
+    completed_future,
+    completed_void_future,
+    to_iterable,
+)
+from asyncstate.operator import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    OperatorContext,
+    RecordContext,
+    RecordOperator,
+    Row,
+    Timer,
+)
+from asyncstate.state import (
+    ColumnState,
+    ColumnStateDescriptor,
+    ListColumnState,
+    ListColumnStateDescriptor,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncStateError",
+    "Bundle",
+    "BundleContext",
+    "BundleOperator",
+    "ColumnState",
+    "ColumnStateDescriptor",
+    "Config",
+    "InputSpec",
+    "ListColumnState",
+    "ListColumnStateDescriptor",
+    "ListState",
+    "ListStateDescriptor",
+    "MapState",
+    "MapStateDescriptor",
+    "OperatorContext",
+    "RecordContext",
+    "RecordOperator",
+    "Row",
+    "RowKind",
+    "StateFuture",
+    "StateIterator",
+    "Timer",
+    "ValueState",
+    "ValueStateDescriptor",
+    "combine_all",
+    "completed_future",
+    "completed_void_future",
+    "to_iterable",
+]
