@@ -7,5 +7,6 @@ store and no Spark.
 from operators.aggregates import Aggregate, avg, count, max_, min_, sum_
 from operators.deduplicate import Deduplicate
 from operators.group_aggregate import GroupAggregate
+from operators.join import Join
 
-__all__ = ["Aggregate", "Deduplicate", "GroupAggregate", "avg", "count", "max_", "min_", "sum_"]
+__all__ = ["Aggregate", "Deduplicate", "GroupAggregate", "Join", "avg", "count", "max_", "min_", "sum_"]
