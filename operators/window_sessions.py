@@ -192,7 +192,7 @@ class SessionAggregation:
         self._sessions.put(
             keys, [column.filter(kept) for column in stored.columns], stored.key_index[left], heads
         )
-        late = ends <= fired
+        late = ends <= min(fired, last)
         if late.any():
             self._late.add(int(stored.columns[len(_SPAN)].to_numpy()[late].sum()))
         due = np.flatnonzero(~left & ~late)
