@@ -21,7 +21,7 @@ from asyncstate.errors import AsyncStateError
 _NOTE = re.compile(r"\[asyncstate-error ([A-Za-z0-9+/=]+)\]")
 
 
-class WorkerTraceback(Exception):
+class WorkerTracebackError(Exception):
     """The traceback of a task, as text; the cause of the error that is raised on the driver."""
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ def mark(error: AsyncStateError) -> None:
 
 
 def restore(text: str) -> AsyncStateError | None:
-    """The error whose note stands in ``text``, with a WorkerTraceback as its cause; None without a note."""
+    """The error whose note stands in ``text``, its cause a WorkerTracebackError; None without a note."""
     found = _NOTE.search(text)
     if found is None:
         return None
@@ -49,7 +49,7 @@ def restore(text: str) -> AsyncStateError | None:
     kind = getattr(errors, sent.kind, AsyncStateError)
     error = kind(sent.message)
     assert isinstance(error, AsyncStateError)
-    error.__cause__ = WorkerTraceback(sent.traceback)
+    error.__cause__ = WorkerTracebackError(sent.traceback)
     return error
 
 

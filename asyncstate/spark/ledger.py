@@ -44,9 +44,10 @@ class Ledger:
         return self._checkpoint.latest()
 
     def base_of(self, batch_id: int) -> Manifest | None:
-        """What ``batch_id`` starts from, None for the first. Raises JobError and CheckpointError if it may not run.
+        """What ``batch_id`` starts from, None for the first.
 
-        The first call takes the checkpoint over: from then on no driver before this one can commit.
+        Raises JobError for a batch out of order, CheckpointError if the job has been finished. The first call
+        takes the checkpoint over: from then on no driver before this one can commit.
         """
         if not self._claimed:
             self._checkpoint.claim(self.job_id)

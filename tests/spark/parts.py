@@ -27,7 +27,7 @@ from asyncstate.operator import (
     Timer,
 )
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec
-from asyncstate.state import ValueStateDescriptor
+from asyncstate.state import ValueState, ValueStateDescriptor
 from asyncstate.storage import PartitionManifest
 
 ECHO_SCHEMA = pa.schema(
@@ -70,7 +70,7 @@ class RunningTotal(RecordOperator):
         return pa.schema([("k", pa.int64()), ("rows", pa.int64()), ("total", pa.int64())])
 
     def open(self, context: OperatorContext) -> None:
-        self.total = context.get_state(ValueStateDescriptor("total", RUNNING_TYPE))
+        self.total: ValueState[Any] = context.get_state(ValueStateDescriptor("total", RUNNING_TYPE))
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         if row["id"] == self.fail_at and os.path.exists(self.fuse):

@@ -131,8 +131,8 @@ def test_a_streaming_query_survives_its_restart(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:
     source, fuse = str(tmp_path / "source"), tmp_path / "fuse"
-    for start in range(0, 60, 20):
-        numbers(spark, start, start + 20).coalesce(1).write.mode("append").parquet(source)
+    for first in range(0, 60, 20):
+        numbers(spark, first, first + 20).coalesce(1).write.mode("append").parquet(source)
     schema = spark.read.parquet(source).schema
     results: list[Rows] = []
 
@@ -161,7 +161,7 @@ def test_a_streaming_query_survives_its_restart(
     job.await_termination(start(job))
 
     model: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    assert results == [running_totals(range(start, start + 20), model) for start in range(0, 80, 20)]
+    assert results == [running_totals(range(first, first + 20), model) for first in range(0, 80, 20)]
 
 
 def test_chained_operators_and_two_inputs_share_a_batch(
