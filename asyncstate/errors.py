@@ -24,7 +24,7 @@ class StateDeclarationError(AsyncStateError):
 
 
 class StateAccessError(AsyncStateError):
-    """A state was used in a way it does not allow: without a current key, after the batch, or with a forbidden value."""
+    """A state was used in a way it does not allow: without a key, after the batch, with a forbidden value."""
 
 
 class FutureStateError(AsyncStateError):

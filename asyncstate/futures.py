@@ -104,7 +104,9 @@ class StateFuture(Generic[T]):
 
     def __repr__(self) -> str:
         state = ("pending", "done", "failed")[self._state]
-        return f"<StateFuture {state}>" if self._state == _PENDING else f"<StateFuture {state}: {self._value!r}>"
+        return (
+            f"<StateFuture {state}>" if self._state == _PENDING else f"<StateFuture {state}: {self._value!r}>"
+        )
 
     # -- settling ---------------------------------------------------------------------------------
 
@@ -152,7 +154,10 @@ class StateFuture(Generic[T]):
         return self.then_compose(lambda mine: other.then_apply(lambda others: fn(mine, others)))
 
     def then_conditionally_apply(
-        self, condition: Callable[[T], bool], if_true: Callable[[T], U], if_false: Callable[[T], V] | None = None
+        self,
+        condition: Callable[[T], bool],
+        if_true: Callable[[T], U],
+        if_false: Callable[[T], V] | None = None,
     ) -> StateFuture[tuple[bool, U | V | None]]:
         """A future of ``(condition(value), result of the branch taken)``; None where there is no branch."""
 
@@ -164,7 +169,10 @@ class StateFuture(Generic[T]):
         return self.then_apply(branch)
 
     def then_conditionally_accept(
-        self, condition: Callable[[T], bool], if_true: Callable[[T], object], if_false: Callable[[T], object] | None = None
+        self,
+        condition: Callable[[T], bool],
+        if_true: Callable[[T], object],
+        if_false: Callable[[T], object] | None = None,
     ) -> StateFuture[bool]:
         """Call one of two consumers; a future of the condition."""
 
@@ -353,7 +361,9 @@ def _future_from(result: Any, fn: Any) -> StateFuture[Any]:
 
 def _require_future(future: object, where: str) -> None:
     if not isinstance(future, StateFuture):
-        raise FutureStateError(f"{where} needs StateFutures, got {future!r}; wrap a value in completed_future(...)")
+        raise FutureStateError(
+            f"{where} needs StateFutures, got {future!r}; wrap a value in completed_future(...)"
+        )
 
 
 # -- making and combining ----------------------------------------------------------------------------------
@@ -441,7 +451,9 @@ class StateIterator(Generic[T]):
 
     __slots__ = ("_items", "_load_more")
 
-    def __init__(self, items: list[T], load_more: Callable[[], StateFuture[StateIterator[T]]] | None = None) -> None:
+    def __init__(
+        self, items: list[T], load_more: Callable[[], StateFuture[StateIterator[T]]] | None = None
+    ) -> None:
         self._items = items
         self._load_more = load_more
 

@@ -50,7 +50,9 @@ class InputSpec:
         for column in (*self.key, *([self.event_time] if self.event_time else [])):
             self.column(column)
         if ROW_KIND_COLUMN in self.schema.names:
-            raise SchemaError(f"{self.name}: '{ROW_KIND_COLUMN}' is the changelog's own column; drop or rename it")
+            raise SchemaError(
+                f"{self.name}: '{ROW_KIND_COLUMN}' is the changelog's own column; drop or rename it"
+            )
         if self.event_time is not None and not pa.types.is_timestamp(self.schema.field(self.event_time).type):
             raise SchemaError(
                 f"{self.name}: event time column '{self.event_time}' is of type "
@@ -61,7 +63,9 @@ class InputSpec:
         """The field called ``name``; SchemaError with the columns there are if it is missing."""
         index = self.schema.get_field_index(name)
         if index < 0:
-            raise SchemaError(f"{self.name} has no column '{name}'; its columns are: {', '.join(self.schema.names)}")
+            raise SchemaError(
+                f"{self.name} has no column '{name}'; its columns are: {', '.join(self.schema.names)}"
+            )
         return self.schema.field(index)
 
     @property
@@ -81,7 +85,9 @@ class StateDescriptor(ABC, Generic[S]):
         """The stored types and options that must agree with the checkpoint, as text."""
 
     @abstractmethod
-    def bind(self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None) -> S:
+    def bind(
+        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> S:
         """The state object; ``stored`` has the texts the checkpoint knows it by, None for a new state."""
 
 
@@ -146,10 +152,14 @@ class Timer(NamedTuple):
 class Timers(Protocol):
     """Timers of the current key, stored with the state."""
 
-    def register_event_time(self, time_us: int, name: str | None = None, namespace: int | None = None) -> None:
+    def register_event_time(
+        self, time_us: int, name: str | None = None, namespace: int | None = None
+    ) -> None:
         """Call ``on_timer`` once the watermark has passed ``time_us``; a named timer replaces its forerunner."""
 
-    def delete_event_time(self, time_us: int | None = None, name: str | None = None, namespace: int | None = None) -> None:
+    def delete_event_time(
+        self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
+    ) -> None:
         """Delete the unnamed timer at ``time_us``, or the timer called ``name``; nothing if there is none."""
 
 
@@ -199,7 +209,9 @@ class Row(tuple[Any, ...]):
             try:
                 item = self._fields[item]
             except KeyError:
-                raise SchemaError(f"the row has no column '{item}'; its columns are: {', '.join(self._fields)}") from None
+                raise SchemaError(
+                    f"the row has no column '{item}'; its columns are: {', '.join(self._fields)}"
+                ) from None
         return tuple.__getitem__(self, item)
 
     def __getattr__(self, name: str) -> Any:
@@ -246,7 +258,8 @@ class Bundle:
     @property
     def accumulate(self) -> npt.NDArray[np.bool_]:
         """True (n) where the row is added (+I, +U), False where it is taken back (-U, -D)."""
-        return (self.kinds == RowKind.INSERT) | (self.kinds == RowKind.UPDATE_AFTER)
+        added: npt.NDArray[np.bool_] = (self.kinds == RowKind.INSERT) | (self.kinds == RowKind.UPDATE_AFTER)
+        return added
 
     @property
     def insert_only(self) -> bool:
@@ -269,7 +282,9 @@ class BundleContext(Protocol):
     def processing_time(self) -> int:
         """The time at which the driver started this micro-batch, microseconds."""
 
-    def emit(self, columns: Sequence[pa.Array], kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT) -> None:
+    def emit(
+        self, columns: Sequence[pa.Array], kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT
+    ) -> None:
         """Put out rows: an array a column of the output schema, and a kind a row or one for all."""
 
 

@@ -124,7 +124,7 @@ class Floor:
         """Sorted list get, add with numpy, sorted SST file: the least a bundle can cost. Seconds."""
         packed = _packed(np.sort(keys))
         started = time.perf_counter()
-        values = self._db.get(packed)
+        values: list[bytes | None] = self._db.get(packed)  # type: ignore[arg-type,assignment]
         rows = np.frombuffer(b"".join([value or bytes(17) for value in values]), _ROW).copy()
         rows["count"] += 1
         rows["sum"] += 7
@@ -189,7 +189,10 @@ def _config(enabled: bool) -> Config:
 
 
 def _paired(
-    floor: Callable[[np.ndarray], float], ours: Callable[[np.ndarray], float], draws: Iterator[np.ndarray], rounds: int
+    floor: Callable[[np.ndarray], float],
+    ours: Callable[[np.ndarray], float],
+    draws: Iterator[np.ndarray],
+    rounds: int,
 ) -> tuple[list[float], list[float]]:
     """Seconds of ``rounds`` alternating runs on the same keys, after one that does not count."""
     floors, our = [], []
@@ -209,7 +212,9 @@ def _draws(state_keys: int, unique: int, seed: int) -> Iterator[np.ndarray]:
         yield random.choice(state_keys, unique, replace=False).astype(np.int64)
 
 
-def _result(name: str, unit: str, floor: str, units: int, times: tuple[list[float], list[float]], target: float) -> MicroResult:
+def _result(
+    name: str, unit: str, floor: str, units: int, times: tuple[list[float], list[float]], target: float
+) -> MicroResult:
     floors, ours = times
     ratios = [our / by_hand for by_hand, our in zip(floors, ours, strict=True)]
     return MicroResult(
@@ -229,7 +234,9 @@ def _result(name: str, unit: str, floor: str, units: int, times: tuple[list[floa
 def bundle_grain(state_keys: int, unique: int, rounds: int, seed: int) -> list[MicroResult]:
     """Count and sum a key, and deduplication, at bundle grain; everything from Arrow batch to delta file counts."""
     operators: dict[str, Callable[[], Operator]] = {
-        "GroupAggregate(count, sum)": lambda: GroupAggregate([count().alias("n"), sum_("value").alias("total")]),
+        "GroupAggregate(count, sum)": lambda: GroupAggregate(
+            [count().alias("n"), sum_("value").alias("total")]
+        ),
         "Deduplicate(last)": lambda: Deduplicate(keep="last", time="processing"),
     }
     results = []
@@ -247,7 +254,9 @@ def bundle_grain(state_keys: int, unique: int, rounds: int, seed: int) -> list[M
                     rounds,
                 )
             mode = "async" if enabled else "sync"
-            results.append(_result(f"{name}, {mode}", "unique key", "list get, numpy, SST", unique, times, 2.0))
+            results.append(
+                _result(f"{name}, {mode}", "unique key", "list get, numpy, SST", unique, times, 2.0)
+            )
     return results
 
 

@@ -26,11 +26,13 @@ from asyncstate.execution.executor import Completion, IOExecutor
 from asyncstate.execution.record import Record
 from asyncstate.futures import StateFuture, completed_future, failed_future
 from asyncstate.requests import Decoder, Page, StateRequest
-from asyncstate.storage import MISSING, WriteOverlay
+from asyncstate.storage import LIST_GET_KEYS, MISSING, WriteOverlay
 
 T = TypeVar("T")
 
-_RELEASE_FACTOR: Final = 4  # records that may have ended behind one that has not, in multiples of the in-flight limit
+_RELEASE_FACTOR: Final = (
+    4  # records that may have ended behind one that has not, in multiples of the in-flight limit
+)
 _AGE_CHECK_RECORDS: Final = 64
 
 
@@ -147,7 +149,9 @@ class AsyncExecutionController(ExecutionController):
     def _make_room(self) -> None:
         limits = self._limits
         self._note_peaks()
-        while self._in_flight >= limits.in_flight or len(self._unreleased) >= _RELEASE_FACTOR * limits.in_flight:
+        while (
+            self._in_flight >= limits.in_flight or len(self._unreleased) >= _RELEASE_FACTOR * limits.in_flight
+        ):
             self._progress()
 
     def _run_ready(self) -> None:
@@ -184,7 +188,9 @@ class AsyncExecutionController(ExecutionController):
                 outputs.extend(record.out)
             record.out = None
 
-    def _suspend(self, record: Record, coroutine: Coroutine[Any, None, Any], awaited: StateFuture[Any]) -> None:
+    def _suspend(
+        self, record: Record, coroutine: Coroutine[Any, None, Any], awaited: StateFuture[Any]
+    ) -> None:
         record.pending += 1
         self._suspended += 1
 
@@ -299,7 +305,7 @@ class AsyncExecutionController(ExecutionController):
             chunk, requests = requests[:size], requests[size:]
             keys = [request.key for request in chunk]
             started = time.perf_counter()
-            values = self.overlay.store.get_many(keys)
+            values = self.overlay.store.get_many(keys, LIST_GET_KEYS)
             self._pacer.measured(len(keys), time.perf_counter() - started)
             self.overlay.count_list_get(len(keys))
             self._answer(chunk, values)
@@ -432,5 +438,3 @@ class _ManyTicket:
 
 def _signature(keys: list[bytes]) -> tuple[int, bytes, bytes]:
     return (len(keys), keys[0], keys[-1]) if keys else (0, b"", b"")
-
-

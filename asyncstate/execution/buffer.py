@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 _BY_KEY = attrgetter("key")
 _PROBE_KEYS: Final = 32
-_SLOW_US: Final = 20.0  # a hot sorted list get costs 1-5 us a key, a read that waits for a device 100 us and more
+_SLOW_US: Final = (
+    20.0  # a hot sorted list get costs 1-5 us a key, a read that waits for a device 100 us and more
+)
 _CHUNK_US: Final = 2_000.0  # a chunk that waits for a device should take about this long
 _WEIGHT: Final = 0.3  # of the newest list get
 _EXPECTED_US: Final = 5.0  # of a single get, before any was measured
@@ -64,9 +66,10 @@ class StateRequestBuffer:
 class ReadPacer:
     """Decides how the next reads run, by how slow the last ones were.
 
-    Memory hits run on the calling thread: handing them over costs more than it gains, and Spark already runs one
-    worker a core. At record grain they are not even buffered: a hot single get costs about 2 us more than its share
-    of a list get, and a record that waits costs more than that. Reads that wait for a device are cut into many small list gets that wait side by side.
+    Memory hits run on the calling thread: handing them over costs more than it gains, and Spark already runs
+    one worker a core. At record grain they are not even buffered: a hot single get costs about 2 us more than
+    its share of a list get, and a record that waits costs more than that. Reads that wait for a device are cut
+    into many small list gets that wait side by side.
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ class ExecutionController(StateSink):
         self._reading: bytes | None = None
         # the hot calls go straight to the overlay, without a frame in between
         self.get = overlay.get  # type: ignore[method-assign]
-        self.put = overlay.put  # type: ignore[method-assign]
+        self.put = overlay.put  # type: ignore[method-assign,assignment]
         self.delete = overlay.delete  # type: ignore[method-assign]
 
     def __enter__(self) -> Self:
@@ -89,7 +89,9 @@ class ExecutionController(StateSink):
             raise self._operator_error(error, None) from error
         if type(result) is CoroutineType:
             result.close()
-            raise FutureStateError(f"operator '{self.uid}': on_watermark has no key and cannot be a coroutine")
+            raise FutureStateError(
+                f"operator '{self.uid}': on_watermark has no key and cannot be a coroutine"
+            )
         if self._failures:
             self._raise_unhandled()
 
@@ -196,5 +198,7 @@ class ExecutionController(StateSink):
         self._suspend(record, coroutine, awaited)
 
     @abstractmethod
-    def _suspend(self, record: Record, coroutine: Coroutine[Any, None, Any], awaited: StateFuture[Any]) -> None:
+    def _suspend(
+        self, record: Record, coroutine: Coroutine[Any, None, Any], awaited: StateFuture[Any]
+    ) -> None:
         """Go on with ``coroutine`` when ``awaited`` is settled."""

@@ -66,7 +66,9 @@ class SyncExecutionController(ExecutionController):
         """See ``ExecutionController``."""
         return self.overlay.statistics()
 
-    def _suspend(self, record: Record, coroutine: Coroutine[Any, None, Any], awaited: StateFuture[Any]) -> None:
+    def _suspend(
+        self, record: Record, coroutine: Coroutine[Any, None, Any], awaited: StateFuture[Any]
+    ) -> None:
         coroutine.close()
         raise FutureStateError(
             f"operator '{self.uid}', key {record.key_values!r}: awaits a future that nothing completes; "

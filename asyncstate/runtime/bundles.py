@@ -48,12 +48,16 @@ class BundleRunner(Runner):
         """See ``BundleContext``."""
         return self.spec.processing_time
 
-    def emit(self, columns: Sequence[pa.Array], kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT) -> None:
+    def emit(
+        self, columns: Sequence[pa.Array], kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT
+    ) -> None:
         """See ``BundleContext``."""
         num_rows = len(columns[0]) if columns else (0 if isinstance(kinds, RowKind) else len(kinds))
         if num_rows:
             self.rows_out += num_rows
-            self._out.append(output_batch(self.spec.uid, self.context.output_schema, columns, kinds, num_rows))
+            self._out.append(
+                output_batch(self.spec.uid, self.context.output_schema, columns, kinds, num_rows)
+            )
 
     # -- running --------------------------------------------------------------------------------------
 
@@ -117,5 +121,3 @@ class BundleRunner(Runner):
         keys = codec.group(self._key_columns(joined), num_rows=joined.batch.num_rows)
         self.keys += len(keys)
         return Bundle(joined.batch, keys, joined.kinds, joined.times, first.input_index)
-
-

@@ -78,7 +78,10 @@ class TaskContext:
     def opened(self) -> list[StateSpec]:
         """End of ``open``: no more declarations. Returns all states, stored ones that are no longer declared too."""
         self._open = False
-        return [*self._declared.values(), *(spec for name, spec in self._stored.items() if name not in self._declared)]
+        return [
+            *self._declared.values(),
+            *(spec for name, spec in self._stored.items() if name not in self._declared),
+        ]
 
     def _spec(self, descriptor: StateDescriptor[S], stored: StateSpec | None) -> StateSpec:
         types = descriptor.type_texts()
@@ -112,7 +115,9 @@ class _NoState(StateSink):
     """The sink of the driver's dry run: any access is an error."""
 
     def _refuse(self) -> NoReturn:
-        raise StateAccessError("state was accessed inside open(); open() only declares state, use it in process()")
+        raise StateAccessError(
+            "state was accessed inside open(); open() only declares state, use it in process()"
+        )
 
     def get(self, key: bytes) -> bytes | None:
         self._refuse()
@@ -175,7 +180,9 @@ def check_operator(
                 "accepts changelogs here"
             )
     output = operator.bind(inputs)
-    context = TaskContext(uid, inputs, output, config, max_parallelism, range(max_parallelism), _NoState(), stored)
+    context = TaskContext(
+        uid, inputs, output, config, max_parallelism, range(max_parallelism), _NoState(), stored
+    )
     try:
         operator.open(context)
     finally:

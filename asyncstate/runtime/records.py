@@ -16,7 +16,14 @@ from asyncstate.changelog import RowKind
 from asyncstate.execution import BatchFrame, ExecutionController, Record
 from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, row_type
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.rows import PreparedBatch, kinds_of, output_batch, python_rows, python_values, rows_to_columns
+from asyncstate.runtime.rows import (
+    PreparedBatch,
+    kinds_of,
+    output_batch,
+    python_rows,
+    python_values,
+    rows_to_columns,
+)
 from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import InputBatch, TaskSpec
 from asyncstate.state import DueTimer, KeyedTimers
@@ -62,7 +69,11 @@ class RecordRunner(Runner):
         keys = codec.encode(columns) if columns else [b""] * prepared.batch.num_rows
         groups = [int(group).to_bytes(_GROUP_BYTES, "big") for group in range(self.spec.max_parallelism)]
         key_groups = codec.groups(columns).tolist() if columns else [0] * prepared.batch.num_rows
-        key_values = zip(*map(python_values, columns), strict=True) if columns else iter([()] * prepared.batch.num_rows)
+        key_values = (
+            zip(*map(python_values, columns), strict=True)
+            if columns
+            else iter([()] * prepared.batch.num_rows)
+        )
         times: list[Any] = prepared.times.tolist() if prepared.times is not None else [None] * len(keys)
         rows = map(self._row_types[index], python_rows(prepared.batch))
         frame, work = self._frame, self._operator.process
@@ -87,7 +98,9 @@ class RecordRunner(Runner):
 
     def _timer_record(self, due: DueTimer) -> Record:
         values, _ = self._codecs[0].decode_one(due.key)
-        return Record(self._frame, due.group, due.key, values, self._on_timer, due, 0, RowKind.INSERT, due.time)
+        return Record(
+            self._frame, due.group, due.key, values, self._on_timer, due, 0, RowKind.INSERT, due.time
+        )
 
     def _on_timer(self, due: DueTimer, record: Record) -> Any:
         if not self._timers.claim(due):

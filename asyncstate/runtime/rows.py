@@ -46,7 +46,9 @@ def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
     batch = given.batch
     kinds = given.kinds if given.kinds is not None else np.zeros(batch.num_rows, np.int8)
     if not spec.changelog and kinds.any():
-        raise SchemaError(f"operator '{uid}': {spec.name} was declared insert-only but has rows of other kinds")
+        raise SchemaError(
+            f"operator '{uid}': {spec.name} was declared insert-only but has rows of other kinds"
+        )
     if spec.event_time is None:
         return PreparedBatch(batch, kinds, None, given.input_index, 0)
     column = batch.column(spec.event_time)
@@ -62,7 +64,8 @@ def microseconds(column: pa.Array) -> npt.NDArray[np.int64]:
     """A timestamp column without nulls as int64 microseconds."""
     if column.type.unit != "us":
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-    return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    times: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return times
 
 
 def python_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
@@ -94,10 +97,14 @@ def output_batch(
 
 def output_schema(schema: pa.Schema) -> pa.Schema:
     """``schema`` with the changelog's ``row_kind`` column at its end; all fields nullable."""
-    return pa.schema([*(field.with_nullable(True) for field in schema), pa.field(ROW_KIND_COLUMN, pa.string())])
+    return pa.schema(
+        [*(field.with_nullable(True) for field in schema), pa.field(ROW_KIND_COLUMN, pa.string())]
+    )
 
 
-def rows_to_columns(rows: Sequence[tuple[RowKind, tuple[Any, ...]]], width: int) -> tuple[list[Any], npt.NDArray[np.int8]]:
+def rows_to_columns(
+    rows: Sequence[tuple[RowKind, tuple[Any, ...]]], width: int
+) -> tuple[list[Any], npt.NDArray[np.int8]]:
     """Output rows as lists a column, and their kinds."""
     kinds, values = zip(*rows, strict=True)
     columns = [list(column) for column in zip(*values, strict=True)] if width else []

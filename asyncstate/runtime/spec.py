@@ -57,7 +57,8 @@ class InputBatch:
 class CommitRecord(msgspec.Struct, kw_only=True):
     """What one partition asks the driver to commit.
 
-    ``content`` is the partition as it is after the batch. ``max_event_times`` has one entry an input: the highest event time seen in this batch, None without any.
+    ``content`` is the partition as it is after the batch. ``max_event_times`` has one entry an input: the
+    highest event time seen in this batch, None without any.
     ``statistics`` holds sums over this batch (see ``docs/architecture.md``), ``peaks`` highest values.
     """
 

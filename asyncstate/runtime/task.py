@@ -78,7 +78,9 @@ def _limits(config: Config) -> AsyncLimits:
     )
 
 
-def _open_operator(spec: TaskSpec, partition: int, controller: ExecutionController) -> tuple[Runner, list[StateSpec]]:
+def _open_operator(
+    spec: TaskSpec, partition: int, controller: ExecutionController
+) -> tuple[Runner, list[StateSpec]]:
     operator = spec.operator
     first, end = group_range(partition, spec.parallelism, spec.max_parallelism)
     context = TaskContext(
@@ -105,7 +107,12 @@ def _open_operator(spec: TaskSpec, partition: int, controller: ExecutionControll
 
 
 def _commit(
-    spec: TaskSpec, partition: int, opened: PartitionStore, runner: Runner, states: list[StateSpec], seconds: float
+    spec: TaskSpec,
+    partition: int,
+    opened: PartitionStore,
+    runner: Runner,
+    states: list[StateSpec],
+    seconds: float,
 ) -> CommitRecord:
     began = time.perf_counter()
     content = opened.commit(runner.controller.overlay.changes())
@@ -120,11 +127,15 @@ def _commit(
         "keys": runner.keys,
         "run_seconds": seconds,
         "commit_seconds": committed,
-        "delta_bytes": sum(delta.file.size_bytes for delta in content.deltas if delta.batch_id == spec.batch_id),
+        "delta_bytes": sum(
+            delta.file.size_bytes for delta in content.deltas if delta.batch_id == spec.batch_id
+        ),
         "state_bytes": store.size_bytes,
         "state_entries": store.num_entries,
     }
-    statistics |= {f"counter.{name}": float(counter.value) for name, counter in runner.context.counters.items()}
+    statistics |= {
+        f"counter.{name}": float(counter.value) for name, counter in runner.context.counters.items()
+    }
     peaks = {name: float(value) for name, value in counts.items() if name.endswith("_peak")}
     peaks["worker_rss_bytes_peak"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB)
     peaks["worker_pid"] = float(os.getpid())

@@ -41,7 +41,8 @@ class Columns:
         column = self.columns[index]
         if column.null_count:
             column = column.fill_null(pa.scalar(fill, column.type))
-        return column.to_numpy(zero_copy_only=False)
+        values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False)
+        return values
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
         """Schema and layout."""
         return {"value": schema_to_text(self.schema), "layout": "time-first" if self.time_first else "key"}
 
-    def bind(self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None) -> ColumnState:
+    def bind(
+        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> ColumnState:
         """See ``StateDescriptor``."""
         return ColumnState(self, sink, state_id, RowCodec(self.schema), context)
 
@@ -85,7 +88,12 @@ class ColumnState:
     """One row a key (and namespace). Keys come as a ``KeyBatch`` of u sorted unique keys."""
 
     def __init__(
-        self, descriptor: ColumnStateDescriptor, sink: StateSink, state_id: int, codec: RowCodec, context: OperatorContext
+        self,
+        descriptor: ColumnStateDescriptor,
+        sink: StateSink,
+        state_id: int,
+        codec: RowCodec,
+        context: OperatorContext,
     ) -> None:
         self._descriptor = descriptor
         self._sink = sink
@@ -93,7 +101,9 @@ class ColumnState:
         self._codec = codec
         self._groups = context.key_groups
         self._key_codec = KeyCodec(
-            [field.type for field in context.key_schema], list(context.key_schema.names), context.max_parallelism
+            [field.type for field in context.key_schema],
+            list(context.key_schema.names),
+            context.max_parallelism,
         )
         self._page_size = context.page_size
 
@@ -148,7 +158,9 @@ class ColumnState:
     def _pages(self, group: bytes, start: int, until: int) -> Iterator[list[tuple[bytes, bytes]]]:
         prefix = group + bytes([self._id])
         position = prefix + encode_namespace(start)
-        end = group + bytes([self._id + 1]) if until == MAX_WATERMARK else prefix + encode_namespace(until + 1)
+        end = (
+            group + bytes([self._id + 1]) if until == MAX_WATERMARK else prefix + encode_namespace(until + 1)
+        )
         while True:
             page = self._sink.scan(position, end, self._page_size)
             if page:

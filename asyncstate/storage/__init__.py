@@ -23,12 +23,13 @@ from asyncstate.storage.manifest import (
     extend_lineage,
 )
 from asyncstate.storage.memory import MemoryStore
-from asyncstate.storage.overlay import MISSING, WriteOverlay
+from asyncstate.storage.overlay import LIST_GET_KEYS, MISSING, WriteOverlay
 from asyncstate.storage.restore import RestoreStatistics
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
 
 __all__ = [
     "EMPTY_VERSION",
+    "LIST_GET_KEYS",
     "MISSING",
     "Change",
     "Checkpoint",

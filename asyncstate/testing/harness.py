@@ -73,11 +73,16 @@ class OperatorHarness:
     ) -> None:
         schemas = [inputs] if isinstance(inputs, pa.Schema) else list(inputs)
         count = len(schemas)
-        keys = [tuple(key)] if count == 1 and all(isinstance(name, str) for name in key) else [_names(k) for k in key]
+        keys = (
+            [tuple(key)]
+            if count == 1 and all(isinstance(name, str) for name in key)
+            else [_names(k) for k in key]
+        )
         times = _per_input(event_time, count)
         changelogs = _per_input(operator.accepts_changelog if changelog is None else changelog, count)
         self._specs = tuple(
-            InputSpec(schema, keys[i], times[i], changelogs[i], f"input {i}") for i, schema in enumerate(schemas)
+            InputSpec(schema, keys[i], times[i], changelogs[i], f"input {i}")
+            for i, schema in enumerate(schemas)
         )
         self._delays = _per_input(watermark_delay, count)
         self._operator = pickle.dumps(operator)
@@ -93,7 +98,9 @@ class OperatorHarness:
         self.parallelism = parallelism
         self.clock: Clock = clock if clock is not None else ManualClock()
         self._owns_folder = folder is None
-        self._folder = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="asyncstate-harness-"))
+        self._folder = (
+            Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="asyncstate-harness-"))
+        )
         self._checkpoint = Checkpoint(LocalFiles(str(self._folder / "checkpoint")))
         self._checkpoint.claim(_JOB)
         self._manifest = self._checkpoint.latest()
@@ -254,7 +261,9 @@ class OperatorHarness:
             for partition in np.unique(owners).tolist():
                 mine = owners == partition
                 kinds = None if pushed.kinds is None else pushed.kinds[mine]
-                parts[partition].append(InputBatch(pushed.batch.filter(pa.array(mine)), kinds, pushed.input_index))
+                parts[partition].append(
+                    InputBatch(pushed.batch.filter(pa.array(mine)), kinds, pushed.input_index)
+                )
         return parts
 
     def _commit(self, spec: TaskSpec, records: list[CommitRecord], final: bool) -> None:
@@ -315,7 +324,9 @@ def _output_rows(batch: pa.RecordBatch) -> Iterator[OutputRow]:
     kinds = batch.column(ROW_KIND_COLUMN).to_pylist()
     columns = []
     for column in batch.columns[:-1]:
-        columns.append((column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist())
+        columns.append(
+            (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
+        )
     return zip(kinds, *columns, strict=True)
 
 

@@ -72,7 +72,9 @@ def _controllers(overlay: WriteOverlay) -> dict[str, ExecutionController]:
 MODES = ["sync", "hot", "batched", "threads"]
 
 
-def _run(mode: str, process: Process, items: list[tuple[bytes, Any]], store: MemoryStore | None = None) -> Any:
+def _run(
+    mode: str, process: Process, items: list[tuple[bytes, Any]], store: MemoryStore | None = None
+) -> Any:
     overlay = WriteOverlay(store or MemoryStore(), 1 << 20)
     with _controllers(overlay)[mode] as controller:
         _Process.controller = controller
@@ -191,7 +193,9 @@ class TestFailures:
             key = _store_key(ctx.key)  # type: ignore[attr-defined]
             return _Process.controller.async_get(key, _decode).then_apply(lambda _: 1 // item)
 
-        with pytest.raises(OperatorError, match=r"operator 'op'.*key \(b'k0',\).*ZeroDivisionError") as raised:
+        with pytest.raises(
+            OperatorError, match=r"operator 'op'.*key \(b'k0',\).*ZeroDivisionError"
+        ) as raised:
             _run(mode, process, [(b"k1", 1), (b"k0", 0)])
         assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
@@ -207,7 +211,11 @@ class TestFailures:
         def process(item: int, ctx: RecordContext) -> Any:
             key = _store_key(ctx.key)  # type: ignore[attr-defined]
             read = _Process.controller.async_get(key, _decode)
-            return read.then_apply(lambda _: 1 // item).recover(lambda _: -1).then_accept(lambda n: ctx.emit(item, n))
+            return (
+                read.then_apply(lambda _: 1 // item)
+                .recover(lambda _: -1)
+                .then_accept(lambda n: ctx.emit(item, n))
+            )
 
         outputs, _, _ = _run(mode, process, [(b"k", 0), (b"l", 1)])
         assert [values for _, values in outputs] == [(0, -1), (1, 1)]

@@ -82,7 +82,9 @@ def test_conditional_branches(later: Later, value: int, expected: tuple[bool, st
     composed = later(value).then_conditionally_compose(even, lambda _: later("even"), lambda _: later("odd"))
     without_else = later(value).then_conditionally_apply(even, lambda _: "even")
     calls: list[str] = []
-    accepted = later(value).then_conditionally_accept(even, lambda _: calls.append("even"), lambda _: calls.append("odd"))
+    accepted = later(value).then_conditionally_accept(
+        even, lambda _: calls.append("even"), lambda _: calls.append("odd")
+    )
     later.settle()
     assert applied.get() == expected
     assert composed.get() == expected
