@@ -22,7 +22,7 @@ from operators.aggregates import Aggregate, avg, count, max_, min_, sum_
 from operators.window_aggregate import WindowAggregate
 from operators.windows import SessionWindow, SlicedWindow, Window, cumulate, hop, session, tumble
 from tests.operators.direct import DirectRunner
-from tests.operators.window_model import MAX, MIN, MS, Batch, Op, WindowModel, schedules
+from tests.operators.window_model import MAX, MIN, MS, Batch, Op, Row, WindowModel, not_passed, schedules
 
 SCHEMA = pa.schema(
     [("k", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.int64()), ("odd", pa.bool_())]
@@ -153,21 +153,22 @@ CHOSEN = [hop("20 milliseconds", "5 milliseconds"), session("7 milliseconds")]
 def fixed_schedule(retract: bool) -> list[Batch]:
     """Three micro-batches of 60 rows, some late, some taken back; then the end."""
     chance = random.Random(11)
-    batches, taken = [], []
+    batches: list[Batch] = []
+    taken: list[Row] = []
+    watermark = MIN
     for number in range(3):
         ops: list[Op] = []
+        taken = not_passed(taken, watermark)
         for _ in range(60):
             if retract and taken and chance.random() < 0.2:
                 ops.append(("-D", taken.pop(chance.randrange(len(taken)))))
                 continue
-            row = (
-                chance.choice([None, *range(6)]),
-                number * 20 + chance.randrange(-60, 30),
-                chance.choice([None, *range(9)]),
-            )
+            time = number * 20 + chance.randrange(-60, 30)
+            row = (chance.choice([None, *range(6)]), time, chance.choice([None, *range(9)]))
             ops.append(("+I", row))
-            taken.append(row)
-        batches.append(Batch(ops, number * 20 * MS - 1))
+            taken += not_passed([row], watermark)
+        watermark = number * 20 * MS - 1
+        batches.append(Batch(ops, watermark))
     return [*batches, Batch([], MAX)]
 
 
@@ -285,6 +286,15 @@ def test_a_hopping_row_counts_for_the_windows_it_is_not_late_for() -> None:
     assert runner.counters["late_rows"] == 0
     assert runner.run(late_for_one, ["+I"], MAX) == []
     assert runner.counters["late_rows"] == 1
+
+
+def test_taking_back_a_row_whose_windows_have_fired_is_late() -> None:
+    runner = DirectRunner(WindowAggregate(tumble(10 * MS), [count(), max_("v")]), spec(True))
+    rows = rows_of([("+I", (1, 5, 3)), ("+I", (1, 15, 8)), ("+I", (1, 16, 9))])
+    assert inserts(runner.run(rows, ["+I"] * 3, 10 * MS)) == [(1, 0, 10 * MS, 9 * MS, 1, 3)]
+    assert runner.run([rows[0], rows[2]], ["-D", "-U"], 10 * MS) == []
+    assert runner.counters == {"late_rows": 1, "retractions_without_state": 0}
+    assert inserts(runner.run([], [], MAX)) == [(1, 10 * MS, 20 * MS, 19 * MS, 1, 8)]
 
 
 def test_a_late_row_that_meets_an_open_session_joins_it() -> None:
