@@ -167,7 +167,7 @@ class RecordContext(Protocol):
     """One record (or timer) in flight: its key and time, and where its output goes."""
 
     @property
-    def key_values(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[Any, ...]:
         """The values of the key columns."""
 
     @property

@@ -26,7 +26,7 @@ class KeyContext(Protocol):
     """The key a state object works for: set by the controller before any code of the operator runs."""
 
     group: bytes  # 2 bytes, big endian key group
-    key: bytes  # encoded key
+    encoded_key: bytes
 
 
 class StateRequest:

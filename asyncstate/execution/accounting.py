@@ -24,7 +24,7 @@ class KeyAccountingUnit:
     def occupy(self, record: Record) -> bool:
         """True if the record may run now; else it waits in line."""
         last = self._last
-        key = record.key
+        key = record.encoded_key
         before = last.get(key)
         last[key] = record
         if before is None:
@@ -37,7 +37,7 @@ class KeyAccountingUnit:
         """The record has ended; returns the next of its key, which may run now."""
         following = record.following
         if following is None:
-            del self._last[record.key]
+            del self._last[record.encoded_key]
             return None
         record.following = None
         self.blocked -= 1

@@ -330,7 +330,7 @@ class AsyncExecutionController(ExecutionController):
             self._run_ready()
             return
         waiting = next((record for record in self._unreleased if record.pending > 0), None)
-        key = waiting.key_values if waiting is not None else "none"
+        key = waiting.key if waiting is not None else "none"
         raise FutureStateError(
             f"operator '{self.uid}': {self._in_flight} records can never end; the first has key {key!r} and waits for "
             "a future that nothing completes. Return or await only futures that come from state requests"

@@ -163,7 +163,7 @@ class ExecutionController(StateSink):
         if self._reading is not None:
             parts.append(f"state '{self.state_names.get(self._reading[_STATE_ID_AT], 'unknown')}'")
         if record is not None:
-            parts.append(f"key {record.key_values!r}")
+            parts.append(f"key {record.key!r}")
         return OperatorError(
             f"{', '.join(parts)}: {type(error).__name__}: {error}. "
             "The micro-batch is not committed; fix the operator or the input and start the query again"

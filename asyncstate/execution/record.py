@@ -37,6 +37,7 @@ class Record:
     """One row, timer or watermark on its way through an operator."""
 
     __slots__ = (
+        "encoded_key",
         "epoch",
         "following",
         "frame",
@@ -44,7 +45,6 @@ class Record:
         "input_index",
         "item",
         "key",
-        "key_values",
         "out",
         "pending",
         "row_kind",
@@ -56,8 +56,8 @@ class Record:
         self,
         frame: BatchFrame,
         group: bytes,
-        key: bytes,
-        key_values: tuple[Any, ...],
+        encoded_key: bytes,
+        key: tuple[Any, ...],
         work: Callable[[Any, Record], Any],
         item: Any,
         input_index: int = 0,
@@ -66,8 +66,8 @@ class Record:
     ) -> None:
         self.frame = frame
         self.group = group
+        self.encoded_key = encoded_key
         self.key = key
-        self.key_values = key_values
         self.work = work
         self.item = item
         self.input_index = input_index
@@ -97,7 +97,7 @@ class Record:
         """See ``RecordContext``."""
         if self.out is None:
             raise StateAccessError(
-                f"the record with key {self.key_values!r} emitted a row after it had ended; "
+                f"the record with key {self.key!r} emitted a row after it had ended; "
                 "emit inside process() or in a callback chained to its state futures"
             )
         if len(values) != self.frame.width:

@@ -71,6 +71,6 @@ class SyncExecutionController(ExecutionController):
     ) -> None:
         coroutine.close()
         raise FutureStateError(
-            f"operator '{self.uid}', key {record.key_values!r}: awaits a future that nothing completes; "
+            f"operator '{self.uid}', key {record.key!r}: awaits a future that nothing completes; "
             "await futures that come from state requests"
         )

@@ -81,7 +81,7 @@ class KeyedState:
     def _prefix(self) -> bytes:
         context: Any = self._sink.current
         try:
-            prefix: bytes = context.group + self._id + context.key + self._suffix
+            prefix: bytes = context.group + self._id + context.encoded_key + self._suffix
         except (AttributeError, TypeError):
             raise self._misuse() from None
         return prefix

@@ -186,7 +186,7 @@ class MapState(KeyedState, Generic[K, V]):
     def _entry(self, key: K) -> bytes:
         context: Any = self._sink.current
         try:
-            prefix = context.group + self._id + context.key + self._suffix
+            prefix = context.group + self._id + context.encoded_key + self._suffix
         except (AttributeError, TypeError):
             raise self._misuse() from None
         return prefix + self._encode_key((key,))  # type: ignore[no-any-return]

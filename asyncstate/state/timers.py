@@ -163,7 +163,7 @@ class KeyedTimers:
                 f"{self._label} were used without a current key; use them in process(), in on_timer(), or in "
                 "a callback chained to a state future of the record"
             )
-        return context.group, context.key
+        return context.group, context.encoded_key
 
     def _encoded_time(self, time_us: int) -> bytes:
         try:

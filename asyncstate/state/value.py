@@ -43,7 +43,7 @@ class ValueState(KeyedState, Generic[T]):
         """The value, or the default."""
         context: Any = self._sink.current
         try:
-            key = context.group + self._id + context.key + self._suffix
+            key = context.group + self._id + context.encoded_key + self._suffix
         except (AttributeError, TypeError):
             raise self._misuse() from None
         raw = self._get(key)
@@ -57,7 +57,7 @@ class ValueState(KeyedState, Generic[T]):
         """A future of the value, or of the default, as they are now: later writes do not change it."""
         context: Any = self._sink.current
         try:
-            key = context.group + self._id + context.key + self._suffix
+            key = context.group + self._id + context.encoded_key + self._suffix
         except (AttributeError, TypeError):
             raise self._misuse() from None
         return self._async_get(key, self._or_default)
@@ -66,7 +66,7 @@ class ValueState(KeyedState, Generic[T]):
         """Store ``value``; None clears. Raises CodecError for a value that is not of the declared type."""
         context: Any = self._sink.current
         try:
-            key = context.group + self._id + context.key + self._suffix
+            key = context.group + self._id + context.encoded_key + self._suffix
         except (AttributeError, TypeError):
             raise self._misuse() from None
         if value is None:
@@ -78,7 +78,7 @@ class ValueState(KeyedState, Generic[T]):
         """``update``; every read that is asked for later sees it."""
         context: Any = self._sink.current
         try:
-            key = context.group + self._id + context.key + self._suffix
+            key = context.group + self._id + context.encoded_key + self._suffix
         except (AttributeError, TypeError):
             raise self._misuse() from None
         if value is None:

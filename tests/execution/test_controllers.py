@@ -89,21 +89,21 @@ class _Process:
 
 
 def _count(item: int, ctx: RecordContext) -> Any:
-    sink, key = _Process.controller, _store_key(ctx.key)  # type: ignore[attr-defined]
+    sink, key = _Process.controller, _store_key(ctx.encoded_key)  # type: ignore[attr-defined]
 
     def write(total: int) -> None:
         sink.put(key, total.to_bytes(8, "big"))
-        ctx.emit(ctx.key, total)  # type: ignore[attr-defined]
+        ctx.emit(ctx.encoded_key, total)  # type: ignore[attr-defined]
 
     return sink.async_get(key, _decode).then_apply(lambda total: total + item).then_accept(write)
 
 
 async def _count_awaiting(item: int, ctx: RecordContext) -> None:
-    sink, key = _Process.controller, _store_key(ctx.key)  # type: ignore[attr-defined]
+    sink, key = _Process.controller, _store_key(ctx.encoded_key)  # type: ignore[attr-defined]
     total = item + await sink.async_get(key, _decode)
     sink.put(key, total.to_bytes(8, "big"))
     again = await sink.async_get(key, _decode)
-    ctx.emit(ctx.key, again)  # type: ignore[attr-defined]
+    ctx.emit(ctx.encoded_key, again)  # type: ignore[attr-defined]
 
 
 def _expected(items: list[tuple[bytes, int]]) -> tuple[list[tuple[bytes, int]], dict[bytes, int]]:
@@ -144,7 +144,7 @@ def test_records_of_other_keys_overtake_a_waiting_one_but_rows_leave_in_order() 
     ran: list[bytes] = []
 
     def process(waits: bool, ctx: RecordContext) -> Any:
-        key: bytes = ctx.key  # type: ignore[attr-defined]
+        key: bytes = ctx.encoded_key  # type: ignore[attr-defined]
         if not waits:
             ran.append(key)
             ctx.emit(key, 0)
@@ -190,7 +190,7 @@ def test_requests_beyond_the_in_flight_limit_are_taken() -> None:
 class TestFailures:
     def test_a_failing_callback_names_operator_and_key(self, mode: str) -> None:
         def process(item: int, ctx: RecordContext) -> Any:
-            key = _store_key(ctx.key)  # type: ignore[attr-defined]
+            key = _store_key(ctx.encoded_key)  # type: ignore[attr-defined]
             return _Process.controller.async_get(key, _decode).then_apply(lambda _: 1 // item)
 
         with pytest.raises(
@@ -201,7 +201,7 @@ class TestFailures:
 
     def test_a_failure_that_nobody_returned_still_fails_the_batch(self, mode: str) -> None:
         def process(item: int, ctx: RecordContext) -> None:
-            key = _store_key(ctx.key)  # type: ignore[attr-defined]
+            key = _store_key(ctx.encoded_key)  # type: ignore[attr-defined]
             _Process.controller.async_get(key, _decode).then_accept(lambda _: 1 // 0)
 
         with pytest.raises(OperatorError, match="ZeroDivisionError"):
@@ -209,7 +209,7 @@ class TestFailures:
 
     def test_a_recovered_failure_is_no_failure(self, mode: str) -> None:
         def process(item: int, ctx: RecordContext) -> Any:
-            key = _store_key(ctx.key)  # type: ignore[attr-defined]
+            key = _store_key(ctx.encoded_key)  # type: ignore[attr-defined]
             read = _Process.controller.async_get(key, _decode)
             return (
                 read.then_apply(lambda _: 1 // item)
@@ -222,7 +222,7 @@ class TestFailures:
 
     def test_a_failing_decoder_names_the_state(self, mode: str) -> None:
         def process(item: int, ctx: RecordContext) -> Any:
-            key = _store_key(ctx.key)  # type: ignore[attr-defined]
+            key = _store_key(ctx.encoded_key)  # type: ignore[attr-defined]
             return _Process.controller.async_get(key, lambda raw: 1 // 0)
 
         with pytest.raises(OperatorError, match=r"state 'count'"):
@@ -230,7 +230,7 @@ class TestFailures:
 
     def test_an_exception_in_a_coroutine_keeps_its_traceback(self, mode: str) -> None:
         async def process(item: int, ctx: RecordContext) -> None:
-            await _Process.controller.async_get(_store_key(ctx.key), _decode)  # type: ignore[attr-defined]
+            await _Process.controller.async_get(_store_key(ctx.encoded_key), _decode)  # type: ignore[attr-defined]
             raise KeyError("mine")
 
         with pytest.raises(OperatorError, match="KeyError: 'mine'") as raised:

@@ -23,7 +23,7 @@ class FakeRecord:
     """A key in flight; ``pending`` counts its reads that wait."""
 
     group: bytes
-    key: bytes
+    encoded_key: bytes
     work: Callable[[], object] = lambda: None
     pending: int = 0
 
@@ -128,13 +128,13 @@ def run_records(sink: FakeSink, records: Iterable[FakeRecord]) -> None:
     """Run records as the controllers do: of one key in order and one at a time, of different keys mixed."""
     queues: dict[tuple[bytes, bytes], list[FakeRecord]] = {}
     for record in records:
-        queues.setdefault((record.group, record.key), []).append(record)
+        queues.setdefault((record.group, record.encoded_key), []).append(record)
     for queue in queues.values():
         _start(sink, queue)
     while sink.waiting:
         record = sink.answer_one()
         if record.pending == 0:
-            queue = queues[record.group, record.key]
+            queue = queues[record.group, record.encoded_key]
             queue.pop(0)
             _start(sink, queue)
     sink.current = None

@@ -49,7 +49,7 @@ class States:
 
     def print(self, *values: Any) -> None:
         assert self._sink.current is not None
-        self._printed.setdefault(self._sink.current.key, []).append(values)
+        self._printed.setdefault(self._sink.current.encoded_key, []).append(values)
 
 
 Paradigm = Callable[[States, Row], object]

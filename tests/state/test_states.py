@@ -16,7 +16,7 @@ from asyncstate.state import ListStateDescriptor, MapStateDescriptor, ValueState
 from tests.state.fakes import FakeContext, FakeSink, record
 
 ONE = record(1)
-STORE_KEY = ONE.group + b"\x08" + ONE.key
+STORE_KEY = ONE.group + b"\x08" + ONE.encoded_key
 
 
 @pytest.fixture

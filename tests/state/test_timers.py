@@ -155,7 +155,7 @@ class Store:
 
 def _key_of(timer: DueTimer) -> int:
     key = int.from_bytes(timer.key[1:], "big") - 2**63
-    assert (record(key).group, record(key).key) == (timer.group, timer.key)
+    assert (record(key).group, record(key).encoded_key) == (timer.group, timer.key)
     return key
 
 
@@ -236,7 +236,7 @@ def test_the_ends_of_time() -> None:
 def test_the_store_layout_is_the_documented_one() -> None:
     store = Store({}, None, 3)
     store.act(1, Action(True, 7, "n", -1))
-    group, key, place = record(1).group, record(1).key, b"\x01" + encode_namespace(-1) + b"n"
+    group, key, place = record(1).group, record(1).encoded_key, b"\x01" + encode_namespace(-1) + b"n"
     assert store.sink.contents() == {
         group + b"\x01\x00" + encode_namespace(7) + key + place: len(key).to_bytes(4, "big"),
         group + b"\x02\x00" + key + place: encode_namespace(7),
