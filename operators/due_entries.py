@@ -19,8 +19,8 @@ import pyarrow as pa
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.state.columns import ColumnState, TimeRange
 
-PART_ROWS = 1 << 18
-"""Entries that are held at a time: a few tens of MB."""
+PART_ROWS = 1 << 19
+"""Entries that are held at a time: about 100 bytes each, key and value."""
 
 _GROUP_BYTES = 2
 _SAFETY = 0.75  # a cut aims at this share of a part, so that the estimate may be somewhat off
@@ -65,16 +65,14 @@ class DueReader:
         while waiting:
             first, last = waiting.pop()
             first = self._window.next_end(first)
-            if first > last:
-                continue
-            held, complete = self._hold(first, last)
-            if complete:
-                if held.num_rows:
-                    yield DuePart(first, last, held)
-            elif first == last:
+            if first == last:
                 yield from self._by_group(first)
-            else:
-                waiting += reversed(self._cut(first, last, held))
+            elif first < last:
+                held, complete = self._hold(first, last)
+                if not complete:
+                    waiting += reversed(self._cut(first, last, held))
+                elif held.num_rows:
+                    yield DuePart(first, last, held)
 
     def _scan(self, first: int, last: int) -> Iterator[TimeRange]:
         return self._state.up_to(last, max(self._window.first_slice(first), MIN_WATERMARK))

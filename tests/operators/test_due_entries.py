@@ -1,0 +1,77 @@
+"""DueReader: each window's entries exactly once, in order of time, never much more than a part at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncstate.codec import KeyCodec
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+from asyncstate.state.columns import ColumnState, ColumnStateDescriptor
+from operators.due_entries import DueReader
+from operators.windows import SessionWindow, SlicedWindow, cumulate, hop, tumble
+from tests.state.fakes import FakeContext, FakeSink
+
+MS = 1_000
+PART_ROWS = 8
+PAGE_ROWS = 3
+WINDOWS = [tumble(2 * MS), hop(6 * MS, 2 * MS), cumulate(6 * MS, 2 * MS), SessionWindow(MS)]
+
+Entry = tuple[int, int]  # slice end, key
+
+
+def stored(entries: set[Entry]) -> ColumnState:
+    context = FakeContext(FakeSink(), page_size=PAGE_ROWS)
+    schema = pa.schema([("key", pa.int64())])
+    state = context.get_state(ColumnStateDescriptor("slices", schema, time_first=True))
+    codec = KeyCodec([pa.int64()], ["k"], context.max_parallelism)
+    rows = sorted(entries)
+    keys = codec.group([pa.array([key for _, key in rows])], np.array([end for end, _ in rows], np.int64))
+    state.put(keys, keys.columns)
+    assert isinstance(state, ColumnState)
+    return state
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text)
+@given(
+    st.sets(st.tuples(st.integers(-8, 12), st.integers(0, 12)), min_size=1, max_size=80),
+    st.integers(-9, 12) | st.just(None),
+    st.integers(-9, 14) | st.just(None),
+)
+def test_parts_have_every_entry_of_their_windows_by_time(
+    window: SlicedWindow | SessionWindow, numbers: set[Entry], low: int | None, high: int | None
+) -> None:
+    entries = {(number * 2 * MS, key) for number, key in numbers}
+    first = MIN_WATERMARK if low is None else low * 2 * MS
+    last = MAX_WATERMARK if high is None else high * 2 * MS
+    parts = list(DueReader(stored(entries), window, range(4), PART_ROWS).parts(first, last))
+    ranges = [(part.first, part.last) for part in parts]
+    assert all(first <= low <= high <= last for low, high in ranges)
+    assert all(one == two or one[1] < two[0] for one, two in pairwise(ranges))
+    found: dict[tuple[int, int], list[Entry]] = {}
+    for part in parts:
+        read = zip(part.entries.namespaces.tolist(), part.entries.columns[0].to_pylist(), strict=True)
+        found.setdefault((part.first, part.last), []).extend(read)
+        if part.first < part.last:
+            assert part.entries.num_rows <= PART_ROWS
+        assert part.entries.store_keys == sorted(part.entries.store_keys)
+    for (low_end, high_end), read_entries in found.items():
+        lowest = window.first_slice(low_end)
+        assert sorted(read_entries) == sorted(one for one in entries if lowest <= one[0] <= high_end)
+    for end, _ in entries:  # no window is passed over
+        if first <= end <= last:
+            assert any(low_end <= end <= high_end for low_end, high_end in ranges)
+
+
+def test_a_large_window_comes_in_parts_of_whole_key_groups() -> None:
+    entries = {(2 * MS, key) for key in range(100)}
+    parts = list(DueReader(stored(entries), tumble(2 * MS), range(4), 30).parts(MIN_WATERMARK, MAX_WATERMARK))
+    assert len(parts) > 1
+    assert sorted(key for part in parts for key in part.entries.columns[0].to_pylist()) == list(range(100))
+    groups = [{key[:2] for key in part.entries.store_keys} for part in parts]
+    assert sum(map(len, groups)) == len(set().union(*groups))
