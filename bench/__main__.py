@@ -1,0 +1,142 @@
+"""The benchmarks' command line: ``python -m bench``.
+
+Owns: options, progress display, exit codes: 0 good, 1 a result is wrong, 2 it could not be run.
+"""
+
+from __future__ import annotations
+
+import enum
+import platform
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from asyncstate.errors import AsyncStateError
+from bench.report import QueryResult, results_table, write_json, write_plot
+
+if TYPE_CHECKING:
+    from bench.nexmark.runner import NexmarkRunner, RunSettings
+
+WRONG_RESULT, CANNOT_RUN = 1, 2
+_BATCHES = 10
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+console = Console()
+
+
+class Enabled(enum.StrEnum):
+    """Values of ``--async-state.enabled``."""
+
+    FALSE = "false"
+    TRUE = "true"
+    BOTH = "both"
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """The modes to run, sync first."""
+        return {Enabled.FALSE: (False,), Enabled.TRUE: (True,), Enabled.BOTH: (False, True)}[self]
+
+
+@app.callback()
+def main() -> None:
+    """Benchmarks of asyncstate."""
+
+
+@app.command()
+def nexmark(
+    queries: Annotated[str, typer.Option(help="Names with commas between them, or 'all'.")] = "q4,q18",
+    events: Annotated[int, typer.Option(min=1, help="Events to generate.")] = 1_000_000,
+    enabled: Annotated[
+        Enabled, typer.Option("--async-state.enabled", help="Run with sync or async state, or both.")
+    ] = Enabled.BOTH,
+    micro_batch_events: Annotated[
+        int | None, typer.Option(min=1, help="Events a micro-batch; by default a tenth of all.")
+    ] = None,
+    cores: Annotated[int, typer.Option(min=1, help="Cores for Spark.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the generator.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Folder for nexmark.json and nexmark.png.")] = None,
+) -> None:
+    """Run Nexmark queries on Spark, check each result with DuckDB, and compare sync with async."""
+    from bench.nexmark.runner import RunSettings
+
+    folder = Path(tempfile.mkdtemp(prefix="asyncstate-nexmark-"))
+    settings = RunSettings(folder, events, micro_batch_events or -(-events // _BATCHES), cores, seed)
+    try:
+        results = _run(queries, enabled, settings)
+    except AsyncStateError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        _stop(f"{type(error).__name__}: {error}", CANNOT_RUN)
+    title = f"Nexmark, {events:,} events, {cores} cores"
+    console.print(results_table(results, title))
+    if output is not None:
+        facts = {"events": events, "cores": cores, "seed": seed, "machine": platform.platform()}
+        write_json(results, output / "nexmark.json", **facts)
+        write_plot(results, output / "nexmark.png", title)
+        console.print(f"written: {output / 'nexmark.json'}, {output / 'nexmark.png'}", highlight=False)
+    wrong = [result for result in results if not result.checked]
+    if wrong:
+        _stop(
+            "\n".join(map(_explain, wrong)) + f"\nthe wrong results are kept in {folder / 'runs'}",
+            WRONG_RESULT,
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(queries: str, enabled: Enabled, settings: RunSettings) -> list[QueryResult]:
+    from bench.nexmark.queries import PLANS
+    from bench.nexmark.runner import NexmarkRunner, check_queries, start_session
+
+    chosen = check_queries(PLANS if queries == "all" else [name.strip() for name in queries.split(",")])
+    with console.status("starting Spark"):
+        spark = start_session(settings)
+    runner = NexmarkRunner(spark, settings)
+    try:
+        with console.status(f"generating {settings.events:,} events"):
+            runner.prepare()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("micro-batches"),
+        )
+        results = []
+        with Progress(
+            *columns, TimeElapsedColumn(), TextColumn("{task.fields[outcome]}"), console=console
+        ) as bars:
+            for query in chosen:
+                for mode in enabled.modes:
+                    results.append(_run_one(runner, bars, query, mode))
+        return results
+    finally:
+        runner.close()
+        spark.stop()
+
+
+def _run_one(runner: NexmarkRunner, bars: Progress, query: str, async_enabled: bool) -> QueryResult:
+    mode = "async" if async_enabled else "sync"
+    task = bars.add_task(f"{query} {mode}", total=runner.micro_batches, outcome="warming up")
+    runner.warm_up(query, async_enabled)
+    bars.reset(task, outcome="")
+    result = runner.run(query, async_enabled, lambda done: bars.update(task, completed=done))
+    rate = f"{result.events_per_second:,.0f} events/s"
+    bars.update(task, outcome=f"{rate}, result {'right' if result.checked else 'WRONG'}")
+    return result
+
+
+def _explain(result: QueryResult) -> str:
+    head = f"{result.query} {result.mode}: the result differs from DuckDB's on the same events:"
+    return "\n  ".join((head, *result.problems))
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    console.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    app()

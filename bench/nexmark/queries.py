@@ -1,0 +1,84 @@
+"""The Nexmark queries as streaming plans.
+
+Owns: ``PLANS``, for each query the function that makes a micro-batch's changelog from its events.
+Invariant: a plan's output has the columns of its ``QuerySpec`` and ``row_kind``; what needs no state is left
+to Spark.
+Must not import the runner, the oracle's engine or reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+
+from bench.nexmark.events import bids, inserts
+
+if TYPE_CHECKING:
+    from asyncstate.spark import MicroBatch
+
+Plan = Callable[["MicroBatch", DataFrame], DataFrame]
+"""``(batch, events) -> changelog``; the micro-batch's events, narrowed to what the query needs."""
+
+_EUROS = "CAST(0.908BD * price AS DECIMAL(23, 3))"
+_CHANNEL_ID = "nullif(regexp_extract(url, '(&|^)channel_id=([^&]*)', 2), '')"
+
+
+def q0(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Pass through."""
+    return inserts(bids(events))
+
+
+def q1(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Currency conversion."""
+    return inserts(bids(events).selectExpr("auction", "bidder", f"{_EUROS} AS price", "dateTime", "extra"))
+
+
+def q2(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Selection."""
+    return inserts(bids(events).where("auction % 123 = 0"))
+
+
+def q10(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Log to the file system."""
+    days = ("date_format(dateTime, 'yyyy-MM-dd') AS dt", "date_format(dateTime, 'HH:mm') AS hm")
+    return inserts(bids(events).selectExpr("*", *days))
+
+
+def q14(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Calculation."""
+    chosen = bids(events).where("0.908BD * price > 1000000 AND 0.908BD * price < 50000000")
+    return inserts(
+        chosen.selectExpr(
+            "auction",
+            "bidder",
+            f"{_EUROS} AS price",
+            """CASE
+                WHEN hour(dateTime) >= 8 AND hour(dateTime) <= 18 THEN 'dayTime'
+                WHEN hour(dateTime) <= 6 OR hour(dateTime) >= 20 THEN 'nightTime'
+                ELSE 'otherTime'
+            END AS bidTimeType""",
+            "dateTime",
+            "extra",
+            "CAST(length(extra) - length(replace(extra, 'c', '')) AS BIGINT) AS c_counts",
+        )
+    )
+
+
+def q21(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Add the channel id."""
+    by_name = "CASE lower(channel) WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2' "
+    by_name += f"WHEN 'baidu' THEN '3' ELSE {_CHANNEL_ID} END AS channel_id"
+    found = bids(events).selectExpr("auction", "bidder", "price", "channel", by_name)
+    return inserts(found.where("channel_id IS NOT NULL"))
+
+
+def q22(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Directories of the url."""
+    directories = [f"split_part(url, '/', {place}) AS dir{place - 3}" for place in (4, 5, 6)]
+    return inserts(bids(events).selectExpr("auction", "bidder", "price", "channel", *directories))
+
+
+PLANS: Mapping[str, Plan] = {plan.__name__: plan for plan in (q0, q1, q2, q10, q14, q21, q22)}
+"""The queries that can be run, by name."""

@@ -1,0 +1,264 @@
+"""Runs Nexmark queries as streaming queries, times them and has their results checked.
+
+Owns: the session, the folders of a run, the stream from event files to a Parquet changelog, the figures.
+Invariant: every measured result has been compared with the oracle's on the same events. A sink folder is
+named by its batch id and overwritten, so that a repeated micro-batch counts once.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.errors import ConfigurationError
+from asyncstate.spark import StreamingJob, build_session
+from bench.nexmark.comparison import ComparisonResult, compare
+from bench.nexmark.config import GeneratorConfig
+from bench.nexmark.events import narrow
+from bench.nexmark.memory import reset_worker_peaks
+from bench.nexmark.oracle import QUERIES, register_events
+from bench.nexmark.queries import PLANS
+from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
+from bench.report import QueryResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from asyncstate.spark import BatchStatistics, MicroBatch
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PROGRESS_UPDATES = 100_000
+_WARM_UP_EVENTS = 10_000
+_WARM_UP_BATCHES = 2
+
+OnBatch = Callable[[int], None]
+"""Told the number of micro-batches done."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What to run.
+
+    Attributes:
+        folder: For events, state and results; the caller owns it.
+        events: How many events.
+        micro_batch_events: Events a micro-batch.
+        cores: Cores for Spark, and so partitions of the state and files a micro-batch.
+        seed: Of the generator.
+        options: ``async-state.*`` settings of every job.
+    """
+
+    folder: Path
+    events: int
+    micro_batch_events: int
+    cores: int = 2
+    seed: int = 0
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+def check_queries(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, if there is a plan for each; ConfigurationError otherwise."""
+    chosen = tuple(names)
+    unknown = [name for name in chosen if name not in PLANS]
+    if unknown or not chosen:
+        raise ConfigurationError(
+            f"Nexmark: no query {', '.join(unknown) or 'was named'}; choose from {', '.join(PLANS)}"
+        )
+    return chosen
+
+
+def start_session(settings: RunSettings) -> SparkSession:
+    """A session for benchmarks on ``settings.cores`` local cores.
+
+    Raises EnvironmentSetupError if the machine has no JDK that Spark can start.
+    """
+    conf = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.executorEnv.PYTHONPATH": str(_ROOT),
+        "spark.local.dir": str(settings.folder / "spark"),
+        "spark.log.level": "ERROR",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.shuffle.partitions": str(settings.cores),
+        "spark.sql.streaming.numRecentProgressUpdates": str(_PROGRESS_UPDATES),
+        "spark.sql.warehouse.dir": str(settings.folder / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    return build_session("asyncstate-nexmark", f"local[{settings.cores}]", conf | CODEGEN_SETTINGS)
+
+
+class NexmarkRunner:
+    """Runs queries on one set of events in one session.
+
+    The events are written, and the expected results computed, when they are first needed.
+    """
+
+    def __init__(self, spark: SparkSession, settings: RunSettings) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._config = GeneratorConfig(seed=settings.seed)
+        self._duckdb = duckdb.connect(
+            config={"threads": settings.cores, "temp_directory": str(settings.folder / "duckdb")}
+        )
+        self._expected: set[str] = set()
+        self._source: EventFiles | None = None
+        self._warm_up: EventFiles | None = None
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a run, the final flush not counted."""
+        return -(-self._settings.events // self._settings.micro_batch_events)
+
+    def prepare(self) -> EventFiles:
+        """Write the events."""
+        if self._source is None:
+            self._source = self._write("events", self._settings.events, self._settings.micro_batch_events)
+            register_events(self._duckdb, self._source.path)
+        return self._source
+
+    def warm_up(self, query: str, async_enabled: bool) -> None:
+        """Run the query on a few events, so that neither mode pays for compilers and imports."""
+        if self._warm_up is None:
+            self._warm_up = self._write("warm-up", _WARM_UP_EVENTS * _WARM_UP_BATCHES, _WARM_UP_EVENTS)
+        folder = self._settings.folder / "runs" / "warm-up"
+        self._stream(query, async_enabled, self._warm_up, folder, lambda _: None)
+        shutil.rmtree(folder)
+
+    def run(self, query: str, async_enabled: bool, on_batch: OnBatch = lambda _: None) -> QueryResult:
+        """Run one query in one mode from nothing, and check its result.
+
+        Raises whatever the streaming query fails with. A wrong result does not raise:
+        ``QueryResult.problems`` says what is wrong, and the folder of the run is kept.
+        """
+        source = self.prepare()
+        folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
+        reset_worker_peaks(self._spark)
+        run = self._stream(query, async_enabled, source, folder, on_batch)
+        comparison = self._compare(query, folder / "sink")
+        if comparison.ok:
+            shutil.rmtree(folder)
+        return _result(query, async_enabled, source, run, comparison)
+
+    def close(self) -> None:
+        """Give up the batch engine; the session is the caller's."""
+        self._duckdb.close()
+
+    def _write(self, name: str, events: int, micro_batch_events: int) -> EventFiles:
+        files = math.gcd(self._settings.cores, micro_batch_events)
+        return write_events(
+            self._spark, self._settings.folder / name, events, micro_batch_events, self._config, files
+        )
+
+    def _stream(
+        self, query: str, async_enabled: bool, source: EventFiles, folder: Path, on_batch: OnBatch
+    ) -> _Run:
+        """Every micro-batch and the final flush, into ``folder``/sink."""
+        shutil.rmtree(folder, ignore_errors=True)
+        own = {"async-state.enabled": async_enabled, "async-state.local-dir": str(folder / "local")}
+        job = StreamingJob(
+            self._spark, str(folder / "state"), {**self._settings.options, **own}, name=f"nexmark-{query}"
+        )
+        figures: list[BatchStatistics] = []
+        process = job.micro_batch(_writer(query, folder / "sink"))
+
+        def count(df: DataFrame, batch_id: int) -> None:
+            process(df, batch_id)
+            _keep(figures, job)
+            on_batch(batch_id + 1)
+
+        events = narrow(file_stream(self._spark, source), QUERIES[query])
+        writer = events.writeStream.foreachBatch(count).trigger(availableNow=True)
+        started = time.perf_counter()
+        stream = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
+        job.await_termination(stream)
+        job.finish()
+        _keep(figures, job)
+        return _Run(time.perf_counter() - started, _batch_ms(stream), figures)
+
+    def _compare(self, query: str, sink: Path) -> ComparisonResult:
+        table = f"expected_{query}"
+        if query not in self._expected:
+            self._duckdb.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS {QUERIES[query].sql}")
+            self._expected.add(query)
+        return compare(self._duckdb, f"SELECT * FROM {table}", sink)
+
+
+@dataclass(frozen=True)
+class _Run:
+    seconds: float
+    batch_ms: list[float]
+    figures: list[BatchStatistics]
+
+
+def _writer(query: str, sink: Path) -> Callable[[DataFrame, MicroBatch], None]:
+    """The function of a micro-batch: the query's plan, its changelog to a folder named by the batch."""
+    plan, columns = PLANS[query], [*QUERIES[query].columns, ROW_KIND_COLUMN]
+
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        changelog = plan(batch, df).select(*columns)
+        changelog.write.mode("overwrite").parquet(str(sink / f"batch={batch.batch_id:06d}"))
+
+    return on_batch
+
+
+def _keep(figures: list[BatchStatistics], job: StreamingJob) -> None:
+    if job.statistics is not None:
+        figures.append(job.statistics)
+
+
+def _batch_ms(stream: StreamingQuery) -> list[float]:
+    """Milliseconds of each micro-batch, from its trigger to its commit."""
+    by_batch = {update.batchId: update.durationMs["triggerExecution"] for update in stream.recentProgress}
+    return [float(by_batch[batch_id]) for batch_id in sorted(by_batch)]
+
+
+def _result(
+    query: str, async_enabled: bool, source: EventFiles, run: _Run, comparison: ComparisonResult
+) -> QueryResult:
+    last = run.figures[-1] if run.figures else None
+    operators = [operator for figures in run.figures for operator in figures.operators.values()]
+    remaining = list(last.operators.values()) if last is not None else []
+
+    def total(name: str) -> int:
+        return int(sum(operator.sums.get(name, 0) for operator in operators))
+
+    return QueryResult(
+        query=query,
+        description=QUERIES[query].description,
+        mode="async" if async_enabled else "sync",
+        events=source.events,
+        micro_batch_events=source.micro_batch_events,
+        seconds=run.seconds,
+        events_per_second=source.events / run.seconds,
+        batch_ms_p50=percentile(run.batch_ms, 50),
+        batch_ms_p95=percentile(run.batch_ms, 95),
+        state_reads=total("reads"),
+        store_reads=total("store_reads"),
+        read_batches=total("list_gets"),
+        cache_hits=total("hits"),
+        state_bytes=int(sum(operator.sums.get("state_bytes", 0) for operator in remaining)),
+        state_keys=int(sum(operator.sums.get("state_entries", 0) for operator in remaining)),
+        worker_peak_rss_bytes=int(
+            max((o.peaks.get("worker_rss_bytes_peak", 0) for o in operators), default=0)
+        ),
+        expected_rows=comparison.expected_rows,
+        changelog_rows=comparison.changelog_rows,
+        checked=comparison.ok,
+        problems=(*comparison.problems, *comparison.examples),
+    )
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The smallest value that at least ``percent`` of all do not exceed; 0 for none."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)] if ordered else 0.0
