@@ -8,11 +8,12 @@ Must not import runtime's tasks or storage.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
@@ -106,53 +107,55 @@ def wire_schema(stage: StructType) -> pa.Schema:
 def exchange(
     inputs: Sequence[DataFrame], specs: Sequence[InputSpec], parallelism: int, max_parallelism: int
 ) -> DataFrame:
-    """All rows with their route, one marker row a partition, each partition's rows together."""
-    routed = [
-        _routed(index, len(inputs), df, spec, parallelism, max_parallelism)
-        for index, (df, spec) in enumerate(zip(inputs, specs, strict=True))
+    """All rows with their route, one marker row a partition, each partition's rows together.
+
+    Written as SQL texts: building the same plan from Column objects costs several calls into the JVM a column,
+    which was a third of an empty micro-batch.
+    """
+    routes = [_route(index, spec, parallelism, max_parallelism) for index, spec in enumerate(specs)]
+    payloads = _payloads(specs)
+    selected = [
+        df.selectExpr(route, *payload) for df, route, payload in zip(inputs, routes, payloads, strict=True)
     ]
-    if len(inputs) > 1:
-        routed = [_in_structs(index, routed) for index in range(len(routed))]
-    rows = routed[0]
-    for more in routed[1:]:
-        rows = rows.union(more)
-    rows = rows.union(_markers(rows, parallelism))
-    return rows.repartitionById(parallelism, sf.shiftright(sf.col(ROUTE), TAG_BITS))
+    # One row a partition without payload: every task runs and knows its partition, also without data.
+    marker = f"cast(id * {1 << TAG_BITS} + {MARKER_TAG} as int) as {ROUTE}"
+    nulls = [f"null as {_quoted(f'c{index}')}" for index in range(len(payloads[0]))]
+    markers = inputs[0].sparkSession.range(0, parallelism, 1, 1).selectExpr(marker, *nulls)
+    rows = functools.reduce(DataFrame.union, [*selected, markers])
+    return rows.repartitionById(parallelism, sf.expr(f"shiftright({ROUTE}, {TAG_BITS})"))
 
 
-def _routed(
-    index: int, num_inputs: int, df: DataFrame, spec: InputSpec, parallelism: int, max_parallelism: int
-) -> DataFrame:
-    columns = [*spec.schema.names, *([ROW_KIND_COLUMN] if spec.changelog else [])]
-    group = sf.pmod(sf.xxhash64(*map(_column, spec.key)), sf.lit(max_parallelism)) if spec.key else sf.lit(0)
-    partition = sf.call_function("div", group * parallelism, sf.lit(max_parallelism))
-    route = (partition * (1 << TAG_BITS) + index).cast("int").alias(ROUTE)
-    return df.select(route, *map(_column, columns))
+def _route(index: int, spec: InputSpec, parallelism: int, max_parallelism: int) -> str:
+    key = ", ".join(map(_quoted, spec.key))
+    group = f"pmod(xxhash64({key}), {max_parallelism})" if spec.key else "0"
+    partition = f"({group} * {parallelism}) div {max_parallelism}"
+    return f"cast({partition} * {1 << TAG_BITS} + {index} as int) as {ROUTE}"
 
 
-def _in_structs(index: int, routed: Sequence[DataFrame]) -> DataFrame:
-    """Input ``index`` with its payload in its own struct column, null in the columns of the other inputs."""
-    structs = []
-    for other, df in enumerate(routed):
-        payload = df.columns[1:]
-        kind = StructType([field for field in df.schema if field.name != ROUTE])
-        value = sf.struct(*map(_column, payload)) if other == index else sf.lit(None).cast(kind)
-        structs.append(value.alias(struct_name(other)))
-    return routed[index].select(ROUTE, *structs)
-
-
-def _markers(rows: DataFrame, parallelism: int) -> DataFrame:
-    """One row a partition without payload: every task runs, and knows its partition, also without data."""
-    route = (sf.col("id") * (1 << TAG_BITS) + MARKER_TAG).cast("int").alias(ROUTE)
-    nulls = [
-        sf.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema if field.name != ROUTE
+def _payloads(specs: Sequence[InputSpec]) -> list[list[str]]:
+    """The columns that each input sends; with several inputs a struct each, null in the rows of the others."""
+    columns = [
+        [_quoted(name) for name in (*spec.schema.names, *([ROW_KIND_COLUMN] if spec.changelog else []))]
+        for spec in specs
     ]
-    return rows.sparkSession.range(0, parallelism, 1, 1).select(route, *nulls)
+    if len(specs) == 1:
+        return columns
+    return [
+        [
+            f"{_struct(own) if other == index else 'null'} as {struct_name(other)}"
+            for other in range(len(specs))
+        ]
+        for index, own in enumerate(columns)
+    ]
 
 
-def _column(name: str) -> Column:
-    """The column called ``name``, dots and backticks taken literally."""
-    return sf.col("`" + name.replace("`", "``") + "`")
+def _struct(columns: Sequence[str]) -> str:
+    return f"struct({', '.join(columns)})"
+
+
+def _quoted(name: str) -> str:
+    """A column name in SQL, dots and backticks taken literally."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,6 @@ def run_stage(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> 
     stage = exchanged.mapInArrow(task, schema).localCheckpoint(
         eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK
     )
-    found = stage.where(sf.col(COMMIT).isNotNull()).select(COMMIT).collect()
-    rows = stage.where(sf.col(COMMIT).isNull()).drop(COMMIT)
+    found = stage.where(f"{COMMIT} is not null").select(COMMIT).collect()
+    rows = stage.where(f"{COMMIT} is null").drop(COMMIT)
     return Stage(rows, [bytes(row[0]) for row in found], stage)
