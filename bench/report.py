@@ -137,7 +137,7 @@ def _bars(
     height: Callable[[QueryResult], float],
     top: Callable[[QueryResult], float] | None = None,
 ) -> None:
-    """The bars of one mode, each with its figure above it, and a whisker up to ``top``."""
+    """The bars of one mode with their figures; with ``top`` also a whisker up to it and its figure above."""
     bar = 0.38
     shown = [(place, found[mode]) for place, found in enumerate(by_query.values()) if mode in found]
     if not shown:
@@ -149,10 +149,11 @@ def _bars(
     if top:
         none_below = [0] * len(above)
         axes.errorbar(places, heights, (none_below, above), fmt="none", ecolor="#333333", capsize=3, lw=1)
+    label = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
     for place, low, high in zip(places, heights, above, strict=True):
-        axes.annotate(
-            _count(low), (place, low + high), (0, 3), textcoords="offset points", ha="center", fontsize=8
-        )
+        axes.annotate(_count(low + high), (place, low + high), (0, 3), **label)
+        if top:
+            axes.annotate(_count(low), (place, low), (0, -4), va="top", color="white", **label)
 
 
 def _by_query(results: Sequence[QueryResult]) -> dict[str, dict[str, QueryResult]]:
