@@ -275,6 +275,8 @@ class AsyncExecutionController(ExecutionController):
 
     def _start_many(self, keys: list[bytes]) -> _ManyRead:
         """Read ``keys`` from the store on the I/O threads, whatever memory knows of them."""
+        if probe := self._pacer.probe_keys():
+            self._timed_get(keys[:probe])
         read = _ManyRead(keys)
         size = self._pacer.chunk_keys(len(keys), self._limits.io_parallelism)
         for start in range(0, len(keys), size):
@@ -293,6 +295,8 @@ class AsyncExecutionController(ExecutionController):
         requests = self._buffer.take()
         if not self._pacer.waits_for_device:
             requests = self._read_here(requests)
+        elif probe := self._pacer.probe_keys():
+            requests = self._read_here(requests[:probe]) + requests[probe:]
         if requests:
             size = self._pacer.chunk_keys(len(requests), self._limits.io_parallelism)
             for chunk in self._pacer.cut(requests, size):
@@ -362,7 +366,6 @@ class AsyncExecutionController(ExecutionController):
             keys = ticket.read.keys if isinstance(ticket, _ManyTicket) else [ticket[0].key]
             self._reading = keys[0]
             raise self._operator_error(completion.error, None) from completion.error
-        self._pacer.measured(len(completion.values), completion.seconds)
         if isinstance(ticket, _ManyTicket):
             ticket.arrived(completion.values)
         else:

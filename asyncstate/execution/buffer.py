@@ -18,15 +18,17 @@ from asyncstate.requests import StateRequest
 T = TypeVar("T")
 
 _BY_KEY = attrgetter("key")
-_PROBE_KEYS: Final = 32
+_FIRST_KEYS: Final = 32
+_PROBE_KEYS: Final = 8
+_PROBE_EVERY: Final = 16
 _SLOW_US: Final = (
     20.0  # a hot sorted list get costs 1-5 us a key, a read that waits for a device 100 us and more
 )
-_CHUNK_US: Final = 2_000.0  # a chunk that waits for a device should take about this long
+_CHUNK_KEYS_MIN: Final = 4  # handing a chunk to a thread costs about as much as a few reads of a fast device
 _WEIGHT: Final = 0.3  # of the newest list get
 _EXPECTED_US: Final = 5.0  # of a single get, before any was measured
 _SINGLE_WEIGHT: Final = 0.05  # of the newest single get
-_SINGLE_LIMIT_US: Final = 10 * _SLOW_US
+_LIMIT_US: Final = 10 * _SLOW_US  # one measurement counts for at most this: it may be the scheduler's doing
 
 
 class StateRequestBuffer:
@@ -74,18 +76,23 @@ class ReadPacer:
 
     def __init__(self) -> None:
         self.us_per_key: float | None = None
+        self._handed_over = 0
 
     def measured(self, keys: int, seconds: float) -> None:
-        """Take in that a list get of ``keys`` keys took ``seconds``."""
+        """Take in that a list get of ``keys`` keys took ``seconds`` on the calling thread.
+
+        Only there: what another thread measures has its wait for the interpreter in it, which can be a hundred
+        times the read.
+        """
         if keys == 0:
             return
-        us = seconds * 1e6 / keys
+        us = min(seconds * 1e6 / keys, _LIMIT_US)
         known = self.us_per_key
         self.us_per_key = us if known is None else known + _WEIGHT * (us - known)
 
     def measured_one(self, seconds: float) -> None:
         """Take in a single get. One slow read can be the scheduler's doing, so it counts only up to a limit."""
-        us = min(seconds * 1e6, _SINGLE_LIMIT_US)
+        us = min(seconds * 1e6, _LIMIT_US)
         known = _EXPECTED_US if self.us_per_key is None else self.us_per_key
         self.us_per_key = known + _SINGLE_WEIGHT * (us - known)
 
@@ -97,12 +104,15 @@ class ReadPacer:
     def chunk_keys(self, keys: int, parallelism: int) -> int:
         """Keys a list get for ``keys`` keys on ``parallelism`` threads."""
         if self.us_per_key is None:
-            return min(keys, _PROBE_KEYS)
+            return min(keys, _FIRST_KEYS)
         if not self.waits_for_device:
             return keys
-        by_time = int(_CHUNK_US / self.us_per_key)
-        evenly = -(-keys // parallelism)
-        return max(1, min(evenly, max(by_time, 1)))
+        return max(_CHUNK_KEYS_MIN, -(-keys // parallelism))
+
+    def probe_keys(self) -> int:
+        """Keys to read on the calling thread for a measurement, while reads run on others: mostly none."""
+        self._handed_over += 1
+        return _PROBE_KEYS if self._handed_over % _PROBE_EVERY == 0 else 0
 
     @staticmethod
     def cut(items: Sequence[T], size: int) -> list[Sequence[T]]:

@@ -8,7 +8,6 @@ Only this module starts threads.
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,12 +21,11 @@ import anyio.to_thread
 
 @dataclass(slots=True)
 class Completion:
-    """The outcome of one submission: ``values`` or ``error``, and how long the call took (seconds)."""
+    """The outcome of one submission: ``values`` or ``error``."""
 
     ticket: Any
     values: Any
     error: BaseException | None
-    seconds: float
 
 
 class IOExecutor:
@@ -67,14 +65,12 @@ class IOExecutor:
         self._portal = None
 
     async def _run(self, call: Callable[[], Any], ticket: Any) -> None:
-        completion = await anyio.to_thread.run_sync(_timed, call, ticket, limiter=self._limiter)
+        completion = await anyio.to_thread.run_sync(_outcome, call, ticket, limiter=self._limiter)
         self._completions.put(completion)
 
 
-def _timed(call: Callable[[], Any], ticket: Any) -> Completion:
-    started = time.perf_counter()
+def _outcome(call: Callable[[], Any], ticket: Any) -> Completion:
     try:
-        values, error = call(), None
+        return Completion(ticket, call(), None)
     except BaseException as failure:
-        values, error = None, failure
-    return Completion(ticket, values, error, time.perf_counter() - started)
+        return Completion(ticket, None, failure)

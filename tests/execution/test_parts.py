@@ -121,7 +121,7 @@ class TestIOExecutor:
 
 
 class TestReadPacer:
-    def test_it_probes_before_it_knows(self) -> None:
+    def test_it_tries_a_few_keys_before_it_knows(self) -> None:
         assert ReadPacer().chunk_keys(1000, 32) <= 32
         assert not ReadPacer().waits_for_device
 
@@ -136,7 +136,31 @@ class TestReadPacer:
         pacer = ReadPacer()
         pacer.measured(100, 100 * us / 1e6)
         assert pacer.waits_for_device
-        assert 1 <= pacer.chunk_keys(1000, 32) <= -(-1000 // 32)
+        assert pacer.chunk_keys(1000, 32) == -(-1000 // 32)
+
+    def test_one_slow_read_is_no_slow_device(self) -> None:
+        pacer = ReadPacer()
+        pacer.measured_one(0.000_003)
+        pacer.measured_one(0.050)
+        assert not pacer.waits_for_device
+
+    def test_slow_single_reads_are_noticed_soon(self) -> None:
+        pacer = ReadPacer()
+        reads = 0
+        while not pacer.waits_for_device:
+            pacer.measured_one(0.001)
+            reads += 1
+        assert reads <= 5
+
+    def test_it_notices_when_the_device_is_no_longer_waited_for(self) -> None:
+        pacer = ReadPacer()
+        pacer.measured(100, 1.0)
+        handed_over = 0
+        while pacer.waits_for_device:
+            if keys := pacer.probe_keys():
+                pacer.measured(keys, keys * 2e-6)
+            handed_over += 1
+        assert handed_over <= 160
 
     @given(st.lists(st.integers(), max_size=50), st.integers(1, 60))
     def test_cut_keeps_everything_in_order(self, items: list[int], size: int) -> None:
