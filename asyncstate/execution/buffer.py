@@ -20,14 +20,14 @@ T = TypeVar("T")
 _BY_KEY = attrgetter("key")
 _FIRST_KEYS: Final = 32
 _PROBE_KEYS: Final = 8
-_PROBE_EVERY: Final = 16
+_PROBE_EVERY: Final = 8
 _SLOW_US: Final = (
     20.0  # a hot sorted list get costs 1-5 us a key, a read that waits for a device 100 us and more
 )
 _CHUNK_KEYS_MIN: Final = 4  # handing a chunk to a thread costs about as much as a few reads of a fast device
 _WEIGHT: Final = 0.3  # of the newest list get
 _EXPECTED_US: Final = 5.0  # of a single get, before any was measured
-_SINGLE_WEIGHT: Final = 0.05  # of the newest single get
+_SINGLE_WEIGHT: Final = 0.02  # of the newest single get
 _LIMIT_US: Final = 10 * _SLOW_US  # one measurement counts for at most this: it may be the scheduler's doing
 
 
@@ -88,7 +88,11 @@ class ReadPacer:
             return
         us = min(seconds * 1e6 / keys, _LIMIT_US)
         known = self.us_per_key
-        self.us_per_key = us if known is None else known + _WEIGHT * (us - known)
+        if known is None or (known > _SLOW_US > us):
+            # A few quick reads end the detour over threads at once: if they were luck, as few slow ones resume it.
+            self.us_per_key = us
+        else:
+            self.us_per_key = known + _WEIGHT * (us - known)
 
     def measured_one(self, seconds: float) -> None:
         """Take in a single get. One slow read can be the scheduler's doing, so it counts only up to a limit."""

@@ -150,7 +150,7 @@ class TestReadPacer:
         while not pacer.waits_for_device:
             pacer.measured_one(0.001)
             reads += 1
-        assert reads <= 5
+        assert reads <= 10
 
     def test_it_notices_when_the_device_is_no_longer_waited_for(self) -> None:
         pacer = ReadPacer()
@@ -160,7 +160,7 @@ class TestReadPacer:
             if keys := pacer.probe_keys():
                 pacer.measured(keys, keys * 2e-6)
             handed_over += 1
-        assert handed_over <= 160
+        assert handed_over <= 16
 
     @given(st.lists(st.integers(), max_size=50), st.integers(1, 60))
     def test_cut_keeps_everything_in_order(self, items: list[int], size: int) -> None:
