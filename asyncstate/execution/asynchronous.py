@@ -34,6 +34,7 @@ _RELEASE_FACTOR: Final = (
     4  # records that may have ended behind one that has not, in multiples of the in-flight limit
 )
 _AGE_CHECK_RECORDS: Final = 64
+_MEASURE_EVERY: Final = 8  # of the single reads made at once: a measurement costs a twentieth of a hot read
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class AsyncExecutionController(ExecutionController):
         self._peak_blocked = 0
         self._wait_seconds = 0.0
         self._peek = overlay.peek
+        self._fetch = overlay.fetch
+        self._reads_at_once = 0
         self._read_at_once = not limits.batch_hot_reads and not self._pacer.waits_for_device
 
     # -- records -----------------------------------------------------------------------------------
@@ -212,7 +215,9 @@ class AsyncExecutionController(ExecutionController):
         """See ``StateSink``: from memory at once, else with the next list get."""
         value = self._peek(key)
         if value is MISSING and self._read_at_once:
-            value = self._read_one(key)
+            self._reads_at_once += 1
+            measure = self._reads_at_once % _MEASURE_EVERY == 0
+            value = self._read_measured(key) if measure else self._fetch(key)
         if value is MISSING:
             record = self.current
             assert record is not None
@@ -226,8 +231,8 @@ class AsyncExecutionController(ExecutionController):
             self._reading = key
             return failed_future(error)
 
-    def _read_one(self, key: bytes) -> bytes | None:
-        """Read a key now: while the store answers from memory, waiting for company costs more than it saves."""
+    def _read_measured(self, key: bytes) -> bytes | None:
+        """Read a key now, and see whether reading at once is still the thing to do."""
         started = time.perf_counter()
         value = self.overlay.fetch(key)
         self._pacer.measured_one(time.perf_counter() - started)

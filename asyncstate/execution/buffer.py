@@ -27,8 +27,8 @@ _SLOW_US: Final = (
 _CHUNK_KEYS_MIN: Final = 4  # handing a chunk to a thread costs about as much as a few reads of a fast device
 _WEIGHT: Final = 0.3  # of the newest list get
 _EXPECTED_US: Final = 5.0  # of a single get, before any was measured
-_SINGLE_WEIGHT: Final = 0.02  # of the newest single get
-_LIMIT_US: Final = 10 * _SLOW_US  # one measurement counts for at most this: it may be the scheduler's doing
+_SINGLE_WEIGHT: Final = 0.1  # of the newest single get
+_LIMIT_US: Final = 5 * _SLOW_US  # one measurement counts for at most this: it may be the scheduler's doing
 
 
 class StateRequestBuffer:
