@@ -68,8 +68,10 @@ def nexmark(
     settings = RunSettings(folder, events, micro_batch_events or -(-events // _BATCHES), cores, seed)
     try:
         results = _run(queries, enabled, settings)
-    except AsyncStateError as error:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, AsyncStateError):
+            raise
         _stop(f"{type(error).__name__}: {error}", CANNOT_RUN)
     title = f"Nexmark, {events:,} events, {cores} cores"
     console.print(results_table(results, title))

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,15 @@ def test_the_picture_is_a_png_of_readable_size(tmp_path: Path) -> None:
     assert int.from_bytes(data[16:20]) >= 1000
 
 
+@pytest.fixture(autouse=True)
+def temporary_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the command line makes its folders, so that those of wrong results go with the test."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
 def invoke(
     monkeypatch: pytest.MonkeyPatch, results: list[QueryResult], *options: str
 ) -> tuple[int, str, str]:
@@ -116,15 +126,22 @@ def test_the_command_line_takes_the_options_as_documented(
         assert modes in invoke(monkeypatch, RESULTS[:2], "--async-state.enabled", value)[2]
 
 
-def test_a_wrong_result_is_told_plainly_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_is_told_plainly_fails_and_is_kept(
+    monkeypatch: pytest.MonkeyPatch, temporary_folders: Path
+) -> None:
+    code, output, _ = invoke(monkeypatch, RESULTS[:2])
+    assert (code, list(temporary_folders.iterdir())) == (0, [])
     code, output, _ = invoke(monkeypatch, RESULTS)
     assert code == 1
+    (kept,) = temporary_folders.iterdir()
+    assert str(kept) in output
     assert "q18 async: the result differs from DuckDB's on the same events:\n  bad" in output
 
 
-def test_an_unknown_query_stops_before_spark_starts() -> None:
+def test_an_unknown_query_stops_before_spark_starts(temporary_folders: Path) -> None:
     outcome = CliRunner().invoke(app, ["nexmark", "--queries", "q4,q99"])
     assert outcome.exit_code == 2
+    assert list(temporary_folders.iterdir()) == []
     assert re.search(r"ConfigurationError: Nexmark: no query .*q99", outcome.output)
 
 
