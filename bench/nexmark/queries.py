@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 
 from bench.nexmark.events import bids, inserts
+from bench.nexmark.stateful import STATEFUL_PLANS
 
 if TYPE_CHECKING:
     from asyncstate.spark import MicroBatch
@@ -80,5 +81,7 @@ def q22(batch: MicroBatch, events: DataFrame) -> DataFrame:
     return inserts(bids(events).selectExpr("auction", "bidder", "price", "channel", *directories))
 
 
-PLANS: Mapping[str, Plan] = {plan.__name__: plan for plan in (q0, q1, q2, q10, q14, q21, q22)}
+_PLANS = {plan.__name__: plan for plan in (q0, q1, q2, q10, q14, q21, q22)} | STATEFUL_PLANS
+
+PLANS: Mapping[str, Plan] = {name: _PLANS[name] for name in sorted(_PLANS, key=lambda name: int(name[1:]))}
 """The queries that can be run, by name."""

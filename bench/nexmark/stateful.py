@@ -1,0 +1,201 @@
+"""The Nexmark queries that keep state, as streaming plans on ``operators``.
+
+Owns: ``STATEFUL_PLANS``.
+Invariant: what needs no state (filters, projections, the last step over rows of one finished window) is left to
+Spark; every operator has a uid of its own in its query.
+Must not import the runner, the oracle's engine or reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
+from pyspark.sql.window import Window
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from bench.nexmark.events import auctions, bids, inserts, people
+from operators import (
+    Deduplicate,
+    GroupAggregate,
+    Join,
+    WindowAggregate,
+    count,
+    hop,
+    max_,
+    min_,
+    session,
+    sum_,
+    tumble,
+)
+
+if TYPE_CHECKING:
+    from asyncstate.spark import MicroBatch
+
+WATERMARK_DELAY = "4 seconds"
+"""As in the benchmark's source tables."""
+
+_RANKS = {
+    "rank1": "price < 10000",
+    "rank2": "price >= 10000 AND price < 1000000",
+    "rank3": "price >= 1000000",
+}
+
+
+def q3(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Auctions of category 10 with their sellers of three states: a join of two growing tables."""
+    offers = auctions(events).where("category = 10").select("id", "seller")
+    sellers = people(events).where("state IN ('OR', 'ID', 'CA')").withColumnRenamed("id", "person")
+    joined = batch.apply(
+        Join(right_unique="join_key"), offers, sellers, key=("seller", "person"), uid="seller"
+    )
+    return joined.select("name", "city", "state", "id", ROW_KIND_COLUMN)
+
+
+def q4(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """A join, the highest bid of each auction, and the mean of those, which takes back what it replaces."""
+    offers = auctions(events).select("id", "category", F.col("dateTime").alias("opened"), "expires")
+    paired = batch.apply(
+        Join(left_unique="join_key"), offers, bids(events), key=("id", "auction"), uid="bids-in-time"
+    )
+    in_time = paired.where("dateTime BETWEEN opened AND expires").select("id", "category", "price")
+    highest = batch.apply(
+        GroupAggregate([max_("price").alias("final")]), in_time, key=("id", "category"), uid="highest"
+    )
+    means = batch.apply(
+        GroupAggregate([sum_("final").alias("total"), count().alias("auctions")]),
+        highest.select("category", "final", ROW_KIND_COLUMN),
+        key="category",
+        uid="mean",
+    )
+    return means.selectExpr("category AS id", "total div auctions AS final", ROW_KIND_COLUMN)
+
+
+def q5(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Bids of each auction in hopping windows. A window's rows all come in the micro-batch in which it ends, so
+    that the choice of the highest needs no state."""
+    counts = batch.apply(
+        WindowAggregate(hop("10 seconds", "2 seconds"), [count().alias("num")]),
+        bids(events),
+        key="auction",
+        event_time="dateTime",
+        watermark_delay=WATERMARK_DELAY,
+        uid="counts",
+    )
+    most = F.max("num").over(Window.partitionBy("window_end"))
+    return counts.withColumn("most", most).where("num = most").select("auction", "num", ROW_KIND_COLUMN)
+
+
+def q7(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Highest price of each window, joined back to its bids.
+
+    Only the highest bids of a window's part in this micro-batch can be the highest of the window: the others end
+    here. A bid on the boundary also counts for the window before it, so it stays.
+    """
+    windowed = bids(events).withColumn(
+        "opens", F.expr("timestamp_micros(unix_micros(dateTime) div 10000000 * 10000000)")
+    )
+    here = windowed.groupBy("opens").agg(F.max("price").alias("highest_here"))
+    candidates = windowed.join(F.broadcast(here), "opens").where("price = highest_here OR dateTime = opens")
+    bid = candidates.select("auction", "bidder", "price", "dateTime", "extra")
+    highest = batch.apply(
+        WindowAggregate(tumble("10 seconds"), [max_("price").alias("maxprice")]),
+        bid,
+        event_time="dateTime",
+        watermark_delay=WATERMARK_DELAY,
+        uid="highest",
+    )
+    joined = batch.apply(
+        Join(),
+        bid,
+        highest.select("maxprice", "window_start", "window_end"),
+        key=("price", "maxprice"),
+        uid="bids",
+    )
+    in_window = joined.where("dateTime BETWEEN window_start AND window_end")
+    return in_window.select("auction", "bidder", "price", "dateTime", "extra", ROW_KIND_COLUMN)
+
+
+def q8(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """People and sellers of each window; both end with the same watermark, so that joining them needs no state."""
+    window = tumble("10 seconds")
+    new = batch.apply(
+        WindowAggregate(window),
+        people(events),
+        key=("id", "name"),
+        event_time="dateTime",
+        watermark_delay=WATERMARK_DELAY,
+        uid="people",
+    )
+    sellers = batch.apply(
+        WindowAggregate(window),
+        auctions(events),
+        key="seller",
+        event_time="dateTime",
+        watermark_delay=WATERMARK_DELAY,
+        uid="sellers",
+    )
+    opened = sellers.select("seller", F.col("window_start").alias("stime"))
+    found = new.withColumnRenamed("window_start", "stime").join(
+        opened, (F.col("id") == F.col("seller")) & (new["window_start"] == opened["stime"])
+    )
+    return inserts(found.select("id", "name", new["window_start"].alias("stime")))
+
+
+def q11(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Bids of each bidder in session windows."""
+    sessions = batch.apply(
+        WindowAggregate(session("10 seconds"), [count().alias("bid_count")]),
+        bids(events),
+        key="bidder",
+        event_time="dateTime",
+        watermark_delay=WATERMARK_DELAY,
+        uid="sessions",
+    )
+    return sessions.selectExpr(
+        "bidder", "bid_count", "window_start AS starttime", "window_end AS endtime", ROW_KIND_COLUMN
+    )
+
+
+def q17(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Eight aggregates of each auction and day."""
+    levels = [F.expr(condition).alias(rank) for rank, condition in _RANKS.items()]
+    rows = bids(events).select(
+        "auction", F.date_format("dateTime", "yyyy-MM-dd").alias("day"), "price", *levels
+    )
+    aggregates = [
+        count().alias("total_bids"),
+        *(count().where(rank).alias(f"{rank}_bids") for rank in _RANKS),
+        min_("price").alias("min_price"),
+        max_("price").alias("max_price"),
+        sum_("price").alias("sum_price"),
+    ]
+    days = batch.apply(GroupAggregate(aggregates), rows, key=("auction", "day"), uid="days")
+    return days.withColumn("avg_price", F.expr("sum_price div total_bids"))
+
+
+def q18(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """The last bid of each bidder on each auction."""
+    return batch.apply(
+        Deduplicate(keep="last", time="event"),
+        bids(events),
+        key=("bidder", "auction"),
+        event_time="dateTime",
+        uid="last",
+    )
+
+
+def q20(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Bids joined with their auctions of category 10."""
+    bid = bids(events).withColumnsRenamed({"dateTime": "bid_dateTime", "extra": "bid_extra"})
+    offer = auctions(events).where("category = 10")
+    offer = offer.withColumnsRenamed({"dateTime": "auction_dateTime", "extra": "auction_extra"})
+    return batch.apply(Join(right_unique="join_key"), bid, offer, key=("auction", "id"), uid="auction")
+
+
+STATEFUL_PLANS: Mapping[str, Callable[[MicroBatch, DataFrame], DataFrame]] = {
+    plan.__name__: plan for plan in (q3, q4, q5, q7, q8, q11, q17, q18, q20)
+}
+"""The queries with state that can be run, by name."""
