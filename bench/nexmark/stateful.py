@@ -137,11 +137,9 @@ def q8(batch: MicroBatch, events: DataFrame) -> DataFrame:
         watermark_delay=WATERMARK_DELAY,
         uid="sellers",
     )
-    opened = sellers.select("seller", F.col("window_start").alias("stime"))
-    found = new.withColumnRenamed("window_start", "stime").join(
-        opened, (F.col("id") == F.col("seller")) & (new["window_start"] == opened["stime"])
-    )
-    return inserts(found.select("id", "name", new["window_start"].alias("stime")))
+    opened = sellers.select(F.col("seller").alias("id"), "window_start")
+    found = new.drop(ROW_KIND_COLUMN).join(opened, ["id", "window_start"])
+    return inserts(found.select("id", "name", F.col("window_start").alias("stime")))
 
 
 def q11(batch: MicroBatch, events: DataFrame) -> DataFrame:
