@@ -89,6 +89,29 @@ def nexmark(
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@app.command()
+def micro(
+    state_keys: Annotated[int, typer.Option(min=100, help="Keys in the state.")] = 1_000_000,
+    unique_keys: Annotated[int, typer.Option(min=10, help="Unique keys (records) a micro-batch.")] = 100_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Counted pairs of runs.")] = 9,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the keys drawn.")] = 1,
+    output: Annotated[Path | None, typer.Option(help="Folder for micro.json.")] = None,
+) -> None:
+    """Compare bundle and record grain with hand-written rocksdict code, on one core."""
+    from bench.micro import micro_table, run
+
+    if tiny:
+        state_keys, unique_keys, rounds = 2_000, 500, 1
+    with console.status("measuring"):
+        results = run(state_keys, unique_keys, rounds, seed)
+    console.print(micro_table(results, f"{unique_keys:,} of {state_keys:,} keys, medians of {rounds} pairs"))
+    if output is not None:
+        facts = {"state_keys": state_keys, "rounds": rounds, "seed": seed, "machine": platform.platform()}
+        write_json(results, output / "micro.json", **facts)
+        console.print(f"written: {output / 'micro.json'}", highlight=False)
+
+
 def _run(queries: str, enabled: Enabled, settings: RunSettings) -> list[QueryResult]:
     from bench.nexmark.queries import PLANS
     from bench.nexmark.runner import NexmarkRunner, check_queries, start_session

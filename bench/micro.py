@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from rich import box
+from rich.table import Table
 from rocksdict import Rdict, SstFileWriter
 
 from asyncstate.config import Config, resolve
@@ -234,10 +236,8 @@ def _result(
 def bundle_grain(state_keys: int, unique: int, rounds: int, seed: int) -> list[MicroResult]:
     """Count and sum a key, and deduplication, at bundle grain; everything from Arrow batch to delta file counts."""
     operators: dict[str, Callable[[], Operator]] = {
-        "GroupAggregate(count, sum)": lambda: GroupAggregate(
-            [count().alias("n"), sum_("value").alias("total")]
-        ),
-        "Deduplicate(last)": lambda: Deduplicate(keep="last", time="processing"),
+        "GroupAggregate": lambda: GroupAggregate([count().alias("n"), sum_("value").alias("total")]),
+        "Deduplicate": lambda: Deduplicate(keep="last", time="processing"),
     }
     results = []
     for name, make in operators.items():
@@ -254,9 +254,7 @@ def bundle_grain(state_keys: int, unique: int, rounds: int, seed: int) -> list[M
                     rounds,
                 )
             mode = "async" if enabled else "sync"
-            results.append(
-                _result(f"{name}, {mode}", "unique key", "list get, numpy, SST", unique, times, 2.0)
-            )
+            results.append(_result(f"{name}, {mode}", "key", "list get, numpy, SST", unique, times, 2.0))
     return results
 
 
@@ -283,3 +281,23 @@ def record_grain(state_keys: int, records: int, rounds: int, seed: int) -> list[
 def run(state_keys: int, unique: int, rounds: int, seed: int = 1) -> list[MicroResult]:
     """All micro-benchmarks."""
     return bundle_grain(state_keys, unique, rounds, seed) + record_grain(state_keys, unique, rounds, seed)
+
+
+def micro_table(results: Sequence[MicroResult], title: str) -> Table:
+    """The results as a table for people, within 80 characters; times in microseconds a unit."""
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("operator and mode", no_wrap=True)
+    table.add_column("unit", no_wrap=True)
+    for heading in ("by hand", "ours", "ratio", "spread", "aim"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        table.add_row(
+            result.name,
+            result.unit,
+            f"{result.floor_us:.2f}",
+            f"{result.ours_us:.2f}",
+            f"{result.ratio:.2f}",
+            f"{result.ratio_min:.2f}-{result.ratio_max:.2f}",
+            f"{result.target:.1f}",
+        )
+    return table

@@ -87,7 +87,7 @@ def results_table(results: Sequence[QueryResult], title: str = "Nexmark") -> Tab
     return table
 
 
-def write_json(results: Sequence[QueryResult], path: Path, **facts: Any) -> None:
+def write_json(results: Sequence[msgspec.Struct], path: Path, **facts: Any) -> None:
     """All figures and ``facts`` about the run, indented."""
     document = {**facts, "results": [msgspec.to_builtins(result) for result in results]}
     path.parent.mkdir(parents=True, exist_ok=True)

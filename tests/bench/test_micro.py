@@ -1,0 +1,20 @@
+"""The micro-benchmarks run, tiny, and say what they compare; their figures are nobody's business here."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from bench.__main__ import app
+
+
+@pytest.mark.timeout(300)
+def test_the_micro_benchmarks_run_tiny(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    done = CliRunner().invoke(app, ["micro", "--tiny", "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    written = msgspec.json.decode((tmp_path / "micro.json").read_bytes())
+    names = [result["name"] for result in written["results"]]
+    assert len(names) == len(set(names)) == 6
+    assert all(result["ours_us"] > 0 and result["floor_us"] > 0 for result in written["results"])
+    assert all(name in done.output for name in names)
