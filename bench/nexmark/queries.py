@@ -81,7 +81,8 @@ def q22(batch: MicroBatch, events: DataFrame) -> DataFrame:
     return inserts(bids(events).selectExpr("auction", "bidder", "price", "channel", *directories))
 
 
-_PLANS = {plan.__name__: plan for plan in (q0, q1, q2, q10, q14, q21, q22)} | STATEFUL_PLANS
+_PLANS: dict[str, Plan] = {plan.__name__: plan for plan in (q0, q1, q2, q10, q14, q21, q22)}
+_PLANS.update(STATEFUL_PLANS)
 
 PLANS: Mapping[str, Plan] = {name: _PLANS[name] for name in sorted(_PLANS, key=lambda name: int(name[1:]))}
 """The queries that can be run, by name."""
