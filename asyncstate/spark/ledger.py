@@ -30,7 +30,7 @@ class Ledger:
 
     def __init__(self, config: Config, job_id: str, first_batch_id: int) -> None:
         assert config.checkpoint_dir is not None
-        files = LocalFiles(config.checkpoint_dir.removeprefix("file://"))
+        files = LocalFiles(_folder(config.checkpoint_dir))
         self.job_id = job_id
         self.folder = str(files.root)
         self._config = config
@@ -133,6 +133,17 @@ def batch_schema(manifest: Manifest | None) -> str | None:
     """JSON of the schema of the micro-batch that ``manifest`` committed; None if it had no operator."""
     operators = manifest.operators.values() if manifest is not None else ()
     return next((op.schema[BATCH_SCHEMA] for op in operators if BATCH_SCHEMA in op.schema), None)
+
+
+def _folder(place: str) -> str:
+    """The path of a checkpoint folder given as a path or a ``file:`` URI."""
+    path = place.removeprefix("file://")
+    if "://" in path:
+        raise ConfigurationError(
+            f"async-state.checkpoint-dir is {place!r}, but only folders can be checkpoints so far; give a "
+            "path that driver and workers reach, such as a shared file system"
+        )
+    return path
 
 
 def _way_out(batch_id: int, newest: int) -> str:

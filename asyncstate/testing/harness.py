@@ -74,7 +74,7 @@ class OperatorHarness:
         schemas = [inputs] if isinstance(inputs, pa.Schema) else list(inputs)
         count = len(schemas)
         keys = (
-            [tuple(key)]
+            [_names(key)]
             if count == 1 and all(isinstance(name, str) for name in key)
             else [_names(k) for k in key]
         )
