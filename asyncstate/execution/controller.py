@@ -75,6 +75,11 @@ class ExecutionController(StateSink):
             raise
         except Exception as error:
             raise self._operator_error(error, None) from error
+        if type(result) is CoroutineType:
+            result.close()
+            raise FutureStateError(
+                f"operator '{self.uid}': bundle-grain methods cannot be coroutines; return a StateFuture instead"
+            )
         if isinstance(result, StateFuture):
             self.settle(result)
         elif self._failures:
