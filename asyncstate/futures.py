@@ -123,10 +123,14 @@ class StateFuture(Generic[T]):
     def then_apply(self, fn: Callable[[T], U]) -> StateFuture[U]:
         """A future of ``fn(value)``."""
         if self._state == _DONE:
+            # as completed_future does; this is half of every chain on state that is in memory
+            done = _new_future(StateFuture)
             try:
-                return completed_future(fn(self._value))
+                done._value = fn(self._value)
             except Exception as error:
                 return failed_future(error)
+            done._state = _DONE
+            return done
         return self._derive(_apply, fn)
 
     def then_accept(self, fn: Callable[[T], object]) -> StateFuture[None]:
@@ -143,7 +147,8 @@ class StateFuture(Generic[T]):
         """The future that ``fn(value)`` returns. Anything but a StateFuture from ``fn`` is a FutureStateError."""
         if self._state == _DONE:
             try:
-                return _future_from(fn(self._value), fn)
+                inner = fn(self._value)
+                return inner if type(inner) is StateFuture else _future_from(inner, fn)
             except Exception as error:
                 return failed_future(error)
         return self._derive(_compose, fn)
@@ -226,7 +231,8 @@ class StateFuture(Generic[T]):
             else:
                 callbacks.append((step, fn, child))
             return child
-        self._observed = True
+        if self._state == _FAILED:
+            self._observed = True
         work: list[tuple[StateFuture[Any], int, Any]] = []
         step(fn, child, self._state, self._value, work)
         _run(work)
@@ -276,7 +282,8 @@ def _compose(fn: Any, child: StateFuture[Any], state: int, value: Any, work: _Wo
             else:
                 inner._callbacks.append((_forward, None, child))
             return
-        inner._observed = True
+        if inner._state == _FAILED:
+            inner._observed = True
         state, value = inner._state, inner._value
     work.append((child, state, value))
 
@@ -369,9 +376,13 @@ def _require_future(future: object, where: str) -> None:
 # -- making and combining ----------------------------------------------------------------------------------
 
 
+# A future that is settled when it is made has no use for the other slots, and so none for ``__init__``.
+_new_future: Final = StateFuture.__new__
+
+
 def completed_future(value: T) -> StateFuture[T]:
     """A future that has ``value`` already."""
-    future: StateFuture[T] = StateFuture()
+    future: StateFuture[T] = _new_future(StateFuture)
     future._state = _DONE
     future._value = value
     return future

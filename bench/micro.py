@@ -26,7 +26,7 @@ from asyncstate.config import Config, resolve
 from asyncstate.operator import InputSpec, Operator, RecordContext, RecordOperator, Row
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, operator_after, run_partition
 from asyncstate.state import ValueState, ValueStateDescriptor
-from asyncstate.storage import OperatorManifest, RocksDBOptions
+from asyncstate.storage import LIST_GET_KEYS, OperatorManifest, RocksDBOptions
 from asyncstate.storage.rocksdb import rocksdb_options
 from operators import Deduplicate, GroupAggregate, count, sum_
 
@@ -126,7 +126,7 @@ class Floor:
         """Sorted list get, add with numpy, sorted SST file: the least a bundle can cost. Seconds."""
         packed = _packed(np.sort(keys))
         started = time.perf_counter()
-        values: list[bytes | None] = self._db.get(packed)  # type: ignore[arg-type,assignment]
+        values = self._list_get(packed)
         rows = np.frombuffer(b"".join([value or bytes(17) for value in values]), _ROW).copy()
         rows["count"] += 1
         rows["sum"] += 7
@@ -134,6 +134,14 @@ class Floor:
         seconds = time.perf_counter() - started
         self._ingest_written()
         return seconds
+
+    def _list_get(self, keys: list[bytes]) -> list[bytes | None]:
+        """In pieces that stay in the processor's caches: by hand, too, one would find that out."""
+        get: Any = self._db.get
+        values: list[bytes | None] = []
+        for first in range(0, len(keys), LIST_GET_KEYS):
+            values += get(keys[first : first + LIST_GET_KEYS])
+        return values
 
     def records(self, keys: list[int]) -> float:
         """A get and a put for each record, as a user would write it. Seconds."""
@@ -181,7 +189,8 @@ def _packed(keys: np.ndarray) -> list[bytes]:
 
 
 def _batches(keys: np.ndarray, rows: int) -> list[pa.RecordBatch]:
-    value = np.full(len(keys), 7, np.int64)
+    # other values each time: an operator that finds nothing changed writes nothing
+    value = np.random.default_rng(int(keys[0])).integers(0, 1_000_000, len(keys))
     whole = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(value)], schema=_SCHEMA)
     return [whole.slice(start, rows) for start in range(0, len(keys), rows)]
 

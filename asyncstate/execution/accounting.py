@@ -27,6 +27,7 @@ class KeyAccountingUnit:
         key = record.encoded_key
         before = last.get(key)
         last[key] = record
+        record.following = None
         if before is None:
             return True
         before.following = record

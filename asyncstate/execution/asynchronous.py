@@ -110,6 +110,7 @@ class AsyncExecutionController(ExecutionController):
 
     def _submit_behind(self, record: Record) -> None:
         record.out = []
+        record.pending = 0
         record.epoch = self.epochs.enter()
         self._unreleased.append(record)
         self._in_flight += 1

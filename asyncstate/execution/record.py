@@ -74,9 +74,10 @@ class Record:
         self.row_kind = row_kind
         self.timestamp = timestamp
         self.out: list[OutputRow] | None = None
-        self.pending = 0
-        self.following: Record | None = None
-        self.epoch: Any = None
+        # The asynchronous controller's own; set by it, because most records of a sync batch need none of them.
+        self.pending: int
+        self.following: Record | None
+        self.epoch: Any
 
     @property
     def watermark(self) -> int:

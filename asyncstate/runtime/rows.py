@@ -132,4 +132,6 @@ def _kind_column(kinds: npt.NDArray[np.int8] | RowKind, num_rows: int) -> pa.Arr
 
 def kinds_of(codes: npt.NDArray[np.int8]) -> list[RowKind]:
     """RowKind members for int8 codes."""
+    if not codes.any():
+        return [RowKind.INSERT] * len(codes)
     return [_KINDS[code] for code in codes.tolist()]

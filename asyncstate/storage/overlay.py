@@ -55,6 +55,7 @@ class WriteOverlay:
         "_reads",
         "_scans",
         "_sorted",
+        "_store_get",
         "_store_reads",
         "_writes",
         "_young",
@@ -68,6 +69,7 @@ class WriteOverlay:
 
     def __init__(self, store: KeyedStore, read_cache_bytes: int = 16 << 20) -> None:
         self.store = store
+        self._store_get = store.get
         self._writes: dict[bytes, bytes | None] = {}
         self._young: dict[bytes, bytes | None] = {}
         self._old: dict[bytes, bytes | None] = {}
@@ -97,14 +99,26 @@ class WriteOverlay:
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key, None when absent; asks the store when memory cannot tell."""
-        value = self.peek(key)
-        return self.fetch(key) if value is MISSING else value
+        # ``peek`` and ``fetch`` in one: this is called for every record
+        self._reads += 1
+        value: Peeked = self._writes.get(key, MISSING)
+        if value is MISSING:
+            value = self._young.get(key, MISSING)
+            if value is MISSING:
+                value = self._old.get(key, MISSING)
+                if value is MISSING:
+                    self._misses += 1
+                    return self.fetch(key)
+                self.remember(key, value)
+        return value
 
     def fetch(self, key: bytes) -> bytes | None:
         """Ask the store, for a key that ``peek`` did not know, and remember the answer."""
         self._store_reads += 1
-        value = self.store.get(key)
-        self.remember(key, value)
+        value = self._young[key] = self._store_get(key)
+        self._young_bytes += len(key) + (len(value) if value is not None else 0) + _ENTRY_OVERHEAD_BYTES
+        if self._young_bytes > self._cache_half_bytes:
+            self._age()
         return value
 
     def remember(self, key: bytes, value: bytes | None) -> None:

@@ -149,6 +149,7 @@ class RocksDBStore(KeyedStore):
         self.options = options or RocksDBOptions()
         self._raw_options = rocksdb_options(self.options)
         self._db: Rdict | None = self._open()
+        self._get: Callable[[bytes], bytes | None] = self._db.get
 
     def _open(self) -> Rdict:
         # Named, because the binding otherwise takes the column family's options from the folder when there
@@ -171,12 +172,14 @@ class RocksDBStore(KeyedStore):
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key; holds the GIL while a device is read."""
         try:
-            value: bytes | None = self.db.get(key)
+            return self._get(key)
         except StoreError:
             raise
         except Exception as error:
             raise self._failed("read", error) from error
-        return value
+
+    def _get_closed(self, key: bytes) -> bytes | None:
+        return self.db.get(key)  # raises
 
     def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
         """Return the values of the keys by list gets, each of which releases the GIL once."""
@@ -287,6 +290,7 @@ class RocksDBStore(KeyedStore):
         db, self._db = self._db, None
         if db is None:
             return
+        self._get = self._get_closed
         try:
             db.close()
         except Exception as error:
