@@ -194,8 +194,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     epoch_mode: Annotated[
         Literal["serial", "parallel-between-epochs"],
         Choice(("serial", "parallel-between-epochs")),
-        "`serial`: records behind a watermark or timer wait until all before it are done. The other: "
-        "they run at once, only the watermark or timer waits.",
+        "Between two timer ticks. `serial`: the timers of a time start when all of the time before are done. "
+        "The other: they overlap, in order only for each key. Records are always done before timers fire.",
     ] = "serial"
     iterate_response_batch_size: Annotated[
         int, Number(1, 1_000_000), "Entries that a state iterator loads at a time."
@@ -230,7 +230,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checkpoint_dir: Annotated[
         str | None,
         Folder("none; a job needs one"),
-        "Folder or URI that driver and workers reach: the job's manifests, deltas and snapshots.",
+        "Folder (or file:// URI) that driver and workers reach: manifests, deltas and snapshots.",
     ] = None
     snapshot_interval: Annotated[
         int,

@@ -47,6 +47,7 @@ class AsyncLimits:
     io_parallelism: int = 32
     watchdog_timeout_ms: int = 60_000
     batch_hot_reads: bool = False
+    serial_epochs: bool = True
 
 
 class AsyncExecutionController(ExecutionController):
@@ -71,7 +72,7 @@ class AsyncExecutionController(ExecutionController):
         self._unreleased: deque[Record] = deque()
         self._prefetched: dict[tuple[int, bytes, bytes], _ManyRead] = {}
         self._in_flight = 0
-        self._suspended = 0
+        self._epochs_done = 0
         self._submitted = 0
         self._peak_in_flight = 0
         self._peak_blocked = 0
@@ -141,6 +142,16 @@ class AsyncExecutionController(ExecutionController):
         if self._failures:
             self._raise_unhandled()
 
+    def end_epoch(self) -> None:
+        """See ``ExecutionController``. Serial: wait for the epoch; else its records and the next one's overlap."""
+        if self._limits.serial_epochs:
+            self.drain()
+        else:
+            self.epochs.close(self._count_epoch)
+
+    def _count_epoch(self) -> None:
+        self._epochs_done += 1
+
     def settle(self, future: StateFuture[Any]) -> None:
         """See ``ExecutionController``."""
         while not future.done:
@@ -196,10 +207,8 @@ class AsyncExecutionController(ExecutionController):
         self, record: Record, coroutine: Coroutine[Any, None, Any], awaited: StateFuture[Any]
     ) -> None:
         record.pending += 1
-        self._suspended += 1
 
         def resume(_: StateFuture[Any]) -> None:
-            self._suspended -= 1
             try:
                 self._step(record, coroutine)
             except Exception as error:
@@ -410,6 +419,7 @@ class AsyncExecutionController(ExecutionController):
         return {
             **self.overlay.statistics(),
             "io_wait_seconds": self._wait_seconds,
+            "overlapping_epochs": self._epochs_done,
             "in_flight_peak": self._peak_in_flight,
             "blocked_keys_peak": self._peak_blocked,
         }

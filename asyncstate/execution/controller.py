@@ -100,6 +100,9 @@ class ExecutionController(StateSink):
         if self._failures:
             self._raise_unhandled()
 
+    def end_epoch(self) -> None:
+        """Everything taken so far belongs to an epoch that ends here, what comes after to the next one."""
+
     def flush(self) -> None:
         """Send off what waits to be read; called before the caller may block on its input."""
 

@@ -86,12 +86,16 @@ class RecordRunner(Runner):
     def _fire_timers(self) -> Iterator[pa.RecordBatch]:
         """Rounds of due timers, until a round finds none: a timer may register others that are due already."""
         watermark = self.spec.watermark
+        tick = MIN_WATERMARK
         found = watermark != MIN_WATERMARK
         while found:
             found = False
             for page in self._timers.due(self.context.key_groups, watermark, self.context.page_size):
                 found = True
                 for due in page:
+                    if due.time != tick:
+                        self.controller.end_epoch()
+                        tick = due.time
                     self.controller.submit(self._timer_record(due))
                 yield from self._outputs(_OUTPUT_ROWS)
             self.controller.drain()
