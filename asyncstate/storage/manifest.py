@@ -96,8 +96,8 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One committed version of a job's state. Times are microseconds since the epoch.
 
-    ``base`` is the version it was computed from; ``sources`` holds the highest event time seen per watermark
-    source; ``final`` says that the input had ended.
+    ``base`` is the version it was computed from; ``sources`` holds per watermark source its highest event time
+    seen minus its delay; ``final`` says that the input had ended.
     """
 
     job_id: str

@@ -130,7 +130,7 @@ def _quieten(opts: Options) -> None:
     opts.set_keep_log_file_num(1)
     opts.set_stats_dump_period_sec(0)
     opts.set_stats_persist_period_sec(0)
-    opts.set_skip_stats_update_on_db_open(True)
+    opts.set_skip_stats_update_on_db_open(False)
     opts.set_write_buffer_size(1 << 20)
 
 
