@@ -334,13 +334,18 @@ class BundleOperator(Operator):
 
     @abstractmethod
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """Handle the rows of one input. Return None or a StateFuture; the next bundle starts when it is done."""
+        """Handle the rows of one input. Return None or a StateFuture, or be a generator of them; the next bundle
+        starts when all is done. A generator goes on when what it yielded is done and its output has left."""
 
     def prefetch(self, bundle: Bundle) -> None:
         """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is at work."""
 
     def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
-        """Called once a micro-batch and partition, after all bundles (also when there was none)."""
+        """Called once a micro-batch and partition, after all bundles (also when there was none).
+
+        Returns what ``process_bundle`` may. An operator that puts out much here is best a generator, which
+        holds one part of it at a time.
+        """
 
 
 @dataclass

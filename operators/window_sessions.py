@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, KeyCodec
-from asyncstate.futures import StateFuture, completed_void_future
+from asyncstate.futures import StateFuture
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Bundle, BundleContext, OperatorContext
 from asyncstate.state.columns import ColumnState
 from asyncstate.state.list_blocks import ListHeads
@@ -152,20 +152,14 @@ class SessionAggregation:
 
     # -- windows --------------------------------------------------------------------------------------
 
-    def fire(self, ctx: BundleContext) -> StateFuture[None]:
-        """Put out the sessions that have come due, by end, then in the order of the store."""
+    def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
+        """Put out the sessions that have come due, by end, then in the order of the store; a step a part."""
         fired = due_until(ctx.previous_watermark)
         first, last = min(fired + 1, self._earliest_end), due_until(ctx.watermark)
         if ctx.watermark == MIN_WATERMARK or first > last:
-            return completed_void_future()
-        return self._fire_parts(self._reader.parts(first, last), fired, ctx)
-
-    def _fire_parts(self, parts: Iterator[DuePart], fired: int, ctx: BundleContext) -> StateFuture[None]:
-        for part in parts:
-            done = self._fire(part, fired, ctx)
-            if not done.done or done.failed:
-                return done.then_compose(lambda _: self._fire_parts(parts, fired, ctx))
-        return completed_void_future()
+            return
+        for part in self._reader.parts(first, last):
+            yield self._fire(part, fired, ctx)
 
     def _fire(self, part: DuePart, fired: int, ctx: BundleContext) -> StateFuture[None]:
         self._ends.remove_entries(part.entries.store_keys)

@@ -133,8 +133,8 @@ class SliceAggregation:
 
     # -- windows --------------------------------------------------------------------------------------
 
-    def fire(self, ctx: BundleContext) -> None:
-        """Put out the windows that have come due, by window end, then in the order of the store."""
+    def fire(self, ctx: BundleContext) -> Iterator[None]:
+        """Put out the windows that have come due, by window end, then in the order of the store; a step a part."""
         if ctx.watermark == MIN_WATERMARK:
             return
         first = self._window.next_end(due_until(ctx.previous_watermark) + 1)
@@ -144,6 +144,7 @@ class SliceAggregation:
         for part in self._reader.parts(first, last):
             self._emit(part, ctx)
             self._forget(part)
+            yield
 
     def _emit(self, part: DuePart, ctx: BundleContext) -> None:
         entries = part.entries

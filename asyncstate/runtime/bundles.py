@@ -1,12 +1,14 @@
 """Bundle grain: Arrow batches of one partition, with their unique keys.
 
 Owns: ``BundleRunner``.
-Invariant: a bundle starts when the one before it is done; only reading ahead overlaps.
+Invariant: a bundle starts when the one before it is done; only reading ahead overlaps. What an operator puts
+out is held until its call, or a step of it, is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,12 +76,35 @@ class BundleRunner(Runner):
             waiting = bundle
         if waiting is not None:
             yield from self._process(waiting)
-        self.controller.run_bundle(lambda: self._operator.on_watermark(self.spec.watermark, self))
-        yield from self._take()
+        yield from self._call(lambda: self._operator.on_watermark(self.spec.watermark, self))
 
     def _process(self, bundle: Bundle) -> Iterator[pa.RecordBatch]:
-        self.controller.run_bundle(lambda: self._operator.process_bundle(bundle, self))
+        return self._call(lambda: self._operator.process_bundle(bundle, self))
+
+    def _call(self, work: Callable[[], Any]) -> Iterator[pa.RecordBatch]:
+        """Run ``work`` to its end, step by step if it is a generator: its output leaves between the steps."""
+        steps: Iterator[Any] | None = None
+
+        def call() -> Any:
+            nonlocal steps
+            result = work()
+            if not isinstance(result, Iterator):
+                return result
+            steps = result
+            return None
+
+        def step() -> Any:
+            nonlocal steps
+            try:
+                return next(steps)  # type: ignore[arg-type]
+            except StopIteration:
+                steps = None
+
+        self.controller.run_bundle(call)
         yield from self._take()
+        while steps is not None:
+            self.controller.run_bundle(step)
+            yield from self._take()
 
     def _take(self) -> Iterator[pa.RecordBatch]:
         out, self._out = self._out, []

@@ -6,7 +6,7 @@ Owns: ``DirectRunner``. The real runtime is tested through ``OperatorHarness``; 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,10 +88,11 @@ class DirectRunner:
     def _settle(self, work: Any) -> None:
         self.sink.current = FakeRecord(b"", b"")
         result = work()
-        while self.sink.waiting:
-            self.sink.answer_one()
-        if isinstance(result, StateFuture):
-            result.get()
+        for step in result if isinstance(result, Iterator) else [result]:
+            while self.sink.waiting:
+                self.sink.answer_one()
+            if isinstance(step, StateFuture):
+                step.get()
 
     def _bundle(self, rows: Sequence[Sequence[Any]], kinds: Sequence[str]) -> Bundle:
         schema = self._spec.schema
