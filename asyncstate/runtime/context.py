@@ -14,6 +14,7 @@ from typing import Final, NoReturn, TypeVar
 
 import pyarrow as pa
 
+from asyncstate.codec import check_key_type
 from asyncstate.config import Config
 from asyncstate.errors import SchemaError, StateAccessError, StateDeclarationError
 from asyncstate.futures import StateFuture
@@ -191,6 +192,12 @@ def check_operator(
 
 
 def _check_keys(uid: str, inputs: Sequence[InputSpec]) -> None:
+    for spec in inputs:
+        for field in spec.key_schema:
+            try:
+                check_key_type(field.name, field.type)
+            except SchemaError as error:
+                raise SchemaError(f"operator '{uid}', {spec.name}: {error}") from error
     types = [[field.type for field in spec.key_schema] for spec in inputs]
     for spec, own in zip(inputs[1:], types[1:], strict=True):
         if own != types[0]:

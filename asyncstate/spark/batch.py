@@ -20,7 +20,6 @@ from asyncstate.spark.checks import (
     Delay,
     Keys,
     check_fingerprint,
-    check_key_types,
     check_operator_options,
     check_uid,
     fingerprint,
@@ -172,7 +171,6 @@ class MicroBatch:
         check_operator_options(uid, options)
         config: Config = self._frame.resolve(options)
         specs = _input_specs(uid, inputs, key, event_time, watermark_delay)
-        check_key_types(uid, specs.inputs)
         stored = self._base.operators.get(uid) if self._base is not None else None
         output, _ = check_operator(
             uid,

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import pyarrow as pa
 
-from asyncstate.codec import check_key_type, schema_from_text, schema_to_text
+from asyncstate.codec import schema_from_text, schema_to_text
 from asyncstate.errors import ConfigurationError, JobError, SchemaError
 from asyncstate.operator import InputSpec
 from asyncstate.spark.durations import delay_us
@@ -110,16 +110,6 @@ def _each(what: str, uid: str, given: object, num_inputs: int) -> list:  # type:
             "for all or one for each"
         )
     return list(given)
-
-
-def check_key_types(uid: str, inputs: Sequence[InputSpec]) -> None:
-    """Raise SchemaError for a key column of a type that keys cannot have."""
-    for spec in inputs:
-        for field in spec.key_schema:
-            try:
-                check_key_type(field.name, field.type)
-            except SchemaError as error:
-                raise SchemaError(f"operator '{uid}': {error}") from error
 
 
 def fingerprint(inputs: Sequence[InputSpec], output: pa.Schema) -> dict[str, str]:

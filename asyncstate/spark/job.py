@@ -24,6 +24,7 @@ from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
 from asyncstate.spark.progress import BatchStatistics, OperatorStatistics, sum_records
+from asyncstate.spark.session import settle_session
 from asyncstate.spark.task import RunPartition
 from asyncstate.storage import Manifest, OperatorManifest
 
@@ -61,6 +62,7 @@ class StreamingJob:
         run: RunPartition | None = None,
     ) -> None:
         check_job_name(name)
+        settle_session(spark)
         given = dict(options or {})
         if checkpoint_dir is not None:
             given["async-state.checkpoint-dir"] = checkpoint_dir

@@ -1,11 +1,12 @@
 """Spark settings that suit stateful Python work, and a session built with them.
 
-Owns: ``recommended_conf`` and ``build_session``.
+Owns: ``recommended_conf`` and ``build_session``, and what a job makes of a session built otherwise.
 Invariant: nothing here is needed for correct results; a job runs on any session.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from asyncstate.spark.java import check_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
 
 
 def recommended_conf() -> dict[str, str]:
@@ -52,3 +55,23 @@ def build_session(
     for key, value in (recommended_conf() | dict(conf or {})).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def settle_session(spark: SparkSession) -> None:
+    """Make a session fit for a job, whoever built it: workers on this interpreter, a warning of speculation.
+
+    Spark starts its workers with the ``python3`` of the PATH unless told otherwise, and that one may lack what
+    this interpreter's environment has. Only local workers certainly find this interpreter, so a cluster's are
+    left as they are, and so is what the user has set.
+    """
+    context = spark.sparkContext
+    conf = context.getConf()
+    chosen = "PYSPARK_PYTHON" in os.environ or conf.contains("spark.pyspark.python")
+    if not chosen and (context.master or "").startswith("local"):
+        context.pythonExec = sys.executable
+    if str(conf.get("spark.speculation", "false")).strip().lower() == "true":
+        _log.warning(
+            "spark.speculation is true, but jobs with state are not tested with it: a second attempt at a "
+            "partition restores all its state, and output rows of one attempt may meet the committed state of "
+            "the other; set spark.speculation to false for this application"
+        )
