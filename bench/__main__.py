@@ -59,6 +59,9 @@ def nexmark(
     ] = None,
     cores: Annotated[int, typer.Option(min=1, help="Cores for Spark.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the generator.")] = 0,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Runs of each query and mode, alternating; the median one is shown.")
+    ] = 1,
     output: Annotated[Path | None, typer.Option(help="Folder for nexmark.json and nexmark.png.")] = None,
 ) -> None:
     """Run Nexmark queries on Spark, check each result with DuckDB, and compare sync with async."""
@@ -67,13 +70,13 @@ def nexmark(
     folder = Path(tempfile.mkdtemp(prefix="asyncstate-nexmark-"))
     settings = RunSettings(folder, events, micro_batch_events or -(-events // _BATCHES), cores, seed)
     try:
-        results = _run(queries, enabled, settings)
+        results = _run(queries, enabled, settings, repeat)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if not isinstance(error, AsyncStateError):
             raise
         _stop(f"{type(error).__name__}: {error}", CANNOT_RUN)
-    title = f"Nexmark, {events:,} events, {cores} cores"
+    title = f"Nexmark, {events:,} events, {cores} cores, " + _described(repeat)
     console.print(results_table(results, title))
     if output is not None:
         facts = {"events": events, "cores": cores, "seed": seed, "machine": platform.platform()}
@@ -112,7 +115,11 @@ def micro(
         console.print(f"written: {output / 'micro.json'}", highlight=False)
 
 
-def _run(queries: str, enabled: Enabled, settings: RunSettings) -> list[QueryResult]:
+def _described(repeat: int) -> str:
+    return "one run each, sync first" if repeat == 1 else f"median of {repeat} alternating runs"
+
+
+def _run(queries: str, enabled: Enabled, settings: RunSettings, repeat: int) -> list[QueryResult]:
     from bench.nexmark.queries import PLANS
     from bench.nexmark.runner import NexmarkRunner, check_queries, start_session
 
@@ -134,12 +141,28 @@ def _run(queries: str, enabled: Enabled, settings: RunSettings) -> list[QueryRes
             *columns, TimeElapsedColumn(), TextColumn("{task.fields[outcome]}"), console=console
         ) as bars:
             for query in chosen:
-                for mode in enabled.modes:
-                    results.append(_run_one(runner, bars, query, mode))
+                results += _run_modes(runner, bars, query, enabled.modes, repeat)
         return results
     finally:
         runner.close()
         spark.stop()
+
+
+def _run_modes(
+    runner: NexmarkRunner, bars: Progress, query: str, modes: tuple[bool, ...], repeat: int
+) -> list[QueryResult]:
+    """The median run of each mode. The order turns round each time: a JVM is quicker at what it did before."""
+    runs: dict[bool, list[QueryResult]] = {mode: [] for mode in modes}
+    for number in range(repeat):
+        for mode in modes if number % 2 == 0 else modes[::-1]:
+            runs[mode].append(_run_one(runner, bars, query, mode))
+    return [_median_run(runs[mode]) for mode in modes]
+
+
+def _median_run(runs: list[QueryResult]) -> QueryResult:
+    """The run of median duration; a wrong one before all others."""
+    wrong = [run for run in runs if not run.checked]
+    return wrong[0] if wrong else sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
 
 
 def _run_one(runner: NexmarkRunner, bars: Progress, query: str, async_enabled: bool) -> QueryResult:
