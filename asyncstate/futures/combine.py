@@ -1,0 +1,62 @@
+"""Many futures as one.
+
+Owns: ``combine_all``.
+Invariant: the combined future is settled once, whatever the order in which its sources are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from asyncstate.futures.future import DONE, StateFuture, Work, require_future
+
+T = TypeVar("T")
+
+
+def combine_all(futures: Iterable[StateFuture[T]]) -> StateFuture[list[T]]:
+    """A future of all values, in the order given; it fails as soon as one of them fails.
+
+    Raises FutureStateError when something among ``futures`` (None, say) is no StateFuture.
+    """
+    sources = list(futures)
+    for future in sources:
+        require_future(future, "combine_all")
+    values: list[Any] = [None] * len(sources)
+    combined: StateFuture[list[T]] = StateFuture()
+    missing = 1  # one for the loop below, so that completion happens once and at its end
+
+    def arrived(index: int, value: Any) -> None:
+        nonlocal missing
+        values[index] = value
+        missing -= 1
+        if missing == 0 and not combined.done:
+            combined.complete(values)
+
+    def failed(error: Exception) -> None:
+        if not combined.done:
+            combined.fail(error)
+
+    for index, future in enumerate(sources):
+        if future._state == DONE:
+            values[index] = future._value
+            continue
+        missing += 1
+        future._derive(_watch, (index, arrived, failed))
+    missing -= 1
+    if missing == 0 and not combined.done:
+        combined.complete(values)
+    return combined
+
+
+def _watch(fn: Any, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
+    index, arrived, failed = fn
+    if state == DONE:
+        arrived(index, value)
+    else:
+        failed(value)
+    # the failure went on to the combined future, so the watcher itself ends well
+    work.append((child, DONE, None))
+
+
+combineAll = combine_all  # noqa: N816 - the FLIP's spelling, the same object

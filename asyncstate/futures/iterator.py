@@ -1,0 +1,91 @@
+"""Iterating list and map states whose entries arrive page by page.
+
+Owns: ``StateIterator`` and ``to_iterable``.
+Invariant: a page is loaded only when the one before it has been consumed; any number of pages needs no stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from asyncstate.futures.combine import combine_all
+from asyncstate.futures.future import VOID, StateFuture, require_future
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class StateIterator(Generic[T]):
+    """The entries of a list or map state, loaded page by page as they are consumed.
+
+    ``items`` is the page at hand; ``load_more`` gives a future of the iterator over the rest, or is None at the
+    end. Pages are snapshots: writing to the state while iterating is safe.
+    """
+
+    __slots__ = ("_items", "_load_more")
+
+    def __init__(
+        self, items: list[T], load_more: Callable[[], StateFuture[StateIterator[T]]] | None = None
+    ) -> None:
+        self._items = items
+        self._load_more = load_more
+
+    def is_empty(self) -> bool:
+        """True when there is no entry at all (a page with a successor is never empty)."""
+        return not self._items and self._load_more is None
+
+    def on_next(self, fn: Callable[[T], StateFuture[U] | None]) -> StateFuture[Any]:
+        """Call ``fn`` on every entry, in order.
+
+        If ``fn`` returns StateFutures the result is a future of the list of their values (None for an entry
+        where it returned no future); with a plain consumer it is a future of None.
+        """
+        return self._on_next(fn, [])
+
+    def _on_next(self, fn: Callable[[T], Any], results: list[Any]) -> StateFuture[Any]:
+        page: StateIterator[T] = self
+        while True:
+            for item in page._items:
+                results.append(fn(item))
+            if page._load_more is None:
+                return _results_of(results)
+            more = page._load_more()
+            if not more.done or more.failed:
+                return more.then_compose(lambda following: following._on_next(fn, results))
+            page = more.get()
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate at once (sync form). Raises FutureStateError if a page is not there yet."""
+        page: StateIterator[T] = self
+        while True:
+            yield from page._items
+            if page._load_more is None:
+                return
+            page = page._load_more().get()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        page: StateIterator[T] = self
+        while True:
+            for item in page._items:
+                yield item
+            if page._load_more is None:
+                return
+            page = await page._load_more()
+
+    def to_list(self) -> StateFuture[list[T]]:
+        """A future of all entries."""
+        entries: list[T] = []
+        return self.on_next(entries.append).then_apply(lambda _: entries)
+
+
+def _results_of(results: list[Any]) -> StateFuture[Any]:
+    if not any(isinstance(result, StateFuture) for result in results):
+        return VOID
+    return combine_all([result if isinstance(result, StateFuture) else VOID for result in results])
+
+
+def to_iterable(future: StateFuture[StateIterator[T]]) -> StateFuture[list[T]]:
+    """A future of all entries of the iterator that ``future`` gives (Flink's ``toIterable``)."""
+    require_future(future, "to_iterable")
+    return future.then_compose(lambda iterator: iterator.to_list())
