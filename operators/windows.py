@@ -16,9 +16,9 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.operator import MAX_WATERMARK
-from operators.durations import Duration, microseconds
 
 Int64Array = npt.NDArray[np.int64]
 T = TypeVar("T", int, Int64Array)

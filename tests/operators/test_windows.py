@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncstate.durations import microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from operators.durations import microseconds
 from operators.session_core import Spans, merge_sessions, sessions_at
 from operators.window_slices import window_ends
 from operators.windows import SlicedWindow, cumulate, due_until, hop, session, tumble

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from asyncstate.errors import SchemaError
+from asyncstate.errors import AsyncStateError, SchemaError
 
 Duration = str | timedelta | int
 """A text such as "10 seconds" or "1 hour 30 minutes", a timedelta, or an int of microseconds."""
@@ -25,10 +25,12 @@ _UNITS_US = {
 _PART = re.compile(rf"(\d+)\s*({'|'.join(_UNITS_US)})s?\b")
 
 
-def microseconds(duration: Duration, owner: str, name: str) -> int:
+def microseconds(
+    duration: Duration, owner: str, name: str, error: type[AsyncStateError] = SchemaError
+) -> int:
     """``duration`` in microseconds; a text may begin with "-".
 
-    Raises SchemaError naming ``owner`` and the parameter ``name`` for what is no duration.
+    Raises ``error`` naming ``owner`` and the parameter ``name`` for what is no duration.
 
     >>> microseconds("1 minute 30 seconds", "tumble", "size")
     90000000
@@ -43,7 +45,7 @@ def microseconds(duration: Duration, owner: str, name: str) -> int:
         parts = _PART.findall(text)
         if parts and not _PART.sub("", text).strip():
             return sign * sum(int(amount) * _UNITS_US[unit] for amount, unit in parts)
-    raise SchemaError(
+    raise error(
         f"{owner}: {name} is {duration!r}, which is no duration; write it like '10 seconds' or "
         f"'1 hour 30 minutes' (units: {', '.join(_UNITS_US)}), or give a timedelta or microseconds"
     )
