@@ -2,67 +2,114 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import duckdb
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
 
 from asyncstate.errors import ConfigurationError
 from bench.nexmark import runner as runner_module
-from bench.nexmark.comparison import compare
+from bench.nexmark.comparison import ComparisonResult
+from bench.nexmark.config import GeneratorConfig
 from bench.nexmark.events import narrow
-from bench.nexmark.oracle import QUERIES, register_events
+from bench.nexmark.oracle import QUERIES
 from bench.nexmark.queries import PLANS
 from bench.nexmark.runner import NexmarkRunner, RunSettings, check_queries, percentile
-from bench.nexmark.sources import EventFiles, write_events
+from tests.spark.stored import Stored, stored_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from asyncstate.spark import MicroBatch
 
-STATELESS = ("q0", "q1", "q2", "q10", "q14", "q21", "q22")
+STATELESS = {"q0", "q1", "q2", "q10", "q14", "q21", "q22"}
+FIRES_BEFORE_THE_END = {"q5", "q7", "q8", "q11"}
+EVENTS, MICRO_BATCH_EVENTS, MICRO_BATCHES = 2_000, 1_001, 2
+# 80 seconds of event time: windows of 10 seconds and sessions end in the second micro-batch and at the end.
+EVENTS_PER_SECOND = 25
+
+Netted = dict[str, Counter[tuple[Any, ...]]]
+
+
+class LookingRunner(NexmarkRunner):
+    """A NexmarkRunner that notes what a run has left before the folder of a right result goes."""
+
+    def __init__(self, spark: SparkSession, settings: RunSettings) -> None:
+        super().__init__(spark, settings)
+        self._config = GeneratorConfig(first_event_rate=EVENTS_PER_SECOND)
+        self.outputs: list[Netted] = []
+        self.states: list[list[Stored]] = []
+
+    def _compare(self, query: str, sink: Path) -> ComparisonResult:
+        self.outputs.append({folder.name: netted(folder) for folder in sorted(sink.iterdir())})
+        versions = (MICRO_BATCHES - 1, MICRO_BATCHES)  # before and after the final flush
+        self.states.append([stored_state(sink.parent / "state", version) for version in versions])
+        return super()._compare(query, sink)
+
+
+def netted(folder: Path) -> Counter[tuple[Any, ...]]:
+    """The rows of a changelog, each counted as often as it was added more than taken back."""
+    rows: Counter[tuple[Any, ...]] = Counter()
+    for path in folder.glob("*.parquet"):
+        table = pq.ParquetFile(path).read()
+        kinds = table.column("row_kind").to_pylist()
+        columns = [column.to_pylist() for column in table.drop_columns("row_kind").columns]
+        for kind, *row in zip(kinds, *columns, strict=True):
+            rows[tuple(row)] += 1 if kind in ("+I", "+U") else -1
+    return Counter({row: times for row, times in rows.items() if times})
 
 
 @pytest.fixture(scope="module")
-def source(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> EventFiles:
-    return write_events(spark, tmp_path_factory.mktemp("nexmark") / "events", 5_000, 2_500)
+def session(spark: SparkSession) -> SparkSession:
+    own = spark.newSession()
+    own.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    return own
 
 
 @pytest.fixture(scope="module")
-def oracle(source: EventFiles) -> Iterator[duckdb.DuckDBPyConnection]:
-    with duckdb.connect() as connection:
-        register_events(connection, source.path)
-        yield connection
+def runner(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LookingRunner]:
+    settings = RunSettings(tmp_path_factory.mktemp("nexmark"), EVENTS, MICRO_BATCH_EVENTS)
+    runner = LookingRunner(session, settings)
+    yield runner
+    runner.close()
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("query", STATELESS)
-def test_stateless_plans_agree_with_the_oracle(
-    spark: SparkSession, source: EventFiles, oracle: duckdb.DuckDBPyConnection, query: str, tmp_path: Path
-) -> None:
-    events = narrow(spark.read.parquet(str(source.path)), QUERIES[query])
-    # A plan without state asks nothing of the micro-batch.
-    changelog = PLANS[query](cast("MicroBatch", None), events)
-    changelog.select(*QUERIES[query].columns, "row_kind").write.parquet(str(tmp_path / "sink"))
-    found = compare(oracle, QUERIES[query].sql, tmp_path / "sink")
-    assert found.problems == ()
-    assert found.expected_rows > 0
+@pytest.mark.parametrize("query", PLANS)
+def test_both_modes_agree_with_the_oracle_and_store_the_same_bytes(runner: LookingRunner, query: str) -> None:
+    for async_enabled in (False, True):
+        result = runner.run(query, async_enabled)
+        assert result.problems == ()
+        assert result.checked
+        assert result.expected_rows > 0
+    sync_output, async_output = runner.outputs[-2:]
+    assert len(sync_output) == MICRO_BATCHES + 1
+    assert sync_output == async_output
+    sync_states, async_states = runner.states[-2:]
+    assert sync_states == async_states
+    if query in STATELESS:
+        assert sync_states == [{}, {}]
+        return
+    assert all(entries for entries in sync_states[0].values())
+    if query in FIRES_BEFORE_THE_END:
+        assert list(map(bool, sync_output.values())) == [False, True, True]
+        assert sync_states[0] != sync_states[1]
 
 
 @pytest.mark.spark
-def test_narrowing_keeps_wide_rows_of_the_needed_kinds(spark: SparkSession, source: EventFiles) -> None:
-    events = spark.read.parquet(str(source.path))
+def test_narrowing_keeps_wide_rows_of_the_needed_kinds(spark: SparkSession, runner: LookingRunner) -> None:
+    events = spark.read.parquet(str(runner.prepare().path))
     narrowed = narrow(events, QUERIES["q3"])
     assert narrowed.schema.simpleString() == (
         "struct<event_type:int,person:struct<id:bigint,name:string,city:string,state:string>,"
         "auction:struct<id:bigint,seller:bigint,category:bigint>>"
     )
     by_kind = narrowed.groupBy("event_type").agg(F.count("person.id"), F.count("auction.id"))
-    assert sorted(map(tuple, by_kind.collect())) == [(0, 100, 0), (1, 0, 300)]
+    assert sorted(map(tuple, by_kind.collect())) == [(0, 40, 0), (1, 0, 120)]
 
 
 def twice(batch: MicroBatch, events: DataFrame) -> DataFrame:
