@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from asyncstate.errors import FutureStateError, StoreError
 from asyncstate.execution.accounting import KeyAccountingUnit
 from asyncstate.execution.buffer import ReadPacer, StateRequestBuffer
+from asyncstate.execution.bundle_reads import BundleChunk, BundleReads
 from asyncstate.execution.controller import ExecutionController
 from asyncstate.execution.epochs import EpochManager
 from asyncstate.execution.executor import Completion, IOExecutor
@@ -70,7 +71,7 @@ class AsyncExecutionController(ExecutionController):
         self._executor = IOExecutor(limits.io_parallelism)
         self._ready: deque[Record] = deque()
         self._unreleased: deque[Record] = deque()
-        self._prefetched: dict[tuple[int, bytes, bytes], _ManyRead] = {}
+        self._bundles = BundleReads(overlay, self._pacer, self._send, limits.io_parallelism)
         self._in_flight = 0
         self._epochs_done = 0
         self._submitted = 0
@@ -255,49 +256,11 @@ class AsyncExecutionController(ExecutionController):
 
     def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
         """See ``StateSink``: a bundle's list get, from the prefetch if there was one."""
-        read = self._prefetched.pop(_signature(keys), None)
-        if read is None or read.keys != keys:
-            if not self._pacer.waits_for_device:
-                return completed_future(self._get_many_here(keys))
-            read = self._start_many(keys)
-        return read.future.then_apply(lambda fetched: self.overlay.overlay_many(keys, fetched))
+        return self._bundles.get(keys)
 
     def prefetch(self, keys: list[bytes]) -> None:
-        """See ``StateSink``. The store does not change during a micro-batch, so its answers stay good; this
-        batch's writes are laid over them when they are asked for."""
-        if keys and self._pacer.waits_for_device:
-            self._prefetched[_signature(keys)] = self._start_many(keys)
-
-    def _get_many_here(self, keys: list[bytes]) -> list[bytes | None]:
-        head: list[bytes | None] = []
-        if self._pacer.us_per_key is None and len(keys) > 1:
-            size = self._pacer.chunk_keys(len(keys), 1)
-            head = self._timed_get(keys[:size])
-            if len(keys) <= size:
-                return head
-            if self._pacer.waits_for_device:
-                read = self._start_many(keys[size:])
-                self.settle(read.future)
-                return head + self.overlay.overlay_many(keys[size:], read.future.get())
-            keys = keys[size:]
-        return head + self._timed_get(keys) if head else self._timed_get(keys)
-
-    def _timed_get(self, keys: list[bytes]) -> list[bytes | None]:
-        started = time.perf_counter()
-        values = self.overlay.get_many(keys)
-        self._pacer.measured(len(keys), time.perf_counter() - started)
-        return values
-
-    def _start_many(self, keys: list[bytes]) -> _ManyRead:
-        """Read ``keys`` from the store on the I/O threads, whatever memory knows of them."""
-        if probe := self._pacer.probe_keys():
-            self._timed_get(keys[:probe])
-        read = _ManyRead(keys)
-        size = self._pacer.chunk_keys(len(keys), self._limits.io_parallelism)
-        for start in range(0, len(keys), size):
-            read.missing += 1
-            self._send(keys[start : start + size], _ManyTicket(read, start))
-        return read
+        """See ``StateSink``."""
+        self._bundles.prefetch(keys)
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -378,10 +341,9 @@ class AsyncExecutionController(ExecutionController):
     def _complete(self, completion: Completion) -> None:
         ticket = completion.ticket
         if completion.error is not None:
-            keys = ticket.read.keys if isinstance(ticket, _ManyTicket) else [ticket[0].key]
-            self._reading = keys[0]
+            self._reading = ticket.first_key if isinstance(ticket, BundleChunk) else ticket[0].key
             raise self._operator_error(completion.error, None) from completion.error
-        if isinstance(ticket, _ManyTicket):
+        if isinstance(ticket, BundleChunk):
             ticket.arrived(completion.values)
         else:
             self._answer(ticket, completion.values)
@@ -427,33 +389,3 @@ class AsyncExecutionController(ExecutionController):
     def _note_peaks(self) -> None:
         self._peak_in_flight = max(self._peak_in_flight, self._in_flight)
         self._peak_blocked = max(self._peak_blocked, self._keys.blocked)
-
-
-class _ManyRead:
-    """A list get of a whole bundle, cut into chunks; its future has what the store says, in key order."""
-
-    __slots__ = ("future", "keys", "missing", "values")
-
-    def __init__(self, keys: list[bytes]) -> None:
-        self.keys = keys
-        self.values: list[bytes | None] = [None] * len(keys)
-        self.missing = 0
-        self.future: StateFuture[list[bytes | None]] = StateFuture()
-
-
-@dataclass(frozen=True, slots=True)
-class _ManyTicket:
-    read: _ManyRead
-    start: int
-
-    def arrived(self, values: list[bytes | None]) -> None:
-        """One chunk is there; the last one completes the read."""
-        read = self.read
-        read.values[self.start : self.start + len(values)] = values
-        read.missing -= 1
-        if read.missing == 0:
-            read.future.complete(read.values)
-
-
-def _signature(keys: list[bytes]) -> tuple[int, bytes, bytes]:
-    return (len(keys), keys[0], keys[-1]) if keys else (0, b"", b"")
