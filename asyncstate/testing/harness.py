@@ -134,6 +134,14 @@ class OperatorHarness:
         """Set the watermark of the running micro-batch; it never goes back."""
         self._watermark = watermark_us
 
+    def advance_processing_time(self, microseconds: int) -> None:
+        """Move the clock that gives ``ctx.processing_time``; for a harness with its own ManualClock."""
+        if not isinstance(self.clock, ManualClock):
+            raise JobError(
+                f"the harness was given {type(self.clock).__name__} as its clock; move that, or give a ManualClock"
+            )
+        self.clock.advance(microseconds)
+
     def end_batch(self) -> list[OutputRow]:
         """Run and commit the micro-batch; its output rows as ``(row kind text, *values)``, in order."""
         return self._run(final=False)
