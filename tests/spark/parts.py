@@ -95,6 +95,22 @@ class RunningTotal(RecordOperator):
         return self.total.async_value().then_accept(put_out)
 
 
+class KeyTeller(RecordOperator):
+    """Puts out the two columns of the key, whether it was a timer, and its time; a timer a record."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        timer = [pa.field("timer", pa.bool_()), pa.field("time", pa.int64())]
+        return pa.schema([*inputs[0].key_schema, *timer])
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        assert ctx.timestamp is not None
+        ctx.timers.register_event_time(ctx.timestamp)
+        ctx.emit(*ctx.key, False, None)
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
+        ctx.emit(*ctx.key, True, timer.time)
+
+
 RUNNING_TYPE = pa.struct([("k", pa.int64()), ("rows", pa.int64()), ("total", pa.int64())])
 
 

@@ -162,22 +162,3 @@ def test_a_streaming_query_survives_its_restart(
 
     model: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     assert results == [running_totals(range(first, first + 20), model) for first in range(0, 80, 20)]
-
-
-def test_chained_operators_and_two_inputs_share_a_batch(
-    spark: SparkSession, make_job: MakeJob, async_enabled: bool
-) -> None:
-    results: list[Any] = []
-    job = make_job(options=enabled(async_enabled))
-
-    @job.micro_batch
-    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
-        first = batch.apply(RunningTotal(), df, key="k", uid="first").drop("row_kind")
-        second = batch.apply(RunningTotal(), first.selectExpr("total as id", "k"), key="k", uid="second")
-        results.append((first.count(), second.count()))
-
-    on_batch(numbers(spark, 0, 20), 0)
-    on_batch(numbers(spark, 20, 25), 1)
-    assert results == [(20, 20), (5, 5)]
-    assert job.statistics is not None
-    assert set(job.statistics.operators) == {"first", "second"}
