@@ -76,8 +76,16 @@ def test_an_explicit_watermark_never_goes_back(async_enabled: bool, store_kind: 
         assert h.end_batch()[0][3] == 50
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 3, 128])
+@pytest.mark.parametrize("parallelism", [1, 2, 5])
 def test_restore_at_another_parallelism_goes_on(async_enabled: bool, store_kind: str, parallelism: int) -> None:
+    _check_rescale(async_enabled, store_kind, parallelism)
+
+
+def test_restore_with_a_partition_for_each_key_group() -> None:
+    _check_rescale(True, "rocksdb", 128)
+
+
+def _check_rescale(async_enabled: bool, store_kind: str, parallelism: int) -> None:
     users = [f"user-{number}" for number in range(40)]
     with harness(async_enabled, store_kind, parallelism=2) as before:
         before.push([(user, number, 100) for number, user in enumerate(users)])
