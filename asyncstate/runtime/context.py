@@ -180,7 +180,7 @@ def check_operator(
                 "(it has a row_kind column); drop that column if every row is an insert, or put an operator that "
                 "accepts changelogs here"
             )
-    output = operator.bind(inputs)
+    output = _bound(uid, operator, inputs)
     context = TaskContext(
         uid, inputs, output, config, max_parallelism, range(max_parallelism), _NoState(), stored
     )
@@ -189,6 +189,16 @@ def check_operator(
     finally:
         operator.close()
     return output, context.opened()
+
+
+def _bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> pa.Schema:
+    """What ``bind`` returns; its errors name the operator of this job."""
+    try:
+        return operator.bind(inputs)
+    except SchemaError as error:
+        if f"'{uid}'" in str(error):
+            raise
+        raise SchemaError(f"operator '{uid}': {error}") from error
 
 
 def _check_keys(uid: str, inputs: Sequence[InputSpec]) -> None:

@@ -60,7 +60,14 @@ class RunningTotal(RecordOperator):
     ``id`` at which the operator fails as long as the file ``fuse`` is there.
     """
 
-    def __init__(self, fail_at: int | None = None, fuse: str = "", timers: bool = False) -> None:
+    def __init__(
+        self,
+        fail_at: int | None = None,
+        fuse: str = "",
+        timers: bool = False,
+        state_type: pa.DataType | None = None,
+    ) -> None:
+        self.state_type = state_type
         self.fail_at = fail_at
         self.fuse = fuse
         self.timers = timers
@@ -70,7 +77,9 @@ class RunningTotal(RecordOperator):
         return pa.schema([("k", pa.int64()), ("rows", pa.int64()), ("total", pa.int64())])
 
     def open(self, context: OperatorContext) -> None:
-        self.total: ValueState[Any] = context.get_state(ValueStateDescriptor("total", RUNNING_TYPE))
+        self.total: ValueState[Any] = context.get_state(
+            ValueStateDescriptor("total", self.state_type or RUNNING_TYPE)
+        )
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         if row["id"] == self.fail_at and os.path.exists(self.fuse):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
@@ -21,13 +22,15 @@ from asyncstate.errors import (
     ConfigurationError,
     JobError,
     SchemaError,
+    StateDeclarationError,
 )
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.files import LocalFiles
 from asyncstate.storage.manifest import Manifest
-from tests.spark.parts import Echo, echo, runs
+from operators import GroupAggregate, sum_
+from tests.spark.parts import Echo, RunningTotal, echo, runs
 
 pytestmark = pytest.mark.spark
 
@@ -263,6 +266,13 @@ def test_unknown_settings_are_refused(spark: SparkSession, make_job: MakeJob) ->
     session.conf.set("spark.async-state.nonsense", "1")
     with pytest.raises(ConfigurationError, match="nonsense"):
         make_job(session)
+    with pytest.raises(ConfigurationError, match=r"async-state.buffer-size: 'many' does not fit"):
+        make_job(options={"async-state.buffer-size": "many"})
+    session = spark.newSession()
+    session.conf.set("spark.async-state.enabled", "true")
+    session.conf.set("async-state.enabled", "false")
+    with pytest.raises(ConfigurationError, match="set one of them, or both to the same value"):
+        make_job(session)
     with pytest.raises(ConfigurationError, match="no checkpoint folder"):
         StreamingJob(spark)
 
@@ -340,7 +350,7 @@ REFUSED: dict[str, tuple[Apply, type[AsyncStateError], str]] = {
     "nested key": (
         lambda b, d, f: b.apply(Echo(f), d.selectExpr("id", "array(k) as ks"), uid="e", key="ks"),
         SchemaError,
-        "'ks'",
+        "'e', the input of operator 'e': .*'ks'",
     ),
     "unknown time": (
         lambda b, d, f: b.apply(Echo(f), d, uid="e", event_time="then"),
@@ -356,6 +366,16 @@ REFUSED: dict[str, tuple[Apply, type[AsyncStateError], str]] = {
         lambda b, d, f: b.apply(Echo(f), d, uid="e", watermark_delay="1 second"),
         JobError,
         "without event_time",
+    ),
+    "unknown column of an aggregate": (
+        lambda b, d, f: b.apply(GroupAggregate([sum_("price")]), d, uid="e", key="k"),
+        SchemaError,
+        "operator 'e': .*'price'.*its columns are: id, k, at, text",
+    ),
+    "aggregate of a type it cannot take": (
+        lambda b, d, f: b.apply(GroupAggregate([sum_("text")]), d, uid="e", key="k"),
+        SchemaError,
+        "operator 'e': .*'sum_text'.*string",
     ),
     "odd delay": (
         lambda b, d, f: b.apply(Echo(f), d, uid="e", event_time="at", watermark_delay="soon"),
@@ -413,13 +433,15 @@ def test_refused_before_any_row_is_read(
     assert committed(tmp_path) is None
 
 
-def test_a_uid_is_applied_once(job: StreamingJob, rows: DataFrame, run_log: str) -> None:
+def test_a_uid_is_applied_once(job: StreamingJob, rows: DataFrame, run_log: str, tmp_path: Path) -> None:
     def use(df: DataFrame, batch: MicroBatch) -> None:
         batch.apply(Echo(run_log), df, uid="e")
         batch.apply(Echo(run_log), df, uid="e")
 
-    with pytest.raises(JobError, match="uid 'e' is applied twice"):
+    with pytest.raises(JobError, match="uid 'e' is applied twice.*give each operator its own uid"):
         job.micro_batch(use)(rows, 0)
+    assert runs(run_log) == [0], "the second one has not run"
+    assert committed(tmp_path) is None
 
 
 CHANGED: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
@@ -444,6 +466,20 @@ def test_changed_schemas_are_refused(make_job: MakeJob, rows: DataFrame, run_log
             change(df), 1
         )
     assert runs(run_log) == []
+
+
+def test_a_changed_state_type_is_refused(make_job: MakeJob, rows: DataFrame, tmp_path: Path) -> None:
+    def apply(operator: RunningTotal) -> Callable[[DataFrame, MicroBatch], Any]:
+        return lambda df, batch: batch.apply(operator, df, uid="e", key="k")
+
+    make_job().micro_batch(apply(RunningTotal()))(rows, 0)
+    before = committed(tmp_path)
+    on_batch = make_job().micro_batch(apply(RunningTotal(state_type=pa.int32())))
+    with pytest.raises(
+        StateDeclarationError, match=r"'e', state 'total': .*value is int32 but was struct.*new name to start"
+    ):
+        on_batch(rows, 1)
+    assert committed(tmp_path) == before
 
 
 def test_a_new_column_is_let_through(make_job: MakeJob, rows: DataFrame, run_log: str) -> None:

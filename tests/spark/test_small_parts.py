@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 import traceback
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 
 from asyncstate import errors
 from asyncstate.errors import AsyncStateError, ConfigurationError, EnvironmentSetupError, OperatorError
-from asyncstate.spark import java, recommended_conf
+from asyncstate.spark import build_session, java, recommended_conf
 from asyncstate.spark.durations import delay_us
 from asyncstate.spark.failures import mark, restore, translated
+from asyncstate.spark.session import settle_session
 
 
 @pytest.mark.parametrize(
@@ -92,9 +94,69 @@ def test_a_missing_or_old_java_is_named(
         fake.write_text(f"#!/bin/sh\n{script}\n")
         fake.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(EnvironmentSetupError, match=message):
+    with pytest.raises(EnvironmentSetupError, match=f"{message}.*install a JDK 17"):
         java.check_java()
+    with pytest.raises(EnvironmentSetupError, match=message):
+        build_session()
     assert java.main() == 1
+
+
+class Context:
+    """As much of a SparkContext as ``settle_session`` looks at."""
+
+    def __init__(self, master: str, settings: dict[str, str]) -> None:
+        self.master = master
+        self.pythonExec = "python3"
+        self.settings = settings
+
+    def getConf(self) -> Context:  # noqa: N802 - Spark's name
+        return self
+
+    def contains(self, key: str) -> bool:
+        return key in self.settings
+
+    def get(self, key: str, default: str) -> str:
+        return self.settings.get(key, default)
+
+
+class Session:
+    """As much of a SparkSession."""
+
+    def __init__(self, master: str, settings: dict[str, str]) -> None:
+        self.sparkContext = Context(master, settings)
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "variable", "expected"),
+    [
+        ("local[2]", {}, None, sys.executable),
+        ("local", {}, None, sys.executable),
+        ("local[2]", {}, "/opt/python", "python3"),
+        ("local[2]", {"spark.pyspark.python": "/opt/python"}, None, "python3"),
+        ("spark://host:7077", {}, None, "python3"),
+    ],
+)
+def test_local_workers_get_this_interpreter_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+    master: str,
+    settings: dict[str, str],
+    variable: str | None,
+    expected: str,
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("PYSPARK_PYTHON", variable)
+    session = Session(master, settings)
+    settle_session(session)  # type: ignore[arg-type]
+    assert session.sparkContext.pythonExec == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "warned"), [("true", True), ("TRUE", True), ("false", False), (None, False)]
+)
+def test_speculation_is_warned_of(caplog: pytest.LogCaptureFixture, value: str | None, warned: bool) -> None:
+    settle_session(Session("local", {} if value is None else {"spark.speculation": value}))  # type: ignore[arg-type]
+    assert ("set spark.speculation to false" in caplog.text) is warned
 
 
 def test_recommended_settings_are_texts() -> None:

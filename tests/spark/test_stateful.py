@@ -119,9 +119,10 @@ def test_timers_fire_at_the_watermark_and_at_the_finish(
         job, RunningTotal(timers=True), results, event_time="at", watermark_delay="5 seconds"
     )
     on_batch(numbers(spark, 0, 20), 0)
-    on_batch(numbers(spark, 20, 30), 1)
+    on_batch(numbers(spark, 20, 20), 1)
+    on_batch(numbers(spark, 20, 30), 2)
     job.finish()
-    assert [len(rows) for rows in results] == [0, 15, 15]  # up to 19 - 5 seconds, then the rest
+    assert [len(rows) for rows in results] == [0, 15, 0, 15]  # up to 19 - 5 seconds, also without rows
     assert job.statistics is not None
     assert job.statistics.final
     assert job.history[0].watermark == MIN_WATERMARK
