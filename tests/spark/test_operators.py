@@ -137,8 +137,11 @@ def test_built_in_operators_over_restarts_rescaling_empty_batches_and_the_end(
         def make(
             parallelism: int, folder: Path = folder, async_enabled: bool = async_enabled
         ) -> StreamingJob:
-            options = {"async-state.enabled": async_enabled, "async-state.parallelism": parallelism}
-            options["async-state.local-dir"] = str(folder / "local")
+            options = {
+                "async-state.enabled": async_enabled,
+                "async-state.parallelism": parallelism,
+                "async-state.local-dir": str(folder / "local"),
+            }
             return make_job(checkpoint_dir=str(folder), options=options)
 
         results, job = run_four_operators(spark, make)
@@ -244,7 +247,9 @@ def test_the_key_of_a_record_and_of_a_timer_is_the_tuple_of_its_columns(
     on_batch(numbers(spark, 0, 20), 0)
     job.finish()
     keys = [
-        (f"n{i % 3}" if i % 3 else None, key_of(i), time_of(i)) for i in range(20) if time_of(i) is not None
+        (f"n{i % 3}" if i % 3 else None, key_of(i), time)
+        for i in range(20)
+        if (time := time_of(i)) is not None
     ]
     assert Counter(results[0]) == Counter((name, key, False, None) for name, key, _ in keys)
     assert Counter(results[1]) == Counter((name, key, True, time * SECOND) for name, key, time in keys)
