@@ -129,7 +129,7 @@ def test_timers_fire_at_the_watermark_and_at_the_finish(
 
 
 def test_a_streaming_query_survives_its_restart(
-    spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
     source, fuse = str(tmp_path / "source"), tmp_path / "fuse"
     for first in range(0, 60, 20):
@@ -137,29 +137,31 @@ def test_a_streaming_query_survives_its_restart(
     schema = spark.read.parquet(source).schema
     results: list[Rows] = []
 
-    def start(job: StreamingJob) -> Any:
+    def start(async_enabled: bool) -> tuple[StreamingJob, Any]:
+        job = make_job(options=enabled(async_enabled))
         on_batch = collected(job, RunningTotal(45, str(fuse)), results)
         stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(source)
         writer = stream.writeStream.foreachBatch(on_batch).option(
             "checkpointLocation", str(tmp_path / "query")
         )
-        return writer.trigger(availableNow=True).start()
+        return job, writer.trigger(availableNow=True).start()
 
     fuse.touch()
-    job = make_job(options=enabled(async_enabled))
+    job, query = start(async_enabled=False)
     with pytest.raises(OperatorError, match="'total'"):
-        job.await_termination(start(job))
+        job.await_termination(query)
     assert len(results) == 2
 
+    job, query = start(async_enabled=True)
     with pytest.raises(StreamingQueryException, match="OperatorError"):
-        start(make_job(options=enabled(async_enabled))).awaitTermination()
+        query.awaitTermination()
 
     fuse.unlink()
-    job = make_job(options=enabled(async_enabled))
-    job.await_termination(start(job))
+    job, query = start(async_enabled=True)
+    job.await_termination(query)
     numbers(spark, 60, 80).coalesce(1).write.mode("append").parquet(source)
-    job = make_job(options=enabled(async_enabled))
-    job.await_termination(start(job))
+    job, query = start(async_enabled=False)
+    job.await_termination(query)
 
     model: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     assert results == [running_totals(range(first, first + 20), model) for first in range(0, 80, 20)]
