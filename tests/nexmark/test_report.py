@@ -92,9 +92,9 @@ def invoke(
 ) -> tuple[int, str, str]:
     seen = ""
 
-    def run(queries: str, enabled: command_line.Enabled, settings: object) -> list[QueryResult]:
+    def run(queries: str, enabled: command_line.Enabled, settings: object, repeat: int) -> list[QueryResult]:
         nonlocal seen
-        seen = f"{queries} {enabled.modes} {settings}"
+        seen = f"{queries} {enabled.modes} {settings} repeat={repeat}"
         return results
 
     monkeypatch.setattr(command_line, "_run", run)
@@ -120,6 +120,8 @@ def test_the_command_line_takes_the_options_as_documented(
     assert code == 0
     assert seen.startswith("q4,q18 (False, True)")
     assert "events=1000000, micro_batch_events=100000, cores=2, seed=0" in seen
+    assert seen.endswith("repeat=1")
+    assert invoke(monkeypatch, RESULTS[:2], "--repeat", "3")[2].endswith("repeat=3")
     assert (tmp_path / "nexmark.json").exists()
     assert (tmp_path / "nexmark.png").exists()
     for value, modes in (("true", "(True,)"), ("false", "(False,)")):
