@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress, TextColumn
 from typer.testing import CliRunner
 
 from bench import __main__ as command_line
@@ -126,6 +128,40 @@ def test_the_command_line_takes_the_options_as_documented(
     assert (tmp_path / "nexmark.png").exists()
     for value, modes in (("true", "(True,)"), ("false", "(False,)")):
         assert modes in invoke(monkeypatch, RESULTS[:2], "--async-state.enabled", value)[2]
+
+
+class _Runs:
+    """A runner whose runs take a second longer each time."""
+
+    def __init__(self, wrong: int = -1) -> None:
+        self.micro_batches = 1
+        self.modes: list[bool] = []
+        self._wrong = wrong
+
+    def warm_up(self, query: str, async_enabled: bool) -> None:
+        """Nothing to warm."""
+
+    def run(self, query: str, async_enabled: bool, on_batch: Callable[[int], None]) -> QueryResult:
+        self.modes.append(async_enabled)
+        number = len(self.modes)
+        problems = ("bad",) if number == self._wrong else ()
+        return result(query, "async" if async_enabled else "sync", 1_000_000 / number, problems)
+
+
+def _shown(runner: _Runs) -> list[QueryResult]:
+    with Progress(TextColumn("{task.fields[outcome]}"), console=Console(quiet=True)) as bars:
+        return command_line._run_modes(runner, bars, "q4", (False, True), 3)  # type: ignore[arg-type]
+
+
+def test_modes_take_turns_and_the_median_run_is_shown() -> None:
+    runner = _Runs()
+    results = _shown(runner)
+    assert runner.modes == [False, True, True, False, False, True]
+    assert [run.seconds for run in results] == [4.0, 3.0]
+
+
+def test_a_wrong_run_is_shown_before_all_others() -> None:
+    assert [run.checked for run in _shown(_Runs(wrong=6))] == [True, False]
 
 
 def test_a_wrong_result_is_told_plainly_fails_and_is_kept(
