@@ -77,7 +77,9 @@ def test_an_explicit_watermark_never_goes_back(async_enabled: bool, store_kind: 
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 5])
-def test_restore_at_another_parallelism_goes_on(async_enabled: bool, store_kind: str, parallelism: int) -> None:
+def test_restore_at_another_parallelism_goes_on(
+    async_enabled: bool, store_kind: str, parallelism: int
+) -> None:
     _check_rescale(async_enabled, store_kind, parallelism)
 
 
