@@ -294,7 +294,14 @@ def run(state_keys: int, unique: int, rounds: int, seed: int = 1) -> list[MicroR
 
 def micro_table(results: Sequence[MicroResult], title: str) -> Table:
     """The results as a table for people, within 80 characters; times in microseconds a unit."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
     table.add_column("operator and mode", no_wrap=True)
     table.add_column("unit", no_wrap=True)
     for heading in ("by hand", "ours", "ratio", "spread", "aim"):

@@ -28,6 +28,7 @@ from asyncstate.execution.record import Record
 from asyncstate.futures import StateFuture, completed_future, failed_future
 from asyncstate.requests import Decoder, Page, StateRequest
 from asyncstate.storage import LIST_GET_KEYS, MISSING, WriteOverlay
+from asyncstate.storage.overlay import Peeked
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ class AsyncExecutionController(ExecutionController):
         self._peak_blocked = 0
         self._wait_seconds = 0.0
         self._peek = overlay.peek
-        self._fetch = overlay.fetch
+        self._read = overlay.get
         self._reads_at_once = 0
         self._read_at_once = not limits.batch_hot_reads and not self._pacer.waits_for_device
 
@@ -87,22 +88,23 @@ class AsyncExecutionController(ExecutionController):
 
     def submit(self, record: Record) -> None:
         """See ``ExecutionController``; waits while too many records are in flight."""
-        if self._in_flight == 0:
-            self._submit_alone(record)
-        else:
+        if self._in_flight:
             self._submit_behind(record)
-
-    def _submit_alone(self, record: Record) -> None:
-        """Nothing is in flight: the record may put out rows directly, and enters the books only if it waits."""
+            return
+        # Nothing is in flight: the record may put out rows directly, and enters the books only if it waits.
         record.out = self.outputs
         record.pending = 1
         self._run(record)
-        if record.pending == 1:
-            record.out = None
-            record.pending = -1
-            if self._failures:
-                self._raise_unhandled()
+        if record.pending > 1:
+            self._enter(record)
             return
+        record.out = None
+        record.pending = -1
+        if self._failures:
+            self._raise_unhandled()
+
+    def _enter(self, record: Record) -> None:
+        """Enter a record that waits, as the only one, into the books."""
         record.pending -= 1
         record.epoch = self.epochs.enter()
         self._unreleased.append(record)
@@ -224,31 +226,39 @@ class AsyncExecutionController(ExecutionController):
 
     def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
         """See ``StateSink``: from memory at once, else with the next list get."""
-        value = self._peek(key)
-        if value is MISSING and self._read_at_once:
+        value: Peeked
+        if self._read_at_once:
             self._reads_at_once += 1
             measure = self._reads_at_once % _MEASURE_EVERY == 0
-            value = self._read_measured(key) if measure else self._fetch(key)
-        if value is MISSING:
-            record = self.current
-            assert record is not None
-            future: StateFuture[T] = StateFuture()
-            record.pending += 1
-            self._buffer.add(StateRequest(key, decode, future, record))
-            return future
+            value = self._read_measured(key) if measure else self._read(key)
+        else:
+            value = self._peek(key)
+            if value is MISSING:
+                return self._read_later(key, decode)
         try:
             return completed_future(decode(value))
         except Exception as error:
             self._reading = key
             return failed_future(error)
 
+    def _read_later(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
+        record = self.current
+        assert record is not None
+        future: StateFuture[T] = StateFuture()
+        record.pending += 1
+        self._buffer.add(StateRequest(key, decode, future, record))
+        return future
+
     def _read_measured(self, key: bytes) -> bytes | None:
         """Read a key now, and see whether reading at once is still the thing to do."""
+        value = self._peek(key)
+        if value is not MISSING:
+            return value
         started = time.perf_counter()
-        value = self.overlay.fetch(key)
+        fetched = self.overlay.fetch(key)
         self._pacer.measured_one(time.perf_counter() - started)
         self._read_at_once = not self._pacer.waits_for_device
-        return value
+        return fetched
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
         """See ``StateSink``. Answered at once: a RocksDB iterator holds the GIL, so nothing could overlap."""
