@@ -25,6 +25,7 @@ from rocksdict import Rdict, SstFileWriter
 from asyncstate.config import Config, resolve
 from asyncstate.operator import InputSpec, Operator, RecordContext, RecordOperator, Row
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, operator_after, run_partition
+from asyncstate.spark.task import settle_worker
 from asyncstate.state import ValueState, ValueStateDescriptor
 from asyncstate.storage import LIST_GET_KEYS, OperatorManifest, RocksDBOptions
 from asyncstate.storage.rocksdb import rocksdb_options
@@ -288,7 +289,8 @@ def record_grain(state_keys: int, records: int, rounds: int, seed: int) -> list[
 
 
 def run(state_keys: int, unique: int, rounds: int, seed: int = 1) -> list[MicroResult]:
-    """All micro-benchmarks."""
+    """All micro-benchmarks, in a process with the garbage collector set as in Spark's workers."""
+    settle_worker()
     return bundle_grain(state_keys, unique, rounds, seed) + record_grain(state_keys, unique, rounds, seed)
 
 
