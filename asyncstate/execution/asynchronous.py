@@ -392,6 +392,10 @@ class AsyncExecutionController(ExecutionController):
             **self.overlay.statistics(),
             "io_wait_seconds": self._wait_seconds,
             "overlapping_epochs": self._epochs_done,
+            "in_flight_limit": self._limits.in_flight,
+            "request_buffer_limit": self._limits.buffer_size,
+            "buffer_timeout_ms_limit": self._limits.buffer_timeout_ms,
+            "io_parallelism_limit": self._limits.io_parallelism,
             "in_flight_peak": self._peak_in_flight,
             "blocked_keys_peak": self._peak_blocked,
         }

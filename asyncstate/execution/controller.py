@@ -117,7 +117,7 @@ class ExecutionController(StateSink):
 
     @abstractmethod
     def statistics(self) -> dict[str, float]:
-        """Counts of this micro-batch by name; names that end in ``_peak`` are highest values."""
+        """Counts of this micro-batch by name; ``*_peak`` are highest values, ``*_limit`` the bounds in force."""
 
     # -- the sink's calls that never wait ------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from asyncstate.storage import StateSpec, WriteOverlay, group_range
 
 _AUTO_IO_PARALLELISM: Final = 32
 _KIB: Final = 1024
+_NOT_SUMMED: Final = ("_peak", "_limit")  # figures of which the highest over partitions counts
 
 # How slow this worker's last reads were, kept between micro-batches: the disk does not change with the batch.
 _pacer = ReadPacer()
@@ -120,7 +121,7 @@ def _commit(
     committed = time.perf_counter() - began
     counts = runner.controller.statistics()
     store = opened.store.statistics()
-    statistics = {name: float(value) for name, value in counts.items() if not name.endswith("_peak")}
+    statistics = {name: float(value) for name, value in counts.items() if not name.endswith(_NOT_SUMMED)}
     statistics |= opened.restored
     statistics |= {
         "rows_in": runner.rows_in,
@@ -137,7 +138,7 @@ def _commit(
     statistics |= {
         f"counter.{name}": float(counter.value) for name, counter in runner.context.counters.items()
     }
-    peaks = {name: float(value) for name, value in counts.items() if name.endswith("_peak")}
+    peaks = {name: float(value) for name, value in counts.items() if name.endswith(_NOT_SUMMED)}
     peaks["worker_rss_bytes_peak"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB)
     peaks["worker_pid"] = float(os.getpid())
     return CommitRecord(

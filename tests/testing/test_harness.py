@@ -66,6 +66,23 @@ def test_times_are_those_of_the_batches_before(async_enabled: bool, store_kind: 
             h.end_batch()
 
 
+def test_the_limits_in_force_can_be_read_back() -> None:
+    options = {
+        "async-state.in-flight-limit": "17",
+        "async-state.buffer-size": "5",
+        "async-state.io-parallelism": "3",
+    }
+    with harness(True, "memory", options=options, parallelism=2) as h:
+        h.push([("a", 1, 100), ("b", 1, 100)])
+        h.end_batch()
+        statistics = h.statistics()
+    assert statistics["in_flight_limit"] == 17
+    assert statistics["request_buffer_limit"] == 5
+    assert statistics["io_parallelism_limit"] == 3
+    assert statistics["buffer_timeout_ms_limit"] == 1000
+    assert 0 <= statistics["in_flight_peak"] <= 17
+
+
 def test_an_explicit_watermark_never_goes_back(async_enabled: bool, store_kind: str) -> None:
     with harness(async_enabled, store_kind, watermark_delay=None) as h:
         h.push([("a", 1, 0)])
