@@ -40,7 +40,7 @@ from asyncstate.state import (
     ValueStateDescriptor,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 __all__ = [
     "AsyncStateError",

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -188,3 +189,8 @@ def test_importing_the_package_loads_neither_spark_nor_rocksdb() -> None:
     code = "import sys, asyncstate; print(sorted({'pyspark', 'rocksdict', 'anyio'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_the_version_is_the_package_metadata_s() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert importlib.import_module("asyncstate").__version__ == project["version"]
