@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -346,13 +346,3 @@ class BundleOperator(Operator):
         Returns what ``process_bundle`` may. An operator that puts out much here is best a generator, which
         holds one part of it at a time.
         """
-
-
-@dataclass
-class OperatorStatistics:
-    """What one operator did in one micro-batch, on one partition or summed over them."""
-
-    rows_in: int = 0
-    rows_out: int = 0
-    keys: int = 0
-    counters: dict[str, int] = field(default_factory=dict)

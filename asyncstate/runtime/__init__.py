@@ -4,7 +4,13 @@ Owns: the choice of controller and store from the configuration. Must not import
 """
 
 from asyncstate.runtime.context import TaskContext, check_operator
-from asyncstate.runtime.driver import advance_sources, operator_after, watermark_after
+from asyncstate.runtime.driver import (
+    advance_sources,
+    operator_after,
+    previous_watermark,
+    sum_records,
+    watermark_after,
+)
 from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.stores import read_state
 from asyncstate.runtime.task import run_partition
@@ -17,7 +23,9 @@ __all__ = [
     "advance_sources",
     "check_operator",
     "operator_after",
+    "previous_watermark",
     "read_state",
     "run_partition",
+    "sum_records",
     "watermark_after",
 ]

@@ -28,6 +28,11 @@ def watermark_after(previous: Manifest | None) -> int:
     return reached if previous.watermark is None else max(reached, previous.watermark)
 
 
+def previous_watermark(base: Manifest | None) -> int:
+    """The watermark of the batch that ``base`` committed, microseconds."""
+    return MIN_WATERMARK if base is None or base.watermark is None else base.watermark
+
+
 def advance_sources(
     sources: Mapping[str, int], uid: str, delays: Sequence[int | None], records: Sequence[CommitRecord]
 ) -> dict[str, int]:
@@ -84,3 +89,15 @@ def _agreed_states(uid: str, records: Sequence[CommitRecord]) -> list[StateSpec]
                 "states; declare the same states in open() whatever the data"
             )
     return states
+
+
+def sum_records(records: Sequence[CommitRecord]) -> tuple[dict[str, float], dict[str, float]]:
+    """Sums of ``statistics`` and maxima of ``peaks`` over the partitions."""
+    sums: dict[str, float] = {}
+    peaks: dict[str, float] = {}
+    for record in records:
+        for name, value in record.statistics.items():
+            sums[name] = sums.get(name, 0) + value
+        for name, value in record.peaks.items():
+            peaks[name] = max(peaks.get(name, value), value)
+    return sums, peaks

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from asyncstate.config import Config
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
-from asyncstate.runtime import CommitRecord, TaskSpec, check_operator, watermark_after
+from asyncstate.runtime import CommitRecord, TaskSpec, check_operator, previous_watermark, watermark_after
 from asyncstate.spark.checks import (
     Delay,
     Keys,
@@ -28,7 +28,6 @@ from asyncstate.spark.checks import (
 )
 from asyncstate.spark.exchange import Stage, exchange, input_spec, run_stage, stage_schema, wire_schema
 from asyncstate.spark.failures import translated
-from asyncstate.spark.ledger import previous_watermark
 from asyncstate.spark.task import PartitionTask, RunPartition
 from asyncstate.storage import Manifest, OperatorManifest
 

@@ -18,12 +18,12 @@ from pyspark.sql.types import StructType
 from asyncstate.clock import Clock, SystemClock
 from asyncstate.config import Config, resolve
 from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
-from asyncstate.runtime import advance_sources, operator_after
+from asyncstate.runtime import advance_sources, operator_after, sum_records
 from asyncstate.spark.batch import Applied, JobFrame, MicroBatch
 from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
-from asyncstate.spark.progress import BatchStatistics, OperatorStatistics, sum_records
+from asyncstate.spark.progress import BatchStatistics, OperatorStatistics
 from asyncstate.spark.session import settle_session
 from asyncstate.spark.task import RunPartition
 from asyncstate.storage import Manifest, OperatorManifest

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from asyncstate.config import Config
 from asyncstate.errors import CheckpointError, ConfigurationError, JobError
-from asyncstate.operator import MIN_WATERMARK
 from asyncstate.storage import Checkpoint, LocalFiles, Manifest, OperatorManifest
 
 BATCH_SCHEMA = "batch"
@@ -122,11 +121,6 @@ class Ledger:
                 f"is {self._config.max_parallelism}; set it to {latest.max_parallelism}: it is fixed by the "
                 "job's first batch"
             )
-
-
-def previous_watermark(base: Manifest | None) -> int:
-    """The watermark of the batch that ``base`` committed, microseconds."""
-    return MIN_WATERMARK if base is None or base.watermark is None else base.watermark
 
 
 def batch_schema(manifest: Manifest | None) -> str | None:

@@ -6,11 +6,7 @@ Must not import pyspark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
-
-from asyncstate.runtime.spec import CommitRecord
 
 
 class OperatorStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,15 +44,3 @@ class BatchStatistics(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> str:
         """One line of JSON."""
         return msgspec.json.encode(self).decode()
-
-
-def sum_records(records: Sequence[CommitRecord]) -> tuple[dict[str, float], dict[str, float]]:
-    """Sums of ``statistics`` and maxima of ``peaks`` over the partitions."""
-    sums: dict[str, float] = {}
-    peaks: dict[str, float] = {}
-    for record in records:
-        for name, value in record.statistics.items():
-            sums[name] = sums.get(name, 0) + value
-        for name, value in record.peaks.items():
-            peaks[name] = max(peaks.get(name, value), value)
-    return sums, peaks

@@ -24,7 +24,7 @@ from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import KeyCodec
 from asyncstate.config import resolve
 from asyncstate.errors import JobError
-from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator
+from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
     InputBatch,
@@ -32,8 +32,10 @@ from asyncstate.runtime import (
     advance_sources,
     check_operator,
     operator_after,
+    previous_watermark,
     read_state,
     run_partition,
+    sum_records,
     watermark_after,
 )
 from asyncstate.storage import Checkpoint, LocalFiles, Manifest
@@ -249,7 +251,7 @@ class OperatorHarness:
             base_version=-1 if base is None else base.batch_id,
             base=None if base is None else base.operators[_UID],
             watermark=watermark,
-            previous_watermark=_watermark_of(base),
+            previous_watermark=previous_watermark(base),
             processing_time=self.clock.now_us(),
             checkpoint=str(self._folder / "checkpoint"),
             local_dir=str(self._folder / "local"),
@@ -292,14 +294,11 @@ class OperatorHarness:
         )
         self._checkpoint.commit(manifest)
         self._manifest = manifest
-        self.batches.append(_summed(records))
+        sums, peaks = sum_records(records)
+        self.batches.append(sums | peaks)
 
     def _stored_states(self) -> Sequence[Any]:
         return () if self._manifest is None else self._manifest.operators[_UID].states
-
-
-def _watermark_of(base: Manifest | None) -> int:
-    return MIN_WATERMARK if base is None or base.watermark is None else base.watermark
 
 
 def _shipped(spec: TaskSpec, operator: bytes) -> TaskSpec:
@@ -336,13 +335,3 @@ def _output_rows(batch: pa.RecordBatch) -> Iterator[OutputRow]:
             (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
         )
     return zip(kinds, *columns, strict=True)
-
-
-def _summed(records: Sequence[CommitRecord]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for record in records:
-        for name, value in record.statistics.items():
-            totals[name] = totals.get(name, 0.0) + value
-        for name, value in record.peaks.items():
-            totals[name] = max(totals.get(name, 0.0), value)
-    return totals
