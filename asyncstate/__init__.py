@@ -25,6 +25,8 @@ from asyncstate.operator import (
     RecordContext,
     RecordOperator,
     Row,
+    SortKey,
+    TimeDomain,
     Timer,
 )
 from asyncstate.state import (
@@ -62,8 +64,10 @@ __all__ = [
     "RecordOperator",
     "Row",
     "RowKind",
+    "SortKey",
     "StateFuture",
     "StateIterator",
+    "TimeDomain",
     "Timer",
     "ValueState",
     "ValueStateDescriptor",

@@ -10,8 +10,9 @@ Source: Flink's ``KeyedProcessFunction`` and ``AbstractAsyncStateStreamOperator`
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN, RowKind
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
+from asyncstate.futures import StateFuture
 from asyncstate.requests import StateSink
 
 S = TypeVar("S")
@@ -32,12 +34,28 @@ MAX_WATERMARK = 2**63 - 1
 """The end of the input: every timer and window is due (microseconds)."""
 
 
+class TimeDomain(enum.Enum):
+    """What a timer's time is compared with."""
+
+    EVENT_TIME = "event time"
+    PROCESSING_TIME = "processing time"
+
+
+class SortKey(NamedTuple):
+    """One column of an input's order. Nulls come first ascending, last descending."""
+
+    column: str
+    descending: bool = False
+
+
 @dataclass(frozen=True)
 class InputSpec:
     """One input of an operator, as the job or the harness declares it.
 
     ``schema`` has the payload columns without ``row_kind``. ``key`` names the key columns (empty: one global
     key). ``event_time`` names a timestamp column. ``changelog`` tells whether rows other than ``+I`` can come.
+    ``broadcast``: every partition gets all rows of the input, which then has no key. ``order_by``: rows are held
+    back until the watermark has passed them and come in this order; its first column is the event time, ascending.
     """
 
     schema: pa.Schema
@@ -45,10 +63,14 @@ class InputSpec:
     event_time: str | None = None
     changelog: bool = False
     name: str = "input"
+    broadcast: bool = False
+    order_by: tuple[SortKey, ...] = ()
 
     def __post_init__(self) -> None:
-        for column in (*self.key, *([self.event_time] if self.event_time else [])):
+        sorted_by = [sort.column for sort in self.order_by]
+        for column in (*self.key, *([self.event_time] if self.event_time else []), *sorted_by):
             self.column(column)
+        self._check_order()
         if ROW_KIND_COLUMN in self.schema.names:
             raise SchemaError(
                 f"{self.name}: '{ROW_KIND_COLUMN}' is the changelog's own column; drop or rename it"
@@ -57,6 +79,13 @@ class InputSpec:
             raise SchemaError(
                 f"{self.name}: event time column '{self.event_time}' is of type "
                 f"{self.schema.field(self.event_time).type}; cast it to a timestamp"
+            )
+
+    def _check_order(self) -> None:
+        if self.order_by and self.order_by[0] != SortKey(self.event_time or ""):
+            raise SchemaError(
+                f"{self.name}: order_by begins with {self.order_by[0]}, but must begin with the event time column, "
+                f"ascending; declare event_time and name it first"
             )
 
     def column(self, name: str) -> pa.Field:
@@ -120,7 +149,15 @@ class OperatorContext(Protocol):
 
     @property
     def key_schema(self) -> pa.Schema:
-        """Names (of the first input) and types of the key."""
+        """Names (of the first keyed input) and types of the key."""
+
+    @property
+    def watermark(self) -> int:
+        """The watermark of this micro-batch, microseconds."""
+
+    @property
+    def processing_time(self) -> int:
+        """The time at which the driver started this micro-batch, microseconds."""
 
     def get_state(self, descriptor: StateDescriptor[S]) -> S:
         """The state that ``descriptor`` declares. Only in ``open``; each name once."""
@@ -142,11 +179,12 @@ class Counter:
 
 
 class Timer(NamedTuple):
-    """A timer that has come due: its time in microseconds, its name (None: unnamed) and its namespace."""
+    """A timer that has come due: its time in microseconds, its name (None: unnamed), namespace and domain."""
 
     time: int
     name: str | None = None
     namespace: int | None = None
+    domain: TimeDomain = TimeDomain.EVENT_TIME
 
 
 class Timers(Protocol):
@@ -161,6 +199,17 @@ class Timers(Protocol):
         self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
     ) -> None:
         """Delete the unnamed timer at ``time_us``, or the timer called ``name``; nothing if there is none."""
+
+    def register_processing_time(
+        self, time_us: int, name: str | None = None, namespace: int | None = None
+    ) -> None:
+        """Call ``on_timer`` in the first micro-batch that starts at ``time_us`` or later; names are apart from
+        those of event time."""
+
+    def delete_processing_time(
+        self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
+    ) -> None:
+        """As ``delete_event_time``, for processing time."""
 
 
 class RecordContext(Protocol):
@@ -196,6 +245,17 @@ class RecordContext(Protocol):
 
     def emit(self, *values: Any, kind: RowKind = RowKind.INSERT) -> None:
         """Put out one row: a value a column of the output schema."""
+
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+    ) -> StateFuture[Any]:
+        """A future of ``function(*arguments)``, a call to the outside: HTTP, a database.
+
+        A coroutine function runs on an event loop (anyio), any other on a thread; at most
+        ``async-state.call-limit`` at once. Neither may touch state or the context. The record stays in flight until
+        the call has ended, so the next record of its key waits. A call that takes longer than the timeout (by
+        default ``async-state.call-timeout``) is cancelled and fails with TimeoutError.
+        """
 
 
 class Row(tuple[Any, ...]):
@@ -298,6 +358,8 @@ class Operator(ABC):
     num_inputs: ClassVar[int] = 1
     accepts_changelog: ClassVar[bool] = True
     """False for operators that cannot take rows back; such an input is refused before the batch runs."""
+    broadcast_input: ClassVar[int | None] = None
+    """The index of the input whose rows go to every partition; record grain only, beside at least one other."""
 
     @abstractmethod
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
@@ -322,8 +384,36 @@ class RecordOperator(Operator):
         """Handle one row. Return None, a StateFuture, or write it as ``async def``; ``ctx.input_index`` tells
         the input. Rows of one key come in arrival order, one at a time, each chain to its end."""
 
+    notify_stateful_sets: bool = False
+    """True: each broadcast row is also shown, by ``process_notification``, to every key that has state."""
+
+    def process_broadcast(self, row: Row, ctx: RecordContext) -> Any:
+        """Handle one row of the broadcast input, once a partition, before the other rows of the micro-batch.
+
+        Only here broadcast state may be written. There is no key: keyed state, timers and ``emit`` are refused.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has a broadcast input but no process_broadcast method"
+        )
+
+    def process_notification(self, row: Row, ctx: RecordContext) -> Any:
+        """Handle a broadcast row for ``ctx.key``, a key with state; called behind ``process_broadcast``.
+
+        Everything is allowed that is in ``process``.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} sets notify_stateful_sets but has no process_notification method"
+        )
+
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
         """Handle a timer of ``ctx.key`` that has come due."""
+
+    async def open_calls(self) -> None:
+        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before
+        the task's first call."""
+
+    async def close_calls(self) -> None:
+        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
 
     def on_watermark(self, watermark: int, ctx: RecordContext) -> Any:
         """Called once a micro-batch and partition after all records and timers; there is no current key."""

@@ -27,6 +27,11 @@ class KeyContext(Protocol):
 
     group: bytes  # 2 bytes, big endian key group
     encoded_key: bytes
+    timestamp: int | None  # event time, microseconds
+
+    @property
+    def may_write_broadcast(self) -> bool:
+        """True while a row of the broadcast input is handled."""
 
 
 class StateRequest:

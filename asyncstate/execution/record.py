@@ -11,7 +11,7 @@ Source: Flink's ``RecordContext``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from asyncstate.changelog import RowKind
 from asyncstate.errors import SchemaError, StateAccessError
@@ -35,6 +35,8 @@ class BatchFrame:
 
 class Record:
     """One row, timer or watermark on its way through an operator."""
+
+    may_write_broadcast: ClassVar[bool] = False
 
     __slots__ = (
         "encoded_key",

@@ -7,6 +7,7 @@ from asyncstate.runtime.context import TaskContext, check_operator
 from asyncstate.runtime.driver import (
     advance_sources,
     operator_after,
+    previous_processing_time,
     previous_watermark,
     sum_records,
     watermark_after,
@@ -23,6 +24,7 @@ __all__ = [
     "advance_sources",
     "check_operator",
     "operator_after",
+    "previous_processing_time",
     "previous_watermark",
     "read_state",
     "run_partition",

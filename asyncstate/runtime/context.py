@@ -18,7 +18,7 @@ from asyncstate.codec import check_key_type
 from asyncstate.config import Config
 from asyncstate.errors import SchemaError, StateAccessError, StateDeclarationError
 from asyncstate.futures import StateFuture
-from asyncstate.operator import Counter, InputSpec, Operator, StateDescriptor
+from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, StateDescriptor
 from asyncstate.requests import Decoder, Page, StateSink
 from asyncstate.storage import StateSpec
 
@@ -42,6 +42,8 @@ class TaskContext:
         key_groups: range,
         sink: StateSink,
         stored: Sequence[StateSpec],
+        watermark: int = MIN_WATERMARK,
+        processing_time: int = 0,
     ) -> None:
         self.uid = uid
         self.inputs = tuple(inputs)
@@ -49,7 +51,9 @@ class TaskContext:
         self.page_size = config.iterate_response_batch_size
         self.max_parallelism = max_parallelism
         self.key_groups = key_groups
-        self.key_schema = inputs[0].key_schema
+        self.key_schema = next(spec for spec in inputs if not spec.broadcast).key_schema
+        self.watermark = watermark
+        self.processing_time = processing_time
         self.counters: dict[str, Counter] = {}
         self._sink = sink
         self._stored = {spec.name: spec for spec in stored}

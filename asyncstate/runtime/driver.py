@@ -33,6 +33,11 @@ def previous_watermark(base: Manifest | None) -> int:
     return MIN_WATERMARK if base is None or base.watermark is None else base.watermark
 
 
+def previous_processing_time(base: Manifest | None) -> int:
+    """When the batch that ``base`` committed started, microseconds; MIN_WATERMARK before the first."""
+    return MIN_WATERMARK if base is None or base.processing_time is None else base.processing_time
+
+
 def advance_sources(
     sources: Mapping[str, int], uid: str, delays: Sequence[int | None], records: Sequence[CommitRecord]
 ) -> dict[str, int]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.config import Config
-from asyncstate.operator import InputSpec, Operator
+from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator
 from asyncstate.storage import OperatorManifest, PartitionManifest, StateSpec
 
 
@@ -25,7 +25,8 @@ class TaskSpec:
     """One operator in one micro-batch, the same for all partitions.
 
     ``base`` is the operator's entry in the manifest of the version the batch starts from (None: no state yet).
-    Times are microseconds. ``checkpoint`` is the checkpoint folder, ``local_dir`` the worker's scratch folder.
+    Times are microseconds. ``broadcast`` has the rows of the broadcast input with their kinds, as an Arrow stream,
+    the same for all partitions. ``checkpoint`` is the checkpoint folder, ``local_dir`` the worker's scratch folder.
     """
 
     job_id: str
@@ -43,6 +44,8 @@ class TaskSpec:
     processing_time: int
     checkpoint: str
     local_dir: str
+    previous_processing_time: int = MIN_WATERMARK
+    broadcast: bytes | None = None
 
 
 @dataclass(frozen=True)

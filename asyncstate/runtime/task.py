@@ -94,6 +94,8 @@ def _open_operator(
         range(first, end),
         controller,
         spec.base.states if spec.base is not None else (),
+        spec.watermark,
+        spec.processing_time,
     )
     operator.open(context)
     states = context.opened()

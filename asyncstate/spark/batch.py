@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from asyncstate.config import Config
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
-from asyncstate.runtime import CommitRecord, TaskSpec, check_operator, previous_watermark, watermark_after
+from asyncstate.runtime import (
+    CommitRecord,
+    TaskSpec,
+    check_operator,
+    previous_processing_time,
+    previous_watermark,
+    watermark_after,
+)
 from asyncstate.spark.checks import (
     Delay,
     Keys,
@@ -80,8 +87,8 @@ class MicroBatch:
         self.batch_id = batch_id
         self.watermark: int = MAX_WATERMARK if final else watermark_after(base)
         """Microseconds; MIN_WATERMARK before any event time was seen, MAX_WATERMARK in ``finish``."""
-        self.processing_time = now_us
-        """Microseconds; when the driver started this micro-batch."""
+        self.processing_time = max(now_us, previous_processing_time(base))
+        """Microseconds; when the driver started this micro-batch. It never goes back, though a clock may."""
         self.final = final
         """True in the last run, made by ``StreamingJob.finish`` with an empty DataFrame."""
         self.applied: dict[str, Applied] = {}
@@ -210,6 +217,7 @@ class MicroBatch:
             watermark=self.watermark,
             previous_watermark=previous_watermark(self._base),
             processing_time=self.processing_time,
+            previous_processing_time=previous_processing_time(self._base),
             checkpoint=self._frame.checkpoint,
             local_dir=config.local_path,
         )

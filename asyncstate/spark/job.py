@@ -205,7 +205,9 @@ class StreamingJob:
                 applied.records,
                 {**applied.schemas, BATCH_SCHEMA: self._schema or ""},
             )
-        return self._ledger.manifest(batch.batch_id, base, batch.watermark, sources, operators, final)
+        return self._ledger.manifest(
+            batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, final
+        )
 
     def _report(
         self, batch: MicroBatch, seconds: float, function_seconds: float, commit_seconds: float

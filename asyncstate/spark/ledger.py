@@ -84,6 +84,7 @@ class Ledger:
         batch_id: int,
         base: Manifest | None,
         watermark: int,
+        processing_time: int,
         sources: Mapping[str, int],
         operators: Mapping[str, OperatorManifest],
         final: bool,
@@ -96,6 +97,7 @@ class Ledger:
             max_parallelism=self._config.max_parallelism,
             operators=dict(operators),
             watermark=watermark,
+            processing_time=processing_time,
             sources=dict(sources),
             final=final,
         )

@@ -97,7 +97,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One committed version of a job's state. Times are microseconds since the epoch.
 
     ``base`` is the version it was computed from; ``sources`` holds per watermark source its highest event time
-    seen minus its delay; ``final`` says that the input had ended.
+    seen minus its delay; ``processing_time`` is when the micro-batch started; ``final`` says that the input had
+    ended.
     """
 
     job_id: str
@@ -106,6 +107,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_parallelism: int
     operators: dict[str, OperatorManifest] = {}
     watermark: int | None = None
+    processing_time: int | None = None
     sources: dict[str, int] = {}
     final: bool = False
     epoch: int = 0
