@@ -30,6 +30,8 @@ from asyncstate.operator import (
     Timer,
 )
 from asyncstate.state import (
+    BroadcastState,
+    BroadcastStateDescriptor,
     ColumnState,
     ColumnStateDescriptor,
     ListColumnState,
@@ -46,6 +48,8 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "AsyncStateError",
+    "BroadcastState",
+    "BroadcastStateDescriptor",
     "Bundle",
     "BundleContext",
     "BundleOperator",

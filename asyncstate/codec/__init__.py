@@ -4,7 +4,13 @@ Owns: what is written into the store, byte for byte. A leaf: imports nothing of 
 """
 
 from asyncstate.codec.evolution import check_evolution
-from asyncstate.codec.hashing import MAX_PARALLELISM_LIMIT, check_max_parallelism, key_group, key_groups
+from asyncstate.codec.hashing import (
+    BROADCAST_GROUP,
+    MAX_PARALLELISM_LIMIT,
+    check_max_parallelism,
+    key_group,
+    key_groups,
+)
 from asyncstate.codec.key_batch import KeyBatch
 from asyncstate.codec.keys import KeyCodec, decode_namespace, encode_namespace, prefix_end
 from asyncstate.codec.types import (
@@ -19,6 +25,7 @@ from asyncstate.codec.types import (
 from asyncstate.codec.values import PickleCodec, RowCodec, ValueCodec
 
 __all__ = [
+    "BROADCAST_GROUP",
     "MAX_PARALLELISM_LIMIT",
     "KeyBatch",
     "KeyCodec",

@@ -33,6 +33,9 @@ from asyncstate.errors import ConfigurationError
 SEED = 42
 MAX_PARALLELISM_LIMIT = 32768
 
+BROADCAST_GROUP = b"\xff\xff"
+"""Stands for the key group in the store keys of broadcast state: above every group, the same in all partitions."""
+
 UInt64Array = npt.NDArray[np.uint64]
 HashOne = Callable[[Any, int], int]
 

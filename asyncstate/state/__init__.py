@@ -3,6 +3,7 @@
 Owns: the state kinds of both grains and the timers. Must not import storage, execution or operators.
 """
 
+from asyncstate.state.broadcast import BroadcastState, BroadcastStateDescriptor
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
 from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
@@ -14,6 +15,8 @@ from asyncstate.state.value import ValueState
 __all__ = [
     "NAMED_TIMERS",
     "TIMERS_BY_TIME",
+    "BroadcastState",
+    "BroadcastStateDescriptor",
     "ColumnState",
     "ColumnStateDescriptor",
     "Columns",

@@ -26,12 +26,12 @@ from asyncstate.codec import (
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
-from asyncstate.state.binding import NO_NAMESPACE, Binding, KeyedState
+from asyncstate.state.binding import NO_NAMESPACE, Binding
 from asyncstate.state.listing import ListState
 from asyncstate.state.mapping import MapState
 from asyncstate.state.value import ValueState
 
-S = TypeVar("S", bound=KeyedState)
+S = TypeVar("S")
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")

@@ -1,0 +1,298 @@
+"""BroadcastState: a small map that is the same in every partition, written by the rows of the broadcast input.
+
+Owns: ``BroadcastState`` and its descriptor.
+Invariants: entries live under ``BROADCAST_GROUP`` in every partition, with equal bytes; only a record that may
+write broadcast state changes them, and every partition runs the same such records in the same order. What a
+read gives is the caller's own: changing it changes no state.
+Must not import storage, execution or operators.
+
+Source: Flink's ``BroadcastState`` and FLIP's ``StateKind.BROADCAST``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+import pyarrow as pa
+
+from asyncstate.codec import BROADCAST_GROUP, KeyCodec, check_key_type, prefix_end, type_to_text
+from asyncstate.errors import StateAccessError, StateDeclarationError
+from asyncstate.futures import StateFuture, StateIterator, completed_future, completed_void_future
+from asyncstate.operator import OperatorContext
+from asyncstate.requests import StateSink
+from asyncstate.state.binding import Binding
+from asyncstate.state.descriptors import TypeLike, _Descriptor
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_VOID: Final = completed_void_future()
+_AFTER: Final = b"\x00"  # appended to a key: the smallest key behind it
+
+_Entry = tuple[Any, Any]
+"""A user key as it is stored, and its value: decoded if it cannot be changed, else its bytes."""
+
+
+class BroadcastState(Generic[K, V]):
+    """Entries by user key; read anywhere, also without a current key, written in ``process_broadcast`` only.
+
+    The whole map is loaded at its first use in a micro-batch, so it must be small; afterwards reads are dict
+    lookups and every future is done at once. Raises StateAccessError for a write elsewhere and for a value of
+    None, CodecError for what is not of the declared types.
+    """
+
+    __slots__ = ("_binding", "_by_bytes", "_hold", "_in_order", "_prefix", "_take")
+
+    def __init__(self, binding: Binding, shared: bool) -> None:
+        self._binding = binding
+        self._prefix = BROADCAST_GROUP + binding.state_id
+        decode = binding.decode_value
+        # A value that can be changed (a list, say) is decoded anew for each read.
+        self._hold: Callable[[bytes], Any] = decode if shared else _same
+        self._take: Callable[[Any], Any] = _same if shared else decode
+        self._by_bytes: dict[bytes, _Entry] | None = None
+        self._in_order = True
+
+    @property
+    def name(self) -> str:
+        """The declared name."""
+        return self._binding.name
+
+    def __repr__(self) -> str:
+        return f"<BroadcastState '{self._binding.name}' of '{self._binding.uid}'>"
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def get(self, key: K) -> V | None:
+        """The value under ``key``, or None."""
+        found = self._loaded().get(self._binding.encode_key((key,)))
+        return None if found is None else self._take(found[1])
+
+    def async_get(self, key: K) -> StateFuture[V | None]:
+        """A future of ``get``."""
+        return completed_future(self.get(key))
+
+    def contains(self, key: K) -> bool:
+        """True when there is a value under ``key``."""
+        return self._binding.encode_key((key,)) in self._loaded()
+
+    def async_contains(self, key: K) -> StateFuture[bool]:
+        """A future of ``contains``."""
+        return completed_future(self.contains(key))
+
+    def entries(self) -> Iterator[tuple[K, V]]:
+        """All (key, value) as they are now, by encoded key."""
+        return iter(self._entries())
+
+    def async_entries(self) -> StateFuture[StateIterator[tuple[K, V]]]:
+        """A future of an iterator over all (key, value) as they are now, by encoded key."""
+        return completed_future(StateIterator(self._entries()))
+
+    def keys(self) -> Iterator[K]:
+        """All keys as they are now, by encoded key."""
+        return iter(self._keys())
+
+    def async_keys(self) -> StateFuture[StateIterator[K]]:
+        """A future of an iterator over all keys as they are now, by encoded key."""
+        return completed_future(StateIterator(self._keys()))
+
+    def values(self) -> Iterator[V]:
+        """All values as they are now, by encoded key."""
+        return iter(self._values())
+
+    def async_values(self) -> StateFuture[StateIterator[V]]:
+        """A future of an iterator over all values as they are now, by encoded key."""
+        return completed_future(StateIterator(self._values()))
+
+    def is_empty(self) -> bool:
+        """True when the map has no entry."""
+        return not self._loaded()
+
+    def async_is_empty(self) -> StateFuture[bool]:
+        """A future of ``is_empty``."""
+        return completed_future(self.is_empty())
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def put(self, key: K, value: V) -> None:
+        """Store ``value``."""
+        self._check_writable()
+        self._put(*self._encoded(key, value))
+
+    def async_put(self, key: K, value: V) -> StateFuture[None]:
+        """``put``; every later read sees it."""
+        self.put(key, value)
+        return _VOID
+
+    def put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
+        """``put`` each entry; none is stored if one is refused."""
+        self._check_writable()
+        pairs = entries.items() if isinstance(entries, Mapping) else entries
+        for raw_key, raw in [self._encoded(key, value) for key, value in pairs]:
+            self._put(raw_key, raw)
+
+    def async_put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> StateFuture[None]:
+        """``put_all``; every later read sees it."""
+        self.put_all(entries)
+        return _VOID
+
+    def remove(self, key: K) -> None:
+        """Remove the entry of ``key``; nothing happens if there is none."""
+        self._check_writable()
+        self._remove(self._binding.encode_key((key,)))
+
+    def async_remove(self, key: K) -> StateFuture[None]:
+        """``remove``; every later read sees it."""
+        self.remove(key)
+        return _VOID
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._check_writable()
+        for raw_key in list(self._loaded()):
+            self._remove(raw_key)
+
+    def async_clear(self) -> StateFuture[None]:
+        """``clear``; every later read sees it."""
+        self.clear()
+        return _VOID
+
+    # -- as a dict ----------------------------------------------------------------------------------
+
+    def __getitem__(self, key: K) -> V:
+        found = self._loaded().get(self._binding.encode_key((key,)))
+        if found is None:
+            raise KeyError(key)
+        return self._take(found[1])  # type: ignore[no-any-return]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: K) -> None:
+        self._check_writable()
+        if not self.contains(key):
+            raise KeyError(key)
+        self.remove(key)
+
+    def __contains__(self, key: K) -> bool:
+        return self.contains(key)
+
+    def __iter__(self) -> Iterator[K]:
+        return self.keys()
+
+    def __len__(self) -> int:
+        return len(self._loaded())
+
+    # -- the rest -----------------------------------------------------------------------------------
+
+    def _loaded(self) -> dict[bytes, _Entry]:
+        """All entries by encoded key, read from the sink the first time."""
+        if self._by_bytes is None:
+            self._by_bytes = dict(self._stored())
+        return self._by_bytes
+
+    def _stored(self) -> Iterator[tuple[bytes, _Entry]]:
+        binding = self._binding
+        start, end, skip = self._prefix, prefix_end(self._prefix), len(self._prefix)
+        while True:
+            page = binding.sink.scan(start, end, binding.page_size)
+            for store_key, raw in page:
+                yield store_key[skip:], (binding.decode_key(store_key, skip)[0][0], self._hold(raw))
+            if len(page) < binding.page_size:
+                return
+            start = page[-1][0] + _AFTER
+
+    def _sorted(self) -> list[_Entry]:
+        entries = self._loaded()
+        if not self._in_order:
+            entries = self._by_bytes = dict(sorted(entries.items()))
+            self._in_order = True
+        return list(entries.values())
+
+    def _entries(self) -> list[tuple[K, V]]:
+        take = self._take
+        return [(key, take(held)) for key, held in self._sorted()]
+
+    def _keys(self) -> list[K]:
+        return [key for key, _ in self._sorted()]
+
+    def _values(self) -> list[V]:
+        take = self._take
+        return [take(held) for _, held in self._sorted()]
+
+    def _encoded(self, key: K, value: V) -> tuple[bytes, bytes]:
+        if value is None:
+            raise StateAccessError(
+                f"{self._binding.label}: a value cannot be None (user key {key!r}); use remove() to delete the "
+                "entry, or leave the put out"
+            )
+        return self._binding.encode_key((key,)), self._binding.encode_value(value)
+
+    def _put(self, raw_key: bytes, raw: bytes) -> None:
+        entries = self._loaded()
+        if raw_key not in entries:
+            self._in_order = False
+        # as it is read back: 1 put into a float map is 1.0, whether the batch has been committed or not
+        entries[raw_key] = self._binding.decode_key(raw_key)[0][0], self._hold(raw)
+        self._binding.sink.put(self._prefix + raw_key, raw)
+
+    def _remove(self, raw_key: bytes) -> None:
+        if self._loaded().pop(raw_key, None) is not None:
+            self._binding.sink.delete(self._prefix + raw_key)
+
+    def _check_writable(self) -> None:
+        context = self._binding.sink.current
+        if context is None or not context.may_write_broadcast:
+            raise StateAccessError(
+                f"{self._binding.label} can be written in process_broadcast() only, where every partition does "
+                "the same; send the change as a row of the broadcast input, or keep it in a keyed state"
+            )
+
+
+@dataclass(frozen=True)
+class BroadcastStateDescriptor(_Descriptor[BroadcastState[K, V]], Generic[K, V]):
+    """Declares a BroadcastState from ``key_type`` (a flat type, never pickled) to ``value_type``.
+
+    For operators with a broadcast input; without namespaces and time to live.
+    """
+
+    key_type: TypeLike = None
+    value_type: TypeLike = None
+    kind: ClassVar[str] = "broadcast"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option in ("namespaced", "ttl"):
+            if getattr(self, option, None):
+                raise StateDeclarationError(
+                    f"state '{self.name}': broadcast state has no {option}; leave it out, or use a keyed state"
+                )
+        key_type = self._arrow_type("key_type", self.key_type)
+        check_key_type(f"{self.name}.key_type", key_type)
+        object.__setattr__(self, "key_type", key_type)
+        self._value_field("value_type")
+
+    def type_texts(self) -> dict[str, str]:
+        """See ``StateDescriptor``."""
+        return {"key": type_to_text(self.key_type), "value": self._texts(self.value_type)["value"]}
+
+    def bind(
+        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> BroadcastState[K, V]:
+        """See ``StateDescriptor``; StateDeclarationError without a broadcast input."""
+        if not any(spec.broadcast for spec in context.inputs):
+            raise StateDeclarationError(
+                f"operator '{context.uid}': broadcast state '{self.name}' is declared, but no input is broadcast; "
+                "set broadcast_input on the operator's class, or use a keyed state"
+            )
+        codec = self._codec(self.value_type, context.uid, stored)
+        user_keys = KeyCodec([self.key_type], [f"{self.name}.key"], 1)
+        keys = {"encode_key": user_keys.encode_one, "decode_key": user_keys.decode_one}
+        shared = not self.pickled and not pa.types.is_nested(self.value_type)
+        return BroadcastState(self._binding(sink, state_id, context, codec, **keys), shared)
+
+
+def _same(value: Any) -> Any:
+    return value
