@@ -156,6 +156,10 @@ class OperatorContext(Protocol):
         """The watermark of this micro-batch, microseconds."""
 
     @property
+    def previous_watermark(self) -> int:
+        """The watermark of the micro-batch before, microseconds: the timers up to it have fired."""
+
+    @property
     def processing_time(self) -> int:
         """The time at which the driver started this micro-batch, microseconds."""
 

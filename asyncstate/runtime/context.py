@@ -44,6 +44,7 @@ class TaskContext:
         stored: Sequence[StateSpec],
         watermark: int = MIN_WATERMARK,
         processing_time: int = 0,
+        previous_watermark: int = MIN_WATERMARK,
     ) -> None:
         self.uid = uid
         self.inputs = tuple(inputs)
@@ -54,6 +55,7 @@ class TaskContext:
         self.key_schema = next(spec for spec in inputs if not spec.broadcast).key_schema
         self.watermark = watermark
         self.processing_time = processing_time
+        self.previous_watermark = previous_watermark
         self.counters: dict[str, Counter] = {}
         self._sink = sink
         self._stored = {spec.name: spec for spec in stored}

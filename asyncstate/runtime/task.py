@@ -96,6 +96,7 @@ def _open_operator(
         spec.base.states if spec.base is not None else (),
         spec.watermark,
         spec.processing_time,
+        spec.previous_watermark,
     )
     operator.open(context)
     states = context.opened()
