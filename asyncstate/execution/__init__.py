@@ -10,13 +10,14 @@ from asyncstate.execution.buffer import ReadPacer, StateRequestBuffer
 from asyncstate.execution.controller import ExecutionController
 from asyncstate.execution.epochs import Epoch, EpochManager
 from asyncstate.execution.executor import Completion, IOExecutor
-from asyncstate.execution.record import BatchFrame, OutputRow, Record
+from asyncstate.execution.record import BatchFrame, BroadcastRecord, OutputRow, Record
 from asyncstate.execution.sync import SyncExecutionController
 
 __all__ = [
     "AsyncExecutionController",
     "AsyncLimits",
     "BatchFrame",
+    "BroadcastRecord",
     "Completion",
     "Epoch",
     "EpochManager",

@@ -1,7 +1,7 @@
 """A record in flight: its key, its row and where its output goes.
 
-Owns: ``Record``, the implementation of ``operator.RecordContext``, and ``BatchFrame``, what all records of a
-micro-batch share.
+Owns: ``Record``, the implementation of ``operator.RecordContext``, its kind ``BroadcastRecord``, and ``BatchFrame``,
+what all records of a micro-batch share.
 Invariant: a record emits only while its own chain runs.
 Must not import storage.
 
@@ -109,3 +109,30 @@ class Record:
                 f"{', '.join(self.frame.output_names)}; pass one value a column"
             )
         self.out.append((kind, values))
+
+
+class BroadcastRecord(Record):
+    """A row of the broadcast input: it has no key, puts out nothing, and alone may write broadcast state."""
+
+    may_write_broadcast: ClassVar[bool] = True
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        frame: BatchFrame,
+        work: Callable[[Any, Record], Any],
+        item: Any,
+        input_index: int,
+        row_kind: RowKind,
+        timestamp: int | None,
+    ) -> None:
+        super().__init__(frame, b"", b"", (), work, item, input_index, row_kind, timestamp)
+        self.group = None  # type: ignore[assignment]  # no store key can be built with it
+
+    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT) -> None:
+        """Refused: every partition would put the row out."""
+        raise StateAccessError(
+            "a row of the broadcast input emitted a row, which every partition would put out; keep it in a "
+            "BroadcastState and emit in process(), or set notify_stateful_sets and emit in process_notification()"
+        )

@@ -11,7 +11,9 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.config import Config
+from asyncstate.errors import StoreError
 from asyncstate.runtime.spec import TaskSpec
 from asyncstate.storage import (
     Change,
@@ -78,10 +80,20 @@ def open_store(spec: TaskSpec, partition: int) -> Iterator[PartitionStore]:
 
 
 def read_state(spec: TaskSpec, partitions: int) -> Iterator[tuple[bytes, bytes]]:
-    """Every stored entry at the spec's base version, partition by partition, in key order."""
+    """Every stored entry at the spec's base version, partition by partition, in key order; then, once, the broadcast
+    state, which each partition holds. Raises StoreError if two partitions hold different ones."""
+    broadcast: list[tuple[bytes, bytes]] = []
     for partition in range(partitions):
         with open_store(spec, partition) as opened:
-            yield from opened.store.iterate()
+            yield from opened.store.iterate(end=BROADCAST_GROUP)
+            own = list(opened.store.iterate(BROADCAST_GROUP))
+        if partition and own != broadcast:
+            raise StoreError(
+                f"operator '{spec.uid}': partitions 0 and {partition} hold different broadcast state; let "
+                "process_broadcast depend on its row and on broadcast state alone, and start with a new checkpoint"
+            )
+        broadcast = own
+    yield from broadcast
 
 
 def rocksdb_options(config: Config) -> RocksDBOptions:

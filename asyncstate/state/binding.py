@@ -14,6 +14,7 @@ from asyncstate.codec import encode_namespace
 from asyncstate.errors import StateAccessError
 from asyncstate.requests import StateSink
 from asyncstate.state.cursors import CursorRegistry
+from asyncstate.state.expiry import Expiry
 
 NO_NAMESPACE: Final = b""
 
@@ -23,7 +24,7 @@ class Binding:
     """One declared state of one operator, bound to the sink of a partition.
 
     ``encode_value`` and ``decode_value`` are of the value, element or map value, the other two of a map's
-    user key: ``decode_key(data, offset)`` gives the key tuple and the next offset.
+    user key: ``decode_key(data, offset)`` gives the key tuple and the next offset. ``expiry`` is None without a ttl.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Binding:
     encode_key: Any = None
     decode_key: Any = None
     default: bytes | None = None
+    expiry: Expiry | None = None
     cursors: CursorRegistry = field(default_factory=dict)
     waiting: dict[bytes, Any] = field(default_factory=dict)
 
@@ -91,6 +93,11 @@ class KeyedState:
         label = self._binding.label
         if self._suffix is None:
             return StateAccessError(f"{label} is declared with namespaced=True; use at(namespace) first")
+        if self._sink.current is not None and self._sink.current.may_write_broadcast:
+            return StateAccessError(
+                f"{label} was used by a row of the broadcast input, which has no key; use a BroadcastState, or set "
+                "notify_stateful_sets and use it in process_notification()"
+            )
         return StateAccessError(
             f"{label} was used without a current key; use it in process(), in on_timer(), or in a callback "
             "chained to a state future of the record"

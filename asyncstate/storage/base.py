@@ -27,7 +27,8 @@ class PartitionBase(msgspec.Struct, frozen=True):
     """Where one partition of a micro-batch starts; the driver makes it and ships it to the task.
 
     Either snapshot and deltas, or, after a change of parallelism, ``sources`` (old partitions in ascending
-    order) of which the key groups first <= g < end are taken.
+    order) of which the key groups first <= g < end are taken, and from one of them the broadcast state, which is
+    the same in all.
     """
 
     version: int = EMPTY_VERSION

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.errors import CheckpointCorruptionError
 from asyncstate.storage.base import PartitionBase, group_bounds
 from asyncstate.storage.checkpoint import Checkpoint
@@ -104,7 +105,7 @@ def build_store(path: Path, base: PartitionBase, fetcher: Fetcher, options: Rock
 def restore_rescaled(
     path: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions
 ) -> RocksDBStore:
-    """Make a new store with the key groups that ``base`` takes from its sources."""
+    """Make a new store with the key groups that ``base`` takes from its sources, and their broadcast state."""
     assert base.groups is not None, "only a rescaled base has sources"
     store = RocksDBStore(path, options, base.version)
     folder = _scratch(store)
@@ -127,6 +128,7 @@ def _entries(
     folder: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions
 ) -> Iterator[tuple[bytes, bytes]]:
     # Old partitions hold ascending, disjoint key group ranges: their entries follow each other in key order.
+    # Broadcast state is above them all and the same in each: it comes from the last one, which is still open then.
     assert base.groups is not None
     start, end = group_bounds(*base.groups)
     for source in base.sources:
@@ -134,6 +136,8 @@ def _entries(
         store = build_store(path, _as_base(source, base.version), fetcher, options)
         try:
             yield from store.iterate(start, end)
+            if source is base.sources[-1]:
+                yield from store.iterate(BROADCAST_GROUP)
         finally:
             store.close()
             shutil.rmtree(path, ignore_errors=True)
