@@ -36,7 +36,7 @@ class PageCursor(ABC, Generic[R, T]):
 
     @abstractmethod
     def _entries(self, page: R) -> list[T]:
-        """The entries of a page that has arrived; moves the position behind it."""
+        """What a page that has arrived has to show, perhaps nothing; moves the position behind it."""
 
     @property
     @abstractmethod
@@ -44,26 +44,32 @@ class PageCursor(ABC, Generic[R, T]):
         """True when the last page has arrived."""
 
     def load(self) -> StateFuture[StateIterator[T]]:
-        """A future of the iterator that begins with the next page."""
-        asked = self._ask()
-        if not asked.done:
-            self._enlist()
-        return asked.then_apply(self._arrived)
+        """A future of the iterator that begins with the next page that has an entry to show."""
+        while True:
+            asked = self._ask()
+            if not asked.done:
+                self._enlist()
+                return asked.then_compose(self._arrived)
+            found = asked.then_apply(self._iterator)
+            if found.failed or found.get() is not None:
+                return found  # type: ignore[return-value]  # it is not None
 
     def load_now(self) -> StateIterator[T]:
-        """The iterator that begins with the next page, for a blocking cursor."""
-        return self._arrived(self._ask().get())
+        """The same at once, for a blocking cursor."""
+        return self.load().get()
 
-    def _arrived(self, page: R) -> StateIterator[T]:
+    def _arrived(self, page: R) -> StateFuture[StateIterator[T]]:
+        found = self._iterator(page)
+        return self.load() if found is None else completed_future(found)
+
+    def _iterator(self, page: R) -> StateIterator[T] | None:
+        """The iterator that begins with ``page``; None if the page shows nothing and others follow."""
         items = self._entries(page)
         if self._exhausted:
             self._registry.pop(id(self), None)
             return StateIterator(items)
         self._enlist()
-        return StateIterator(items, self._load_now_future if self._blocking else self.load)
-
-    def _load_now_future(self) -> StateFuture[StateIterator[T]]:
-        return completed_future(self.load_now())
+        return StateIterator(items, self.load) if items else None
 
     def _enlist(self) -> None:
         registry, identity = self._registry, id(self)

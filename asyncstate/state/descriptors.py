@@ -27,8 +27,11 @@ from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.binding import NO_NAMESPACE, Binding
+from asyncstate.state.expiry import expiry_of
 from asyncstate.state.listing import ListState
 from asyncstate.state.mapping import MapState
+from asyncstate.state.ttl import StateTtl
+from asyncstate.state.ttl_states import TtlMapState, TtlValueState
 from asyncstate.state.value import ValueState
 
 S = TypeVar("S")
@@ -56,18 +59,23 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
 
     ``namespaced``: the state is used through ``at(namespace)`` only. ``pickled``: values are any Python
     objects, stored as pickles; give no type then. Who can write a pickled state's checkpoint can run code
-    in the job.
+    in the job. ``ttl``: values, map entries or list elements expire, each by itself.
     """
 
     name: str
     namespaced: bool = field(default=False, kw_only=True)
     pickled: bool = field(default=False, kw_only=True)
+    ttl: StateTtl | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(str(self.name)):
             raise StateDeclarationError(
                 f"state name {self.name!r} is not allowed; use letters, digits, '_', '.' and '-', with a "
                 "letter or '_' in front"
+            )
+        if self.ttl is not None and not isinstance(self.ttl, StateTtl):
+            raise StateDeclarationError(
+                f"state '{self.name}': ttl={self.ttl!r} is no time to live; give StateTtl('10 minutes')"
             )
 
     def _value_field(self, attribute: str) -> None:
@@ -94,10 +102,12 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
         return arrow_type
 
     def _texts(self, value_type: pa.DataType | None) -> dict[str, str]:
-        return {
+        texts = {
             "value": PICKLED if value_type is None else type_to_text(value_type),
             "namespaced": "yes" if self.namespaced else "no",
         }
+        # Only where there is one: the texts of states without stay what they are in every checkpoint.
+        return texts if self.ttl is None else {**texts, "ttl": str(self.ttl.time)}
 
     def _codec(
         self, value_type: pa.DataType | None, uid: str, stored: dict[str, str] | None
@@ -131,6 +141,9 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
         codec: ValueCodec | PickleCodec,
         **more: Any,
     ) -> Binding:
+        expiry = None
+        if self.ttl is not None:
+            expiry = expiry_of(self.ttl, sink, context, f"operator '{context.uid}', state '{self.name}'")
         return Binding(
             name=self.name,
             uid=context.uid,
@@ -140,6 +153,7 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
             namespaced=self.namespaced,
             encode_value=codec.encode_one,
             decode_value=codec.decode_one,
+            expiry=expiry,
             **more,
         )
 
@@ -170,7 +184,8 @@ class ValueStateDescriptor(_Descriptor[ValueState[T]], Generic[T]):
         """See ``StateDescriptor``."""
         codec = self._codec(self.type, context.uid, stored)
         default = None if self.default is None else codec.encode_one(self.default)
-        return ValueState(self._binding(sink, state_id, context, codec, default=default), self._root_suffix)
+        state = ValueState if self.ttl is None else TtlValueState
+        return state(self._binding(sink, state_id, context, codec, default=default), self._root_suffix)
 
 
 @dataclass(frozen=True)
@@ -222,4 +237,5 @@ class MapStateDescriptor(_Descriptor[MapState[K, V]], Generic[K, V]):
         codec = self._codec(self.value_type, context.uid, stored)
         user_keys = KeyCodec([self.key_type], [f"{self.name}.key"], 1)
         keys = {"encode_key": user_keys.encode_one, "decode_key": user_keys.decode_one}
-        return MapState(self._binding(sink, state_id, context, codec, **keys), self._root_suffix)
+        state = MapState if self.ttl is None else TtlMapState
+        return state(self._binding(sink, state_id, context, codec, **keys), self._root_suffix)

@@ -77,7 +77,7 @@ class MapState(KeyedState, Generic[K, V]):
 
     def async_contains(self, key: K) -> StateFuture[bool]:
         """A future of ``contains``, as it is now."""
-        return self._async_get(self._entry(key), _is_there)
+        return self._async_get(self._entry(key), is_there)
 
     def put(self, key: K, value: V) -> None:
         """Store ``value``. StateAccessError for None, CodecError for what is not of the declared types."""
@@ -251,7 +251,7 @@ class _MapCursor(PageCursor[Page, Any]):
 
     def load_from(self, page: Page) -> StateIterator[Any]:
         """The iterator that begins with ``page``, which the caller has read."""
-        return self._arrived(page)
+        return self._arrived(page).get()
 
     def _ask(self) -> StateFuture[Page]:
         sink, limit = self._binding.sink, self._binding.page_size
@@ -282,7 +282,7 @@ def _or_none(decode: Callable[[bytes], Any]) -> Callable[[bytes | None], Any]:
     return lambda raw: None if raw is None else decode(raw)
 
 
-def _is_there(raw: bytes | None) -> bool:
+def is_there(raw: bytes | None) -> bool:
     return raw is not None
 
 

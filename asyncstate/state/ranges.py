@@ -1,0 +1,44 @@
+"""Reading many ranges of the store as one ordered stream.
+
+Owns: paging through ranges and merging them; timers and buffered rows are read this way.
+Invariant: one page a range is held. Entries may be written and deleted meanwhile; those written behind the
+position that a range has reached are not found.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+from asyncstate.requests import Page, StateSink
+
+_AFTER: Final = b"\x00"
+
+Entry = tuple[bytes, bytes]
+
+
+def merged_entries(
+    sink: StateSink, ranges: Iterable[tuple[bytes, bytes]], page_size: int, order: Callable[[Entry], Any]
+) -> Iterator[Entry]:
+    """The entries of all ``ranges`` (start, end) by ``order``, by which each range must be sorted already."""
+    scans = [range_entries(sink, start, end, page_size) for start, end in ranges]
+    return heapq.merge(*scans, key=order)
+
+
+def range_entries(sink: StateSink, start: bytes, end: bytes, page_size: int) -> Iterator[Entry]:
+    """The entries with start <= key < end, ascending, read page by page."""
+    while True:
+        page = sink.scan(start, end, page_size)
+        yield from page
+        if len(page) < page_size:
+            return
+        start = page[-1][0] + _AFTER
+
+
+def pages_of(entries: Iterator[Entry], page_size: int) -> Iterator[Page]:
+    """``entries`` in lists of ``page_size``, the last one shorter."""
+    while page := list(islice(entries, page_size)):
+        yield page

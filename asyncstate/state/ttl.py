@@ -1,0 +1,96 @@
+"""Time to live: how an operator declares that what it stores ends.
+
+Owns: ``StateTtl`` and its options.
+Invariant: a declaration that exists is possible: a positive duration and options that are known.
+Must not import the states, storage, execution or operators.
+
+Source: Flink's ``StateTtlConfig``; event time is ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from asyncstate.durations import Duration, microseconds
+from asyncstate.errors import StateDeclarationError
+
+E = TypeVar("E", bound=StrEnum)
+
+_LONGEST_US: Final = 2**62  # a stamp and a duration together stay within 64 bits
+
+
+class TtlTime(StrEnum):
+    """What an entry's age is measured in."""
+
+    PROCESSING = "processing"
+    EVENT = "event"
+
+
+class TtlUpdate(StrEnum):
+    """What gives an entry its full time to live anew."""
+
+    CREATE_AND_WRITE = "create-and-write"
+    READ_AND_WRITE = "read-and-write"
+
+
+class TtlVisibility(StrEnum):
+    """Whether a read shows an entry that has expired and is still stored."""
+
+    NEVER_RETURN_EXPIRED = "never-return-expired"
+    RETURN_IF_NOT_CLEANED = "return-if-not-cleaned"
+
+
+@dataclass(frozen=True)
+class StateTtl:
+    """The time to live of a state's values, of each map entry and of each list element.
+
+    ``duration``: a text such as "10 minutes", a timedelta or microseconds; kept as microseconds. An entry that was
+    stamped at t has expired when t + duration <= now. With ``time="processing"`` both are the time at which the driver
+    started a micro-batch; with ``time="event"`` the stamp is the record's event time, or the watermark if that is
+    higher, and now is the watermark. ``update`` says whether reads renew the stamp, ``visibility`` whether
+    expired entries are shown until the clean-up has removed them. The options are texts or members of ``TtlTime``,
+    ``TtlUpdate`` and ``TtlVisibility``. Raises StateDeclarationError for what is none of these.
+
+    A stored state keeps its ``time``; the others may change at any restart.
+
+    >>> StateTtl("10 minutes").duration_us
+    600000000
+    """
+
+    duration: Duration
+    time: TtlTime | str = TtlTime.PROCESSING
+    update: TtlUpdate | str = TtlUpdate.CREATE_AND_WRITE
+    visibility: TtlVisibility | str = TtlVisibility.NEVER_RETURN_EXPIRED
+
+    def __post_init__(self) -> None:
+        duration_us = microseconds(self.duration, "StateTtl", "duration", StateDeclarationError)
+        if not 0 < duration_us <= _LONGEST_US:
+            raise StateDeclarationError(
+                f"StateTtl: duration is {self.duration!r}; give at least one microsecond (and at most 2**62), or "
+                "leave the ttl out for state that never expires"
+            )
+        object.__setattr__(self, "duration", duration_us)
+        for name, options in (("time", TtlTime), ("update", TtlUpdate), ("visibility", TtlVisibility)):
+            object.__setattr__(self, name, _option(name, options, getattr(self, name)))
+
+    @property
+    def duration_us(self) -> int:
+        """The duration in microseconds."""
+        duration = self.duration
+        assert isinstance(duration, int)
+        return duration
+
+    def __str__(self) -> str:
+        return f"{timedelta(microseconds=self.duration_us)} of {self.time} time"
+
+
+def _option(name: str, options: type[E], given: str) -> E:
+    try:
+        return options(given)
+    except ValueError:
+        raise StateDeclarationError(
+            f"StateTtl: {name} is {given!r}; give one of: {', '.join(repr(str(option)) for option in options)}"
+        ) from None
