@@ -47,10 +47,12 @@ class Runner(ABC):
                 yield prepared
             self.controller.flush()  # the next batch may be long in coming
 
-    def _count(self, prepared: PreparedBatch) -> None:
-        self.rows_in += prepared.batch.num_rows + prepared.null_event_times
-        if prepared.null_event_times:
-            self.context.counter("null_event_times").add(prepared.null_event_times)
+    def _count(self, prepared: PreparedBatch, rows: bool = True) -> None:
+        """Count the batch's rows, unless another partition counts them, and note its times."""
+        if rows:
+            self.rows_in += prepared.batch.num_rows + prepared.null_event_times
+            if prepared.null_event_times:
+                self.context.counter("null_event_times").add(prepared.null_event_times)
         index, newest = prepared.input_index, prepared.max_event_time
         known = self.max_event_times[index]
         if newest is not None:
