@@ -208,6 +208,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bundle_size: Annotated[
         int, Number(1, 10_000_000), "Rows that a bundle-grain operator gets at a time."
     ] = 100_000
+    broadcast_size_limit_bytes: Annotated[
+        int,
+        size(1 << 10, 1 << 30),
+        "Arrow bytes of a broadcast input in one micro-batch: the driver collects them and every task gets them. "
+        "A larger input fails the batch.",
+    ] = 64 << 20
     read_cache_size_bytes: Annotated[
         int,
         size(0, 1 << 40),
