@@ -5,17 +5,30 @@ store and no Spark.
 """
 
 from operators.aggregates import Aggregate, avg, count, max_, min_, sum_
+from operators.broadcast_process import BroadcastProcess
+from operators.connected import CoFlatMap, CoMap, CoProcess
 from operators.deduplicate import Deduplicate
 from operators.group_aggregate import GroupAggregate
 from operators.join import Join
+from operators.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
+from operators.keyed_reduce import KeyedReduce
 from operators.window_aggregate import WindowAggregate
 from operators.windows import cumulate, hop, session, tumble
 
 __all__ = [
     "Aggregate",
+    "BroadcastProcess",
+    "CoFlatMap",
+    "CoMap",
+    "CoProcess",
     "Deduplicate",
     "GroupAggregate",
     "Join",
+    "KeyedFilter",
+    "KeyedFlatMap",
+    "KeyedMap",
+    "KeyedProcess",
+    "KeyedReduce",
     "WindowAggregate",
     "avg",
     "count",

@@ -11,7 +11,7 @@ import copy
 import pickle
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +28,7 @@ from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
     InputBatch,
+    OrderBy,
     TaskSpec,
     advance_sources,
     check_operator,
@@ -36,6 +37,7 @@ from asyncstate.runtime import (
     previous_watermark,
     read_state,
     run_partition,
+    sort_keys_of_inputs,
     sum_records,
     watermark_after,
 )
@@ -51,8 +53,9 @@ class OperatorHarness:
     """One operator, its partitions and its checkpoint, in this process. A context manager.
 
     ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds) have one entry an input; for a single
-    input the entry itself may be given. Rows pushed with kinds make an input a changelog; declare it with
-    ``changelog`` (default: the operator accepts changelogs).
+    input the entry itself may be given. ``order_by`` is as in a job's ``apply``: a column or a list of columns, with
+    several inputs one entry for each, None where rows come as they are. Rows pushed with kinds make an input a
+    changelog; declare it with ``changelog`` (default: the operator accepts changelogs).
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -66,6 +69,7 @@ class OperatorHarness:
         event_time: str | Sequence[str | None] | None = None,
         watermark_delay: int | Sequence[int | None] | None = None,
         changelog: bool | Sequence[bool] | None = None,
+        order_by: OrderBy = None,
         async_enabled: bool = False,
         store: str = "rocksdb",
         parallelism: int = 1,
@@ -82,13 +86,14 @@ class OperatorHarness:
             else [_names(k) for k in key]
         )
         times = _per_input(event_time, count)
+        orders = sort_keys_of_inputs(_UID, order_by, count)
         changelogs = _per_input(operator.accepts_changelog if changelog is None else changelog, count)
         self._specs = tuple(
-            InputSpec(schema, keys[i], times[i], changelogs[i], f"input {i}")
+            InputSpec(schema, keys[i], times[i], changelogs[i], f"input {i}", order_by=orders[i])
             for i, schema in enumerate(schemas)
         )
         self._delays = _per_input(watermark_delay, count)
-        self._operator = pickle.dumps(operator)
+        self._operator = _copies_of(operator)
         self._config = resolve(
             {
                 "async-state.enabled": str(async_enabled).lower(),
@@ -183,17 +188,19 @@ class OperatorHarness:
         ``async_enabled``, ``operator`` or ``options``."""
         folder = Path(tempfile.mkdtemp(prefix="asyncstate-harness-"))
         shutil.copytree(snapshot / "checkpoint", folder / "checkpoint")
+        orders = [list(spec.order_by) for spec in self._specs]
         settings: dict[str, Any] = {
             "event_time": [spec.event_time for spec in self._specs],
             "watermark_delay": self._delays,
             "changelog": [spec.changelog for spec in self._specs],
+            "order_by": orders if len(orders) > 1 else orders[0],
             "async_enabled": self._config.enabled,
             "store": self._config.store,
             "parallelism": self.parallelism,
             "max_parallelism": self._config.max_parallelism,
             "clock": self.clock,
         }
-        operator = changes.pop("operator", None) or pickle.loads(self._operator)
+        operator = changes.pop("operator", None) or self._operator()
         harness = OperatorHarness(
             operator,
             [spec.schema for spec in self._specs],
@@ -243,7 +250,7 @@ class OperatorHarness:
         return TaskSpec(
             job_id=_JOB,
             uid=_UID,
-            operator=pickle.loads(self._operator),
+            operator=self._operator(),
             inputs=self._specs,
             config=self._config,
             parallelism=self.parallelism,
@@ -304,10 +311,24 @@ class OperatorHarness:
         return () if self._manifest is None else self._manifest.operators[_UID].states
 
 
-def _shipped(spec: TaskSpec, operator: bytes) -> TaskSpec:
+def _copies_of(operator: Operator) -> Callable[[], Operator]:
+    """Makes copies of ``operator`` as it is now.
+
+    Pickled where that is possible. Spark's pickler also takes lambdas and classes that stand in functions; where
+    plain pickle refuses them the operator is copied.
+    """
+    try:
+        pickled = pickle.dumps(operator)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        kept = copy.deepcopy(operator)
+        return lambda: copy.deepcopy(kept)
+    return lambda: pickle.loads(pickled)
+
+
+def _shipped(spec: TaskSpec, copies: Callable[[], Operator]) -> TaskSpec:
     """The spec with its own copy of the operator, as each Spark task has."""
     shipped = copy.copy(spec)
-    object.__setattr__(shipped, "operator", pickle.loads(operator))
+    object.__setattr__(shipped, "operator", copies())
     return shipped
 
 

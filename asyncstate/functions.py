@@ -1,0 +1,223 @@
+"""Functions of a keyed stream: what a user writes where a whole operator would be too much.
+
+Owns: ``Function``, its kinds (map, flat map, filter, reduce, process; on one input, two inputs, windows, or beside a
+broadcast input), ``TimeWindow`` and ``WindowContext``. ``operators`` runs them.
+Invariant: abstract classes only; a function sees rows, state and contexts and knows nothing of who runs it.
+Must not import state, storage, execution, runtime or Spark.
+
+Source: the functions of Flink's DataStream API.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from asyncstate.changelog import RowKind
+from asyncstate.futures import StateFuture
+from asyncstate.operator import OperatorContext, RecordContext, Row, Timer
+
+
+class Function(ABC):  # noqa: B024 - each kind below has its own abstract methods
+    """Base of all functions: the life cycle, which is that of an operator.
+
+    A function is pickled for every micro-batch: keep parameters in ``__init__``, and declare state in ``open``. State
+    belongs to the key of the row (or window, or timer) at hand. Each method may return its result, return a
+    StateFuture of it, or be an ``async def`` that awaits StateFutures.
+
+    A *row* that is returned is a tuple or Row (a value a column), a dict (a value a column name), or, for an output of
+    one column, the value itself. Times are int64 microseconds.
+    """
+
+    accepts_changelog: ClassVar[bool] = False
+    """True for functions that can take rows back. State that follows the rows it saw is wrong as soon as one of them
+    is taken back, so a changelog is refused unless the function says that it is ready for it."""
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare state with ``context.get_state``; first on the driver, without a store, then in each task."""
+
+    def close(self) -> None:
+        """Release what ``open`` took; called also when the batch fails."""
+
+    async def open_calls(self) -> None:
+        """See ``RecordOperator.open_calls``."""
+
+    async def close_calls(self) -> None:
+        """See ``RecordOperator.close_calls``."""
+
+
+# -- one input ------------------------------------------------------------------------------------------
+
+
+class MapFunction(Function):
+    """One row out for each row in."""
+
+    @abstractmethod
+    def map(self, row: Row) -> Any:
+        """The output row. Over a changelog it has the kind of ``row``."""
+
+
+class FlatMapFunction(Function):
+    """Any number of rows out for each row in."""
+
+    @abstractmethod
+    def flat_map(self, row: Row) -> Any:
+        """An iterable of output rows, a StateIterator of them, or None for no row. May be a generator."""
+
+
+class FilterFunction(Function):
+    """Rows that stay and rows that go."""
+
+    @abstractmethod
+    def filter(self, row: Row) -> Any:
+        """True for rows that stay."""
+
+
+class ReduceFunction(Function):
+    """Two rows of a key made one, again and again."""
+
+    @abstractmethod
+    def reduce(self, a: Row, b: Row) -> Any:
+        """``a``, what the rows so far were reduced to, and the next row ``b`` as one row of the same columns."""
+
+
+class KeyedProcessFunction(Function):
+    """Rows and timers, with everything that an operator may do."""
+
+    @abstractmethod
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """Handle a row; put rows out with ``ctx.emit``. ``ctx.row_kind`` tells the row's kind."""
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
+        """Handle a timer of ``ctx.key`` that has come due."""
+
+
+# -- two inputs with the same key -----------------------------------------------------------------------
+
+
+class CoMapFunction(Function):
+    """One row out for each row of either input; the two share their state."""
+
+    @abstractmethod
+    def map1(self, row: Row) -> Any:
+        """The output row for a row of input 0."""
+
+    @abstractmethod
+    def map2(self, row: Row) -> Any:
+        """The output row for a row of input 1."""
+
+
+class CoFlatMapFunction(Function):
+    """Any number of rows out for each row of either input; the two share their state."""
+
+    @abstractmethod
+    def flat_map1(self, row: Row) -> Any:
+        """As ``FlatMapFunction.flat_map``, for a row of input 0."""
+
+    @abstractmethod
+    def flat_map2(self, row: Row) -> Any:
+        """As ``FlatMapFunction.flat_map``, for a row of input 1."""
+
+
+class KeyedCoProcessFunction(Function):
+    """Rows of two inputs, and timers; the two inputs share state and timers."""
+
+    @abstractmethod
+    def process1(self, row: Row, ctx: RecordContext) -> Any:
+        """Handle a row of input 0."""
+
+    @abstractmethod
+    def process2(self, row: Row, ctx: RecordContext) -> Any:
+        """Handle a row of input 1."""
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
+        """Handle a timer of ``ctx.key`` that has come due."""
+
+
+class KeyedBroadcastProcessFunction(Function):
+    """Keyed rows (input 0) beside a broadcast input (input 1) that every partition sees in full."""
+
+    notify_stateful_sets: ClassVar[bool] = False
+    """True: ``process_notification`` is called for each key with state, for every broadcast row."""
+
+    @abstractmethod
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """Handle a keyed row; broadcast state can be read but not written."""
+
+    @abstractmethod
+    def process_broadcast(self, row: Row, ctx: RecordContext) -> Any:
+        """Handle a broadcast row: write broadcast state. There is no key: keyed state, timers and emit are refused."""
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
+        """Handle a timer of ``ctx.key`` that has come due."""
+
+    def process_notification(self, row: Row, ctx: RecordContext) -> Any:
+        """Handle a broadcast row for ``ctx.key``, a key with state; behind ``process_broadcast``."""
+        raise NotImplementedError(
+            f"{type(self).__name__} sets notify_stateful_sets but has no process_notification method"
+        )
+
+
+# -- windows --------------------------------------------------------------------------------------------
+
+
+class TimeWindow(NamedTuple):
+    """A window [start, end), microseconds."""
+
+    start: int
+    end: int
+
+
+class WindowContext(Protocol):
+    """A window of a key that fires."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The values of the key columns."""
+
+    @property
+    def window(self) -> TimeWindow:
+        """The window."""
+
+    @property
+    def watermark(self) -> int:
+        """The watermark of this micro-batch, microseconds."""
+
+    @property
+    def processing_time(self) -> int:
+        """The time at which the driver started this micro-batch, microseconds."""
+
+    @property
+    def window_namespace(self) -> int:
+        """The namespace of this window in a state declared with ``namespaced=True``: ``state.at(...)``.
+
+        StateAccessError for session windows: they merge, and such a state would have to merge with them.
+        """
+
+    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT) -> None:
+        """Put out one row: a value a column of the declared output."""
+
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+    ) -> StateFuture[Any]:
+        """See ``RecordContext.call``."""
+
+
+class WindowFunction(Function):
+    """What a window's rows become, once it is over."""
+
+    @abstractmethod
+    def apply(self, key: tuple[Any, ...], window: TimeWindow, rows: Sequence[Row]) -> Any:
+        """An iterable of output rows, or None for no row, as of ``FlatMapFunction.flat_map``."""
+
+
+class ProcessWindowFunction(Function):
+    """What a window's rows become, with a context: state of the key and of the window, times, ``emit``."""
+
+    @abstractmethod
+    def process(self, key: tuple[Any, ...], ctx: WindowContext, rows: Sequence[Row]) -> Any:
+        """Handle a window that fires; called again with all rows for each late row that is allowed."""
+
+    def clear(self, ctx: WindowContext) -> Any:
+        """Clear the state in ``ctx.window_namespace``: the window will not fire again."""
