@@ -46,6 +46,9 @@ from asyncstate.operator import (
     Timer,
 )
 from asyncstate.state import (
+    AggregateFunction,
+    AggregatingState,
+    AggregatingStateDescriptor,
     BroadcastState,
     BroadcastStateDescriptor,
     ColumnState,
@@ -56,6 +59,8 @@ from asyncstate.state import (
     ListStateDescriptor,
     MapState,
     MapStateDescriptor,
+    ReducingState,
+    ReducingStateDescriptor,
     ValueState,
     ValueStateDescriptor,
 )
@@ -63,6 +68,9 @@ from asyncstate.state import (
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AggregateFunction",
+    "AggregatingState",
+    "AggregatingStateDescriptor",
     "AsyncStateError",
     "BroadcastState",
     "BroadcastStateDescriptor",
@@ -93,6 +101,8 @@ __all__ = [
     "RecordContext",
     "RecordOperator",
     "ReduceFunction",
+    "ReducingState",
+    "ReducingStateDescriptor",
     "Row",
     "RowKind",
     "SortKey",

@@ -3,18 +3,25 @@
 Owns: the state kinds of both grains and the timers. Must not import storage, execution or operators.
 """
 
+from asyncstate.state.aggregating import AggregateFunction, AggregatingState
 from asyncstate.state.broadcast import BroadcastState, BroadcastStateDescriptor
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
 from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from asyncstate.state.fold_descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.listing import ListState
 from asyncstate.state.mapping import MapState
+from asyncstate.state.ranges import merged_entries, pages_of
+from asyncstate.state.reducing import ReducingState
 from asyncstate.state.timers import NAMED_TIMERS, TIMERS_BY_TIME, DueTimer, KeyedTimers
 from asyncstate.state.value import ValueState
 
 __all__ = [
     "NAMED_TIMERS",
     "TIMERS_BY_TIME",
+    "AggregateFunction",
+    "AggregatingState",
+    "AggregatingStateDescriptor",
     "BroadcastState",
     "BroadcastStateDescriptor",
     "ColumnState",
@@ -29,7 +36,11 @@ __all__ = [
     "ListStateDescriptor",
     "MapState",
     "MapStateDescriptor",
+    "ReducingState",
+    "ReducingStateDescriptor",
     "TimeRange",
     "ValueState",
     "ValueStateDescriptor",
+    "merged_entries",
+    "pages_of",
 ]

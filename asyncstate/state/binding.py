@@ -25,6 +25,7 @@ class Binding:
 
     ``encode_value`` and ``decode_value`` are of the value, element or map value, the other two of a map's
     user key: ``decode_key(data, offset)`` gives the key tuple and the next offset. ``expiry`` is None without a ttl.
+    ``function`` is what a state that folds what is added folds with.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Binding:
     decode_key: Any = None
     default: bytes | None = None
     expiry: Expiry | None = None
+    function: Any = None
     cursors: CursorRegistry = field(default_factory=dict)
     waiting: dict[bytes, Any] = field(default_factory=dict)
 

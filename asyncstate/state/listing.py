@@ -21,6 +21,7 @@ from asyncstate.futures import (
     completed_future,
     completed_void_future,
 )
+from asyncstate.requests import Decoder
 from asyncstate.state.binding import Binding
 from asyncstate.state.chunks import (
     COUNT_BYTES,
@@ -32,14 +33,15 @@ from asyncstate.state.chunks import (
     sealed_chunks,
 )
 from asyncstate.state.cursors import PageCursor, live_cursors
-from asyncstate.state.pending import OrderedState
+from asyncstate.state.merging import MergingState, Source
+from asyncstate.state.pending import as_it_is
 
 T = TypeVar("T")
 
 _VOID: Final = completed_void_future()
 
 
-class ListState(OrderedState, Generic[T]):
+class ListState(MergingState, Generic[T]):
     """Elements of the current key. A small list is one store entry, a long one is read and kept in chunks."""
 
     __slots__ = ("_encode",)
@@ -55,7 +57,7 @@ class ListState(OrderedState, Generic[T]):
         prefix = self._prefix()
         head = self._stored(prefix)
         if sealed_chunks(head):
-            return iter(_ListCursor(self._binding, self._elements, prefix, head, blocking=True).load_now())
+            return iter(self._cursor(prefix, head, blocking=True).load_now())
         return iter(self._small(head))
 
     def async_get(self) -> StateFuture[StateIterator[T]]:
@@ -108,21 +110,22 @@ class ListState(OrderedState, Generic[T]):
         self, prefix: bytes, head: bytes | None, _: None
     ) -> tuple[bytes | None, StateFuture[StateIterator[T]]]:
         if sealed_chunks(head):
-            return head, _ListCursor(self._binding, self._elements, prefix, head, blocking=False).load()
+            return head, self._cursor(prefix, head, blocking=False).load()
         return head, completed_future(head).then_apply(self._small)
+
+    def _cursor(self, prefix: bytes, head: bytes | None, blocking: bool) -> ListCursor:
+        return ListCursor(self._binding, self._elements, prefix, head, blocking)
 
     def _small(self, head: bytes | None) -> StateIterator[T]:
         return StateIterator([] if head is None else self._elements(head, COUNT_BYTES))
 
     def _append_one(self, prefix: bytes, head: bytes | None, frame: bytes) -> tuple[bytes | None, None]:
-        return append_one(head, frame, lambda index, chunk: self._put(_chunk_key(prefix, index), chunk)), None
+        return append_one(head, frame, lambda index, chunk: self._put(chunk_key(prefix, index), chunk)), None
 
     def _append_all(
         self, prefix: bytes, head: bytes | None, frames: list[bytes]
     ) -> tuple[bytes | None, None]:
-        return append_all(
-            head, frames, lambda index, chunk: self._put(_chunk_key(prefix, index), chunk)
-        ), None
+        return append_all(head, frames, lambda index, chunk: self._put(chunk_key(prefix, index), chunk)), None
 
     def _replace(self, prefix: bytes, head: bytes | None, frames: list[bytes]) -> tuple[bytes | None, None]:
         sealed = sealed_chunks(head)
@@ -130,8 +133,36 @@ class ListState(OrderedState, Generic[T]):
             for cursor in live_cursors(self._binding.cursors):
                 cursor.preserve(prefix)
             for index in range(sealed):
-                self._delete(_chunk_key(prefix, index))
+                self._delete(chunk_key(prefix, index))
         return self._append_all(prefix, None, frames)
+
+    # -- merging ---------------------------------------------------------------------------------------
+
+    def _contents(self, prefix: bytes, stored: bytes | None, blocking: bool) -> StateFuture[list[bytes]]:
+        """See ``MergingState``: the elements, framed."""
+        keys = [chunk_key(prefix, index) for index in range(sealed_chunks(stored))]
+        if blocking:
+            chunks = completed_future([self._get(key) for key in keys])
+        else:
+            chunks = combine_all([self._async_get(key, as_it_is) for key in keys])
+        return chunks.then_apply(lambda known: self._frames(known, stored))
+
+    def _frames(self, sealed: list[bytes | None], head: bytes | None) -> list[bytes]:
+        label = self._binding.label
+        frames: list[bytes] = []
+        for chunk in sealed:
+            if chunk is None:
+                raise part_missing(label)
+            frames += elements(chunk, 0, framed, label)
+        return frames if head is None else frames + elements(head, COUNT_BYTES, framed, label)
+
+    def _merged(self, prefix: bytes, stored: bytes | None, sources: list[Source]) -> bytes | None:
+        """See ``MergingState``."""
+        frames: list[bytes] = []
+        for source in sources:
+            self._replace(source.prefix, source.stored, [])
+            frames += source.contents
+        return self._append_all(prefix, stored, frames)[0]
 
     # -- elements as bytes -----------------------------------------------------------------------------
 
@@ -148,7 +179,7 @@ class ListState(OrderedState, Generic[T]):
         return framed(self._encode(element))
 
 
-class _ListCursor(PageCursor[list[Any], Any]):
+class ListCursor(PageCursor[list[Any], Any]):
     """The chunks from ``_asked`` and then the tail of one list, as they were when it was asked for."""
 
     __slots__ = ("_asked", "_binding", "_elements", "_kept", "_prefix", "_sealed", "_step", "_tail")
@@ -176,7 +207,7 @@ class _ListCursor(PageCursor[list[Any], Any]):
         if prefix == self._prefix:
             for index in range(self._asked, self._sealed):
                 if index not in self._kept:
-                    self._kept[index] = self._decoded(self._binding.sink.get(_chunk_key(prefix, index)))
+                    self._kept[index] = self._decoded(self._binding.sink.get(chunk_key(prefix, index)))
 
     def _ask(self) -> StateFuture[list[Any]]:
         first = self._asked
@@ -184,11 +215,15 @@ class _ListCursor(PageCursor[list[Any], Any]):
         chunks = range(first, self._asked)
         if self._kept:
             return completed_future([self._kept.pop(index) for index in chunks])
+        keys = [chunk_key(self._prefix, index) for index in chunks]
+        sink, reader = self._binding.sink, self._reader
         if self._blocking:
-            get = self._binding.sink.get
-            return completed_future([self._decoded(get(_chunk_key(self._prefix, index))) for index in chunks])
-        async_get = self._binding.sink.async_get
-        return combine_all([async_get(_chunk_key(self._prefix, index), self._decoded) for index in chunks])
+            return completed_future([reader(key)(sink.get(key)) for key in keys])
+        return combine_all([sink.async_get(key, reader(key)) for key in keys])
+
+    def _reader(self, _key: bytes) -> Decoder[list[Any]]:
+        """What to make of the chunk under a store key."""
+        return self._decoded
 
     def _entries(self, page: list[Any]) -> list[Any]:
         items = [element for chunk in page for element in chunk]
@@ -200,10 +235,7 @@ class _ListCursor(PageCursor[list[Any], Any]):
 
     def _decoded(self, chunk: bytes | None) -> list[Any]:
         if chunk is None:
-            raise CodecError(
-                f"{self._binding.label}: a part of a stored list is missing; restore an older checkpoint "
-                "version"
-            )
+            raise part_missing(self._binding.label)
         return self._elements(chunk, 0)
 
     @property
@@ -211,5 +243,11 @@ class _ListCursor(PageCursor[list[Any], Any]):
         return self._asked == self._sealed
 
 
-def _chunk_key(prefix: bytes, index: int) -> bytes:
+def chunk_key(prefix: bytes, index: int) -> bytes:
+    """The store key of chunk ``index`` of the list under ``prefix``."""
     return prefix + index.to_bytes(INDEX_BYTES, "big")
+
+
+def part_missing(label: str) -> CodecError:
+    """The error for a chunk that is not there."""
+    return CodecError(f"{label}: a part of a stored list is missing; restore an older checkpoint version")

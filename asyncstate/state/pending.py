@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
-from asyncstate.futures import StateFuture, completed_void_future, failed_future
+from asyncstate.futures import StateFuture, completed_future, completed_void_future, failed_future
 from asyncstate.state.binding import Binding, KeyedState
 
 _VOID: Final = completed_void_future()
@@ -63,7 +63,7 @@ class OrderedState(KeyedState):
         prefix = self._prefix()
         waiting = self._waiting.get(prefix)
         if waiting is None:
-            loaded = self._async_get(prefix, _as_it_is)
+            loaded = self._async_get(prefix, as_it_is)
             if loaded.done:
                 return self._run(prefix, loaded.get(), operation, argument)
             waiting = _Waiting()
@@ -92,7 +92,9 @@ class OrderedState(KeyedState):
         except Exception as error:
             return failed_future(error)
         self._write(prefix, before, after)
-        return _VOID if result is None else result
+        if result is None:
+            return _VOID
+        return result if type(result) is StateFuture else completed_future(result)
 
     def _write(self, prefix: bytes, before: bytes | None, after: bytes | None) -> None:
         if after is before:
@@ -117,7 +119,7 @@ class OrderedState(KeyedState):
         for prefix in operation.prefixes:
             other = self._waiting.get(prefix)
             if other is None:
-                self._await(waiting, prefix, self._async_get(prefix, _as_it_is))
+                self._await(waiting, prefix, self._async_get(prefix, as_it_is))
             elif other is not waiting:
                 waiting.absorb(other)
                 for absorbed in other.prefixes:
@@ -298,5 +300,6 @@ class _Waiting:
                 future.fail(error)
 
 
-def _as_it_is(raw: bytes | None) -> bytes | None:
+def as_it_is(raw: bytes | None) -> bytes | None:
+    """The answer to a read, undecoded."""
     return raw

@@ -1,0 +1,86 @@
+"""AggregatingState: what was added, in an accumulator that an aggregate function of the operator keeps.
+
+Owns: ``AggregateFunction`` and ``AggregatingState``.
+Invariant: that of ``FoldingState``; only accumulators are stored.
+Must not import storage, execution or operators.
+
+Source: Flink's ``AggregatingState`` and the DataStream API's ``AggregateFunction``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+from asyncstate.futures import StateFuture
+from asyncstate.state.reducing import FoldingState
+
+IN = TypeVar("IN")
+ACC = TypeVar("ACC")
+OUT = TypeVar("OUT")
+
+
+class AggregateFunction(ABC, Generic[IN, ACC, OUT]):
+    """Values of type ``IN`` into an accumulator ``ACC``, and its result ``OUT``.
+
+    The object belongs to the operator and is pickled with it. An accumulator is never None. ``add`` and ``merge`` may
+    change the accumulators they are given, which are not used again, and return one of them.
+    """
+
+    @abstractmethod
+    def create_accumulator(self) -> ACC:
+        """An accumulator to which nothing has been added."""
+
+    @abstractmethod
+    def add(self, value: IN, accumulator: ACC) -> ACC:
+        """The accumulator with ``value`` added."""
+
+    @abstractmethod
+    def get_result(self, accumulator: ACC) -> OUT:
+        """What the accumulator amounts to."""
+
+    @abstractmethod
+    def merge(self, a: ACC, b: ACC) -> ACC:
+        """One accumulator with what was added to both. Needed where namespaces are merged."""
+
+
+class AggregatingState(FoldingState, Generic[IN, OUT]):
+    """The values added for the current key, in one accumulator; ``get`` gives its result."""
+
+    __slots__ = ()
+
+    def get(self) -> OUT | None:
+        """The result for what has been added; None if nothing has been."""
+        result: OUT | None = super().get()
+        return result
+
+    def add(self, value: IN) -> None:
+        """Add ``value`` to the accumulator; the function decides what it makes of None.
+
+        Raises OperatorError if the function fails, StateAccessError if it gives None, CodecError if it gives what is
+        not of the declared accumulator type.
+        """
+        super().add(value)
+
+    def async_add(self, value: IN) -> StateFuture[None]:
+        """``add``; every operation that is asked for later sees it. Leave ``value`` as it is from now on."""
+        return super().async_add(value)
+
+    def _folded(self, stored: Any, value: Any) -> Any:
+        function: AggregateFunction[Any, Any, Any] = self._function
+        try:
+            return function.add(value, function.create_accumulator() if stored is None else stored)
+        except Exception as error:
+            raise self._failed(".add", error) from error
+
+    def _combined(self, stored: Any, other: Any) -> Any:
+        try:
+            return self._function.merge(stored, other)
+        except Exception as error:
+            raise self._failed(".merge", error) from error
+
+    def _shown(self, stored: Any) -> Any:
+        try:
+            return self._function.get_result(stored)
+        except Exception as error:
+            raise self._failed(".get_result", error) from error

@@ -1,0 +1,83 @@
+"""Declarations of the record-grain states that fold what is added.
+
+Owns: the descriptors of ReducingState and AggregatingState.
+Invariant: that of ``descriptors``; the function is never part of what the checkpoint knows of a state.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from asyncstate.errors import StateDeclarationError
+from asyncstate.operator import OperatorContext
+from asyncstate.requests import StateSink
+from asyncstate.state.aggregating import AggregateFunction, AggregatingState
+from asyncstate.state.descriptors import TypeLike, _Descriptor
+from asyncstate.state.reducing import ReducingState
+
+T = TypeVar("T")
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
+
+
+@dataclass(frozen=True)
+class ReducingStateDescriptor(_Descriptor[ReducingState[T]], Generic[T]):
+    """Declares a ReducingState of ``type``. ``reduce_function(stored, added)`` gives the value to store."""
+
+    reduce_function: Callable[[T, T], T]
+    type: TypeLike = None
+    kind: ClassVar[str] = "reducing"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.reduce_function):
+            raise StateDeclarationError(
+                f"state '{self.name}': reduce_function={self.reduce_function!r} cannot be called; give a "
+                "function of the stored and the added value, such as max"
+            )
+        self._value_field("type")
+
+    def type_texts(self) -> dict[str, str]:
+        """See ``StateDescriptor``."""
+        return self._texts(self.type)
+
+    def bind(
+        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> ReducingState[T]:
+        """See ``StateDescriptor``."""
+        codec = self._codec(self.type, context.uid, stored)
+        binding = self._binding(sink, state_id, context, codec, function=self.reduce_function)
+        return ReducingState(binding, self._root_suffix)
+
+
+@dataclass(frozen=True)
+class AggregatingStateDescriptor(_Descriptor[AggregatingState[IN, OUT]], Generic[IN, OUT]):
+    """Declares an AggregatingState whose accumulators are of ``accumulator_type``."""
+
+    aggregate_function: AggregateFunction[IN, Any, OUT]
+    accumulator_type: TypeLike = None
+    kind: ClassVar[str] = "aggregating"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.aggregate_function, AggregateFunction):
+            raise StateDeclarationError(
+                f"state '{self.name}': aggregate_function={self.aggregate_function!r} is no AggregateFunction; "
+                "give an object of a class that derives from it"
+            )
+        self._value_field("accumulator_type")
+
+    def type_texts(self) -> dict[str, str]:
+        """See ``StateDescriptor``."""
+        return self._texts(self.accumulator_type)
+
+    def bind(
+        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> AggregatingState[IN, OUT]:
+        """See ``StateDescriptor``."""
+        codec = self._codec(self.accumulator_type, context.uid, stored)
+        binding = self._binding(sink, state_id, context, codec, function=self.aggregate_function)
+        return AggregatingState(binding, self._root_suffix)

@@ -1,0 +1,184 @@
+"""ReducingState: what was added, folded into one value with a function of the operator.
+
+Owns: ``FoldingState``, one stored value that whatever is added is folded into, and ``ReducingState``.
+Invariant: what is added is folded in the order in which it was added (see ``pending``); if a function fails, or gives
+what cannot be stored, the stored value is as it was before. The functions belong to the operator: nothing of
+them is stored.
+Must not import storage, execution or operators.
+
+Source: Flink's ``AppendingState`` and ``ReducingState``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+from asyncstate.errors import OperatorError, StateAccessError
+from asyncstate.futures import StateFuture, completed_void_future
+from asyncstate.state.binding import Binding
+from asyncstate.state.merging import MergingState, Source
+
+T = TypeVar("T")
+
+_VOID: Final = completed_void_future()
+
+
+class FoldingState(MergingState):
+    """One stored value. ``binding.function`` is what its kind folds with."""
+
+    __slots__ = ("_decode", "_encode", "_function")
+
+    def __init__(self, binding: Binding, suffix: bytes | None) -> None:
+        super().__init__(binding, suffix)
+        self._encode = binding.encode_value
+        self._decode = binding.decode_value
+        self._function = binding.function
+
+    def get(self) -> Any:
+        """What has been added, folded; None if nothing has been."""
+        prefix = self._prefix()
+        return self._result_of(self._stored(prefix))
+
+    def async_get(self) -> StateFuture[Any]:
+        """A future of ``get``, as it is now: what is added later does not change it."""
+        return self._when_read(self._read, None)
+
+    def add(self, value: Any) -> None:
+        """Fold ``value`` in.
+
+        Raises OperatorError if the function fails, StateAccessError if it gives None, CodecError if it gives what is
+        not of the declared type.
+        """
+        self._do(self._prefix(), self._add, value)
+
+    def async_add(self, value: Any) -> StateFuture[None]:
+        """``add``; every operation that is asked for later sees it. Leave ``value`` as it is from now on."""
+        return self._when_read(self._add, value)
+
+    def clear(self) -> None:
+        """Remove what has been added."""
+        prefix = self._prefix()
+        if prefix in self._waiting:
+            self._stored(prefix)
+        self._delete(prefix)
+
+    def async_clear(self) -> StateFuture[None]:
+        """``clear``; every operation that is asked for later sees it."""
+        prefix = self._prefix()
+        if prefix in self._waiting:
+            return self._when_read(_cleared, None)
+        self._delete(prefix)
+        return _VOID
+
+    # -- what a kind says ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _folded(self, stored: Any, value: Any) -> Any:
+        """The stored value with ``value`` folded in; ``stored`` is None if there is none."""
+
+    @abstractmethod
+    def _combined(self, stored: Any, other: Any) -> Any:
+        """Two stored values as one."""
+
+    def _shown(self, stored: Any) -> Any:
+        """What ``get`` gives for the stored value."""
+        return stored
+
+    # -- operations on the stored bytes -----------------------------------------------------------------
+
+    def _read(self, prefix: bytes, raw: bytes | None, _: None) -> tuple[bytes | None, Any]:
+        return raw, self._result_of(raw)
+
+    def _add(self, prefix: bytes, raw: bytes | None, value: Any) -> tuple[bytes | None, None]:
+        return self._bytes_of(self._folded(self._value_of(raw), value)), None
+
+    def _merged(self, prefix: bytes, stored: bytes | None, sources: list[Source]) -> bytes | None:
+        """See ``MergingState``."""
+        merged = self._value_of(stored)
+        others = [other for source in sources if (other := self._value_of(source.stored)) is not None]
+        if not others:
+            return stored
+        for other in others:
+            merged = other if merged is None else self._combined(merged, other)
+        return self._bytes_of(merged)
+
+    def _result_of(self, raw: bytes | None) -> Any:
+        stored = self._value_of(raw)
+        return None if stored is None else self._shown(stored)
+
+    def _value_of(self, raw: bytes | None) -> Any:
+        return None if raw is None else self._decode(raw)
+
+    def _bytes_of(self, value: Any) -> bytes:
+        if value is None:
+            raise StateAccessError(
+                f"{self._binding.label}: {_name(self._function)} gave None, which cannot be stored; return the "
+                "combined value, or use clear() to remove it"
+            )
+        return self._encode(value)  # type: ignore[no-any-return]
+
+    def _failed(self, method: str, error: Exception) -> OperatorError:
+        """The error for a function that has raised ``error``."""
+        binding = self._binding
+        key = getattr(self._sink.current, "key", None)
+        place = f"operator '{binding.uid}', state '{binding.name}'"
+        return OperatorError(
+            f"{place if key is None else f'{place}, key {key!r}'}: {_name(self._function)}{method} raised "
+            f"{type(error).__name__}: {error}. The micro-batch is not committed; fix the function or the input and "
+            "start the query again"
+        )
+
+
+class ReducingState(FoldingState, Generic[T]):
+    """The values added for the current key, reduced to one of the same type; stored like a ValueState.
+
+    >>> from asyncstate import ReducingStateDescriptor
+    >>> ReducingStateDescriptor("highest", max, int).kind
+    'reducing'
+    """
+
+    __slots__ = ()
+
+    def get(self) -> T | None:
+        """What has been added, reduced; None if nothing has been."""
+        reduced: T | None = super().get()
+        return reduced
+
+    def add(self, value: T) -> None:
+        """Store ``value`` if it is the first, else ``reduce_function(stored value, value)``.
+
+        Raises OperatorError if the function fails, StateAccessError for None (given, or returned by the
+        function), CodecError for what is not of the declared type.
+        """
+        super().add(self._given(value))
+
+    def async_add(self, value: T) -> StateFuture[None]:
+        """``add``; every operation that is asked for later sees it. Leave ``value`` as it is from now on."""
+        return super().async_add(self._given(value))
+
+    def _given(self, value: T) -> T:
+        if value is None:
+            raise StateAccessError(
+                f"{self._binding.label}: None cannot be added; leave it out, or use clear() to remove the value"
+            )
+        return value
+
+    def _folded(self, stored: Any, value: Any) -> Any:
+        return value if stored is None else self._combined(stored, value)
+
+    def _combined(self, stored: Any, other: Any) -> Any:
+        try:
+            return self._function(stored, other)
+        except Exception as error:
+            raise self._failed("", error) from error
+
+
+def _cleared(prefix: bytes, raw: bytes | None, _: None) -> tuple[None, None]:
+    return None, None
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """How errors name a function, or an object with functions."""
+    return getattr(function, "__qualname__", type(function).__qualname__)
