@@ -82,11 +82,16 @@ class InputSpec:
             )
 
     def _check_order(self) -> None:
-        if self.order_by and self.order_by[0] != SortKey(self.event_time or ""):
-            raise SchemaError(
-                f"{self.name}: order_by begins with {self.order_by[0]}, but must begin with the event time column, "
-                f"ascending; declare event_time and name it first"
-            )
+        if not self.order_by or self.order_by[0] == SortKey(self.event_time or ""):
+            return
+        first = self.order_by[0]
+        if self.event_time is None:
+            advice = f"but the input has no event time; declare event_time='{first.column}' with a watermark_delay"
+        elif first.column == self.event_time:
+            advice = "descending, but rows can only be put in ascending order of time; sort other columns descending"
+        else:
+            advice = f"but must begin with the event time column '{self.event_time}', ascending; name that first"
+        raise SchemaError(f"{self.name}: order_by begins with column '{first.column}', {advice}")
 
     def column(self, name: str) -> pa.Field:
         """The field called ``name``; SchemaError with the columns there are if it is missing."""

@@ -3,6 +3,7 @@
 Owns: the choice of controller and store from the configuration. Must not import Spark.
 """
 
+from asyncstate.runtime.broadcast import pack_broadcast
 from asyncstate.runtime.context import TaskContext, check_operator
 from asyncstate.runtime.driver import (
     advance_sources,
@@ -12,6 +13,7 @@ from asyncstate.runtime.driver import (
     sum_records,
     watermark_after,
 )
+from asyncstate.runtime.sort_keys import Order, OrderBy, sort_keys_of_inputs
 from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.stores import read_state
 from asyncstate.runtime.task import run_partition
@@ -19,15 +21,19 @@ from asyncstate.runtime.task import run_partition
 __all__ = [
     "CommitRecord",
     "InputBatch",
+    "Order",
+    "OrderBy",
     "TaskContext",
     "TaskSpec",
     "advance_sources",
     "check_operator",
     "operator_after",
+    "pack_broadcast",
     "previous_processing_time",
     "previous_watermark",
     "read_state",
     "run_partition",
+    "sort_keys_of_inputs",
     "sum_records",
     "watermark_after",
 ]

@@ -20,6 +20,8 @@ from asyncstate.errors import SchemaError, StateAccessError, StateDeclarationErr
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, StateDescriptor
 from asyncstate.requests import Decoder, Page, StateSink
+from asyncstate.runtime.broadcast_checks import check_broadcast
+from asyncstate.runtime.ordering import check_ordered, ordered_states
 from asyncstate.storage import StateSpec
 
 S = TypeVar("S")
@@ -27,6 +29,8 @@ T = TypeVar("T")
 
 FIRST_STATE_ID: Final = 8
 MAX_STATE_ID: Final = 254
+
+_NOT_BY_KEY: Final = frozenset({"broadcast", "column", "list-column"})  # kinds of other grains and of no key
 
 
 class TaskContext:
@@ -59,7 +63,8 @@ class TaskContext:
         self.counters: dict[str, Counter] = {}
         self._sink = sink
         self._stored = {spec.name: spec for spec in stored}
-        self._declared: dict[str, StateSpec] = {}
+        self.ordered = ordered_states(uid, inputs, stored)
+        self._declared: dict[str, StateSpec] = {spec.name: spec for spec in self.ordered}
         self._open = True
 
     def get_state(self, descriptor: StateDescriptor[S]) -> S:
@@ -81,6 +86,12 @@ class TaskContext:
     def counter(self, name: str) -> Counter:
         """See ``OperatorContext``."""
         return self.counters.setdefault(name, Counter(name))
+
+    @property
+    def keyed_state_ids(self) -> list[int]:
+        """Ids of the record-grain states that ``open`` has declared and that belong to a key."""
+        declared = [spec for spec in self._declared.values() if spec.id >= FIRST_STATE_ID]
+        return [spec.id for spec in declared if spec.kind not in _NOT_BY_KEY]
 
     def opened(self) -> list[StateSpec]:
         """End of ``open``: no more declarations. Returns all states, stored ones that are no longer declared too."""
@@ -178,7 +189,9 @@ def check_operator(
             f"operator '{uid}' ({type(operator).__name__}) takes {operator.num_inputs} inputs but got {len(inputs)}"
         )
     operator = copy.deepcopy(operator)
-    _check_keys(uid, inputs)
+    check_broadcast(uid, operator, inputs)
+    _check_keys(uid, [spec for spec in inputs if not spec.broadcast])
+    check_ordered(uid, operator, inputs)
     for spec in inputs:
         if spec.changelog and not operator.accepts_changelog:
             raise SchemaError(

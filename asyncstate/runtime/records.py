@@ -1,7 +1,8 @@
 """Record grain: rows and timers of one partition, one by one.
 
 Owns: ``RecordRunner``.
-Invariant: rows run in arrival order per key; timers after all rows, in order of time, until none is due.
+Invariant: the phases of ``RecordRunner.run`` follow each other in both modes, each when the one before has
+ended; within a phase the records of a key run in order.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.execution import BatchFrame, ExecutionController, Record
-from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, row_type
+from asyncstate.operator import MIN_WATERMARK, Counter, RecordOperator, Row, TimeDomain, row_type
+from asyncstate.runtime.broadcast import BroadcastRows
 from asyncstate.runtime.context import TaskContext
+from asyncstate.runtime.ordering import OrderedInputs
 from asyncstate.runtime.rows import (
     PreparedBatch,
     kinds_of,
@@ -47,19 +50,62 @@ class RecordRunner(Runner):
             spec.watermark, spec.processing_time, self._timers, list(context.output_schema.names)
         )
         self._row_types: list[type[Row]] = [row_type(given.schema) for given in spec.inputs]
+        self._key_codec = next(
+            codec for codec, given in zip(self._codecs, spec.inputs, strict=True) if not given.broadcast
+        )
+        self._ordered = OrderedInputs(
+            controller,
+            spec.inputs,
+            context.ordered,
+            self._codecs,
+            spec.batch_id,
+            spec.previous_watermark,
+            context.counter("late_rows_dropped") if context.ordered else Counter("late_rows_dropped"),
+        )
 
     def run(self, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch]:
-        """See ``Runner``."""
+        """See ``Runner``. The phases of a micro-batch; each starts when the one before has ended."""
+        # Due since before the rows came, so first. All partitions have the driver's time.
+        yield from self._fire_timers(TimeDomain.PROCESSING_TIME)
+        # Before the other rows, so that these see what the broadcast rows say.
+        yield from self._process_broadcast()
+        # As they arrive, late ones too; rows of ordered inputs are put to wait instead.
+        yield from self._process_rows(batches)
+        # Rows of ordered inputs that the watermark has passed: no earlier one can come any more.
+        yield from self._deliver_ordered()
+        # What is due behind the rows, and what the rows have made due.
+        yield from self._fire_timers(TimeDomain.PROCESSING_TIME, TimeDomain.EVENT_TIME)
+        # All rows that belong before the watermark are out.
+        self._pass_watermark()
+        yield from self._outputs(1)
+
+    def _process_broadcast(self) -> Iterator[pa.RecordBatch]:
+        rows = BroadcastRows(self.spec, self.context, self.controller, self._operator, self._frame)
+        for _ in rows.run(self._count):
+            yield from self._outputs(_OUTPUT_ROWS)
+
+    def _process_rows(self, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch]:
         for prepared in self._prepared(batches):
+            if prepared.input_index in self._ordered:
+                self._ordered.add(prepared)
+                continue
             records = self._records(prepared)
             while chunk := list(islice(records, _SLICE_ROWS)):
                 for record in chunk:
                     self.controller.submit(record)
                 yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
-        yield from self._fire_timers()
-        self._pass_watermark()
-        yield from self._outputs(1)
+
+    def _deliver_ordered(self) -> Iterator[pa.RecordBatch]:
+        watermark = self.spec.watermark
+        if watermark == MIN_WATERMARK:
+            return
+        for turns, inputs in self._ordered.due(self.context.key_groups, watermark, _SLICE_ROWS):
+            records = {prepared.input_index: self._records(prepared) for prepared in inputs}
+            for index in turns:
+                self.controller.submit(next(records[index]))
+            yield from self._outputs(_OUTPUT_ROWS)
+        self.controller.drain()
 
     def _records(self, prepared: PreparedBatch) -> Iterator[Record]:
         """One Record a row, keys encoded for the whole batch at once."""
@@ -83,27 +129,38 @@ class RecordRunner(Runner):
         ):
             yield Record(frame, groups[group], key, values, work, row, index, kind, time)
 
-    def _fire_timers(self) -> Iterator[pa.RecordBatch]:
-        """Rounds of due timers, until a round finds none: a timer may register others that are due already."""
-        watermark = self.spec.watermark
-        tick = MIN_WATERMARK
-        found = watermark != MIN_WATERMARK
-        while found:
-            found = False
-            for page in self._timers.due(self.context.key_groups, watermark, self.context.page_size):
-                found = True
-                for due in page:
-                    if due.time != tick:
-                        self.controller.end_epoch()
-                        tick = due.time
-                    self.controller.submit(self._timer_record(due))
-                yield from self._outputs(_OUTPUT_ROWS)
-            self.controller.drain()
+    def _fire_timers(self, *domains: TimeDomain) -> Iterator[pa.RecordBatch]:
+        """Rounds over ``domains`` in turn until nothing is due: a timer may register others that are due already."""
+        while waiting := [domain for domain in domains if self._may_be_due(domain)]:
+            for domain in waiting:
+                yield from self._fire_round(domain)
+        self._timers.end_rounds()
+
+    def _fire_round(self, domain: TimeDomain) -> Iterator[pa.RecordBatch]:
+        tick = None
+        for page in self._timers.due(
+            domain, self.context.key_groups, self._time_of(domain), self.context.page_size
+        ):
+            for due in page:
+                if due.time != tick:
+                    self.controller.end_epoch()
+                    tick = due.time
+                self.controller.submit(self._timer_record(due))
+            yield from self._outputs(_OUTPUT_ROWS)
+        self.controller.drain()
+
+    def _may_be_due(self, domain: TimeDomain) -> bool:
+        until = self._time_of(domain)
+        return until != MIN_WATERMARK and self._timers.may_be_due(domain, until)
+
+    def _time_of(self, domain: TimeDomain) -> int:
+        return self.spec.watermark if domain is TimeDomain.EVENT_TIME else self.spec.processing_time
 
     def _timer_record(self, due: DueTimer) -> Record:
-        values, _ = self._codecs[0].decode_one(due.key)
+        values, _ = self._key_codec.decode_one(due.key)
+        event_time = due.time if due.domain is TimeDomain.EVENT_TIME else None
         return Record(
-            self._frame, due.group, due.key, values, self._on_timer, due, 0, RowKind.INSERT, due.time
+            self._frame, due.group, due.key, values, self._on_timer, due, 0, RowKind.INSERT, event_time
         )
 
     def _on_timer(self, due: DueTimer, record: Record) -> Any:

@@ -40,6 +40,12 @@ class PreparedBatch:
         """The highest event time, None without any."""
         return None if self.times is None or not len(self.times) else int(self.times.max())
 
+    def filter(self, keep: npt.NDArray[np.bool_]) -> PreparedBatch:
+        """The rows where ``keep`` (n) is true."""
+        times = None if self.times is None else self.times[keep]
+        batch = self.batch.filter(pa.array(keep))
+        return PreparedBatch(batch, self.kinds[keep], times, self.input_index, self.null_event_times)
+
 
 def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
     """Check kinds, take out rows with a null event time, convert times."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from asyncstate.config import Config
@@ -17,12 +17,15 @@ from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
+    OrderBy,
     TaskSpec,
     check_operator,
     previous_processing_time,
     previous_watermark,
+    sort_keys_of_inputs,
     watermark_after,
 )
+from asyncstate.spark.broadcast import with_broadcast
 from asyncstate.spark.checks import (
     Delay,
     Keys,
@@ -101,14 +104,17 @@ class MicroBatch:
         key: Keys = None,
         event_time: str | Sequence[str | None] | None = None,
         watermark_delay: Delay | Sequence[Delay] = None,
+        order_by: OrderBy = None,
         options: Mapping[str, object] | None = None,
     ) -> DataFrame:
         """Run ``operator`` over this micro-batch's rows of ``inputs``; its output with a ``row_kind`` column.
 
         ``key``: the key columns, a name or several; None for one global key; with two inputs one entry for
-        each. ``event_time`` names the timestamp column; with ``watermark_delay`` the input holds back the
-        watermark. ``options`` are ``async-state.*`` settings of this operator. ``uid`` ties the operator to
-        its state in the checkpoint: keep it when the job changes.
+        each, but none for a broadcast input. ``event_time`` names the timestamp column; with ``watermark_delay`` the input holds back the
+        watermark. ``order_by`` names columns, the event time first: rows wait in state until the watermark has
+        passed them, come in this order, and are dropped if they come too late for it; with two inputs one entry
+        for each, None where rows come as they are. ``options`` are ``async-state.*`` settings of this operator.
+        ``uid`` ties the operator to its state in the checkpoint: keep it when the job changes.
 
         The result can be read any number of times, or not at all, until the function returns. Raises
         SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read,
@@ -119,13 +125,15 @@ class MicroBatch:
             self._check_open(uid)
             check_uid(uid, self._uids)
             self._uids.append(uid)
-        prepared = self._prepare(operator, inputs, uid, key, event_time, watermark_delay, options or {})
+        prepared = self._prepare(
+            operator, inputs, uid, key, event_time, watermark_delay, order_by, options or {}
+        )
         rows = exchange(
             inputs, prepared.spec.inputs, prepared.spec.parallelism, prepared.spec.max_parallelism
         )
         planned = time.perf_counter()
         with translated():
-            stage = run_stage(rows, prepared.task, prepared.stage_schema)
+            stage = run_stage(rows, with_broadcast(prepared.task, inputs), prepared.stage_schema)
         self.applied[uid] = Applied(
             uid=uid,
             operator=type(operator).__name__,
@@ -165,6 +173,7 @@ class MicroBatch:
         key: Keys,
         event_time: str | Sequence[str | None] | None,
         watermark_delay: Delay | Sequence[Delay],
+        order_by: OrderBy,
         options: Mapping[str, object],
     ) -> _Prepared:
         if not isinstance(operator, Operator):
@@ -176,7 +185,9 @@ class MicroBatch:
             )
         check_operator_options(uid, options)
         config: Config = self._frame.resolve(options)
-        specs = _input_specs(uid, inputs, key, event_time, watermark_delay)
+        specs = _input_specs(
+            uid, operator.broadcast_input, inputs, key, event_time, watermark_delay, order_by
+        )
         stored = self._base.operators.get(uid) if self._base is not None else None
         output, _ = check_operator(
             uid,
@@ -251,22 +262,34 @@ class _Inputs:
 
 def _input_specs(
     uid: str,
+    broadcast: int | None,
     inputs: Sequence[DataFrame],
     key: Keys,
     event_time: str | Sequence[str | None] | None,
     watermark_delay: Delay | Sequence[Delay],
+    order_by: OrderBy,
 ) -> _Inputs:
     count = len(inputs)
-    sides = (
-        [""] if count == 1 else ["left ", "right "] if count == 2 else [f"{i + 1}. " for i in range(count)]
-    )
-    keys = keys_of_inputs(uid, key, count)
+    broadcast = broadcast if broadcast in range(count) else None  # what is wrong with it is for check_broadcast
+    names = _names(uid, count, broadcast)
+    keys = keys_of_inputs(uid, key, count, broadcast)
     times, delays = times_of_inputs(uid, event_time, watermark_delay, count)
+    orders = sort_keys_of_inputs(uid, order_by, count)
     specs = [
-        input_spec(df, keys[i], times[i], f"the {sides[i]}input of operator '{uid}'")
+        replace(input_spec(df, keys[i], times[i], names[i], i == broadcast), order_by=orders[i])
         for i, df in enumerate(inputs)
     ]
     return _Inputs(tuple(specs), delays)
+
+
+def _names(uid: str, count: int, broadcast: int | None) -> list[str]:
+    """How errors call the inputs."""
+    regular = count if broadcast is None else count - 1
+    numbered = [f"{number}. " for number in range(1, regular + 1)]
+    sides = {1: [""], 2: ["left ", "right "]}.get(regular, numbered)
+    if broadcast is not None:
+        sides.insert(broadcast, "broadcast ")
+    return [f"the {side}input of operator '{uid}'" for side in sides]
 
 
 def _checked_records(uid: str, parallelism: int, stage: Stage) -> list[CommitRecord]:

@@ -1,4 +1,4 @@
-"""Timers, kept with the state.
+"""Timers of both time domains, kept with the state.
 
 Owns: the store layout of timers, ``KeyedTimers`` (register and delete for the current key) and the rounds in
 which due timers are found and claimed.
@@ -6,7 +6,7 @@ Invariant: a timer fires at most once, and which timers a round fires does not d
 of other keys have come; so both execution modes fire the same timers in the same order.
 Must not import storage, execution or operators.
 
-Layout, behind the two bytes of the key group:
+Layout, behind the two bytes of the key group; kind is ``00`` for event time and ``01`` for processing time:
 
 * by time: ``[1][kind][time: 8][key][namespace: 00, or 01 and 8][name]`` -> length of the key (4 bytes)
 * named, by key: ``[2][kind][key][namespace][name]`` -> its time (8 bytes)
@@ -17,15 +17,14 @@ goes stale; it is recognised when it comes due, because the entry by key does no
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Final, NamedTuple
 
 from asyncstate.codec import decode_namespace, encode_namespace, prefix_end
 from asyncstate.errors import CodecError, StateAccessError
-from asyncstate.operator import MAX_WATERMARK, Timer
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, TimeDomain, Timer
 from asyncstate.requests import Page, StateSink
+from asyncstate.state.ranges import merged_entries, pages_of
 
 TIMERS_BY_TIME: Final = 1
 """Reserved state id."""
@@ -35,14 +34,37 @@ NAMED_TIMERS: Final = 2
 _GROUP_BYTES: Final = 2
 _TIME_AT: Final = _GROUP_BYTES + 2  # behind group, state id and kind
 _KEY_AT: Final = _TIME_AT + 8
-_EVENT_TIME: Final = b"\x00"
-_BY_TIME: Final = bytes([TIMERS_BY_TIME]) + _EVENT_TIME
-_BY_NAME: Final = bytes([NAMED_TIMERS]) + _EVENT_TIME
 _PLAIN: Final = b"\x00"
 _NAMESPACED: Final = b"\x01"
-_AFTER: Final = b"\x00"
 _LENGTH_BYTES: Final = 4
-_NONE_DUE: Final = -(2**63) - 1
+_NEVER: Final = 2**63  # above every time
+
+
+class _Kind:
+    """One time domain: what its store keys begin with, and the earliest time registered since its last round.
+
+    Before the first round that is any time, for timers may be stored.
+    """
+
+    __slots__ = ("by_name", "by_time", "domain", "earliest")
+
+    def __init__(self, domain: TimeDomain, kind: bytes) -> None:
+        self.domain = domain
+        self.by_time = bytes([TIMERS_BY_TIME]) + kind
+        self.by_name = bytes([NAMED_TIMERS]) + kind
+        self.earliest = MIN_WATERMARK
+
+
+class _Round:
+    """What has to be told apart while the timers of one domain with time <= ``until`` fire."""
+
+    __slots__ = ("kind", "postponed", "touched", "until")
+
+    def __init__(self, kind: _Kind, until: int) -> None:
+        self.kind = kind
+        self.until = until
+        self.postponed: set[bytes] = set()  # registered in this round, due in the next
+        self.touched: set[bytes] = set()  # entries (by time or by key) deleted or replaced in this round
 
 
 class DueTimer(NamedTuple):
@@ -54,26 +76,28 @@ class DueTimer(NamedTuple):
     name: str | None
     namespace: int | None
     store_key: bytes
+    domain: TimeDomain = TimeDomain.EVENT_TIME
 
     @property
     def timer(self) -> Timer:
         """What ``on_timer`` gets."""
-        return Timer(self.time, self.name, self.namespace)
+        return Timer(self.time, self.name, self.namespace, self.domain)
 
 
 class KeyedTimers:
     """Timers of the sink's current key; and, for the controller, the rounds in which they fire.
 
-    A round is one pass of ``due``; each timer it gives must be claimed under its key right before its
-    callback, and all callbacks must have ended before the next round. Rounds go on until one is empty.
+    A round is one pass of ``due`` over one domain; each timer it gives must be claimed under its key right before
+    its callback, and all callbacks must have ended before the next round or ``end_rounds``. Rounds go on while
+    timers ``may_be_due``. The rounds of the two domains know nothing of each other.
     """
 
     def __init__(self, sink: StateSink, uid: str | None = None) -> None:
         self._sink = sink
         self._label = "timers" if uid is None else f"timers of operator '{uid}'"
-        self._until = _NONE_DUE  # of the round at hand
-        self._postponed: set[bytes] = set()  # registered in this round, due in the next
-        self._touched: set[bytes] = set()  # entries (by time or by key) deleted or replaced in this round
+        self._event = _Kind(TimeDomain.EVENT_TIME, b"\x00")
+        self._processing = _Kind(TimeDomain.PROCESSING_TIME, b"\x01")
+        self._round: _Round | None = None  # the one at hand
 
     # -- for operators --------------------------------------------------------------------------------
 
@@ -81,84 +105,137 @@ class KeyedTimers:
         self, time_us: int, name: str | None = None, namespace: int | None = None
     ) -> None:
         """See ``operator.Timers``."""
-        group, key = self._current()
-        time = self._encoded_time(time_us)
-        tail = key + self._place(name, namespace)
-        entry = group + _BY_TIME + time + tail
-        named = None if name is None else group + _BY_NAME + tail
-        if self._until != _NONE_DUE:
-            self._note_registration(time_us, time, entry, named)
-        self._sink.put(entry, len(key).to_bytes(_LENGTH_BYTES, "big"))
-        if named is not None:
-            self._sink.put(named, time)
+        self._register(self._event, time_us, name, namespace)
 
     def delete_event_time(
         self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
     ) -> None:
         """See ``operator.Timers``."""
+        self._delete(self._event, time_us, name, namespace)
+
+    def register_processing_time(
+        self, time_us: int, name: str | None = None, namespace: int | None = None
+    ) -> None:
+        """See ``operator.Timers``."""
+        self._register(self._processing, time_us, name, namespace)
+
+    def delete_processing_time(
+        self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
+    ) -> None:
+        """See ``operator.Timers``."""
+        self._delete(self._processing, time_us, name, namespace)
+
+    def _register(self, kind: _Kind, time_us: int, name: str | None, namespace: int | None) -> None:
+        group, key = self._current()
+        time = self._encoded_time(time_us)
+        tail = key + self._place(name, namespace)
+        entry = group + kind.by_time + time + tail
+        named = None if name is None else group + kind.by_name + tail
+        if self._round is not None and self._round.kind is kind:
+            self._note_registration(self._round, time_us, time, entry, named)
+        if time_us < kind.earliest:
+            kind.earliest = time_us
+        self._sink.put(entry, len(key).to_bytes(_LENGTH_BYTES, "big"))
+        if named is not None:
+            self._sink.put(named, time)
+
+    def _delete(self, kind: _Kind, time_us: int | None, name: str | None, namespace: int | None) -> None:
         if (time_us is None) == (name is None):
             raise StateAccessError(
-                f"{self._label}: delete_event_time takes the time of an unnamed timer or the name of a named "
-                f"one, got time {time_us!r} and name {name!r}; pass one of the two"
+                f"{self._label}: deleting a timer of {kind.domain.value} takes the time of an unnamed timer or the "
+                f"name of a named one, got time {time_us!r} and name {name!r}; pass one of the two"
             )
         group, key = self._current()
         tail = key + self._place(name, namespace)
         if time_us is None:
-            entry = group + _BY_NAME + tail
+            entry = group + kind.by_name + tail
         else:
-            entry = group + _BY_TIME + self._encoded_time(time_us) + tail
-        if self._until != _NONE_DUE:
-            self._touched.add(entry)
+            entry = group + kind.by_time + self._encoded_time(time_us) + tail
+        if self._round is not None:
+            self._round.touched.add(entry)  # of the other domain: never asked for
         self._sink.delete(entry)
 
     # -- for the controller ---------------------------------------------------------------------------
 
-    def due(self, groups: Iterable[int], until: int, page_size: int) -> Iterator[list[DueTimer]]:
-        """One round: pages of timers with time <= ``until``, by (time, group, key, namespace, name).
+    def due(
+        self, domain: TimeDomain, groups: Iterable[int], until: int, page_size: int
+    ) -> Iterator[list[DueTimer]]:
+        """One round: pages of timers of ``domain`` with time <= ``until``, by (time, group, key, namespace, name).
 
         Timers registered while the round is under way are left to the next one.
         """
-        self._until = until
-        self._postponed.clear()
-        self._touched.clear()
-        for page in _pages(_due_entries(self._sink, groups, until, page_size), page_size):
-            timers = _live(self._sink, [entry for entry in page if entry[0] not in self._postponed])
+        kind = self._kind(domain)
+        kind.earliest = _NEVER
+        self._round = at_hand = _Round(kind, until)
+        ranges = [_range(group.to_bytes(_GROUP_BYTES, "big") + kind.by_time, until) for group in groups]
+        entries = merged_entries(self._sink, ranges, page_size, _firing_order)
+        for page in pages_of(entries, page_size):
+            timers = self._live(kind, [entry for entry in page if entry[0] not in at_hand.postponed])
             if timers:
                 yield timers
 
+    def may_be_due(self, domain: TimeDomain, until: int) -> bool:
+        """False if no timer of ``domain`` with time <= ``until`` can be there: a round has fired them, and none
+        was registered since it began."""
+        return self._kind(domain).earliest <= until
+
+    def end_rounds(self) -> None:
+        """No timers fire until the next ``due``: what is registered meanwhile needs no telling apart."""
+        self._round = None
+
     def claim(self, timer: DueTimer) -> bool:
         """Take the timer out of the store; False if it was deleted or replaced since and must not fire."""
+        at_hand = self._round
+        assert at_hand is not None, "a timer is claimed in its round"
         entry = timer.store_key
         sink = self._sink
         if timer.name is None:
-            if entry in self._touched:
+            if entry in at_hand.touched:
                 return False
             sink.delete(entry)
             return True
-        named = _named_entry(timer)
-        if entry in self._postponed:
+        named = _named_entry(at_hand.kind, timer)
+        if entry in at_hand.postponed:
             return False  # deleted or moved, and registered again for the next round
         sink.delete(entry)
-        if named in self._touched and sink.get(named) != encode_namespace(timer.time):
+        if named in at_hand.touched and sink.get(named) != encode_namespace(timer.time):
             return False
         sink.delete(named)
         return True
 
     # -- the rest ---------------------------------------------------------------------------------------
 
-    def _note_registration(self, time_us: int, time: bytes, entry: bytes, named: bytes | None) -> None:
+    def _kind(self, domain: TimeDomain) -> _Kind:
+        return self._event if domain is TimeDomain.EVENT_TIME else self._processing
+
+    def _note_registration(
+        self, at_hand: _Round, time_us: int, time: bytes, entry: bytes, named: bytes | None
+    ) -> None:
         """Keep apart what this round has to fire and what is registered while it is under way."""
-        if time_us <= self._until:
+        if time_us <= at_hand.until:
             there = self._sink.get(entry) is not None
             if there and (named is None or self._sink.get(named) == time):
                 return  # the same timer, still to fire in this round or in the next
-            self._postponed.add(entry)
+            at_hand.postponed.add(entry)
         if named is not None:
-            self._touched.add(named)
+            at_hand.touched.add(named)
+
+    def _live(self, kind: _Kind, entries: Page) -> list[DueTimer]:
+        """The timers of ``entries``; entries that a named timer has left behind are deleted."""
+        timers = [_timer(kind.domain, key, value) for key, value in entries]
+        named = sorted({_named_entry(kind, timer) for timer in timers if timer.name is not None})
+        times = dict(zip(named, self._sink.get_many(named), strict=True)) if named else {}
+        live = []
+        for timer in timers:
+            if timer.name is None or times[_named_entry(kind, timer)] == encode_namespace(timer.time):
+                live.append(timer)
+            else:
+                self._sink.delete(timer.store_key)
+        return live
 
     def _current(self) -> tuple[bytes, bytes]:
         context = self._sink.current
-        if context is None:
+        if context is None or not context.group:
             raise StateAccessError(
                 f"{self._label} were used without a current key; use them in process(), in on_timer(), or in "
                 "a callback chained to a state future of the record"
@@ -180,43 +257,9 @@ class KeyedTimers:
         return where if name is None else where + name.encode()
 
 
-def _live(sink: StateSink, entries: Page) -> list[DueTimer]:
-    """The timers of ``entries``; entries that a named timer has left behind are deleted."""
-    timers = [_timer(key, value) for key, value in entries]
-    named = sorted({_named_entry(timer) for timer in timers if timer.name is not None})
-    times = dict(zip(named, sink.get_many(named), strict=True)) if named else {}
-    live = []
-    for timer in timers:
-        if timer.name is None or times[_named_entry(timer)] == encode_namespace(timer.time):
-            live.append(timer)
-        else:
-            sink.delete(timer.store_key)
-    return live
-
-
-def _due_entries(
-    sink: StateSink, groups: Iterable[int], until: int, page_size: int
-) -> Iterator[tuple[bytes, bytes]]:
-    """Entries by time with time <= ``until`` of all ``groups``, in order, stale ones among them.
-
-    Holds one page a group. Entries may be written and deleted meanwhile; those written behind the position
-    of their group are not found.
-    """
-    scans = [_group_entries(sink, group.to_bytes(_GROUP_BYTES, "big"), until, page_size) for group in groups]
-    return heapq.merge(*scans, key=_firing_order)
-
-
-def _group_entries(
-    sink: StateSink, group: bytes, until: int, page_size: int
-) -> Iterator[tuple[bytes, bytes]]:
-    start = group + _BY_TIME
-    end = prefix_end(start) if until >= MAX_WATERMARK else start + encode_namespace(until + 1)
-    while True:
-        page = sink.scan(start, end, page_size)
-        yield from page
-        if len(page) < page_size:
-            return
-        start = page[-1][0] + _AFTER
+def _range(start: bytes, until: int) -> tuple[bytes, bytes]:
+    """Entries by time behind ``start`` with time <= ``until``, stale ones among them."""
+    return start, prefix_end(start) if until >= MAX_WATERMARK else start + encode_namespace(until + 1)
 
 
 def _firing_order(entry: tuple[bytes, bytes]) -> bytes:
@@ -224,12 +267,7 @@ def _firing_order(entry: tuple[bytes, bytes]) -> bytes:
     return key[_TIME_AT:_KEY_AT] + key[:_GROUP_BYTES] + key[_KEY_AT:]
 
 
-def _pages(entries: Iterator[tuple[bytes, bytes]], page_size: int) -> Iterator[Page]:
-    while page := list(islice(entries, page_size)):
-        yield page
-
-
-def _timer(entry: bytes, value: bytes) -> DueTimer:
+def _timer(domain: TimeDomain, entry: bytes, value: bytes) -> DueTimer:
     end = _KEY_AT + int.from_bytes(value, "big")
     namespace = None
     name_at = end + 1
@@ -237,10 +275,9 @@ def _timer(entry: bytes, value: bytes) -> DueTimer:
         namespace = decode_namespace(entry, name_at)
         name_at += 8
     name = entry[name_at:].decode() or None
-    return DueTimer(
-        decode_namespace(entry, _TIME_AT), entry[:_GROUP_BYTES], entry[_KEY_AT:end], name, namespace, entry
-    )
+    time = decode_namespace(entry, _TIME_AT)
+    return DueTimer(time, entry[:_GROUP_BYTES], entry[_KEY_AT:end], name, namespace, entry, domain)
 
 
-def _named_entry(timer: DueTimer) -> bytes:
-    return timer.group + _BY_NAME + timer.store_key[_KEY_AT:]
+def _named_entry(kind: _Kind, timer: DueTimer) -> bytes:
+    return timer.group + kind.by_name + timer.store_key[_KEY_AT:]

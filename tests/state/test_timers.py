@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncstate.codec import encode_namespace
 from asyncstate.errors import StateAccessError
-from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Timer
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, TimeDomain, Timer
 from asyncstate.state import DueTimer, KeyedTimers
 from tests.state.fakes import FakeSink, record
 
@@ -124,7 +124,7 @@ class Store:
     def _round(self, until: int) -> bool:
         found = False
         waiting: dict[bytes, list[DueTimer]] = {}
-        for page in self.timers.due(GROUPS, until, self._page_size):
+        for page in self.timers.due(TimeDomain.EVENT_TIME, GROUPS, until, self._page_size):
             found = True
             for timer in page:
                 if self._mix is None:
@@ -248,7 +248,7 @@ def test_memory_is_bounded_by_pages() -> None:
     for key in range(100):
         store.act(key, Action(True, key, None, None))
     store.sink.scans = 0
-    pages = store.timers.due(GROUPS, MAX_WATERMARK, 10)
+    pages = store.timers.due(TimeDomain.EVENT_TIME, GROUPS, MAX_WATERMARK, 10)
     assert len(next(pages)) == 10
     assert store.sink.scans <= 2 * len(GROUPS)
 
