@@ -110,11 +110,13 @@ class MicroBatch:
         """Run ``operator`` over this micro-batch's rows of ``inputs``; its output with a ``row_kind`` column.
 
         ``key``: the key columns, a name or several; None for one global key; with two inputs one entry for
-        each, but none for a broadcast input. ``event_time`` names the timestamp column; with ``watermark_delay`` the input holds back the
-        watermark. ``order_by`` names columns, the event time first: rows wait in state until the watermark has
-        passed them, come in this order, and are dropped if they come too late for it; with two inputs one entry
-        for each, None where rows come as they are. ``options`` are ``async-state.*`` settings of this operator.
-        ``uid`` ties the operator to its state in the checkpoint: keep it when the job changes.
+        each. The operator's broadcast input has no key: its entry is None or left out; the driver collects its
+        rows, which keep their order. ``event_time`` names the timestamp column; with ``watermark_delay`` the
+        input holds back the watermark. ``order_by`` names columns, the event time first: rows wait in state
+        until the watermark has passed them, come in this order, and are dropped if they come too late for it;
+        with two inputs one entry for each, None where rows come as they are. ``options`` are ``async-state.*``
+        settings of this operator. ``uid`` ties the operator to its state in the checkpoint: keep it when the
+        job changes.
 
         The result can be read any number of times, or not at all, until the function returns. Raises
         SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read,
@@ -270,7 +272,9 @@ def _input_specs(
     order_by: OrderBy,
 ) -> _Inputs:
     count = len(inputs)
-    broadcast = broadcast if broadcast in range(count) else None  # what is wrong with it is for check_broadcast
+    broadcast = (
+        broadcast if broadcast in range(count) else None
+    )  # what is wrong with it is for check_broadcast
     names = _names(uid, count, broadcast)
     keys = keys_of_inputs(uid, key, count, broadcast)
     times, delays = times_of_inputs(uid, event_time, watermark_delay, count)

@@ -54,18 +54,41 @@ def check_operator_options(uid: str, options: Mapping[str, object]) -> None:
             )
 
 
-def keys_of_inputs(uid: str, key: Keys, num_inputs: int) -> list[tuple[str, ...]]:
-    """The key columns of each input; with several inputs ``key`` has one entry an input."""
+def keys_of_inputs(
+    uid: str, key: Keys, num_inputs: int, broadcast: int | None = None
+) -> list[tuple[str, ...]]:
+    """The key columns of each input; with several inputs ``key`` has one entry an input.
+
+    The input ``broadcast`` has no key: its entry is None or left out, and a single name is the key of the only
+    other input. Raises JobError for any other shape.
+    """
     if num_inputs == 1:
         return [_key(uid, key)]
     if key is None:
         return [()] * num_inputs
+    if broadcast is not None:
+        key = _with_broadcast(uid, key, num_inputs, broadcast)
     if isinstance(key, str) or len(key) != num_inputs:
         raise JobError(
             f"operator '{uid}' has {num_inputs} inputs, so key needs one entry for each, like "
             f"key=('id', 'seller') or key=(['a', 'b'], ['c', 'd']); it is {key!r}"
         )
     return [_key(uid, entry) for entry in key]
+
+
+def _with_broadcast(uid: str, key: Keys, num_inputs: int, broadcast: int) -> Sequence[Key]:
+    """``key`` with an entry for each input, None for the broadcast one."""
+    given: list[object] = list(key) if isinstance(key, (list, tuple)) else [key]
+    if len(given) == num_inputs - 1:
+        given.insert(broadcast, None)
+    if len(given) != num_inputs or given[broadcast] is not None:
+        example = [None if index == broadcast else "id" for index in range(num_inputs)]
+        raise JobError(
+            f"operator '{uid}': input {broadcast} is broadcast and has no key, every partition gets its rows; write "
+            f"None in its place, like key={tuple(example)!r}, with a list where a key has several columns; key is "
+            f"{key!r}"
+        )
+    return given  # type: ignore[return-value]  # what the entries are is for _key to say
 
 
 def _key(uid: str, key: object) -> tuple[str, ...]:

@@ -31,10 +31,12 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
 from asyncstate.spark.columns import COMMIT, MARKER_TAG, ROUTE, TAG_BITS, struct_name
-from asyncstate.spark.task import PartitionTask
+from asyncstate.spark.task import PartitionTask, regular_inputs
 
 
-def input_spec(df: DataFrame, key: tuple[str, ...], event_time: str | None, name: str) -> InputSpec:
+def input_spec(
+    df: DataFrame, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool = False
+) -> InputSpec:
     """What an operator is told of ``df``. Raises SchemaError for missing, double or unsupported columns."""
     names = df.columns
     double = sorted({column for column in names if names.count(column) > 1})
@@ -50,7 +52,7 @@ def input_spec(df: DataFrame, key: tuple[str, ...], event_time: str | None, name
             "has strings (+I, -U, +U, -D) there; cast or rename it"
         )
     payload = [field for field in df.schema if field.name != ROW_KIND_COLUMN]
-    return InputSpec(arrow_schema(StructType(payload), name), key, event_time, bool(kinds), name)
+    return InputSpec(arrow_schema(StructType(payload), name), key, event_time, bool(kinds), name, broadcast)
 
 
 def arrow_schema(schema: StructType, name: str) -> pa.Schema:
@@ -109,13 +111,16 @@ def exchange(
 ) -> DataFrame:
     """All rows with their route, one marker row a partition, each partition's rows together.
 
+    A broadcast input is left out: its rows travel with the task.
+
     Written as SQL texts: building the same plan from Column objects costs several calls into the JVM a column,
     which was a third of an empty micro-batch.
     """
-    routes = [_route(index, spec, parallelism, max_parallelism) for index, spec in enumerate(specs)]
-    payloads = _payloads(specs)
+    regular = regular_inputs(specs)
+    payloads = _payloads(specs, regular)
     selected = [
-        df.selectExpr(route, *payload) for df, route, payload in zip(inputs, routes, payloads, strict=True)
+        inputs[index].selectExpr(_route(index, specs[index], parallelism, max_parallelism), *payload)
+        for index, payload in zip(regular, payloads, strict=True)
     ]
     # One row a partition without payload: every task runs and knows its partition, also without data.
     marker = f"cast(id * {1 << TAG_BITS} + {MARKER_TAG} as int) as {ROUTE}"
@@ -132,21 +137,22 @@ def _route(index: int, spec: InputSpec, parallelism: int, max_parallelism: int) 
     return f"cast({partition} * {1 << TAG_BITS} + {index} as int) as {ROUTE}"
 
 
-def _payloads(specs: Sequence[InputSpec]) -> list[list[str]]:
-    """The columns that each input sends; with several inputs a struct each, null in the rows of the others."""
-    columns = [
-        [_quoted(name) for name in (*spec.schema.names, *([ROW_KIND_COLUMN] if spec.changelog else []))]
-        for spec in specs
-    ]
-    if len(specs) == 1:
-        return columns
+def _payloads(specs: Sequence[InputSpec], regular: Sequence[int]) -> list[list[str]]:
+    """The columns that each regular input sends; with several a struct each, null in the rows of the others."""
+    columns = {index: _columns(specs[index]) for index in regular}
+    if len(regular) == 1:
+        return list(columns.values())
     return [
         [
-            f"{_struct(own) if other == index else 'null'} as {struct_name(other)}"
-            for other in range(len(specs))
+            f"{_struct(columns[index]) if other == index else 'null'} as {struct_name(other)}"
+            for other in regular
         ]
-        for index, own in enumerate(columns)
+        for index in regular
     ]
+
+
+def _columns(spec: InputSpec) -> list[str]:
+    return [_quoted(name) for name in (*spec.schema.names, *([ROW_KIND_COLUMN] if spec.changelog else []))]
 
 
 def _struct(columns: Sequence[str]) -> str:

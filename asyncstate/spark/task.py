@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,7 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
     """The rows as batches of one input each, in arrival order, without markers and technical columns."""
     from asyncstate.runtime.spec import InputBatch
 
+    regular = regular_inputs(spec.inputs)
     for batch in batches:
         route = batch.column(ROUTE).to_numpy()
         if (route >> TAG_BITS != partition).any():
@@ -117,18 +118,26 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
                 f"operator '{spec.uid}': a task got rows of partitions "
                 f"{sorted(set((route >> TAG_BITS).tolist()))}, each task must have one; {_REPORT}"
             )
-        for index, rows in _runs(route & TAG_MASK, batch, len(spec.inputs)):
-            payload, kinds = _payload(spec.inputs[index], index, len(spec.inputs), rows)
+        for index, rows in _runs(route & TAG_MASK, batch, regular):
+            if len(regular) > 1:
+                rows = pa.RecordBatch.from_struct_array(rows.column(struct_name(index)))
+            payload, kinds = payload_of(spec.inputs[index], rows)
             yield InputBatch(payload, kinds, index)
 
 
+def regular_inputs(inputs: Sequence[InputSpec]) -> list[int]:
+    """The inputs whose rows go through the exchange: all but the broadcast one. A single one sends plain columns,
+    several send a struct each."""
+    return [index for index, spec in enumerate(inputs) if not spec.broadcast]
+
+
 def _runs(
-    tags: npt.NDArray[np.int32], batch: pa.RecordBatch, num_inputs: int
+    tags: npt.NDArray[np.int32], batch: pa.RecordBatch, inputs: Sequence[int]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Pairs of input index and its rows; slices where inputs alternate seldom: whole arrival order."""
     starts = np.flatnonzero(np.diff(tags, prepend=-1)).tolist()
     if len(starts) > _MAX_SLICES:
-        for index in range(num_inputs):
+        for index in inputs:
             yield index, batch.filter(pa.array(tags == index))
         return
     for start, end in itertools.pairwise([*starts, len(tags)]):
@@ -136,15 +145,9 @@ def _runs(
             yield int(tags[start]), batch.slice(start, end - start)
 
 
-def _payload(
-    spec: InputSpec, index: int, num_inputs: int, rows: pa.RecordBatch
-) -> tuple[pa.RecordBatch, npt.NDArray[np.int8] | None]:
+def payload_of(spec: InputSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int8] | None]:
     """The payload columns with the declared types, and the kinds (None for an insert-only input)."""
-    if num_inputs == 1:
-        named = dict(zip(rows.schema.names, rows.columns, strict=True))
-    else:
-        struct = rows.column(struct_name(index))
-        named = dict(zip(struct.type.names, struct.flatten(), strict=True))
+    named = dict(zip(rows.schema.names, rows.columns, strict=True))
     columns = [_cast(named[field.name], field.type) for field in spec.schema]
     payload = (
         pa.RecordBatch.from_arrays(columns, schema=spec.schema)
