@@ -55,6 +55,13 @@ def elements(data: bytes, start: int, decode: Callable[[bytes], Any], label: str
     return found
 
 
+def whole(chunk: bytes | None, label: str) -> bytes:
+    """The chunk; CodecError naming ``label`` if it is missing."""
+    if chunk is None:
+        raise CodecError(f"{label}: a part of a stored list is missing; restore an older checkpoint version")
+    return chunk
+
+
 def sealed_chunks(head: bytes | None) -> int:
     """The number of chunks beside the head."""
     return 0 if head is None else int.from_bytes(head[:COUNT_BYTES], "big")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
-from asyncstate.errors import CodecError, StateAccessError
+from asyncstate.errors import StateAccessError
 from asyncstate.futures import (
     StateFuture,
     StateIterator,
@@ -31,6 +31,7 @@ from asyncstate.state.chunks import (
     elements,
     framed,
     sealed_chunks,
+    whole,
 )
 from asyncstate.state.cursors import PageCursor, live_cursors
 from asyncstate.state.merging import MergingState, Source
@@ -151,9 +152,7 @@ class ListState(MergingState, Generic[T]):
         label = self._binding.label
         frames: list[bytes] = []
         for chunk in sealed:
-            if chunk is None:
-                raise part_missing(label)
-            frames += elements(chunk, 0, framed, label)
+            frames += elements(whole(chunk, label), 0, framed, label)
         return frames if head is None else frames + elements(head, COUNT_BYTES, framed, label)
 
     def _merged(self, prefix: bytes, stored: bytes | None, sources: list[Source]) -> bytes | None:
@@ -234,9 +233,7 @@ class ListCursor(PageCursor[list[Any], Any]):
         return items
 
     def _decoded(self, chunk: bytes | None) -> list[Any]:
-        if chunk is None:
-            raise part_missing(self._binding.label)
-        return self._elements(chunk, 0)
+        return self._elements(whole(chunk, self._binding.label), 0)
 
     @property
     def _exhausted(self) -> bool:
@@ -246,8 +243,3 @@ class ListCursor(PageCursor[list[Any], Any]):
 def chunk_key(prefix: bytes, index: int) -> bytes:
     """The store key of chunk ``index`` of the list under ``prefix``."""
     return prefix + index.to_bytes(INDEX_BYTES, "big")
-
-
-def part_missing(label: str) -> CodecError:
-    """The error for a chunk that is not there."""
-    return CodecError(f"{label}: a part of a stored list is missing; restore an older checkpoint version")
