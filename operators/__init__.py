@@ -13,6 +13,7 @@ from operators.join import Join
 from operators.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
 from operators.keyed_reduce import KeyedReduce
 from operators.window_aggregate import WindowAggregate
+from operators.window_functions import WindowApply, WindowProcess
 from operators.windows import cumulate, hop, session, tumble
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "KeyedProcess",
     "KeyedReduce",
     "WindowAggregate",
+    "WindowApply",
+    "WindowProcess",
     "avg",
     "count",
     "cumulate",

@@ -16,7 +16,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
-from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
+from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator
 from operators.function_results import Emit, RowShape
 
 
@@ -28,6 +28,8 @@ class FunctionOperator(RecordOperator):
     """The method that a plain callable stands for; None where only a function object will do."""
     emitting_methods: ClassVar[tuple[str, ...]] = ()
     """Methods that put rows out by ``ctx.emit``; a generator there would never run."""
+    takes_rows_back: ClassVar[bool] = True
+    """False where no function could take a row back, because what has become of it is not known any more."""
 
     def __init__(self, function: Any, output: pa.Schema | None) -> None:
         self.function = function
@@ -35,8 +37,8 @@ class FunctionOperator(RecordOperator):
         self._check_function()
         if output is not None:
             self._check_output(output)
-        # of the object, because it is the function that decides
-        self.accepts_changelog = getattr(function, "accepts_changelog", False)  # type: ignore[misc]
+        accepts = self.takes_rows_back and getattr(function, "accepts_changelog", False)
+        self.accepts_changelog = accepts  # type: ignore[misc]  # of the object: its function decides
 
     @property
     def owner(self) -> str:
@@ -67,10 +69,6 @@ class FunctionOperator(RecordOperator):
         """See ``RecordOperator``."""
         if isinstance(self.function, Function):
             await self.function.close_calls()
-
-    def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
-        raise NotImplementedError
 
     def _method(self) -> Any:
         """The function's one method, or the plain callable itself."""

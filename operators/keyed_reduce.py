@@ -45,13 +45,13 @@ class KeyedReduce(FunctionOperator):
 
     function_type: ClassVar[type[Function]] = ReduceFunction
     plain_method = "reduce"
+    takes_rows_back = False
 
     def __init__(
         self, function: ReduceFunction | Callable[[Row, Row], Any], *, changelog: bool = False
     ) -> None:
         super().__init__(function, None)
         self.changelog = changelog
-        self.accepts_changelog = False  # type: ignore[misc]  # whatever the function says
 
     def open(self, context: OperatorContext) -> None:
         """See ``FunctionOperator``."""
