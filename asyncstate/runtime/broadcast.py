@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.codec import KeyCodec
+from asyncstate.errors import JobError
 from asyncstate.execution import BatchFrame, BroadcastRecord, ExecutionController, Record
 from asyncstate.operator import InputSpec, RecordOperator, row_type
 from asyncstate.runtime.context import TaskContext
@@ -29,10 +30,13 @@ from asyncstate.runtime.stored_keys import stored_keys
 _NOTIFIED_KEYS: Final = 2_000  # between two looks at the output
 
 
-def pack_broadcast(spec: InputSpec, batches: Iterable[InputBatch]) -> bytes | None:
+def pack_broadcast(
+    uid: str, spec: InputSpec, batches: Iterable[InputBatch], limit_bytes: int
+) -> bytes | None:
     """The rows of the broadcast input ``spec`` as ``TaskSpec.broadcast`` has them; None if there are none.
 
-    An Arrow stream: the payload columns, then the kinds as int8 codes in the column ``row_kind``.
+    An Arrow stream: the payload columns, then the kinds as int8 codes in the column ``row_kind``. Raises JobError
+    if it becomes longer than ``limit_bytes``.
     """
     schema = spec.schema.append(pa.field(ROW_KIND_COLUMN, pa.int8()))
     sink = pa.BufferOutputStream()
@@ -43,6 +47,12 @@ def pack_broadcast(spec: InputSpec, batches: Iterable[InputBatch]) -> bytes | No
             kinds = given.kinds if given.kinds is not None else np.zeros(given.batch.num_rows, np.int8)
             columns = [*given.batch.columns, pa.array(kinds, pa.int8())]
             stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            if sink.tell() > limit_bytes:
+                raise JobError(
+                    f"operator '{uid}': {rows} rows of {spec.name} have {sink.tell()} bytes, more than "
+                    f"async-state.broadcast-size-limit ({limit_bytes}), and every task gets all of them. Send fewer "
+                    "rows or columns in a micro-batch, raise the limit, or join them as an ordinary input with a key"
+                )
     return sink.getvalue().to_pybytes() if rows else None
 
 

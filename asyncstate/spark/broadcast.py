@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from asyncstate.errors import JobError
 from asyncstate.runtime import InputBatch, pack_broadcast
 from asyncstate.spark.task import PartitionTask, payload_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from asyncstate.operator import InputSpec
 
 
 def with_broadcast(task: PartitionTask, inputs: Sequence[DataFrame]) -> PartitionTask:
@@ -30,25 +27,14 @@ def with_broadcast(task: PartitionTask, inputs: Sequence[DataFrame]) -> Partitio
     index = spec.operator.broadcast_input
     if index is None:
         return task
-    limit = spec.config.broadcast_size_limit_bytes
-    packed = _collected(inputs[index], spec.inputs[index], spec.uid, index, limit)
+    packed = _collected(task, inputs[index], index)
     return replace(task, spec=replace(spec, broadcast=packed))
 
 
-def _collected(df: DataFrame, spec: InputSpec, uid: str, index: int, limit_bytes: int) -> bytes | None:
-    # A collected DataFrame keeps its order, partition by partition; a shuffle would not.
-    table = df.toArrow()
-    _check_size(uid, table.nbytes, limit_bytes)
-    batches = [InputBatch(*payload_of(spec, batch), index) for batch in table.to_batches() if batch.num_rows]
-    packed = pack_broadcast(spec, batches)
-    _check_size(uid, len(packed or b""), limit_bytes)
-    return packed
-
-
-def _check_size(uid: str, size_bytes: int, limit_bytes: int) -> None:
-    if size_bytes > limit_bytes:
-        raise JobError(
-            f"operator '{uid}': the broadcast input of this micro-batch has {size_bytes} bytes, more than "
-            f"async-state.broadcast-size-limit ({limit_bytes}), and every task gets all of it. Send fewer rows or "
-            "columns at a time, raise the limit, or join it as an ordinary input with a key"
-        )
+def _collected(task: PartitionTask, df: DataFrame, index: int) -> bytes | None:
+    spec = task.spec
+    declared = spec.inputs[index]
+    # Collecting keeps the order, partition by partition; a shuffle would not.
+    rows = [batch for batch in df.toArrow().to_batches() if batch.num_rows]
+    batches = (InputBatch(*payload_of(declared, batch), index) for batch in rows)
+    return pack_broadcast(spec.uid, declared, batches, spec.config.broadcast_size_limit_bytes)

@@ -12,6 +12,7 @@ import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +34,7 @@ from asyncstate.runtime import (
     advance_sources,
     check_operator,
     operator_after,
+    pack_broadcast,
     previous_processing_time,
     previous_watermark,
     read_state,
@@ -54,7 +56,8 @@ class OperatorHarness:
 
     ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds) have one entry an input; for a single
     input the entry itself may be given. ``order_by`` is as in a job's ``apply``: a column or a list of columns, with
-    several inputs one entry for each, None where rows come as they are. Rows pushed with kinds make an input a
+    several inputs one entry for each, None where rows come as they are. The operator's broadcast input has no key:
+    its entry in ``key`` is None or left out. Rows pushed with kinds make an input a
     changelog; declare it with ``changelog`` (default: the operator accepts changelogs).
 
     >>> from asyncstate.testing import OperatorHarness
@@ -80,16 +83,20 @@ class OperatorHarness:
     ) -> None:
         schemas = [inputs] if isinstance(inputs, pa.Schema) else list(inputs)
         count = len(schemas)
-        keys = (
-            [_names(key)]
-            if count == 1 and all(isinstance(name, str) for name in key)
-            else [_names(k) for k in key]
-        )
+        keys = _keys(key, count, operator.broadcast_input)
         times = _per_input(event_time, count)
         orders = sort_keys_of_inputs(_UID, order_by, count)
         changelogs = _per_input(operator.accepts_changelog if changelog is None else changelog, count)
         self._specs = tuple(
-            InputSpec(schema, keys[i], times[i], changelogs[i], f"input {i}", order_by=orders[i])
+            InputSpec(
+                schema,
+                keys[i],
+                times[i],
+                changelogs[i],
+                f"input {i}",
+                i == operator.broadcast_input,
+                orders[i],
+            )
             for i, schema in enumerate(schemas)
         )
         self._delays = _per_input(watermark_delay, count)
@@ -231,7 +238,7 @@ class OperatorHarness:
             raise JobError("the harness has been finished; make a new one")
         wanted = self.watermark if self._watermark is None else self._watermark
         watermark = MAX_WATERMARK if final else max(self.watermark, wanted)
-        spec = self._spec(self._manifest, watermark)
+        spec = replace(self._spec(self._manifest, watermark), broadcast=self._broadcast())
         parts = self._exchange()
         rows: list[OutputRow] = []
         records: list[CommitRecord] = []
@@ -266,11 +273,21 @@ class OperatorHarness:
             local_dir=str(self._folder / "local"),
         )
 
+    def _broadcast(self) -> bytes | None:
+        """The pushed rows of the broadcast input, as a Spark job sends them to every task."""
+        index = next((i for i, spec in enumerate(self._specs) if spec.broadcast), None)
+        if index is None:
+            return None
+        pushed = [batch for batch in self._pending if batch.input_index == index]
+        return pack_broadcast(_UID, self._specs[index], pushed, self._config.broadcast_size_limit_bytes)
+
     def _exchange(self) -> list[list[InputBatch]]:
         """The pushed rows by partition, as the exchange of a Spark job would deliver them."""
         parts: list[list[InputBatch]] = [[] for _ in range(self.parallelism)]
         for pushed in self._pending:
             spec = self._specs[pushed.input_index]
+            if spec.broadcast:
+                continue
             codec = KeyCodec(
                 [field.type for field in spec.key_schema], list(spec.key), self._config.max_parallelism
             )
@@ -330,6 +347,18 @@ def _shipped(spec: TaskSpec, copies: Callable[[], Operator]) -> TaskSpec:
     shipped = copy.copy(spec)
     object.__setattr__(shipped, "operator", copies())
     return shipped
+
+
+def _keys(key: Sequence[Any], count: int, broadcast: int | None) -> list[tuple[str, ...]]:
+    """The key columns of each input."""
+    if count == 1 and all(isinstance(name, str) for name in key):
+        return [_names(key)]
+    keys = [() if entry is None else _names(entry) for entry in key]
+    if broadcast is not None and len(keys) == count - 1:
+        keys.insert(broadcast, ())
+    if len(keys) != count:
+        raise JobError(f"{len(keys)} keys given for {count} inputs: {key!r}; give a list of columns for each")
+    return keys
 
 
 def _names(key: Any) -> tuple[str, ...]:
