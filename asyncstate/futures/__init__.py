@@ -8,24 +8,36 @@ Source: FLIP-424 (asynchronous state APIs) and FLIP-473 (paradigms); ``recover``
 
 from asyncstate.futures.combine import combine_all, combineAll
 from asyncstate.futures.future import (
-    FailureScope,
+    DONE,
+    FAILED,
+    PENDING,
     StateFuture,
     completed_future,
     completed_void_future,
     failed_future,
-    set_failure_scope,
+    pending_future,
+    settle,
 )
 from asyncstate.futures.iterator import StateIterator, to_iterable
+from asyncstate.futures.scopes import FailureScope, FutureOwner, current_scope, require_own, set_failure_scope
 
 __all__ = [
+    "DONE",
+    "FAILED",
+    "PENDING",
     "FailureScope",
+    "FutureOwner",
     "StateFuture",
     "StateIterator",
     "combineAll",
     "combine_all",
     "completed_future",
     "completed_void_future",
+    "current_scope",
     "failed_future",
+    "pending_future",
+    "require_own",
     "set_failure_scope",
+    "settle",
     "to_iterable",
 ]

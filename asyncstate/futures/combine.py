@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from asyncstate.futures.future import DONE, StateFuture, Work, require_future
+from asyncstate.futures.future import (
+    DONE,
+    FAILED,
+    StateFuture,
+    Work,
+    pending_future,
+    require_future,
+    settle,
+)
+from asyncstate.futures.scopes import current_owner
 
 T = TypeVar("T")
 
@@ -23,7 +32,7 @@ def combine_all(futures: Iterable[StateFuture[T]]) -> StateFuture[list[T]]:
     for future in sources:
         require_future(future, "combine_all")
     values: list[Any] = [None] * len(sources)
-    combined: StateFuture[list[T]] = StateFuture()
+    combined: StateFuture[list[T]] = pending_future(current_owner())
     missing = 1  # one for the loop below, so that completion happens once and at its end
 
     def arrived(index: int, value: Any) -> None:
@@ -31,11 +40,11 @@ def combine_all(futures: Iterable[StateFuture[T]]) -> StateFuture[list[T]]:
         values[index] = value
         missing -= 1
         if missing == 0 and not combined.done:
-            combined.complete(values)
+            settle(combined, DONE, values)
 
     def failed(error: Exception) -> None:
         if not combined.done:
-            combined.fail(error)
+            settle(combined, FAILED, error)
 
     for index, future in enumerate(sources):
         if future._state == DONE:
@@ -45,7 +54,7 @@ def combine_all(futures: Iterable[StateFuture[T]]) -> StateFuture[list[T]]:
         future._derive(_watch, (index, arrived, failed))
     missing -= 1
     if missing == 0 and not combined.done:
-        combined.complete(values)
+        settle(combined, DONE, values)
     return combined
 
 

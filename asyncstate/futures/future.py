@@ -10,11 +10,12 @@ Source: FLIP-424 (asynchronous state APIs) and FLIP-473 (paradigms); ``recover``
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from types import CoroutineType
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from asyncstate.errors import FutureStateError
+from asyncstate.futures.scopes import FutureOwner, current_owner, require_own, scopes
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -28,27 +29,6 @@ FAILED: Final = 2
 _Step = Callable[[Any, "StateFuture[Any]", int, Any, list[tuple["StateFuture[Any]", int, Any]]], None]
 
 
-class FailureScope(Protocol):
-    """Told of every future that fails, so that a failure nobody handles cannot pass in silence."""
-
-    def future_failed(self, future: StateFuture[Any]) -> None:
-        """Called when ``future`` has failed; ``future.failure_observed`` tells later whether it was handled."""
-
-
-class _Scopes(threading.local):
-    current: FailureScope | None = None
-
-
-_scopes = _Scopes()
-
-
-def set_failure_scope(scope: FailureScope | None) -> FailureScope | None:
-    """Make ``scope`` the one told of failed futures on this thread; returns the scope before it."""
-    previous = _scopes.current
-    _scopes.current = scope
-    return previous
-
-
 class StateFuture(Generic[T]):
     """The result of a state request that may not be there yet.
 
@@ -56,13 +36,16 @@ class StateFuture(Generic[T]):
     that reaches the end of a chain fails the micro-batch with operator, state and key named.
     """
 
-    __slots__ = ("_callbacks", "_observed", "_state", "_value")
+    __slots__ = ("_callbacks", "_observed", "_owner", "_promised", "_state", "_value")
 
     def __init__(self) -> None:
         self._state: int = PENDING
         self._value: Any = None
         self._callbacks: list[tuple[_Step, Any, StateFuture[Any]]] | None = None
         self._observed = False
+        # The two below matter, and are sure to be set, while the future is pending.
+        self._owner: FutureOwner | None = current_owner()
+        self._promised = False  # True: the framework settles it
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -91,7 +74,9 @@ class StateFuture(Generic[T]):
         if self._state == FAILED:
             self._observed = True
             raise self._value
-        raise FutureStateError("the future has no value yet; use then_apply/then_compose or await it")
+        raise FutureStateError(
+            f"get() of {self!r}: it has no value yet; chain with then_apply/then_compose, or await it in a coroutine"
+        )
 
     def exception(self) -> BaseException | None:
         """The failure, or None while pending or when there is a value."""
@@ -103,20 +88,32 @@ class StateFuture(Generic[T]):
         return self.get()
 
     def __repr__(self) -> str:
-        state = ("pending", "done", "failed")[self._state]
-        return (
-            f"<StateFuture {state}>" if self._state == PENDING else f"<StateFuture {state}: {self._value!r}>"
+        if self._state == PENDING:
+            return f"<StateFuture pending{_of_record(self)}>"
+        return f"<StateFuture {'done' if self._state == DONE else 'failed'}: {self._value!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise FutureStateError(
+            f"{self!r} cannot be pickled or copied: it is the answer to one record's request; store or pass on its "
+            "value, in a callback, and keep no future in the operator"
         )
 
     # -- settling ---------------------------------------------------------------------------------
 
     def complete(self, value: T) -> None:
-        """Give the future its value and run what waits for it. Raises FutureStateError if it is settled."""
-        _settle(self, DONE, value)
+        """Give the future its value and run what waits for it.
+
+        Raises FutureStateError if it is settled, if the framework settles it, or if it belongs to another record.
+        """
+        if self._state == PENDING:
+            _require_completable(self)
+        settle(self, DONE, value)
 
     def fail(self, error: BaseException) -> None:
-        """Let the future fail. Raises FutureStateError if it is settled already."""
-        _settle(self, FAILED, error)
+        """Let the future fail. Raises FutureStateError as ``complete`` does."""
+        if self._state == PENDING:
+            _require_completable(self)
+        settle(self, FAILED, error)
 
     # -- deriving ---------------------------------------------------------------------------------
 
@@ -223,14 +220,20 @@ class StateFuture(Generic[T]):
         self._derive(_settled, (fn, self))
 
     def _derive(self, step: _Step, fn: Any) -> StateFuture[Any]:
-        child: StateFuture[Any] = StateFuture()
         if self._state == PENDING:
+            owner = self._owner
+            if owner is not None:
+                scope = scopes.current
+                if scope is None or scope.current is not owner:
+                    require_own(self, owner, "derived from, awaited or returned")
+            child = pending_future(owner)
             callbacks = self._callbacks
             if callbacks is None:
                 self._callbacks = [(step, fn, child)]
             else:
                 callbacks.append((step, fn, child))
             return child
+        child = pending_future(None)  # until the end of this method
         if self._state == FAILED:
             self._observed = True
         work: list[tuple[StateFuture[Any], int, Any]] = []
@@ -277,6 +280,11 @@ def _compose(fn: Any, child: StateFuture[Any], state: int, value: Any, work: Wor
             work.append((child, FAILED, error))
             return
         if inner._state == PENDING:
+            try:
+                require_own(inner, inner._owner, "returned to then_compose")
+            except FutureStateError as error:
+                work.append((child, FAILED, error))
+                return
             if inner._callbacks is None:
                 inner._callbacks = [(_forward, None, child)]
             else:
@@ -317,7 +325,8 @@ def _settled(fn: Any, child: StateFuture[Any], _state: int, _value: Any, work: W
     work.append((child, DONE, None))
 
 
-def _settle(future: StateFuture[Any], state: int, value: Any) -> None:
+def settle(future: StateFuture[Any], state: int, value: Any) -> None:
+    """What ``complete`` and ``fail`` do, for the framework: it settles what it has promised."""
     if future._state != PENDING:
         raise FutureStateError(
             f"a future was completed twice: it is {future!r}, the second outcome is {value!r}; "
@@ -350,8 +359,21 @@ def _run(work: Work) -> None:
         work.extend(derived)
 
 
+def _require_completable(future: StateFuture[Any]) -> None:
+    if future._promised:
+        raise FutureStateError(
+            f"{future!r} was completed by the operator, but comes from a request or another future, which completes "
+            "it; complete only a StateFuture() that you made yourself"
+        )
+    require_own(future, future._owner, "completed")
+
+
+def _of_record(future: StateFuture[Any]) -> str:
+    return "" if future._owner is None else f", of the record with key {future._owner.key!r}"
+
+
 def _report_failure(future: StateFuture[Any]) -> None:
-    scope = _scopes.current
+    scope = scopes.current
     if scope is not None:
         scope.future_failed(future)
 
@@ -359,6 +381,8 @@ def _report_failure(future: StateFuture[Any]) -> None:
 def _future_from(result: Any, fn: Any) -> StateFuture[Any]:
     if isinstance(result, StateFuture):
         return result
+    if isinstance(result, CoroutineType):
+        result.close()  # else Python also warns that it was never awaited
     name = getattr(fn, "__qualname__", repr(fn))
     raise FutureStateError(
         f"{name} must return a StateFuture but returned {result!r}; "
@@ -375,6 +399,18 @@ def require_future(future: object, where: str) -> None:
 
 # A future that is settled when it is made has no use for the other slots, and so none for ``__init__``.
 _new_future: Final = StateFuture.__new__
+
+
+def pending_future(owner: FutureOwner | None) -> StateFuture[Any]:
+    """A future of ``owner`` that the framework settles, with ``settle``."""
+    future: StateFuture[Any] = _new_future(StateFuture)
+    future._state = PENDING
+    future._value = None
+    future._callbacks = None
+    future._observed = False
+    future._owner = owner
+    future._promised = True
+    return future
 
 
 def completed_future(value: T) -> StateFuture[T]:

@@ -198,6 +198,8 @@ def test_the_void_future_is_one_object() -> None:
 
 
 class _Scope:
+    current = None
+
     def __init__(self) -> None:
         self.failed: list[StateFuture[Any]] = []
 

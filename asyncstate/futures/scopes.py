@@ -1,0 +1,80 @@
+"""Where a future may be used: the scope of a thread, and the record a pending future belongs to.
+
+Owns: ``FailureScope``, the scope of each thread, and the checks that keep a pending future with its record.
+Invariant: only the code of the record under which a pending future was made derives from it or completes it, on
+the thread that runs it: elsewhere its callbacks would work on the wrong key.
+Must not start threads, do I/O or import any other part of the project except ``errors``.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+from asyncstate.errors import FutureStateError
+
+
+class FutureOwner(Protocol):
+    """The record a pending future belongs to."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The values of its key columns."""
+
+
+class FailureScope(Protocol):
+    """Told of every future that fails, so that a failure nobody handles cannot pass in silence."""
+
+    @property
+    def current(self) -> Any:
+        """The FutureOwner whose code runs, None between two of them."""
+
+    def future_failed(self, future: Any) -> None:
+        """Called when ``future`` has failed; ``future.failure_observed`` tells later whether it was handled."""
+
+
+class Scopes(threading.local):
+    """The scope of each thread."""
+
+    current: FailureScope | None = None
+
+
+scopes = Scopes()
+
+
+def set_failure_scope(scope: FailureScope | None) -> FailureScope | None:
+    """Make ``scope`` the one told of failed futures on this thread; returns the scope before it."""
+    previous = scopes.current
+    scopes.current = scope
+    return previous
+
+
+def current_scope() -> FailureScope | None:
+    """The scope of this thread: None outside of a micro-batch, and on threads that run none."""
+    return scopes.current
+
+
+def current_owner() -> FutureOwner | None:
+    """The record whose code runs on this thread, None without one."""
+    scope = scopes.current
+    owner: FutureOwner | None = None if scope is None else scope.current
+    return owner
+
+
+def require_own(future: Any, owner: FutureOwner | None, use: str) -> None:
+    """Raise FutureStateError unless ``owner``, to whom the pending ``future`` belongs, is at work (None: anybody)."""
+    if owner is None:
+        return
+    scope = scopes.current
+    if scope is not None and scope.current is owner:
+        return
+    if scope is None:
+        when = "when its micro-batch was over, or on another thread"
+    elif scope.current is None:
+        when = "while no record is at work"
+    else:
+        when = f"while the record with key {scope.current.key!r} is at work; its callbacks would run under that key"
+    raise FutureStateError(
+        f"{future!r} was {use} {when}. Keep futures in local variables of process(), not in the operator, and let "
+        "records share values through state"
+    )
