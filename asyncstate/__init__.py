@@ -61,6 +61,7 @@ from asyncstate.state import (
     MapStateDescriptor,
     ReducingState,
     ReducingStateDescriptor,
+    StateTtl,
     ValueState,
     ValueStateDescriptor,
 )
@@ -108,6 +109,7 @@ __all__ = [
     "SortKey",
     "StateFuture",
     "StateIterator",
+    "StateTtl",
     "TimeDomain",
     "TimeWindow",
     "Timer",

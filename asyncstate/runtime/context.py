@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar, cast
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, Sta
 from asyncstate.requests import Decoder, Page, StateSink
 from asyncstate.runtime.broadcast_checks import check_broadcast
 from asyncstate.runtime.ordering import check_ordered, ordered_states
+from asyncstate.state import ExpiringState, StateTtl
 from asyncstate.storage import StateSpec
 
 S = TypeVar("S")
@@ -61,6 +62,7 @@ class TaskContext:
         self.processing_time = processing_time
         self.previous_watermark = previous_watermark
         self.counters: dict[str, Counter] = {}
+        self.expiring: list[tuple[StateTtl, ExpiringState]] = []
         self._sink = sink
         self._stored = {spec.name: spec for spec in stored}
         self.ordered = ordered_states(uid, inputs, stored)
@@ -81,7 +83,11 @@ class TaskContext:
         stored = self._stored.get(name)
         spec = self._spec(descriptor, stored)
         self._declared[name] = spec
-        return descriptor.bind(self._sink, spec.id, self, None if stored is None else stored.types)
+        state = descriptor.bind(self._sink, spec.id, self, None if stored is None else stored.types)
+        ttl: StateTtl | None = getattr(descriptor, "ttl", None)
+        if ttl is not None:
+            self.expiring.append((ttl, cast(ExpiringState, state)))
+        return state
 
     def counter(self, name: str) -> Counter:
         """See ``OperatorContext``."""
@@ -117,7 +123,7 @@ class TaskContext:
 
     def _refuse(self, descriptor: StateDescriptor[S], stored: StateSpec, types: dict[str, str]) -> NoReturn:
         differing = [
-            f"{part} is {types.get(part)} but was {stored.types.get(part)}"
+            _difference(part, types.get(part), stored.types.get(part))
             for part in sorted({*types, *stored.types})
             if types.get(part) != stored.types.get(part)
         ]
@@ -125,8 +131,18 @@ class TaskContext:
             differing.insert(0, f"kind is {descriptor.kind} but was {stored.kind}")
         raise StateDeclarationError(
             f"operator '{self.uid}', state '{descriptor.name}': the declaration disagrees with the checkpoint: "
-            f"{'; '.join(differing)}. Declare the stored types, or give the state a new name to start it empty"
+            f"{'; '.join(differing)}. Declare it as it is stored, or give the state a new name to start it empty"
         )
+
+
+def _difference(part: str, now: str | None, then: str | None) -> str:
+    if part == "ttl":  # the duration and the other options are not stored and may differ
+        return f"it is declared with {_ttl_text(now)} but stored with {_ttl_text(then)}"
+    return f"{part} is {now} but was {then}"
+
+
+def _ttl_text(time: str | None) -> str:
+    return "no ttl" if time is None else f"a ttl in {time} time"
 
 
 class _NoState(StateSink):

@@ -17,6 +17,7 @@ from asyncstate.changelog import RowKind
 from asyncstate.execution import BatchFrame, ExecutionController, Record
 from asyncstate.operator import MIN_WATERMARK, Counter, RecordOperator, Row, TimeDomain, row_type
 from asyncstate.runtime.broadcast import BroadcastRows
+from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.ordering import OrderedInputs
 from asyncstate.runtime.rows import (
@@ -77,6 +78,8 @@ class RecordRunner(Runner):
         yield from self._fire_timers(TimeDomain.PROCESSING_TIME, TimeDomain.EVENT_TIME)
         # All rows that belong before the watermark are out.
         self._pass_watermark()
+        # Nothing reads any more in this micro-batch.
+        clean_up(self.spec, self.context)
         yield from self._outputs(1)
 
     def _process_broadcast(self) -> Iterator[pa.RecordBatch]:
@@ -131,8 +134,8 @@ class RecordRunner(Runner):
 
     def _fire_timers(self, *domains: TimeDomain) -> Iterator[pa.RecordBatch]:
         """Rounds over ``domains`` in turn until nothing is due: a timer may register others that are due already."""
-        while waiting := [domain for domain in domains if self._may_be_due(domain)]:
-            for domain in waiting:
+        while any(map(self._may_be_due, domains)):
+            for domain in filter(self._may_be_due, domains):
                 yield from self._fire_round(domain)
         self._timers.end_rounds()
 

@@ -7,6 +7,7 @@ from asyncstate.state.aggregating import AggregateFunction, AggregatingState
 from asyncstate.state.broadcast import BroadcastState, BroadcastStateDescriptor
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
 from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from asyncstate.state.expiry import time_of
 from asyncstate.state.fold_descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.listing import ListState
@@ -14,6 +15,7 @@ from asyncstate.state.mapping import MapState
 from asyncstate.state.ranges import merged_entries, pages_of
 from asyncstate.state.reducing import ReducingState
 from asyncstate.state.timers import NAMED_TIMERS, TIMERS_BY_TIME, DueTimer, KeyedTimers
+from asyncstate.state.ttl import ExpiringState, StateTtl, TtlTime, TtlUpdate, TtlVisibility
 from asyncstate.state.value import ValueState
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "ColumnStateDescriptor",
     "Columns",
     "DueTimer",
+    "ExpiringState",
     "KeyedTimers",
     "ListColumnState",
     "ListColumnStateDescriptor",
@@ -38,9 +41,14 @@ __all__ = [
     "MapStateDescriptor",
     "ReducingState",
     "ReducingStateDescriptor",
+    "StateTtl",
     "TimeRange",
+    "TtlTime",
+    "TtlUpdate",
+    "TtlVisibility",
     "ValueState",
     "ValueStateDescriptor",
     "merged_entries",
     "pages_of",
+    "time_of",
 ]

@@ -31,6 +31,7 @@ from asyncstate.state.expiry import expiry_of
 from asyncstate.state.listing import ListState
 from asyncstate.state.mapping import MapState
 from asyncstate.state.ttl import StateTtl
+from asyncstate.state.ttl_listing import TtlListState
 from asyncstate.state.ttl_states import TtlMapState, TtlValueState
 from asyncstate.state.value import ValueState
 
@@ -208,7 +209,8 @@ class ListStateDescriptor(_Descriptor[ListState[T]], Generic[T]):
     ) -> ListState[T]:
         """See ``StateDescriptor``."""
         codec = self._codec(self.element_type, context.uid, stored)
-        return ListState(self._binding(sink, state_id, context, codec), self._root_suffix)
+        state = ListState if self.ttl is None else TtlListState
+        return state(self._binding(sink, state_id, context, codec), self._root_suffix)
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ class Expiry:
         "_first_live",
         "_hidden_below",
         "_now",
-        "_renews",
         "_sink",
         "_stamp_now",
+        "renews",
         "ttl",
     )
 
@@ -53,7 +53,7 @@ class Expiry:
         self._sink = sink
         self._event_time = ttl.time is TtlTime.EVENT
         self._now = now
-        self._renews = ttl.update is TtlUpdate.READ_AND_WRITE
+        self.renews = ttl.update is TtlUpdate.READ_AND_WRITE
         self._stamp_now = UNTIMED if now == MIN_WATERMARK else encode_namespace(now)
         self._first_live = _first_live(now, ttl.duration_us)
         hides = ttl.visibility is TtlVisibility.NEVER_RETURN_EXPIRED
@@ -91,7 +91,7 @@ class Expiry:
     def reader(self, key: bytes, decode: Reader) -> Reader:
         """What to make of the answer to a read of ``key``: renews it, then ``decode`` of the value or None."""
         shown = self.shown
-        if not self._renews:
+        if not self.renews:
             return lambda raw: decode(shown(raw))
 
         def read(raw: bytes | None) -> Any:
@@ -103,7 +103,7 @@ class Expiry:
 
     def renewed(self, raw: bytes, stamp: bytes) -> bytes:
         """``raw`` as a read at ``stamp`` leaves it: ``raw`` itself unless reads renew and it is live and older."""
-        if self._renews and self._first_live <= raw < stamp:
+        if self.renews and self._first_live <= raw < stamp:
             return stamp + raw[STAMP_BYTES:]
         return raw
 
@@ -115,7 +115,7 @@ class Expiry:
 
     def shown_page(self, page: Page) -> Page:
         """The entries of ``page`` that reads show, without their stamps; renews them."""
-        if self._renews:
+        if self.renews:
             for key, raw in page:
                 self.renew(key, raw)
         below = self._hidden_below

@@ -17,6 +17,7 @@ from asyncstate.requests import StateSink
 from asyncstate.state.aggregating import AggregateFunction, AggregatingState
 from asyncstate.state.descriptors import TypeLike, _Descriptor
 from asyncstate.state.reducing import ReducingState
+from asyncstate.state.ttl_states import TtlAggregatingState, TtlReducingState
 
 T = TypeVar("T")
 IN = TypeVar("IN")
@@ -50,7 +51,8 @@ class ReducingStateDescriptor(_Descriptor[ReducingState[T]], Generic[T]):
         """See ``StateDescriptor``."""
         codec = self._codec(self.type, context.uid, stored)
         binding = self._binding(sink, state_id, context, codec, function=self.reduce_function)
-        return ReducingState(binding, self._root_suffix)
+        state = ReducingState if self.ttl is None else TtlReducingState
+        return state(binding, self._root_suffix)
 
 
 @dataclass(frozen=True)
@@ -80,4 +82,5 @@ class AggregatingStateDescriptor(_Descriptor[AggregatingState[IN, OUT]], Generic
         """See ``StateDescriptor``."""
         codec = self._codec(self.accumulator_type, context.uid, stored)
         binding = self._binding(sink, state_id, context, codec, function=self.aggregate_function)
-        return AggregatingState(binding, self._root_suffix)
+        state = AggregatingState if self.ttl is None else TtlAggregatingState
+        return state(binding, self._root_suffix)

@@ -1,6 +1,6 @@
 """Time to live: how an operator declares that what it stores ends.
 
-Owns: ``StateTtl`` and its options.
+Owns: ``StateTtl``, its options and what the clean-up asks of a state that has one.
 Invariant: a declaration that exists is possible: a positive duration and options that are known.
 Must not import the states, storage, execution or operators.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import StateDeclarationError
@@ -85,6 +85,13 @@ class StateTtl:
 
     def __str__(self) -> str:
         return f"{timedelta(microseconds=self.duration_us)} of {self.time} time"
+
+
+class ExpiringState(Protocol):
+    """A state with a time to live, as the clean-up sees it."""
+
+    def sweep(self, group: bytes) -> int:
+        """Remove what has expired from a key group (2 bytes); the number of values, map entries or elements."""
 
 
 def _option(name: str, options: type[E], given: str) -> E:

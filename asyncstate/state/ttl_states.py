@@ -1,6 +1,7 @@
 """The states of a declaration with a time to live.
 
-Owns: ``TtlValueState`` and ``TtlMapState``. They are classes of their own so that states without a ttl pay nothing.
+Owns: the value, map, reducing and aggregating state with a ttl; the list's is in ``ttl_listing``. They are classes of
+their own so that states without a ttl pay nothing.
 Invariant: what reads show and renew is the same in both forms of a call and in both modes; a renewal never
 undoes a write.
 Must not import storage, execution or operators.
@@ -8,17 +9,21 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from asyncstate.futures import StateFuture
 from asyncstate.requests import Page
+from asyncstate.state.aggregating import AggregatingState
 from asyncstate.state.binding import Binding
 from asyncstate.state.mapping import MapState, is_there
+from asyncstate.state.reducing import FoldingState, ReducingState
 from asyncstate.state.value import ValueState
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
 
 
 class TtlValueState(ValueState[T], Generic[T]):
@@ -102,3 +107,47 @@ class TtlMapState(MapState[K, V], Generic[K, V]):
     def _shown_only(self, page: Page, _: int) -> list[bytes]:
         shows = self._expiry.shows
         return [key for key, raw in page if shows(raw)]
+
+
+class _TtlFoldingState(FoldingState):
+    """A folded value that expires as a whole; adding to it, and merging into it, writes it."""
+
+    __slots__ = ("_expiry",)
+
+    def __init__(self, binding: Binding, suffix: bytes | None) -> None:
+        super().__init__(binding, suffix)
+        assert binding.expiry is not None
+        self._expiry = binding.expiry
+        self._encode = self._expiry.stamped(binding.encode_value)
+
+    def get(self) -> Any:
+        """See ``FoldingState``."""
+        prefix = self._prefix()
+        raw = self._stored(prefix)
+        after, result = self._read(prefix, raw, None)
+        self._write(prefix, raw, after)
+        return result
+
+    def sweep(self, group: bytes) -> int:
+        """Remove the expired values of a key group; their number."""
+        return self._expiry.sweep_entries(group + self._id, self._binding.page_size)
+
+    def _read(self, prefix: bytes, raw: bytes | None, _: None) -> tuple[bytes | None, Any]:
+        expiry = self._expiry
+        after = None if raw is None else expiry.renewed(raw, expiry.stamp())
+        return after, self._result_of(raw)
+
+    def _value_of(self, raw: bytes | None) -> Any:
+        return super()._value_of(self._expiry.shown(raw))
+
+
+class TtlReducingState(_TtlFoldingState, ReducingState[T], Generic[T]):
+    """A ReducingState that expires."""
+
+    __slots__ = ()
+
+
+class TtlAggregatingState(_TtlFoldingState, AggregatingState[IN, OUT], Generic[IN, OUT]):
+    """An AggregatingState that expires."""
+
+    __slots__ = ()
