@@ -353,7 +353,7 @@ def _keys(key: Sequence[Any], count: int, broadcast: int | None) -> list[tuple[s
     """The key columns of each input."""
     if count == 1 and all(isinstance(name, str) for name in key):
         return [_names(key)]
-    keys = [() if entry is None else _names(entry) for entry in key]
+    keys = [() if entry is None else _names(entry) for entry in ([key] if isinstance(key, str) else key)]
     if broadcast is not None and len(keys) == count - 1:
         keys.insert(broadcast, ())
     if len(keys) != count:
