@@ -214,11 +214,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "Arrow bytes of a broadcast input in one micro-batch: the driver collects them and every task gets them. "
         "A larger input fails the batch.",
     ] = 64 << 20
-    read_cache_size_bytes: Annotated[
+    cache_size_bytes: Annotated[
         int,
         size(0, 1 << 40),
-        "Memory of a partition for values it has read, absent ones included; `0b` turns it off.",
-    ] = 64 << 20
+        "Memory of a worker process, over all its partitions, for stored values that it has read or written, absent "
+        "ones included; kept from micro-batch to micro-batch. `0b` turns it off.",
+    ] = 128 << 20
     store: Annotated[
         Literal["rocksdb", "memory"],
         Choice(("rocksdb", "memory")),

@@ -1,8 +1,8 @@
-"""Reads of whole bundles: here while the store answers from memory, else side by side on the I/O threads.
+"""Reads of whole bundles: here while the store answers quickly, else side by side on the I/O threads.
 
 Owns: ``BundleReads`` and the chunks a bundle's list get is cut into.
-Invariant: the store does not change during a micro-batch, so what it answers ahead of time stays good; this batch's
-writes are laid over it at the time the bundle asks.
+Invariant: only keys that memory does not know go to the store. The store does not change during a micro-batch, so what
+it and the read cache answer ahead of time stays good; this batch's writes are laid over it when the bundle asks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from asyncstate.execution.buffer import ReadPacer
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.storage import WriteOverlay
+from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
 
 Values = list[bytes | None]
 Send = Callable[[list[bytes], Any], None]
@@ -22,20 +22,43 @@ Send = Callable[[list[bytes], Any], None]
 
 
 class BundleRead:
-    """A list get of a whole bundle, cut into chunks; its future has what the store says, in key order."""
+    """A list get of a whole bundle; its future has the values in key order when the last one is there.
 
-    __slots__ = ("future", "keys", "missing", "values")
+    ``wanted`` are the keys that memory did not know, ``done`` how many of them, from the first on, need not be sent
+    off any more, ``missing`` how many answers are outstanding.
+    """
 
-    def __init__(self, keys: list[bytes]) -> None:
+    __slots__ = ("_overlay", "_positions", "done", "future", "keys", "missing", "values", "wanted")
+
+    def __init__(self, overlay: WriteOverlay, keys: list[bytes]) -> None:
+        self._overlay = overlay
         self.keys = keys
-        self.values: Values = [None] * len(keys)
-        self.missing = 0
-        self.future: StateFuture[Values] = StateFuture()
+        self.values, self._positions = overlay.peek_many(keys)
+        known = len(self._positions) < len(keys)
+        self.wanted = [keys[i] for i in self._positions] if known else keys
+        self.missing = len(self.wanted)
+        self.done = 0
+        self.future: StateFuture[Any] = StateFuture()
+        if not self.missing:
+            self.future.complete(self.values)
+
+    def fill(self, start: int, values: Values) -> None:
+        """The store's answers for the wanted keys from ``start`` on."""
+        stop = start + len(values)
+        self._overlay.remember_many(self.wanted[start:stop], values)
+        if self.wanted is self.keys:
+            self.values[start:stop] = values
+        else:
+            for position, value in zip(self._positions[start:stop], values, strict=True):
+                self.values[position] = value
+        self.missing -= len(values)
+        if self.missing == 0:
+            self.future.complete(self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class BundleChunk:
-    """The ticket of one chunk: where in its bundle it starts."""
+    """The ticket of one chunk: from which of the wanted keys on."""
 
     read: BundleRead
     start: int
@@ -43,15 +66,11 @@ class BundleChunk:
     @property
     def first_key(self) -> bytes:
         """The first store key of the chunk, for messages."""
-        return self.read.keys[self.start]
+        return self.read.wanted[self.start]
 
     def arrived(self, values: Values) -> None:
         """The chunk is there; the last one completes the read."""
-        read = self.read
-        read.values[self.start : self.start + len(values)] = values
-        read.missing -= 1
-        if read.missing == 0:
-            read.future.complete(read.values)
+        self.read.fill(self.start, values)
 
 
 class BundleReads:
@@ -68,43 +87,47 @@ class BundleReads:
         """A future of the values of ``keys`` (sorted, unique), with this batch's writes."""
         read = self._ahead.pop(_signature(keys), None)
         if read is None or read.keys != keys:
-            if not self._pacer.waits_for_device:
-                return self._get_here(keys)
-            read = self._start(keys)
+            read = BundleRead(self._overlay, keys)
+            self._read_here(read)
+            self._send_off(read)
+            if read.future.done:
+                return completed_future(read.values)  # type: ignore[arg-type]  # all are known
         return read.future.then_apply(lambda fetched: self._overlay.overlay_many(keys, fetched))
 
     def prefetch(self, keys: list[bytes]) -> None:
         """Start reading ``keys`` if that can happen beside other work."""
         if keys and self._pacer.waits_for_device:
-            self._ahead[_signature(keys)] = self._start(keys)
+            read = self._ahead[_signature(keys)] = BundleRead(self._overlay, keys)
+            self._send_off(read)
 
-    def _get_here(self, keys: list[bytes]) -> StateFuture[Values]:
-        """Read on this thread; where nothing is known of the store yet, a few keys first to see how slow it is."""
-        if self._pacer.us_per_key is not None:
-            return completed_future(self._timed(keys))
-        first = self._pacer.chunk_keys(len(keys), 1)
-        head, rest = self._timed(keys[:first]), keys[first:]
-        if not rest:
-            return completed_future(head)
-        return self.get(rest).then_apply(lambda tail: head + tail)
+    def _read_here(self, read: BundleRead) -> None:
+        """Read on this thread while that is quick: all at once, or first a few keys to see how slow the store is."""
+        while read.done < len(read.wanted) and not self._pacer.waits_for_device:
+            self._read_some(read, self._pacer.chunk_keys(len(read.wanted) - read.done, 1))
 
-    def _timed(self, keys: list[bytes]) -> Values:
+    def _read_some(self, read: BundleRead, count: int) -> None:
+        start = read.done
+        whole = start == 0 and count >= len(read.wanted)
+        keys = read.wanted if whole else read.wanted[start : start + count]
         started = time.perf_counter()
-        values = self._overlay.get_many(keys)
+        values = self._overlay.store.get_many(keys, LIST_GET_KEYS)
         self._pacer.measured(len(keys), time.perf_counter() - started)
-        return values
+        self._overlay.count_list_get(len(keys))
+        read.done += len(keys)
+        read.fill(start, values)
 
-    def _start(self, keys: list[bytes]) -> BundleRead:
-        """Read ``keys`` from the store on the I/O threads, whatever memory knows of them."""
-        if probe := self._pacer.probe_keys():
-            self._timed(keys[:probe])
-        read = BundleRead(keys)
-        size = self._pacer.chunk_keys(len(keys), self._parallelism)
-        starts = range(0, len(keys), size)
-        read.missing = len(starts)
+    def _send_off(self, read: BundleRead) -> None:
+        """Have the I/O threads read what is left of ``read``, but now and then a few keys here, to measure."""
+        if read.done < len(read.wanted) and (probe := self._pacer.probe_keys()):
+            self._read_some(read, probe)
+        left = len(read.wanted) - read.done
+        if not left:
+            return
+        size = self._pacer.chunk_keys(left, self._parallelism)
+        starts = range(read.done, len(read.wanted), size)
+        read.done = len(read.wanted)
         for start in starts:
-            self._send(keys[start : start + size], BundleChunk(read, start))
-        return read
+            self._send(read.wanted[start : start + size], BundleChunk(read, start))
 
 
 def _signature(keys: list[bytes]) -> tuple[int, bytes, bytes]:

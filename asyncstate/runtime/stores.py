@@ -45,6 +45,11 @@ class PartitionStore:
         return self._lease.store
 
     @property
+    def lineage(self) -> str:
+        """Name of the content that the operator reads."""
+        return self._lease.base.lineage
+
+    @property
     def restored(self) -> dict[str, float]:
         """What it took to bring the store to the base version."""
         restored = self._lease.restored

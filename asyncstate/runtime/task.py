@@ -1,6 +1,6 @@
 """One operator on one partition for one micro-batch: the one place where configuration picks a controller and a store.
 
-Owns: ``run_partition``.
+Owns: ``run_partition``, and what a worker process keeps from one micro-batch to the next.
 Invariant: nothing is visible to any other attempt or batch until the driver commits the CommitRecord that the run
 ends with.
 Must not import Spark.
@@ -32,7 +32,7 @@ from asyncstate.runtime.records import RecordRunner
 from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.stores import PartitionStore, open_store
-from asyncstate.storage import StateSpec, WriteOverlay, group_range
+from asyncstate.storage import CacheLoan, PartitionKey, StateSpec, WorkerCache, WriteOverlay, group_range
 
 _AUTO_IO_PARALLELISM: Final = 32
 _KIB: Final = 1024
@@ -40,6 +40,9 @@ _NOT_SUMMED: Final = ("_peak", "_limit")  # figures of which the highest over pa
 
 # How slow this worker's last reads were, kept between micro-batches: the disk does not change with the batch.
 _pacer = ReadPacer()
+
+# What this worker has read and written, for the micro-batches to come.
+worker_cache = WorkerCache()
 
 
 def run_partition(
@@ -51,15 +54,23 @@ def run_partition(
     ``row_kind``. Raises OperatorError for failures of the operator's code and StoreError for those of the store.
     """
     started = time.perf_counter()
-    with open_store(spec, partition) as opened:
-        overlay = WriteOverlay(opened.store, spec.config.read_cache_size_bytes)
+    with open_store(spec, partition) as opened, _cache(spec, partition, opened.lineage) as cache:
+        overlay = WriteOverlay(opened.store, cache.limit_bytes, cache.entries)
         with _controller(spec, overlay) as controller:
             runner, states = _open_operator(spec, partition, controller)
             try:
                 yield from runner.run(batches)
             finally:
                 spec.operator.close()
-            yield _commit(spec, partition, opened, runner, states, time.perf_counter() - started)
+            record = _commit(spec, partition, opened, runner, states, time.perf_counter() - started)
+            # Named by what this attempt has made: if another one is committed, nobody asks for it.
+            cache.keep(record.content.lineage, overlay.release())
+            yield record
+
+
+def _cache(spec: TaskSpec, partition: int, lineage: str) -> CacheLoan:
+    key = PartitionKey(spec.checkpoint, spec.job_id, spec.uid, partition)
+    return worker_cache.lend(key, lineage, spec.config.cache_size_bytes)
 
 
 def _controller(spec: TaskSpec, overlay: WriteOverlay) -> ExecutionController:

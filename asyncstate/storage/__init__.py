@@ -7,6 +7,7 @@ copy and rebuild. rocksdict is imported below this package only.
 """
 
 from asyncstate.storage.base import PartitionBase, group_bounds, group_range, partition_base
+from asyncstate.storage.cache import CachedEntries, CacheLoan, PartitionKey, WorkerCache
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.commit import commit_partition, snapshot_if_due, upload_delta
 from asyncstate.storage.contract import EMPTY_VERSION, Change, KeyedStore, StoreStatistics
@@ -31,6 +32,8 @@ __all__ = [
     "EMPTY_VERSION",
     "LIST_GET_KEYS",
     "MISSING",
+    "CacheLoan",
+    "CachedEntries",
     "Change",
     "Checkpoint",
     "CheckpointFiles",
@@ -44,6 +47,7 @@ __all__ = [
     "MemoryStore",
     "OperatorManifest",
     "PartitionBase",
+    "PartitionKey",
     "PartitionManifest",
     "RestoreStatistics",
     "RocksDBOptions",
@@ -51,6 +55,7 @@ __all__ = [
     "SnapshotRef",
     "StateSpec",
     "StoreStatistics",
+    "WorkerCache",
     "WriteOverlay",
     "commit_partition",
     "extend_lineage",

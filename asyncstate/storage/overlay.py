@@ -2,26 +2,27 @@
 
 Owns: WriteOverlay, MISSING. Invariants: writes live only here until they become a delta
 file; a key, once written, stays in ``_writes`` (a delete stores None), so the dict's insertion order tells
-which keys are new. One thread uses an overlay (the mailbox); other threads may only call the store's reads.
+which keys are new; the read cache holds what the store holds, never a write, until ``release`` folds the writes in.
+One thread uses an overlay (the mailbox); other threads may only call the store's reads.
 Must not import rocksdict or anything of execution.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from itertools import islice, repeat
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final, Literal
 
 from sortedcontainers import SortedList
 
+from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, CachedEntries, Entries
 from asyncstate.storage.contract import Change, KeyedStore
 
 LIST_GET_KEYS: Final = 128
 """Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
 
 _SCAN_KEYS_MIN: Final = 64
-_ENTRY_OVERHEAD_BYTES: Final = 120  # two bytes headers and a dict slot
 
 
 class Missing(enum.Enum):
@@ -39,13 +40,17 @@ Peeked = bytes | Literal[Missing.MISSING] | None
 class WriteOverlay:
     """Reads see this batch's writes, then the read cache, then the store.
 
-    ``read_cache_bytes`` bounds what ``remember`` keeps; it is two generations of half of it, and the older
-    one is dropped whole: the cost of a cache hit is one dict lookup, and of an eviction next to nothing.
+    ``read_cache_bytes`` bounds what ``remember`` keeps; it is two generations of half of it (see ``CachedEntries``).
+    ``carried`` is the cache that an earlier micro-batch left for the store's very content; the overlay owns it
+    from then on. Scans go by the cache: a page is the iteration's own, whatever the cache drops meanwhile.
     """
 
     __slots__ = (
+        "_cache_bytes_max",
         "_cache_bytes_peak",
         "_cache_half_bytes",
+        "_carried",
+        "_evictions",
         "_indexed",
         "_list_get_keys",
         "_list_gets",
@@ -67,15 +72,20 @@ class WriteOverlay:
     put: Callable[[bytes, bytes], None]
     """Write a value: ``put(key, value)``. It is the dict's own method, so that a write costs one C call."""
 
-    def __init__(self, store: KeyedStore, read_cache_bytes: int = 16 << 20) -> None:
+    def __init__(
+        self, store: KeyedStore, read_cache_bytes: int = 16 << 20, carried: CachedEntries | None = None
+    ) -> None:
         self.store = store
         self._store_get = store.get
-        self._writes: dict[bytes, bytes | None] = {}
-        self._young: dict[bytes, bytes | None] = {}
-        self._old: dict[bytes, bytes | None] = {}
-        self._young_bytes = self._old_bytes = 0
+        self._writes: Entries = {}
+        cached = CachedEntries() if carried is None else carried
+        self._young, self._old = cached.young, cached.old
+        self._young_bytes, self._old_bytes = cached.young_bytes, cached.old_bytes
+        self._carried = len(cached)
+        self._cache_bytes_max = read_cache_bytes
         self._cache_half_bytes = read_cache_bytes // 2
         self._cache_bytes_peak = 0
+        self._evictions = 0
         self._sorted: SortedList = SortedList()
         self._indexed = 0
         self._reads = self._misses = self._store_reads = self._list_gets = self._list_get_keys = (
@@ -116,7 +126,7 @@ class WriteOverlay:
         """Ask the store, for a key that ``peek`` did not know, and remember the answer."""
         self._store_reads += 1
         value = self._young[key] = self._store_get(key)
-        self._young_bytes += len(key) + (len(value) if value is not None else 0) + _ENTRY_OVERHEAD_BYTES
+        self._young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
         if self._young_bytes > self._cache_half_bytes:
             self._age()
         return value
@@ -124,7 +134,7 @@ class WriteOverlay:
     def remember(self, key: bytes, value: bytes | None) -> None:
         """Keep a value that was read from the store (None: it is absent) for later reads of this batch."""
         if key not in self._young:
-            self._young_bytes += len(key) + (len(value) if value is not None else 0) + _ENTRY_OVERHEAD_BYTES
+            self._young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
         self._young[key] = value
         if self._young_bytes > self._cache_half_bytes:
             self._age()
@@ -133,20 +143,15 @@ class WriteOverlay:
         """Delete a key; deleting an absent one is allowed."""
         self._writes[key] = None
 
-    def get_many(self, keys: list[bytes], remember: bool = False) -> list[bytes | None]:
-        """Return the values of the keys in their order; what memory lacks is read in one store call.
-
-        ``remember`` keeps the store's answers in the read cache: worth it when the keys will be read again
-        in this batch and not written.
-        """
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the values of the keys in their order; what memory lacks is read in one store call and remembered."""
         answers, unknown = self.peek_many(keys)
         if not unknown:
             return answers  # type: ignore[return-value]  # no MISSING is left in it
         wanted = keys if len(unknown) == len(keys) else [keys[i] for i in unknown]
         fetched = self.store.get_many(wanted, LIST_GET_KEYS)
         self.count_list_get(len(wanted))
-        if remember:
-            self.remember_many(wanted, fetched)
+        self.remember_many(wanted, fetched)
         if wanted is keys:
             return fetched
         for index, value in zip(unknown, fetched, strict=True):
@@ -156,17 +161,17 @@ class WriteOverlay:
     def peek_many(self, keys: list[bytes]) -> tuple[list[Peeked], Sequence[int]]:
         """Return what memory knows of the keys, and the positions at which it answered MISSING."""
         self._reads += len(keys)
-        if not (self._writes or self._young or self._old):
-            self._misses += len(keys)
-            return [MISSING] * len(keys), range(len(keys))
-        answers: list[Peeked] = list(map(self._writes.get, keys, repeat(MISSING)))
-        for cache in (self._young, self._old):
-            if cache:
-                answers = [
-                    cache.get(key, MISSING) if answer is MISSING else answer
-                    for key, answer in zip(keys, answers, strict=True)
-                ]
-        unknown = [index for index, answer in enumerate(answers) if answer is MISSING]
+        answers: list[Peeked] = [MISSING] * len(keys)
+        unknown: Sequence[int] = range(len(keys))
+        if self._writes:
+            unknown = _look_up(self._writes, keys, unknown, answers)
+        if self._young and unknown:
+            unknown = _look_up(self._young, keys, unknown, answers)
+        if self._old and unknown:
+            asked, unknown = unknown, _look_up(self._old, keys, unknown, answers)
+            if len(unknown) < len(asked):
+                used = [keys[i] for i in asked if answers[i] is not MISSING]
+                self.remember_many(used, list(map(self._old.__getitem__, used)))
         self._misses += len(unknown)
         return answers, unknown
 
@@ -178,7 +183,7 @@ class WriteOverlay:
 
     def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Keep many answers of the store; more than half the cache at once are not kept at all."""
-        size = sum(map(len, keys)) + sum(map(len, filter(None, values))) + _ENTRY_OVERHEAD_BYTES * len(keys)
+        size = _size_of(keys, values)
         if size > self._cache_half_bytes:
             return
         self._young.update(zip(keys, values, strict=True))
@@ -250,14 +255,25 @@ class WriteOverlay:
         keys = self._sorted if self._indexed == len(writes) else sorted(writes)
         return list(zip(keys, map(writes.__getitem__, keys), strict=True))
 
-    def clear(self) -> None:
-        """Forget writes and cache, for the next micro-batch over the advanced store; counters go on."""
-        self._writes.clear()
-        self._young.clear()
-        self._old.clear()
-        self._young_bytes = self._old_bytes = 0
-        self._sorted.clear()
-        self._indexed = 0
+    def release(self) -> CachedEntries:
+        """End of the micro-batch: the cache as it is right for the store with this batch's writes in it.
+
+        The overlay must not be used any more. Writes that do not fit the cache leave it empty, since it would
+        contradict them; many of them become its younger generation, few are added to that.
+        """
+        writes, written = self._writes, self.bytes_written + ENTRY_OVERHEAD_BYTES * len(self._writes)
+        young, young_bytes, old, old_bytes = self._young, self._young_bytes, self._old, self._old_bytes
+        if written > self._cache_bytes_max:
+            return CachedEntries()
+        if written > self._cache_half_bytes // 2:
+            old, old_bytes, young, young_bytes = young, young_bytes, writes, written
+        elif writes:
+            replaced = list(filter(young.__contains__, writes))
+            young_bytes += written - _size_of(replaced, map(young.__getitem__, replaced))
+            young.update(writes)
+        released = CachedEntries(young, old, young_bytes, old_bytes)
+        released.shrink(self._cache_bytes_max)
+        return released
 
     @property
     def num_changes(self) -> int:
@@ -276,7 +292,11 @@ class WriteOverlay:
         self._store_reads += num_keys
 
     def statistics(self) -> dict[str, float]:
-        """Return the counters; ``reads`` = ``hits`` (from memory) + ``misses``."""
+        """Return the counters; ``reads`` = ``hits`` (from memory) + ``misses``.
+
+        ``cache_carried``: entries that an earlier micro-batch left; ``cache_evictions``: entries dropped for want
+        of room; ``store_reads``: keys that reached the store, by single and by list gets.
+        """
         return {
             "reads": self._reads,
             "hits": self._reads - self._misses,
@@ -287,10 +307,34 @@ class WriteOverlay:
             "scans": self._scans,
             "changes": len(self._writes),
             "change_bytes": self.bytes_written,
+            "cache_carried": self._carried,
+            "cache_evictions": self._evictions,
             "cache_bytes_peak": max(self._cache_bytes_peak, self._old_bytes + self._young_bytes),
+            "cache_bytes_limit": self._cache_bytes_max,
         }
 
     def _age(self) -> None:
         self._cache_bytes_peak = max(self._cache_bytes_peak, self._old_bytes + self._young_bytes)
+        self._evictions += len(self._old)
         self._old, self._old_bytes = self._young, self._young_bytes
         self._young, self._young_bytes = {}, 0
+
+
+def _look_up(
+    known: Entries, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]
+) -> Sequence[int]:
+    """Fill in the answers for the ``unknown`` positions that ``known`` has; return the others."""
+    get = known.get
+    left = []
+    for index in unknown:
+        value: Peeked = get(keys[index], MISSING)
+        if value is MISSING:
+            left.append(index)
+        else:
+            answers[index] = value
+    return left
+
+
+def _size_of(keys: Sequence[bytes], values: Iterable[bytes | None]) -> int:
+    """Estimated memory of entries."""
+    return sum(map(len, keys)) + sum(map(len, filter(None, values))) + ENTRY_OVERHEAD_BYTES * len(keys)

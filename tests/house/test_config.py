@@ -24,7 +24,7 @@ DOCUMENTED_DEFAULTS = {
     "async-state.iterate-response-batch-size": 1_000,
     "async-state.watchdog-timeout": 60_000,
     "async-state.bundle-size": 100_000,
-    "async-state.read-cache-size": 64 * 1024 * 1024,
+    "async-state.cache-size": 128 * 1024 * 1024,
     "async-state.store": "rocksdb",
     "async-state.rocksdb.block-cache-size": 128 * 1024 * 1024,
     "async-state.rocksdb.direct-reads": False,
@@ -80,8 +80,8 @@ def test_two_spellings_that_disagree_are_refused_and_both_named(place: str) -> N
 
 
 def test_two_spellings_of_the_same_value_agree_even_if_written_differently() -> None:
-    both = {"spark.async-state.read-cache-size": "2mb", "async-state.read-cache-size": "2048kb"}
-    assert resolve({}, both).read_cache_size_bytes == 2 * 1024 * 1024
+    both = {"spark.async-state.cache-size": "2mb", "async-state.cache-size": "2048kb"}
+    assert resolve({}, both).cache_size_bytes == 2 * 1024 * 1024
 
 
 def test_a_conflict_in_the_session_is_refused_even_if_the_operator_overrides_it() -> None:
@@ -119,8 +119,8 @@ def test_an_operator_option_that_is_no_key_at_all_is_refused() -> None:
         ("buffer-timeout", "2s", 2_000),
         ("buffer-timeout", "3 min", 180_000),
         ("watchdog-timeout", "1h", 3_600_000),
-        ("read-cache-size", "0b", 0),
-        ("read-cache-size", "512kb", 524_288),
+        ("cache-size", "0b", 0),
+        ("cache-size", "512kb", 524_288),
         ("rocksdb.block-cache-size", "1GB", 1_073_741_824),
         ("io-parallelism", "auto", 0),
         ("io-parallelism", "Auto", 0),
@@ -153,9 +153,9 @@ def test_texts(key: str, text: str, value: object) -> None:
         ("buffer-timeout", "0ms"),
         ("buffer-timeout", "1mb"),
         ("buffer-timeout", "1.5s"),
-        ("read-cache-size", "64"),
-        ("read-cache-size", "64 mib"),
-        ("read-cache-size", "-1b"),
+        ("cache-size", "64"),
+        ("cache-size", "64 mib"),
+        ("cache-size", "-1b"),
         ("io-parallelism", "1000"),
         ("epoch-mode", "parallel"),
         ("store", "forst"),
@@ -227,5 +227,5 @@ def test_a_config_survives_being_written_as_texts_and_as_json(fields: dict[str, 
 
 def test_a_default_is_shown_as_one_would_write_it() -> None:
     assert default_text("buffer_timeout_ms") == "1s"
-    assert default_text("read_cache_size_bytes") == "64mb"
+    assert default_text("cache_size_bytes") == "128mb"
     assert default_text("io_parallelism") == "auto"

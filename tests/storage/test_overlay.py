@@ -73,10 +73,10 @@ def test_get_many_asks_the_store_for_the_unknown_only() -> None:
     assert len(store.list_gets) == 1
 
 
-def test_get_many_remembers_when_asked() -> None:
+def test_get_many_asks_the_store_once_for_a_key() -> None:
     store = CountingStore({b"a": b"1"})
     overlay = WriteOverlay(store)
-    overlay.get_many([b"a", b"b"], remember=True)
+    overlay.get_many([b"a", b"b"])
     assert overlay.get_many([b"a", b"b"]) == [b"1", None]
     assert len(store.list_gets) == 1
 
@@ -161,16 +161,75 @@ def test_counters() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-def test_clear_starts_a_batch_over_the_advanced_store() -> None:
-    store = MemoryStore([(b"a", b"1")])
+def test_what_is_released_is_right_for_the_next_batch() -> None:
+    store = CountingStore({b"a": b"1", b"b": b"2", b"c": b"3"})
     overlay = WriteOverlay(store)
-    overlay.put(b"b", b"2")
-    overlay.get(b"a")
-    overlay.scan(b"", None, 9)
-    store.apply([*overlay.changes(), (b"c", b"3")], 0)
-    overlay.clear()
-    assert overlay.changes() == []
-    assert overlay.scan(b"", None, 9) == [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+    overlay.get_many([b"a", b"b", b"x", b"y"])
+    overlay.put(b"b", b"20")
+    overlay.delete(b"a")
+    overlay.put(b"x", b"30")
+    overlay.put(b"new", b"40")
+    store.apply(overlay.changes(), 0)
+    following = WriteOverlay(store, carried=overlay.release())
+    reached = len(store.gets), len(store.list_gets)
+    keys = [b"a", b"b", b"x", b"y", b"new"]
+    assert [following.get(key) for key in keys] == [None, b"20", b"30", None, b"40"]
+    assert following.get_many(keys) == [None, b"20", b"30", None, b"40"]
+    assert (len(store.gets), len(store.list_gets)) == reached
+    assert following.get(b"c") == b"3"
+    assert following.statistics()["cache_carried"] == 5
+    assert following.statistics()["store_reads"] == 1
+
+
+def _released(cache_bytes: int, reads: int, writes: int) -> tuple[WriteOverlay, MemoryStore]:
+    """The overlay of a micro-batch after one that read the keys below ``reads`` and wrote those below ``writes``."""
+    store = MemoryStore((b"%06d" % n, b"old") for n in range(5_000))
+    overlay = WriteOverlay(store, cache_bytes)
+    for n in range(reads):
+        overlay.get(b"%06d" % n)
+    for n in range(writes):
+        overlay.put(b"%06d" % n, b"new")
+    store.apply(overlay.changes(), 0)
+    return WriteOverlay(store, cache_bytes, overlay.release()), store
+
+
+@pytest.mark.parametrize("writes", [0, 1, 30, 100, 200, 400, 800, 4_000])
+def test_writes_of_any_number_replace_what_was_cached(writes: int) -> None:
+    # 100,000 bytes hold 775 entries of 129: some are added, some become a generation, some are too many
+    overlay, store = _released(100_000, 700, writes)
+    assert overlay.statistics()["cache_bytes_peak"] <= 100_000
+    assert [overlay.get(b"%06d" % n) for n in range(4_000)] == [store.get(b"%06d" % n) for n in range(4_000)]
+
+
+def test_more_writes_than_the_cache_holds_leave_nothing() -> None:
+    assert _released(100_000, 700, 800)[0].statistics()["cache_carried"] == 0
+    assert _released(100_000, 700, 700)[0].statistics()["cache_carried"] >= 700
+
+
+def test_rewriting_the_same_keys_does_not_fill_the_cache() -> None:
+    store = MemoryStore()
+    overlay = WriteOverlay(store, 1 << 20)
+    sizes = []
+    for round in range(50):
+        for n in range(100):
+            overlay.put(b"%03d" % n, b"v" * (10 + round % 2))
+        store.apply(overlay.changes(), round)
+        released = overlay.release()
+        sizes.append(released.size_bytes)
+        overlay = WriteOverlay(store, 1 << 20, released)
+    assert sizes[0] == sizes[2] == sizes[-2] == 100 * (3 + 10 + 120)
+    assert sizes[1] == sizes[-1] == 100 * (3 + 11 + 120)
+
+
+def test_bundles_keep_what_they_use_in_the_cache() -> None:
+    store = CountingStore({})
+    overlay = WriteOverlay(store, 40_000)
+    hot = [b"hot-%d" % n for n in range(10)]
+    for n in range(100):
+        overlay.get_many(hot)
+        overlay.get_many([b"%03d-%02d" % (n, i) for i in range(20)])
+    assert [keys for keys in store.list_gets if hot[0] in keys] == [hot]
+    assert overlay.statistics()["cache_evictions"] > 1_000
 
 
 class OverlayMachine(RuleBasedStateMachine):
@@ -182,6 +241,7 @@ class OverlayMachine(RuleBasedStateMachine):
     def start(self, stored: dict[bytes, bytes], cache: int) -> None:
         self.store: KeyedStore = MemoryStore(stored.items())
         self.base = dict(stored)
+        self.cache = cache
         self.overlay = WriteOverlay(self.store, cache)
         self.model: dict[bytes, bytes] = dict(stored)
         self.changed: dict[bytes, bytes | None] = {}
@@ -229,9 +289,9 @@ class OverlayMachine(RuleBasedStateMachine):
     def remember_what_the_store_says(self, key: bytes) -> None:
         self.overlay.remember(key, self.base.get(key))
 
-    @rule(keys=st.lists(KEYS | written, max_size=12), remember=st.booleans())
-    def get_many(self, keys: list[bytes], remember: bool) -> None:
-        assert self.overlay.get_many(keys, remember) == [self.model.get(key) for key in keys]
+    @rule(keys=st.lists(KEYS | written, max_size=12))
+    def get_many(self, keys: list[bytes]) -> None:
+        assert self.overlay.get_many(keys) == [self.model.get(key) for key in keys]
 
     @rule(keys=st.lists(KEYS | written, max_size=12))
     def prefetched(self, keys: list[bytes]) -> None:
@@ -247,7 +307,9 @@ class OverlayMachine(RuleBasedStateMachine):
     def commit(self) -> None:
         changes: list[Change] = self.overlay.changes()
         self.store.apply(changes, self.store.version + 1)
-        self.overlay.clear()
+        released = self.overlay.release()
+        assert released.size_bytes <= self.cache
+        self.overlay = WriteOverlay(self.store, self.cache, released)
         self.base = dict(self.model)
         self.changed = {}
 

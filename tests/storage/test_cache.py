@@ -1,0 +1,127 @@
+"""WorkerCache: entries go to whoever asks for their content, within the bytes given."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncstate.storage import CachedEntries, PartitionKey, WorkerCache
+from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES
+
+_LIMIT = 10_000
+
+
+def _key(partition: int = 0, checkpoint: str = "/here") -> PartitionKey:
+    return PartitionKey(checkpoint, "job", "operator", partition)
+
+
+def _entries(count: int, mark: bytes = b"v") -> CachedEntries:
+    young = {b"%03d" % n: mark for n in range(count)}
+    return CachedEntries(young, {}, count * (4 + ENTRY_OVERHEAD_BYTES), 0)
+
+
+def _leave(cache: WorkerCache, key: PartitionKey, lineage: str, entries: CachedEntries) -> None:
+    with cache.lend(key, "", _LIMIT) as loan:
+        loan.keep(lineage, entries)
+
+
+def _found(cache: WorkerCache, key: PartitionKey, lineage: str) -> int:
+    """The number of entries for that content; they are lost by it."""
+    with cache.lend(key, lineage, _LIMIT) as loan:
+        return len(loan.entries)
+
+
+def test_entries_go_to_the_same_content_only() -> None:
+    cache = WorkerCache()
+    _leave(cache, _key(), "a", _entries(3))
+    assert _found(cache, _key(partition=1), "a") == 0
+    assert _found(cache, _key(checkpoint="/there"), "a") == 0
+    with cache.lend(_key(), "a", _LIMIT) as loan:
+        assert dict(loan.entries.young) == {b"000": b"v", b"001": b"v", b"002": b"v"}
+
+
+def test_entries_of_another_content_are_dropped() -> None:
+    cache = WorkerCache()
+    _leave(cache, _key(), "a", _entries(3))
+    with cache.lend(_key(), "b", _LIMIT) as loan:
+        assert len(loan.entries) == 0
+    assert _found(cache, _key(), "a") == 0
+    assert cache.size_bytes == 0
+
+
+def test_a_task_that_fails_leaves_nothing() -> None:
+    cache = WorkerCache()
+    _leave(cache, _key(), "a", _entries(3))
+    with pytest.raises(RuntimeError), cache.lend(_key(), "a", _LIMIT):
+        raise RuntimeError
+    assert _found(cache, _key(), "a") == 0
+
+
+def test_two_attempts_never_share_entries() -> None:
+    cache = WorkerCache()
+    _leave(cache, _key(), "a", _entries(3))
+    first, second = cache.lend(_key(), "a", _LIMIT), cache.lend(_key(), "a", _LIMIT)
+    assert (len(first.entries), len(second.entries)) == (3, 0)
+    first.keep("b1", _entries(3, b"1"))
+    second.keep("b2", CachedEntries({b"k": b"2"}, {}, 122, 0))
+    assert _found(cache, _key(), "b1") == 0
+
+
+def test_a_second_keep_of_the_same_loan_does_nothing() -> None:
+    cache = WorkerCache()
+    loan = cache.lend(_key(), "a", _LIMIT)
+    loan.keep("b", _entries(2))
+    loan.keep("c", _entries(3))
+    assert _found(cache, _key(), "b") == 2
+
+
+def test_a_new_partition_gets_its_share_and_the_longest_unused_lose() -> None:
+    cache = WorkerCache()
+    for partition in range(3):
+        _leave(cache, _key(partition), "a", _entries(25))
+    assert cache.size_bytes == 75 * 124 <= _LIMIT
+    with cache.lend(_key(9), "a", _LIMIT) as loan:
+        assert loan.limit_bytes >= _LIMIT // 4
+    assert [_found(cache, _key(partition), "a") for partition in range(3)] == [0, 25, 25]
+
+
+def test_the_old_generation_goes_before_the_young_one() -> None:
+    entries = CachedEntries({b"a": b"1"}, {b"b": b"2"}, 122, 122)
+    assert entries.shrink(244) == 0
+    assert entries.shrink(243) == 1
+    assert (entries.young, entries.old, entries.size_bytes) == ({b"a": b"1"}, {}, 122)
+    assert entries.shrink(121) == 1
+    assert entries.size_bytes == 0
+
+
+def test_what_a_task_took_beyond_its_loan_is_cut() -> None:
+    cache = WorkerCache()
+    _leave(cache, _key(), "a", _entries(1_000))
+    assert cache.size_bytes == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 120), st.booleans(), st.booleans()),
+        max_size=40,
+    ),
+    st.sampled_from([0, 1_000, _LIMIT]),
+)
+def test_everything_together_stays_within_the_limit(
+    steps: list[tuple[int, int, int, bool, bool]], limit: int
+) -> None:
+    cache = WorkerCache()
+    truth: dict[tuple[int, int], int] = {}
+    open_loans = []
+    for partition, lineage, count, keep, close in steps:
+        loan = cache.lend(_key(partition), str(lineage), limit)
+        assert len(loan.entries) in (0, truth.get((partition, lineage), 0))
+        assert loan.entries.size_bytes <= loan.limit_bytes
+        open_loans.append(loan)
+        if keep:
+            loan.keep(str(lineage), _entries(count))
+            truth[partition, lineage] = count
+        if keep or close:
+            open_loans.pop().__exit__(None, None, None)
+        assert cache.size_bytes + sum(loan.limit_bytes for loan in open_loans) <= limit
