@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from asyncstate.futures import StateFuture, completed_future, failed_future
-from asyncstate.operator import Counter, InputSpec, StateDescriptor
+from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, StateDescriptor
 from asyncstate.requests import Decoder, Page, StateSink
 
 
@@ -25,7 +25,9 @@ class FakeRecord:
     group: bytes
     encoded_key: bytes
     work: Callable[[], object] = lambda: None
+    timestamp: int | None = None
     pending: int = 0
+    may_write_broadcast: bool = False
 
 
 class FakeSink(StateSink):
@@ -150,9 +152,12 @@ def _start(sink: FakeSink, queue: list[FakeRecord]) -> None:
         queue.pop(0)
 
 
-def record(key: int, work: Callable[[], object] = lambda: None) -> FakeRecord:
+def record(
+    key: int, work: Callable[[], object] = lambda: None, timestamp: int | None = None
+) -> FakeRecord:
     """A record of a key that is one int64 column; key group 0 to 3."""
-    return FakeRecord((key % 4).to_bytes(2, "big"), b"\x01" + (key + 2**63).to_bytes(8, "big"), work)
+    encoded_key = b"\x01" + (key + 2**63).to_bytes(8, "big")
+    return FakeRecord((key % 4).to_bytes(2, "big"), encoded_key, work, timestamp)
 
 
 @dataclass
@@ -167,6 +172,8 @@ class FakeContext:
     max_parallelism: int = 4
     key_groups: range = range(4)
     key_schema: pa.Schema = field(default_factory=lambda: pa.schema([("k", pa.int64())]))
+    watermark: int = MIN_WATERMARK
+    processing_time: int = 0
     _next_id: int = 8
 
     def get_state(self, descriptor: StateDescriptor[Any]) -> Any:
