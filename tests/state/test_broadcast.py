@@ -105,7 +105,13 @@ def test_it_is_a_dict(sink: FakeSink) -> None:
     state = counts(sink)
     state["b"] = 2
     state["a"] = 1
-    assert (state["a"], len(state), list(state), "a" in state, "c" in state) == (1, 2, ["a", "b"], True, False)
+    assert (state["a"], len(state), list(state), "a" in state, "c" in state) == (
+        1,
+        2,
+        ["a", "b"],
+        True,
+        False,
+    )
     del state["a"]
     assert list(state) == ["b"]
     with pytest.raises(KeyError):
@@ -221,7 +227,9 @@ def test_only_a_broadcast_record_writes(
     state = counts(sink)
     state.put("a", 7)
     sink.current = context
-    with pytest.raises(StateAccessError, match=r"state 'counts' of operator 'op' .* process_broadcast\(\) only"):
+    with pytest.raises(
+        StateAccessError, match=r"state 'counts' of operator 'op' .* process_broadcast\(\) only"
+    ):
         write(state)
     assert list(state.entries()) == [("a", 7)]
     assert len(sink.contents()) == 1
