@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asyncstate.errors import AsyncStateError
+from bench.paradigms.command import paradigms
 from bench.report import QueryResult, results_table, write_json, write_plot
 
 if TYPE_CHECKING:
@@ -113,6 +114,9 @@ def micro(
         facts = {"state_keys": state_keys, "rounds": rounds, "seed": seed, "machine": platform.platform()}
         write_json(results, output / "micro.json", **facts)
         console.print(f"written: {output / 'micro.json'}", highlight=False)
+
+
+app.command()(paradigms)
 
 
 def _described(repeat: int) -> str:

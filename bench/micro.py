@@ -24,14 +24,15 @@ from rocksdict import Rdict, SstFileWriter
 
 from asyncstate.config import Config, resolve
 from asyncstate.operator import InputSpec, Operator, RecordContext, RecordOperator, Row
-from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, operator_after, run_partition
 from asyncstate.spark.task import settle_worker
 from asyncstate.state import ValueState, ValueStateDescriptor
-from asyncstate.storage import LIST_GET_KEYS, OperatorManifest, RocksDBOptions
+from asyncstate.storage import LIST_GET_KEYS, RocksDBOptions
 from asyncstate.storage.rocksdb import rocksdb_options
+from bench.job import Job
 from operators import Deduplicate, GroupAggregate, count, sum_
 
 _SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+_INPUT = InputSpec(_SCHEMA, ("key",))
 _COUNT = struct.Struct("<Bq")
 
 
@@ -64,50 +65,6 @@ class CountPerKey(RecordOperator):
     def process(self, row: Row, ctx: RecordContext) -> Any:
         """Count the row; nothing is put out, as the floor puts nothing out."""
         return self.count.async_value().then_apply(_increment).then_compose(self.count.async_update)
-
-
-class Job:
-    """One operator on one partition, micro-batch after micro-batch, through the real runtime, store and delta."""
-
-    def __init__(self, folder: Path, operator: Operator, config: Config) -> None:
-        self._folder = folder
-        self._operator = operator
-        self._config = config
-        self._inputs = (InputSpec(_SCHEMA, ("key",)),)
-        self._base: OperatorManifest | None = None
-        self._batch_id = 0
-        self.statistics: dict[str, float] = {}
-
-    def run(self, batches: Sequence[pa.RecordBatch]) -> float:
-        """Run and commit one micro-batch; the seconds it took, from the open store to the uploaded delta."""
-        record = None
-        for out in run_partition(self._spec(), 0, map(InputBatch, batches)):
-            if isinstance(out, CommitRecord):
-                record = out
-        assert record is not None
-        self._base = operator_after("op", "Operator", self._batch_id, 1, [record], {})
-        self._batch_id += 1
-        self.statistics = record.statistics
-        return record.statistics["run_seconds"] + record.statistics["commit_seconds"]
-
-    def _spec(self) -> TaskSpec:
-        return TaskSpec(
-            job_id="micro",
-            uid="op",
-            operator=self._operator,
-            inputs=self._inputs,
-            config=self._config,
-            parallelism=1,
-            max_parallelism=128,
-            batch_id=self._batch_id,
-            base_version=self._batch_id - 1,
-            base=self._base,
-            watermark=0,
-            previous_watermark=0,
-            processing_time=0,
-            checkpoint=str(self._folder / "checkpoint"),
-            local_dir=str(self._folder / "local"),
-        )
 
 
 class Floor:
@@ -253,7 +210,7 @@ def bundle_grain(state_keys: int, unique: int, rounds: int, seed: int) -> list[M
     for name, make in operators.items():
         for enabled in (False, True):
             with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
-                floor, job = Floor(Path(folder)), Job(Path(folder), make(), _config(enabled))
+                floor, job = Floor(Path(folder)), Job(Path(folder), make(), _config(enabled), _INPUT)
                 everything = np.arange(state_keys, dtype=np.int64)
                 floor.fill(everything)
                 job.run(_batches(everything, 100_000))
@@ -273,7 +230,7 @@ def record_grain(state_keys: int, records: int, rounds: int, seed: int) -> list[
     results = []
     for enabled in (False, True):
         with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
-            floor, job = Floor(Path(folder)), Job(Path(folder), CountPerKey(), _config(enabled))
+            floor, job = Floor(Path(folder)), Job(Path(folder), CountPerKey(), _config(enabled), _INPUT)
             everything = np.arange(state_keys, dtype=np.int64)
             floor.records(everything.tolist())
             job.run(_batches(everything, 100_000))

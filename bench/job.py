@@ -1,0 +1,75 @@
+"""One operator on one partition without Spark: what the benchmarks that compare state access run.
+
+Owns: ``Job``.
+Invariant: a Job runs exactly what a Spark task runs, from the open store to the uploaded delta.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from asyncstate.config import Config
+from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator
+from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, operator_after, run_partition
+from asyncstate.storage import OperatorManifest
+
+
+class Job:
+    """Micro-batch after micro-batch through the real runtime, store and delta.
+
+    ``base`` is what another Job over the same folder's content left in its own ``base``, None for an empty state.
+    ``config`` may be replaced between micro-batches.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        operator: Operator,
+        config: Config,
+        spec: InputSpec,
+        base: OperatorManifest | None = None,
+        batch_id: int = 0,
+    ) -> None:
+        self.config = config
+        self.base = base
+        self.batch_id = batch_id
+        self.statistics: dict[str, float] = {}
+        """Statistics and peaks of the last micro-batch."""
+        self._folder = folder
+        self._operator = operator
+        self._inputs = (spec,)
+
+    def run(self, batches: Sequence[pa.RecordBatch]) -> float:
+        """Run and commit one micro-batch; the seconds it took, from the open store to the uploaded delta."""
+        record = None
+        for out in run_partition(self._spec(), 0, map(InputBatch, batches)):
+            if isinstance(out, CommitRecord):
+                record = out
+        assert record is not None
+        self.base = operator_after("op", "Operator", self.batch_id, 1, [record], {})
+        self.batch_id += 1
+        self.statistics = record.statistics | record.peaks
+        return record.statistics["run_seconds"] + record.statistics["commit_seconds"]
+
+    def _spec(self) -> TaskSpec:
+        return TaskSpec(
+            job_id="bench",
+            uid="op",
+            operator=self._operator,
+            inputs=self._inputs,
+            config=self.config,
+            parallelism=1,
+            max_parallelism=128,
+            batch_id=self.batch_id,
+            base_version=self.batch_id - 1,
+            base=self.base,
+            watermark=MIN_WATERMARK,
+            previous_watermark=MIN_WATERMARK,
+            processing_time=0,
+            checkpoint=str(self._folder / "checkpoint"),
+            local_dir=str(self._folder / "local"),
+        )
