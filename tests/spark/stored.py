@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.storage import Checkpoint, LocalFiles, LocalStores, partition_base
 
 Stored = dict[str, dict[bytes, bytes]]
@@ -26,6 +27,8 @@ def stored_state(checkpoint: Path, version: int | None = None) -> Stored:
                 base = partition_base(manifest, uid, partition, operator.parallelism)
                 with stores.acquire(uid, partition, base, in_memory=True) as lease:
                     own = dict(lease.store.iterate())
-                assert not entries.keys() & own.keys(), "a key is stored by one partition"
+                twice = entries.keys() & own.keys()
+                assert all(key[:2] == BROADCAST_GROUP for key in twice), "a key is stored by one partition"
+                assert all(entries[key] == own[key] for key in twice), "broadcast state is the same in all"
                 entries |= own
     return state
