@@ -32,6 +32,7 @@ from asyncstate.codec import (
     prefix_end,
     schema_from_text,
     schema_to_text,
+    type_to_text,
 )
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import (
@@ -239,7 +240,11 @@ def _delivery_order(entry: tuple[bytes, bytes]) -> bytes:
 
 
 def _order_text(spec: InputSpec) -> str:
-    return ", ".join(sort.column + (" descending" if sort.descending else "") for sort in spec.order_by)
+    """With the types: a wider integer would sort differently among the rows that wait."""
+    return ", ".join(
+        f"{sort.column} {type_to_text(spec.column(sort.column).type)}{' descending' if sort.descending else ''}"
+        for sort in spec.order_by
+    )
 
 
 def _check_same_order(uid: str, spec: InputSpec, known: StateSpec | None) -> None:

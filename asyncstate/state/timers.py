@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from asyncstate.codec import decode_namespace, encode_namespace, prefix_end
 from asyncstate.errors import CodecError, StateAccessError
-from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, TimeDomain, Timer
+from asyncstate.operator import MAX_WATERMARK, TimeDomain, Timer
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.ranges import merged_entries, pages_of
 
@@ -38,21 +38,23 @@ _PLAIN: Final = b"\x00"
 _NAMESPACED: Final = b"\x01"
 _LENGTH_BYTES: Final = 4
 _NEVER: Final = 2**63  # above every time
+_NONE_FIRED: Final = -(2**63) - 1  # below every time
 
 
 class _Kind:
-    """One time domain: what its store keys begin with, and the earliest time registered since its last round.
+    """One time domain: what its store keys begin with, and up to which time its timers have fired.
 
-    Before the first round that is any time, for timers may be stored.
+    ``earliest`` is the earliest time registered since the last round began.
     """
 
-    __slots__ = ("by_name", "by_time", "domain", "earliest")
+    __slots__ = ("by_name", "by_time", "domain", "earliest", "fired_until")
 
     def __init__(self, domain: TimeDomain, kind: bytes) -> None:
         self.domain = domain
         self.by_time = bytes([TIMERS_BY_TIME]) + kind
         self.by_name = bytes([NAMED_TIMERS]) + kind
-        self.earliest = MIN_WATERMARK
+        self.earliest = _NEVER
+        self.fired_until = _NONE_FIRED
 
 
 class _Round:
@@ -165,7 +167,7 @@ class KeyedTimers:
         Timers registered while the round is under way are left to the next one.
         """
         kind = self._kind(domain)
-        kind.earliest = _NEVER
+        kind.earliest, kind.fired_until = _NEVER, until
         self._round = at_hand = _Round(kind, until)
         ranges = [_range(group.to_bytes(_GROUP_BYTES, "big") + kind.by_time, until) for group in groups]
         entries = merged_entries(self._sink, ranges, page_size, _firing_order)
@@ -177,7 +179,8 @@ class KeyedTimers:
     def may_be_due(self, domain: TimeDomain, until: int) -> bool:
         """False if no timer of ``domain`` with time <= ``until`` can be there: a round has fired them, and none
         was registered since it began."""
-        return self._kind(domain).earliest <= until
+        kind = self._kind(domain)
+        return kind.earliest <= until or kind.fired_until < until
 
     def end_rounds(self) -> None:
         """No timers fire until the next ``due``: what is registered meanwhile needs no telling apart."""

@@ -43,7 +43,7 @@ from asyncstate.runtime import (
     sum_records,
     watermark_after,
 )
-from asyncstate.storage import Checkpoint, LocalFiles, Manifest
+from asyncstate.storage import Checkpoint, LocalFiles, Manifest, StateSpec
 
 _UID = "operator"
 _JOB = "harness"
@@ -124,7 +124,7 @@ class OperatorHarness:
         self.output: list[OutputRow] = []
         self.batches: list[dict[str, float]] = []
         self.output_schema, _ = check_operator(
-            _UID, operator, self._specs, self._config, max_parallelism, self._stored_states()
+            _UID, operator, self._specs, self._config, max_parallelism, self.states()
         )
 
     # -- pushing -----------------------------------------------------------------------------------
@@ -181,6 +181,10 @@ class OperatorHarness:
         if self._manifest is None:
             return {}
         return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), self.parallelism))
+
+    def states(self) -> list[StateSpec]:
+        """The states as the checkpoint knows them: id, name, kind and types."""
+        return [] if self._manifest is None else self._manifest.operators[_UID].states
 
     # -- snapshot and restore ------------------------------------------------------------------------
 
@@ -323,9 +327,6 @@ class OperatorHarness:
         self._manifest = manifest
         sums, peaks = sum_records(records)
         self.batches.append(sums | peaks)
-
-    def _stored_states(self) -> Sequence[Any]:
-        return () if self._manifest is None else self._manifest.operators[_UID].states
 
 
 def _copies_of(operator: Operator) -> Callable[[], Operator]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -14,85 +13,23 @@ from asyncstate.codec import encode_namespace
 from asyncstate.errors import StateAccessError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, TimeDomain, Timer
 from asyncstate.state import DueTimer, KeyedTimers
-from tests.state.fakes import FakeSink, record
+from tests.state.fakes import FakeRecord, FakeSink, record
+from tests.state.timer_model import ACTIONS, EVENT, PROCESSING, Action, Fired, Model, Scripts, scripts_of
 
 GROUPS = range(4)
-
-
-class Action(NamedTuple):
-    """Register a timer, or delete it: by its name if it has one, else by its time."""
-
-    register: bool
-    time: int
-    name: str | None
-    namespace: int | None
-
-
-# A small space, so that programs hit the same timers again and again.
-ACTIONS = st.builds(
-    Action,
-    st.sampled_from([True, True, False]),
-    st.integers(0, 5),
-    st.sampled_from([None, "a", "a", "b"]),
-    st.sampled_from([None, None, -1]),
-)
 KEYS = st.integers(0, 1)
-SCRIPTS = st.dictionaries(KEYS, st.lists(st.lists(ACTIONS, min_size=1, max_size=4), max_size=4))
 BATCHES = st.lists(
-    st.tuples(st.lists(st.tuples(KEYS, ACTIONS), min_size=2, max_size=8), st.integers(2, 6)),
+    st.tuples(
+        st.lists(st.tuples(KEYS, ACTIONS), min_size=2, max_size=8), st.integers(2, 6), st.integers(2, 6)
+    ),
     min_size=1,
     max_size=3,
 )
-
-Fired = tuple[int, Timer]
-Place = tuple[int, int | None, str | None]  # key, namespace, name
+END = dict.fromkeys((PROCESSING, EVENT), MAX_WATERMARK)
 
 
-class Model:
-    """Live timers with the number of their registration, which tells one from its successor."""
-
-    def __init__(self, scripts: dict[int, list[list[Action]]]) -> None:
-        self.live: dict[
-            tuple[Place, int | None], tuple[int, int]
-        ] = {}  # (place, time if unnamed) -> (time, number)
-        self.fired: list[Fired] = []
-        self._scripts = Scripts(scripts)
-        self._numbers = 0
-
-    def act(self, key: int, action: Action) -> None:
-        place = (key, action.namespace, action.name)
-        identity = (place, action.time if action.name is None else None)
-        if not action.register:
-            self.live.pop(identity, None)
-        elif self.live.get(identity, (None, 0))[0] != action.time:
-            self._numbers += 1
-            self.live[identity] = (action.time, self._numbers)
-
-    def fire(self, until: int) -> None:
-        while due := [item for item in self.live.items() if item[1][0] <= until]:
-            for identity, registration in sorted(due, key=_model_order):
-                if self.live.get(identity) == registration:
-                    del self.live[identity]
-                    key, namespace, name = identity[0]
-                    self.fired.append((key, Timer(registration[0], name, namespace)))
-                    for action in self._scripts.next_of(key):
-                        self.act(key, action)
-
-
-def _model_order(item: Any) -> Any:
-    ((key, namespace, name), _), (time, _) = item
-    return time, key % 4, key, namespace is not None, namespace or 0, name or ""
-
-
-class Scripts:
-    """What the callbacks of a key do: the nth one that fires runs the nth list of actions."""
-
-    def __init__(self, scripts: dict[int, list[list[Action]]]) -> None:
-        self._left = {key: list(lists) for key, lists in scripts.items()}
-
-    def next_of(self, key: int) -> list[Action]:
-        left = self._left.get(key)
-        return left.pop(0) if left else []
+def group_of(key: int) -> int:
+    return int.from_bytes(record(key).group, "big")
 
 
 class Store:
@@ -110,22 +47,18 @@ class Store:
 
     def act(self, key: int, action: Action) -> None:
         self.sink.current = record(key)
-        if action.register:
-            self.timers.register_event_time(action.time, action.name, action.namespace)
-        elif action.name is None:
-            self.timers.delete_event_time(action.time, namespace=action.namespace)
-        else:
-            self.timers.delete_event_time(name=action.name, namespace=action.namespace)
+        action.on(self.timers)
 
-    def fire(self, until: int) -> None:
-        while self._round(until):
-            pass
+    def fire(self, until: dict[TimeDomain, int]) -> None:
+        while any(self.timers.may_be_due(domain, time) for domain, time in until.items()):
+            for domain, time in until.items():
+                if self.timers.may_be_due(domain, time):
+                    self._round(domain, time)
+        self.timers.end_rounds()
 
-    def _round(self, until: int) -> bool:
-        found = False
+    def _round(self, domain: TimeDomain, until: int) -> None:
         waiting: dict[bytes, list[DueTimer]] = {}
-        for page in self.timers.due(TimeDomain.EVENT_TIME, GROUPS, until, self._page_size):
-            found = True
+        for page in self.timers.due(domain, GROUPS, until, self._page_size):
             for timer in page:
                 if self._mix is None:
                     self._call(timer)
@@ -135,7 +68,6 @@ class Store:
                 self._call_any(waiting)
         while waiting:
             self._call_any(waiting)
-        return found
 
     def _call_any(self, waiting: dict[bytes, list[DueTimer]]) -> None:
         assert self._mix is not None
@@ -166,36 +98,44 @@ def _by_key(fired: Iterable[Fired]) -> dict[int, list[Timer]]:
     return found
 
 
-@given(SCRIPTS, BATCHES, st.integers(0, 2**16), st.integers(1, 4))
+@given(scripts_of(KEYS), BATCHES, st.integers(0, 2**16), st.integers(1, 4))
 @settings(max_examples=4 * settings().max_examples)
 def test_rounds_fire_what_the_model_fires(
     scripts: dict[int, list[list[Action]]],
-    batches: list[tuple[list[tuple[int, Action]], int]],
+    batches: list[tuple[list[tuple[int, Action]], int, int]],
     seed: int,
     page_size: int,
 ) -> None:
-    model = Model(scripts)
+    model = Model(scripts, group_of)
     serial = Store(scripts, None, page_size)
     mixed = Store(scripts, random.Random(seed), 3)
-    for actions, watermark in batches:
+    for actions, now, watermark in batches:
         for runner in (model, serial, mixed):
+            runner.fire({PROCESSING: now})
             for key, action in actions:
                 runner.act(key, action)
-            runner.fire(watermark)
+            runner.fire({PROCESSING: now, EVENT: watermark})
         assert serial.fired == model.fired
         assert _by_key(mixed.fired) == _by_key(model.fired)
         for store in (serial, mixed):
             store.sink.commit()
             store.timers = KeyedTimers(store.sink, "op")
         assert serial.sink.base == mixed.sink.base
-    model.fire(MAX_WATERMARK)
-    serial.fire(MAX_WATERMARK)
+    model.fire(END)
+    serial.fire(END)
     assert serial.fired == model.fired
     assert serial.sink.contents() == {}
 
 
 def set_at(time: int, name: str | None = None) -> Action:
     return Action(True, time, name, None)
+
+
+@pytest.fixture(params=TimeDomain, ids=lambda domain: domain.value)
+def domain(request: pytest.FixtureRequest) -> TimeDomain:
+    """Runs the test with timers of each domain."""
+    found: TimeDomain = request.param
+    return found
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 10])
@@ -212,43 +152,81 @@ def set_at(time: int, name: str | None = None) -> Action:
     ],
 )
 def test_what_a_callback_sets_while_others_wait(
-    before: list[Action], callback: list[Action], fired: list[int], page_size: int
+    before: list[Action], callback: list[Action], fired: list[int], page_size: int, domain: TimeDomain
 ) -> None:
-    store = Store({1: [callback]}, None, page_size)
+    store = Store({1: [[action._replace(domain=domain) for action in callback]]}, None, page_size)
     for action in before:
-        store.act(1, action)
-    store.fire(5)
+        store.act(1, action._replace(domain=domain))
+    store.fire({domain: 5})
     assert [timer.time for _, timer in store.fired] == fired
-    store.fire(MAX_WATERMARK)
+    store.fire(END)
     assert store.sink.contents() == {}
 
 
-def test_the_ends_of_time() -> None:
+def test_the_domains_take_turns() -> None:
+    """Each round fires what was due when it began; processing time begins."""
+    past = {domain: Action(True, 1, None, None, domain) for domain in TimeDomain}
+    store = Store({1: [[past[EVENT]], [], [past[PROCESSING]]]}, None, 3)
+    store.act(1, Action(True, 2, None, None, PROCESSING))
+    store.act(1, Action(True, 3, None, None, EVENT))
+    store.fire({PROCESSING: 5, EVENT: 5})
+    fired = [(timer.domain, timer.time) for _, timer in store.fired]
+    assert fired == [(PROCESSING, 2), (EVENT, 1), (EVENT, 3), (PROCESSING, 1)]
+    assert store.sink.contents() == {}
+
+
+def test_the_domains_have_names_of_their_own() -> None:
+    store = Store({}, None, 3)
+    for domain, time in ((EVENT, 3), (PROCESSING, 4)):
+        store.act(1, Action(True, time, "n", None, domain))
+    store.act(1, Action(False, 0, "n", None, PROCESSING))
+    store.fire(END)
+    assert store.fired == [(1, Timer(3, "n", None, EVENT))]
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_domain_is_searched_again_only_for_what_was_registered(
+    registered: bool, domain: TimeDomain
+) -> None:
+    """Records that register nothing cost no scan of the timers behind them."""
+    store = Store({}, None, 3)
+    store.fire({domain: 5})
+    if registered:
+        store.act(1, Action(True, 5, None, None, domain))
+    store.act(1, Action(True, 6, None, None, domain))
+    store.sink.scans = 0
+    store.fire({domain: 5})
+    assert bool(store.sink.scans) == registered
+    assert len(store.fired) == registered
+
+
+def test_the_ends_of_time(domain: TimeDomain) -> None:
     store = Store({}, None, 3)
     for time in (MIN_WATERMARK, MAX_WATERMARK):
-        store.act(1, Action(True, time, None, None))
-    store.fire(MIN_WATERMARK)
+        store.act(1, Action(True, time, None, None, domain))
+    store.fire({domain: MIN_WATERMARK})
     assert [timer.time for _, timer in store.fired] == [MIN_WATERMARK]
-    store.fire(MAX_WATERMARK)
+    store.fire({domain: MAX_WATERMARK})
     assert [timer.time for _, timer in store.fired] == [MIN_WATERMARK, MAX_WATERMARK]
 
 
-def test_the_store_layout_is_the_documented_one() -> None:
+@pytest.mark.parametrize(("domain", "kind"), [(EVENT, b"\x00"), (PROCESSING, b"\x01")])
+def test_the_store_layout_is_the_documented_one(domain: TimeDomain, kind: bytes) -> None:
     store = Store({}, None, 3)
-    store.act(1, Action(True, 7, "n", -1))
+    store.act(1, Action(True, 7, "n", -1, domain))
     group, key, place = record(1).group, record(1).encoded_key, b"\x01" + encode_namespace(-1) + b"n"
     assert store.sink.contents() == {
-        group + b"\x01\x00" + encode_namespace(7) + key + place: len(key).to_bytes(4, "big"),
-        group + b"\x02\x00" + key + place: encode_namespace(7),
+        group + b"\x01" + kind + encode_namespace(7) + key + place: len(key).to_bytes(4, "big"),
+        group + b"\x02" + kind + key + place: encode_namespace(7),
     }
 
 
-def test_memory_is_bounded_by_pages() -> None:
+def test_memory_is_bounded_by_pages(domain: TimeDomain) -> None:
     store = Store({}, None, 3)
     for key in range(100):
-        store.act(key, Action(True, key, None, None))
+        store.act(key, Action(True, key, None, None, domain))
     store.sink.scans = 0
-    pages = store.timers.due(TimeDomain.EVENT_TIME, GROUPS, MAX_WATERMARK, 10)
+    pages = store.timers.due(domain, GROUPS, MAX_WATERMARK, 10)
     assert len(next(pages)) == 10
     assert store.sink.scans <= 2 * len(GROUPS)
 
@@ -256,13 +234,22 @@ def test_memory_is_bounded_by_pages() -> None:
 def test_misuse_is_named() -> None:
     sink = FakeSink()
     timers = KeyedTimers(sink, "op")
-    with pytest.raises(StateAccessError, match="timers of operator 'op' were used without a current key"):
-        timers.register_event_time(1)
+    for nobody in (None, FakeRecord(b"", b"")):
+        sink.current = nobody
+        for register in (timers.register_event_time, timers.register_processing_time):
+            with pytest.raises(
+                StateAccessError, match="timers of operator 'op' were used without a current key"
+            ):
+                register(1)
     sink.current = record(1)
     with pytest.raises(StateAccessError, match="a name is empty"):
         timers.register_event_time(1, "")
     with pytest.raises(StateAccessError, match="is no time"):
         timers.register_event_time(2**63)
-    for arguments in ({}, {"time_us": 1, "name": "a"}):
-        with pytest.raises(StateAccessError, match="pass one of the two"):
-            timers.delete_event_time(**arguments)  # type: ignore[arg-type]
+    for what, delete in (
+        ("event time", timers.delete_event_time),
+        ("processing time", timers.delete_processing_time),
+    ):
+        for arguments in ({}, {"time_us": 1, "name": "a"}):
+            with pytest.raises(StateAccessError, match=f"a timer of {what} .*; pass one of the two"):
+                delete(**arguments)  # type: ignore[arg-type]

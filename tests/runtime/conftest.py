@@ -1,0 +1,38 @@
+"""Fixtures of the runtime's tests: the ways in which records can be run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncstate.execution import ReadPacer
+from asyncstate.runtime import task
+
+
+class _AlwaysSlow(ReadPacer):
+    """Takes every store for a slow device, so that all reads wait and come back in the order of the threads."""
+
+    @property
+    def waits_for_device(self) -> bool:
+        return True
+
+
+_MODES: dict[str, dict[str, Any]] = {
+    "sync": {"async_enabled": False},
+    "async": {"async_enabled": True},
+    "waiting": {"async_enabled": True},
+    "parallel-epochs": {
+        "async_enabled": True,
+        "options": {"async-state.epoch-mode": "parallel-between-epochs"},
+    },
+}
+
+
+@pytest.fixture(params=_MODES)
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Arguments of the harness; the test runs sync, async, and async with reads that all wait for threads, the
+    epochs one after the other or overlapping."""
+    if request.param in ("waiting", "parallel-epochs"):
+        monkeypatch.setattr(task, "_pacer", _AlwaysSlow())
+    return _MODES[request.param]
