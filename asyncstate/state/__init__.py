@@ -17,6 +17,7 @@ from asyncstate.state.reducing import ReducingState
 from asyncstate.state.timers import NAMED_TIMERS, TIMERS_BY_TIME, DueTimer, KeyedTimers
 from asyncstate.state.ttl import ExpiringState, StateTtl, TtlTime, TtlUpdate, TtlVisibility
 from asyncstate.state.value import ValueState
+from asyncstate.state.views import ListView, MapView, ValueView
 
 __all__ = [
     "NAMED_TIMERS",
@@ -37,8 +38,10 @@ __all__ = [
     "ListColumns",
     "ListState",
     "ListStateDescriptor",
+    "ListView",
     "MapState",
     "MapStateDescriptor",
+    "MapView",
     "ReducingState",
     "ReducingStateDescriptor",
     "StateTtl",
@@ -48,6 +51,7 @@ __all__ = [
     "TtlVisibility",
     "ValueState",
     "ValueStateDescriptor",
+    "ValueView",
     "merged_entries",
     "pages_of",
     "time_of",

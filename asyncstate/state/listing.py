@@ -65,6 +65,9 @@ class ListState(MergingState, Generic[T]):
         """A future of an iterator over all elements as they are now, in order."""
         return self._when_read(self._read, None)
 
+    def __iter__(self) -> Iterator[T]:
+        return self.get()
+
     # -- writing ------------------------------------------------------------------------------------
 
     def add(self, element: T) -> None:
@@ -161,7 +164,7 @@ class ListState(MergingState, Generic[T]):
         for source in sources:
             self._replace(source.prefix, source.stored, [])
             frames += source.contents
-        return self._append_all(prefix, stored, frames)[0]
+        return self._append_all(prefix, stored, frames)[0] if frames else stored
 
     # -- elements as bytes -----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ Source: FLIP-424's ``MapState``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from asyncstate.codec import prefix_end
 from asyncstate.errors import StateAccessError
@@ -19,6 +19,7 @@ from asyncstate.futures import StateFuture, StateIterator, completed_future, com
 from asyncstate.requests import Page
 from asyncstate.state.binding import Binding, KeyedState
 from asyncstate.state.cursors import PageCursor, live_cursors
+from asyncstate.state.dict_protocol import DictProtocol
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -30,8 +31,11 @@ _AFTER: Final = b"\x00"  # appended to a key: the smallest key behind it
 DecodePage = Callable[[Page, int], list[Any]]
 
 
-class MapState(KeyedState, Generic[K, V]):
-    """Entries of the current key. Iterations load ``page_size`` entries at a time; writing is safe."""
+class MapState(KeyedState, DictProtocol[K, V]):
+    """Entries of the current key, usable like a dict too.
+
+    Iterations load ``page_size`` entries at a time; writing while they go on is safe.
+    """
 
     __slots__ = (
         "_async_get",
@@ -141,6 +145,10 @@ class MapState(KeyedState, Generic[K, V]):
     def async_entries(self) -> StateFuture[StateIterator[tuple[K, V]]]:
         """A future of an iterator over all (key, value) as they are now, by encoded key."""
         return self._async_iterate(self._decode_entries)
+
+    def async_items(self) -> StateFuture[StateIterator[tuple[K, V]]]:
+        """``async_entries`` under the name it has in a dict."""
+        return self.async_entries()
 
     def async_keys(self) -> StateFuture[StateIterator[K]]:
         """A future of an iterator over all keys as they are now, by encoded key."""

@@ -47,6 +47,14 @@ class TtlValueState(ValueState[T], Generic[T]):
         key = self._prefix()
         return self._async_get(key, self._expiry.reader(key, self._or_default))
 
+    def is_empty(self) -> bool:
+        """See ``ValueState``; renews nothing."""
+        return self._expiry.shown(self._get(self._prefix())) is None
+
+    def async_is_empty(self) -> StateFuture[bool]:
+        """See ``ValueState``; renews nothing."""
+        return self._async_get(self._prefix(), lambda raw: self._expiry.shown(raw) is None)
+
     def sweep(self, group: bytes) -> int:
         """Remove the expired values of a key group; their number."""
         return self._expiry.sweep_entries(group + self._id, self._binding.page_size)

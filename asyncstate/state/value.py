@@ -87,6 +87,14 @@ class ValueState(KeyedState, Generic[T]):
             self._put(key, self._encode(value))
         return _VOID
 
+    def is_empty(self) -> bool:
+        """True when no value is stored, whatever the default; decodes nothing."""
+        return self._get(self._prefix()) is None
+
+    def async_is_empty(self) -> StateFuture[bool]:
+        """A future of ``is_empty``, as it is now."""
+        return self._async_get(self._prefix(), _is_absent)
+
     def clear(self) -> None:
         """Remove the value."""
         self._delete(self._prefix())
@@ -95,6 +103,10 @@ class ValueState(KeyedState, Generic[T]):
         """``clear``; every read that is asked for later sees it."""
         self._delete(self._prefix())
         return _VOID
+
+
+def _is_absent(raw: bytes | None) -> bool:
+    return raw is None
 
 
 def _with_default(decode: Callable[[bytes], Any], default: bytes | None) -> Callable[[bytes | None], Any]:

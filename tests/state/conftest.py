@@ -1,0 +1,22 @@
+"""What tests of states share beside the fakes."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncstate.execution import ReadPacer
+from asyncstate.runtime import task
+
+
+class _SlowPacer(ReadPacer):
+    @property
+    def waits_for_device(self) -> bool:
+        return True
+
+
+@pytest.fixture(params=["quick", "slow"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs the test once as it is, and once with a store that is taken for a slow device: then all reads wait."""
+    if request.param == "slow":
+        monkeypatch.setattr(task, "_pacer", _SlowPacer())
+    return str(request.param)
