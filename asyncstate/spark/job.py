@@ -123,7 +123,8 @@ class StreamingJob:
     def finish(self) -> None:
         """After the query has ended: one more run, no rows, the final watermark; closes the checkpoint.
 
-        All timers and windows fire. Raises JobError if no micro-batch has ever run, CheckpointError if the
+        All windows and timers of event time fire, and rows that wait in order come; a timer of processing time fires
+        only if its time has come. Raises JobError if no micro-batch has ever run, CheckpointError if the
         job has been finished before.
         """
         latest = self._ledger.latest()

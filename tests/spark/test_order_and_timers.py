@@ -1,0 +1,85 @@
+"""Ordered inputs and timers of processing time through Spark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame, SparkSession
+
+from asyncstate.clock import ManualClock
+from asyncstate.errors import SchemaError
+from asyncstate.spark import MicroBatch, StreamingJob
+from operators import GroupAggregate, count
+from tests.spark.ordered_parts import Counted
+
+pytestmark = pytest.mark.spark
+
+MakeJob = Callable[..., StreamingJob]
+SECOND = 1_000_000
+MINUTE = 60 * SECOND
+
+
+def rows_at(spark: SparkSession, *rows: tuple[int, int, int]) -> DataFrame:
+    """Rows of id, key and second."""
+    values = ", ".join(f"({number}, {key}, timestamp_seconds({second}))" for number, key, second in rows)
+    return spark.sql(f"select * from values {values} as t(id, k, at)")
+
+
+def test_rows_come_in_order_and_timers_by_the_drivers_clock(
+    spark: SparkSession, make_job: MakeJob, async_enabled: bool
+) -> None:
+    clock = ManualClock(100)
+    results: list[dict[int, list[tuple[Any, ...]]]] = []
+
+    def use(df: DataFrame, batch: MicroBatch) -> None:
+        out = batch.apply(
+            Counted(MINUTE),
+            df,
+            uid="counted",
+            key="k",
+            event_time="at",
+            watermark_delay="0 seconds",
+            order_by=["at", ("id", "desc")],
+        )
+        keys: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        for what, key, number, before, _ in out.collect():
+            keys[key].append((what, number, before))
+        results.append(dict(keys))
+
+    def job(parallelism: int) -> tuple[StreamingJob, Callable[[DataFrame, int], None]]:
+        options = {"async-state.enabled": async_enabled, "async-state.parallelism": parallelism}
+        made = make_job(clock=clock, options=options)
+        return made, made.micro_batch(use)
+
+    _, on_batch = job(3)
+    on_batch(rows_at(spark, (1, 1, 30), (2, 1, 10), (3, 2, 10), (4, 1, 10)), 0)
+    on_batch(rows_at(spark, (5, 1, 20), (6, 2, 40)), 1)  # watermark: second 30
+    clock.advance(MINUTE)
+    restarted, on_batch = job(2)  # a restart, and another parallelism
+    on_batch(rows_at(spark, (7, 1, 30), (8, 2, 31)), 2)  # watermark: second 40; 7 is late
+    statistics = restarted.statistics
+    assert statistics is not None
+    assert statistics.operators["counted"].sums["counter.late_rows_dropped"] == 1
+    restarted.finish()
+
+    due = 100 + MINUTE
+    assert results == [
+        {},
+        {1: [("row", 4, 0), ("row", 2, 1), ("row", 5, 2), ("row", 1, 3)], 2: [("row", 3, 0)]},
+        {1: [("report", due, 4)], 2: [("report", due, 1), ("row", 8, 1), ("row", 6, 2)]},
+        {},  # the reports to come are due a minute later, which the end of the input does not bring nearer
+    ]
+
+
+def test_bundle_grain_cannot_be_ordered(spark: SparkSession, make_job: MakeJob) -> None:
+    def use(df: DataFrame, batch: MicroBatch) -> None:
+        batch.apply(GroupAggregate([count()]), df, uid="g", key="k", event_time="at", order_by="at")
+
+    with pytest.raises(SchemaError, match="the input of operator 'g' has order_by, but GroupAggregate"):
+        make_job().micro_batch(use)(rows_at(spark, (1, 1, 1)), 0)
