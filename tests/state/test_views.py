@@ -306,7 +306,8 @@ def test_views_show_themselves_without_reading_state(sink: FakeSink) -> None:
     words.add("a")
     counts: MapView[str, int] = MapView()
     counts["a"] = 1
-    assert [repr(view) for view in (ValueView(), words, counts)] == [
+    empty: ValueView[int] = ValueView()
+    assert [repr(view) for view in (empty, words, counts)] == [
         "ValueView(None)",
         "ListView(['a'])",
         "MapView({'a': 1})",
