@@ -24,6 +24,7 @@ from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
 from asyncstate.state.binding import Binding
 from asyncstate.state.descriptors import TypeLike, _Descriptor
+from asyncstate.state.dict_protocol import DictProtocol
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -35,7 +36,7 @@ _Entry = tuple[Any, Any]
 """A user key as it is stored, and its value: decoded if it cannot be changed, else its bytes."""
 
 
-class BroadcastState(Generic[K, V]):
+class BroadcastState(DictProtocol[K, V]):
     """Entries by user key; read anywhere, also without a current key, written in ``process_broadcast`` only.
 
     The whole map is loaded at its first use in a micro-batch, so it must be small; afterwards reads are dict
@@ -158,29 +159,6 @@ class BroadcastState(Generic[K, V]):
         """``clear``; every later read sees it."""
         self.clear()
         return _VOID
-
-    # -- as a dict ----------------------------------------------------------------------------------
-
-    def __getitem__(self, key: K) -> V:
-        found = self._loaded().get(self._binding.encode_key((key,)))
-        if found is None:
-            raise KeyError(key)
-        return self._take(found[1])  # type: ignore[no-any-return]
-
-    def __setitem__(self, key: K, value: V) -> None:
-        self.put(key, value)
-
-    def __delitem__(self, key: K) -> None:
-        self._check_writable()
-        if not self.contains(key):
-            raise KeyError(key)
-        self.remove(key)
-
-    def __contains__(self, key: K) -> bool:
-        return self.contains(key)
-
-    def __iter__(self) -> Iterator[K]:
-        return self.keys()
 
     def __len__(self) -> int:
         return len(self._loaded())

@@ -240,8 +240,9 @@ class KeyedTimers:
         context = self._sink.current
         if context is None or not context.group:
             raise StateAccessError(
-                f"{self._label} were used without a current key; use them in process(), in on_timer(), or in "
-                "a callback chained to a state future of the record"
+                f"{self._label} were used without a current key, which on_watermark() and rows of the broadcast input "
+                "do not have; use them in process(), in on_timer(), or in a callback chained to a state future of the "
+                "record"
             )
         return context.group, context.encoded_key
 

@@ -24,6 +24,7 @@ DOCUMENTED_DEFAULTS = {
     "async-state.iterate-response-batch-size": 1_000,
     "async-state.watchdog-timeout": 60_000,
     "async-state.bundle-size": 100_000,
+    "async-state.broadcast-size-limit": 64 * 1024 * 1024,
     "async-state.cache-size": 128 * 1024 * 1024,
     "async-state.store": "rocksdb",
     "async-state.rocksdb.block-cache-size": 128 * 1024 * 1024,
