@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +26,7 @@ from asyncstate import (
     Row,
     StateFuture,
     StateIterator,
+    StateTtl,
     ValueStateDescriptor,
     completed_future,
     to_iterable,
@@ -168,6 +170,26 @@ def test_an_iteration_shows_a_source_as_it_was(sink: FakeSink) -> None:
     state.merge_namespaces(2, [1])
     assert list(started) == texts[1:]
     assert list(state.at(2).get()) == texts
+
+
+@pytest.mark.parametrize("prefix", ["", "async_"])
+def test_expired_parts_are_left_out_and_merging_writes_what_it_folds(
+    sink: FakeSink, kind: str, prefix: str
+) -> None:
+    descriptor = replace(DESCRIPTORS[kind], ttl=StateTtl(10))
+
+    def at_time(now: int) -> Any:
+        return FakeContext(sink, processing_time=now).get_state(descriptor)
+
+    at_time(100).at(1).add("old")
+    at_time(105).at(2).add("b")
+    at_time(109).at(3).add("c")
+    getattr(at_time(112), prefix + "merge_namespaces")(1, [2, 3])
+    assert content(at_time(114), 1) == "bc"
+    # an element keeps its own time, a folded value is written by the merge
+    assert [content(at_time(now), 1) for now in (116, 121, 122)] == (
+        ["c", "", ""] if kind == "list" else ["bc", "bc", ""]
+    )
 
 
 # -- what is refused ---------------------------------------------------------------------------------------
