@@ -203,7 +203,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     watchdog_timeout_ms: Annotated[
         int,
         duration(1_000, 86_400_000),
-        "When records wait and nothing completes for this long, the batch fails and names their keys.",
+        "When records wait and no read completes for this long, or no call for this long after its timeout, the batch "
+        "fails and names them.",
+    ] = 60_000
+    call_limit: Annotated[
+        int,
+        Number(1, 10_000),
+        "Calls of `ctx.call` that a partition makes at once; further ones wait. Plain functions take a thread each.",
+    ] = 100
+    call_timeout_ms: Annotated[
+        int,
+        duration(1, 86_400_000),
+        "A call of `ctx.call` that takes longer is cancelled and fails with TimeoutError, unless it is given another "
+        "timeout. Also the time that `open_calls` and `close_calls` have.",
     ] = 60_000
     bundle_size: Annotated[
         int, Number(1, 10_000_000), "Rows that a bundle-grain operator gets at a time."

@@ -5,11 +5,14 @@ Must not import runtime, Spark or operators.
 """
 
 from asyncstate.execution.accounting import KeyAccountingUnit
-from asyncstate.execution.asynchronous import AsyncExecutionController, AsyncLimits
+from asyncstate.execution.asynchronous import AsyncExecutionController
 from asyncstate.execution.buffer import ReadPacer, StateRequestBuffer
+from asyncstate.execution.calls import OutsideCalls
 from asyncstate.execution.controller import ExecutionController
 from asyncstate.execution.epochs import Epoch, EpochManager
-from asyncstate.execution.executor import Completion, IOExecutor
+from asyncstate.execution.executor import IOExecutor
+from asyncstate.execution.limits import AsyncLimits, CallLimits
+from asyncstate.execution.loop import Completion, Completions
 from asyncstate.execution.record import BatchFrame, BroadcastRecord, OutputRow, Record
 from asyncstate.execution.sync import SyncExecutionController
 
@@ -18,13 +21,16 @@ __all__ = [
     "AsyncLimits",
     "BatchFrame",
     "BroadcastRecord",
+    "CallLimits",
     "Completion",
+    "Completions",
     "Epoch",
     "EpochManager",
     "ExecutionController",
     "IOExecutor",
     "KeyAccountingUnit",
     "OutputRow",
+    "OutsideCalls",
     "ReadPacer",
     "Record",
     "StateRequestBuffer",

@@ -1,10 +1,7 @@
 """Asynchronous execution: reads of many keys wait together, records of different keys overtake each other.
 
-Owns: ``AsyncExecutionController``.
-Invariants: all code of the operator runs on the thread that calls ``submit`` and ``drain`` (the mailbox); records
-of one key run one after the other; rows leave in arrival order.
-No deadlock: a record holds only its own key, and requests made by a running chain are taken even when the
-in-flight limit is reached.
+Owns: ``AsyncExecutionController``: how requests and outside calls of the records in flight are answered.
+Invariant: whatever is handed to another thread comes back as a Completion, which the mailbox thread takes in.
 
 Source: FLIP-425 and Flink's ``AsyncExecutionController``.
 """
@@ -12,47 +9,38 @@ Source: FLIP-425 and Flink's ``AsyncExecutionController``.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
-from asyncstate.errors import FutureStateError, StoreError
-from asyncstate.execution.accounting import KeyAccountingUnit
-from asyncstate.execution.buffer import ReadPacer, StateRequestBuffer
+from asyncstate.errors import OperatorError, StoreError
+from asyncstate.execution.buffer import ReadPacer
 from asyncstate.execution.bundle_reads import BundleChunk, BundleReads
-from asyncstate.execution.controller import ExecutionController
-from asyncstate.execution.epochs import EpochManager
-from asyncstate.execution.executor import Completion, IOExecutor
-from asyncstate.execution.record import Record
-from asyncstate.futures import StateFuture, completed_future, failed_future
+from asyncstate.execution.calls import OutsideCall, OutsideCalls
+from asyncstate.execution.executor import IOExecutor
+from asyncstate.execution.limits import AsyncLimits
+from asyncstate.execution.loop import Completion
+from asyncstate.execution.mailbox import MailboxController
+from asyncstate.execution.record_reads import RecordReads
+from asyncstate.execution.stalls import unanswered
+from asyncstate.futures import (
+    DONE,
+    FAILED,
+    StateFuture,
+    completed_future,
+    failed_future,
+    pending_future,
+    settle,
+)
 from asyncstate.requests import Decoder, Page, StateRequest
-from asyncstate.storage import LIST_GET_KEYS, MISSING, WriteOverlay
+from asyncstate.storage import MISSING, WriteOverlay
 from asyncstate.storage.overlay import Peeked
 
 T = TypeVar("T")
 
-_RELEASE_FACTOR: Final = (
-    4  # records that may have ended behind one that has not, in multiples of the in-flight limit
-)
-_AGE_CHECK_RECORDS: Final = 64
 _MEASURE_EVERY: Final = 8  # of the single reads made at once: a measurement costs a twentieth of a hot read
 
 
-@dataclass(frozen=True)
-class AsyncLimits:
-    """The bounds of an AsyncExecutionController; see the configuration keys of the same names."""
-
-    in_flight: int = 6000
-    buffer_size: int = 1000
-    buffer_timeout_ms: int = 1000
-    io_parallelism: int = 32
-    watchdog_timeout_ms: int = 60_000
-    batch_hot_reads: bool = False
-    serial_epochs: bool = True
-
-
-class AsyncExecutionController(ExecutionController):
+class AsyncExecutionController(MailboxController):
     """Buffers reads, sends them off as sorted list gets, and completes futures as the answers arrive."""
 
     def __init__(
@@ -62,165 +50,20 @@ class AsyncExecutionController(ExecutionController):
         state_names: Mapping[int, str],
         limits: AsyncLimits,
         pacer: ReadPacer | None = None,
+        calls: OutsideCalls | None = None,
     ) -> None:
-        super().__init__(overlay, uid, state_names)
-        self.epochs = EpochManager()
-        self._limits = limits
-        self._keys = KeyAccountingUnit()
-        self._buffer = StateRequestBuffer(limits.buffer_size, limits.buffer_timeout_ms)
+        super().__init__(overlay, uid, state_names, limits, calls)
         self._pacer = pacer if pacer is not None else ReadPacer()
-        self._executor = IOExecutor(limits.io_parallelism)
-        self._ready: deque[Record] = deque()
-        self._unreleased: deque[Record] = deque()
+        self._completions = self.calls.completions
+        self._executor = IOExecutor(limits.io_parallelism, self._completions)
+        self._reads = RecordReads(overlay, self._pacer, self._answer, self._send, limits.io_parallelism)
         self._bundles = BundleReads(overlay, self._pacer, self._send, limits.io_parallelism)
-        self._in_flight = 0
-        self._epochs_done = 0
-        self._submitted = 0
-        self._peak_in_flight = 0
-        self._peak_blocked = 0
         self._wait_seconds = 0.0
+        self._reads_hang = False
         self._peek = overlay.peek
         self._read = overlay.get
         self._reads_at_once = 0
         self._read_at_once = not limits.batch_hot_reads and not self._pacer.waits_for_device
-
-    # -- records -----------------------------------------------------------------------------------
-
-    def submit(self, record: Record) -> None:
-        """See ``ExecutionController``; waits while too many records are in flight."""
-        if self._in_flight:
-            self._submit_behind(record)
-            return
-        # Nothing is in flight: the record may put out rows directly, and enters the books only if it waits.
-        record.out = self.outputs
-        record.pending = 1
-        self._run(record)
-        if record.pending > 1:
-            self._enter(record)
-            return
-        record.out = None
-        record.pending = -1
-        if self._failures:
-            self._raise_unhandled()
-
-    def _enter(self, record: Record) -> None:
-        """Enter a record that waits, as the only one, into the books."""
-        record.pending -= 1
-        record.epoch = self.epochs.enter()
-        self._unreleased.append(record)
-        self._in_flight = 1
-        self._keys.occupy(record)
-        self._after_submit()
-
-    def _submit_behind(self, record: Record) -> None:
-        record.out = []
-        record.pending = 0
-        record.epoch = self.epochs.enter()
-        self._unreleased.append(record)
-        self._in_flight += 1
-        if self._keys.occupy(record):
-            self._ready.append(record)
-            self._run_ready()
-        self._after_submit()
-
-    def _after_submit(self) -> None:
-        """Send off what is due and wait while the limits are reached."""
-        self._submitted += 1
-        limits = self._limits
-        buffer = self._buffer
-        if len(buffer.requests) >= limits.buffer_size:
-            self.flush()
-        elif self._submitted % _AGE_CHECK_RECORDS == 0:
-            if buffer.overdue:
-                self.flush()
-            self._poll(0)
-        if self._in_flight >= limits.in_flight or len(self._unreleased) >= _RELEASE_FACTOR * limits.in_flight:
-            self._make_room()
-
-    def drain(self) -> None:
-        """See ``ExecutionController``."""
-        while self._in_flight:
-            self._progress()
-        self._release()
-        if self._failures:
-            self._raise_unhandled()
-
-    def end_epoch(self) -> None:
-        """See ``ExecutionController``. Serial: wait for the epoch; else its records and the next one's overlap."""
-        if self._limits.serial_epochs:
-            self.drain()
-        else:
-            self.epochs.close(self._count_epoch)
-
-    def _count_epoch(self) -> None:
-        self._epochs_done += 1
-
-    def settle(self, future: StateFuture[Any]) -> None:
-        """See ``ExecutionController``."""
-        while not future.done:
-            self._progress()
-        self._raise_unhandled()
-        error = future.exception()
-        if error is not None:
-            raise self._operator_error(error, None) from error
-
-    def _make_room(self) -> None:
-        limits = self._limits
-        self._note_peaks()
-        while (
-            self._in_flight >= limits.in_flight or len(self._unreleased) >= _RELEASE_FACTOR * limits.in_flight
-        ):
-            self._progress()
-
-    def _run_ready(self) -> None:
-        """Start records until none is ready. A loop, so that a hot key never nests calls."""
-        ready = self._ready
-        while ready:
-            record = ready.popleft()
-            record.pending = 1
-            self._run(record)
-            record.pending -= 1
-            if record.pending == 0:
-                self._end(record)
-
-    def _end(self, record: Record) -> None:
-        if self._failures:
-            self._raise_unhandled()
-        self._in_flight -= 1
-        record.pending = -1
-        following = self._keys.release(record)
-        if following is not None:
-            self._ready.append(following)
-        unreleased = self._unreleased
-        if unreleased and unreleased[0] is record:
-            self._release()
-        self.epochs.leave(record.epoch)
-
-    def _release(self) -> None:
-        """Pass on the rows of all records that have ended, up to the first that has not."""
-        unreleased = self._unreleased
-        outputs = self.outputs
-        while unreleased and unreleased[0].pending < 0:
-            record = unreleased.popleft()
-            if record.out and record.out is not outputs:
-                outputs.extend(record.out)
-            record.out = None
-
-    def _suspend(
-        self, record: Record, coroutine: Coroutine[Any, None, Any], awaited: StateFuture[Any]
-    ) -> None:
-        record.pending += 1
-
-        def resume(_: StateFuture[Any]) -> None:
-            try:
-                self._step(record, coroutine)
-            except Exception as error:
-                raise self._operator_error(error, record) from error
-            record.pending -= 1
-            if record.pending == 0:
-                self._end(record)
-
-        awaited.on_settled(resume)
 
     # -- the sink's calls ----------------------------------------------------------------------------
 
@@ -230,7 +73,11 @@ class AsyncExecutionController(ExecutionController):
         if self._read_at_once:
             self._reads_at_once += 1
             measure = self._reads_at_once % _MEASURE_EVERY == 0
-            value = self._read_measured(key) if measure else self._read(key)
+            try:
+                value = self._read_measured(key) if measure else self._read(key)
+            except Exception as error:
+                failed_future(error)  # fails the record, whoever catches it below
+                raise
         else:
             value = self._peek(key)
             if value is MISSING:
@@ -238,13 +85,13 @@ class AsyncExecutionController(ExecutionController):
         try:
             return completed_future(decode(value))
         except Exception as error:
-            self._reading = key
+            self.failures.read_failed(error, key)
             return failed_future(error)
 
     def _read_later(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
         record = self.current
         assert record is not None
-        future: StateFuture[T] = StateFuture()
+        future: StateFuture[T] = pending_future(record)
         record.pending += 1
         self._buffer.add(StateRequest(key, decode, future, record))
         return future
@@ -280,30 +127,7 @@ class AsyncExecutionController(ExecutionController):
             return
         self._note_peaks()
         self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
-        requests = self._buffer.take()
-        if not self._pacer.waits_for_device:
-            requests = self._read_here(requests)
-        elif probe := self._pacer.probe_keys():
-            requests = self._read_here(requests[:probe]) + requests[probe:]
-        if requests:
-            size = self._pacer.chunk_keys(len(requests), self._limits.io_parallelism)
-            for chunk in self._pacer.cut(requests, size):
-                self._send([request.key for request in chunk], chunk)
-
-    def _read_here(self, requests: list[StateRequest]) -> list[StateRequest]:
-        """Answer requests on this thread while that is quick; returns those that should go to the threads."""
-        while requests:
-            size = self._pacer.chunk_keys(len(requests), 1)
-            chunk, requests = requests[:size], requests[size:]
-            keys = [request.key for request in chunk]
-            started = time.perf_counter()
-            values = self.overlay.store.get_many(keys, LIST_GET_KEYS)
-            self._pacer.measured(len(keys), time.perf_counter() - started)
-            self.overlay.count_list_get(len(keys))
-            self._answer(chunk, values)
-            if self._pacer.waits_for_device:
-                break
-        return requests
+        self._reads.read(self._buffer.take())
 
     def _send(self, keys: list[bytes], ticket: Any) -> None:
         store = self.overlay.store
@@ -314,49 +138,61 @@ class AsyncExecutionController(ExecutionController):
         """Do one thing that brings waiting records on; raise if there is nothing to wait for."""
         if self._buffer.requests:
             self.flush()
-            return
-        if self._executor.outstanding:
-            self._await_completion()
-            return
-        if self._ready:
+        elif self._ready:
             self._run_ready()
-            return
-        waiting = next((record for record in self._unreleased if record.pending > 0), None)
-        key = waiting.key if waiting is not None else "none"
-        raise FutureStateError(
-            f"operator '{self.uid}': {self._in_flight} records can never end; the first has key {key!r} and waits for "
-            "a future that nothing completes. Return or await only futures that come from state requests"
-        )
+        elif self._completions:
+            self._await_completion()
+        else:
+            self._raise_stuck()
 
     def _await_completion(self) -> None:
+        reads = len(self._completions) > self.calls.in_flight
+        seconds = self._limits.watchdog_timeout_ms / 1000 if reads else self.calls.watchdog_seconds
         started = time.perf_counter()
-        completion = self._executor.next_completion(self._limits.watchdog_timeout_ms / 1000)
-        self._wait_seconds += time.perf_counter() - started
+        completion = self._completions.next(seconds)
+        waited = time.perf_counter() - started
         if completion is None:
-            raise StoreError(
-                f"operator '{self.uid}': {self._executor.outstanding} list gets have not answered for "
-                f"{self._limits.watchdog_timeout_ms} ms; check the disk under the local store, or raise "
-                "async-state.watchdog-timeout"
-            )
+            self._raise_unanswered(reads)
+        if type(completion.ticket) is OutsideCall:
+            self.calls.wait_seconds += waited
+        else:
+            self._wait_seconds += waited
         self._complete(completion)
-        self._poll(0)
+        self._poll()
 
-    def _poll(self, timeout: float) -> None:
-        while self._executor.outstanding:
-            completion = self._executor.next_completion(timeout)
+    def _raise_unanswered(self, reads: bool) -> NoReturn:
+        self._reads_hang = reads
+        if self.calls.in_flight:
+            self.calls.abandon()
+        text = unanswered(self.uid, self.state_names, self._completions.outstanding())
+        raise self.failures.named(StoreError(text) if reads else OperatorError(text))
+
+    def _poll(self) -> None:
+        """Take in what has been answered meanwhile."""
+        while self._completions:
+            completion = self._completions.next(0)
             if completion is None:
                 return
             self._complete(completion)
 
     def _complete(self, completion: Completion) -> None:
         ticket = completion.ticket
-        if completion.error is not None:
-            self._reading = ticket.first_key if isinstance(ticket, BundleChunk) else ticket[0].key
-            raise self._operator_error(completion.error, None) from completion.error
-        if isinstance(ticket, BundleChunk):
+        if type(ticket) is OutsideCall:
+            self._call_ended(ticket, completion)
+        elif completion.error is not None:
+            self._read_failed(ticket, completion.error)
+        elif isinstance(ticket, BundleChunk):
             ticket.arrived(completion.values)
         else:
             self._answer(ticket, completion.values)
+
+    def _read_failed(self, ticket: Any, error: BaseException) -> NoReturn:
+        """Errors of the store are not for operators to recover from."""
+        if isinstance(ticket, BundleChunk):
+            self.failures.read_failed(error, ticket.first_key)
+            self.failures.raise_named(error, None)
+        self.failures.read_failed(error, ticket[0].key)
+        self.failures.raise_named(error, ticket[0].record)
 
     def _answer(self, requests: Sequence[StateRequest], values: list[bytes | None]) -> None:
         """Complete futures in key order; each runs its record's callbacks here."""
@@ -365,17 +201,43 @@ class AsyncExecutionController(ExecutionController):
             remember(request.key, value)
             record = request.record
             self.current = record
-            self._reading = request.key
+            state, decoded = DONE, None
             try:
                 decoded = request.decode(value)
             except Exception as error:
-                request.future.fail(error)
-            else:
-                request.future.complete(decoded)
+                self.failures.read_failed(error, request.key)
+                state, decoded = FAILED, error
+            try:
+                settle(request.future, state, decoded)
+            except Exception as error:
+                self.failures.raise_named(error, record)
             record.pending -= 1
             if record.pending == 0:
                 self._end(record)
-        self._reading = None
+        if self._ready:
+            self._run_ready()
+
+    # -- outside calls -------------------------------------------------------------------------------
+
+    def _call(self, call: OutsideCall) -> StateFuture[Any]:
+        record = call.record
+        call.future = pending_future(record)
+        record.pending += 1
+        self.calls.start(call)
+        return call.future
+
+    def _call_ended(self, call: OutsideCall, completion: Completion) -> None:
+        self.calls.in_flight -= 1
+        self.current = call.record
+        state, outcome = DONE, completion.values
+        if completion.error is not None:
+            self.failures.call_failed(completion.error, call.name)
+            state, outcome = FAILED, completion.error
+        try:
+            settle(call.future, state, outcome)
+        except Exception as error:
+            self.failures.raise_named(error, call.record)
+        self._let_go(call.record)
         if self._ready:
             self._run_ready()
 
@@ -383,13 +245,18 @@ class AsyncExecutionController(ExecutionController):
 
     def close(self) -> None:
         """See ``ExecutionController``."""
-        self._executor.close()
+        try:
+            self.calls.close()
+        finally:
+            self._drop_coroutines()
+            self._executor.close(0.0 if self._reads_hang else self._limits.watchdog_timeout_ms / 1000)
 
     def statistics(self) -> dict[str, float]:
         """See ``ExecutionController``."""
         self._note_peaks()
         return {
             **self.overlay.statistics(),
+            **self.calls.statistics(),
             "io_wait_seconds": self._wait_seconds,
             "overlapping_epochs": self._epochs_done,
             "in_flight_limit": self._limits.in_flight,
@@ -399,7 +266,3 @@ class AsyncExecutionController(ExecutionController):
             "in_flight_peak": self._peak_in_flight,
             "blocked_keys_peak": self._peak_blocked,
         }
-
-    def _note_peaks(self) -> None:
-        self._peak_in_flight = max(self._peak_in_flight, self._in_flight)
-        self._peak_blocked = max(self._peak_blocked, self._keys.blocked)

@@ -10,17 +10,24 @@ Source: Flink's ``AsyncExecutionController``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from types import CoroutineType, TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
+from typing import Any, NoReturn, Self
 
-from asyncstate.errors import FutureStateError, OperatorError
+from asyncstate.errors import FutureStateError, StateAccessError
+from asyncstate.execution.calls import OutsideCall, OutsideCalls
+from asyncstate.execution.failures import AWAIT_HINT, Failures
 from asyncstate.execution.record import OutputRow, Record
-from asyncstate.futures import FailureScope, StateFuture, set_failure_scope
+from asyncstate.futures import (
+    PENDING,
+    FailureScope,
+    StateFuture,
+    current_scope,
+    require_own,
+    set_failure_scope,
+)
 from asyncstate.requests import Page, StateSink
 from asyncstate.storage import WriteOverlay
-
-_STATE_ID_AT = 2  # position of the state id in a store key, behind the key group
 
 
 class ExecutionController(StateSink):
@@ -28,18 +35,33 @@ class ExecutionController(StateSink):
 
     current: Record | None = None
 
-    def __init__(self, overlay: WriteOverlay, uid: str, state_names: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        overlay: WriteOverlay,
+        uid: str,
+        state_names: Mapping[int, str],
+        calls: OutsideCalls | None = None,
+    ) -> None:
         self.overlay = overlay
         self.uid = uid
-        self.state_names = state_names
+        self.calls = calls if calls is not None else OutsideCalls(uid)
         self.outputs: list[OutputRow] = []
-        self._failures: list[tuple[StateFuture[Any], Record | None]] = []
+        self.failures = Failures(uid, state_names)
+        self._unhandled = self.failures.unhandled
         self._outer_scope: FailureScope | None = None
-        self._reading: bytes | None = None
         # the hot calls go straight to the overlay, without a frame in between
         self.get = overlay.get  # type: ignore[method-assign]
         self.put = overlay.put  # type: ignore[method-assign,assignment]
         self.delete = overlay.delete  # type: ignore[method-assign]
+
+    @property
+    def state_names(self) -> Mapping[int, str]:
+        """State names by id, for messages."""
+        return self.failures.state_names
+
+    @state_names.setter
+    def state_names(self, names: Mapping[int, str]) -> None:
+        self.failures.state_names = names
 
     def __enter__(self) -> Self:
         self._outer_scope = set_failure_scope(self)
@@ -48,9 +70,16 @@ class ExecutionController(StateSink):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        set_failure_scope(self._outer_scope)
         self.current = None
-        self.close()
+        try:
+            with self.calls:
+                self.close()
+        except Exception as closing:
+            if error is None:
+                raise
+            error.add_note(f"ending the micro-batch failed as well: {closing}")
+        finally:
+            set_failure_scope(self._outer_scope)
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -71,10 +100,8 @@ class ExecutionController(StateSink):
         self.current = None
         try:
             result = work()
-        except OperatorError:
-            raise
         except Exception as error:
-            raise self._operator_error(error, None) from error
+            self.failures.raise_named(error, None)
         if type(result) is CoroutineType:
             result.close()
             raise FutureStateError(
@@ -82,8 +109,8 @@ class ExecutionController(StateSink):
             )
         if isinstance(result, StateFuture):
             self.settle(result)
-        elif self._failures:
-            self._raise_unhandled()
+        elif self._unhandled:
+            self.failures.raise_all()
 
     def run_without_key(self, record: Record) -> None:
         """Run a record that belongs to no key, such as a watermark: state access in it is an error."""
@@ -91,14 +118,14 @@ class ExecutionController(StateSink):
         try:
             result = record.work(record.item, record)
         except Exception as error:
-            raise self._operator_error(error, None) from error
+            self.failures.raise_named(error, None)
         if type(result) is CoroutineType:
             result.close()
             raise FutureStateError(
                 f"operator '{self.uid}': on_watermark has no key and cannot be a coroutine"
             )
-        if self._failures:
-            self._raise_unhandled()
+        if self._unhandled:
+            self.failures.raise_all()
 
     def end_epoch(self) -> None:
         """Everything taken so far belongs to an epoch that ends here, what comes after to the next one."""
@@ -149,64 +176,100 @@ class ExecutionController(StateSink):
         """See ``StateSink``."""
         self.overlay.delete_many(keys)
 
+    # -- outside calls ------------------------------------------------------------------------------
+
+    def call(
+        self,
+        record: Record,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        timeout_seconds: float | None,
+    ) -> StateFuture[Any]:
+        """See ``RecordContext.call``."""
+        call = self.calls.prepared(record, function, arguments, timeout_seconds)
+        if self.current is not record or current_scope() is not self:
+            raise StateAccessError(
+                f"ctx.call({call.name}) of the record with key {record.key!r} was used while that record is not at "
+                "work; use it in process(), in on_timer(), or in a callback chained to a future of the record (in "
+                "on_watermark() there is no key to keep in order)"
+            )
+        return self._call(call)
+
+    @abstractmethod
+    def _call(self, call: OutsideCall) -> StateFuture[Any]:
+        """Start ``call`` for the current record; its future."""
+
     # -- failures -----------------------------------------------------------------------------------
 
     def future_failed(self, future: StateFuture[Any]) -> None:
         """See ``FailureScope``: remembered until the record ends, by then somebody may have handled it."""
-        self._failures.append((future, self.current))
+        self._unhandled.append((future, self.current))
 
-    def _raise_unhandled(self) -> None:
-        """Raise the first failure that nothing was derived from."""
-        failures, self._failures = self._failures, []
-        for future, record in failures:
-            if not future.failure_observed:
-                error = future.exception()
-                assert error is not None
-                raise self._operator_error(error, record) from error
-
-    def _operator_error(self, error: BaseException, record: Record | None) -> OperatorError:
-        if isinstance(error, OperatorError):
-            return error
-        parts = [f"operator '{self.uid}'"]
-        if self._reading is not None:
-            parts.append(f"state '{self.state_names.get(self._reading[_STATE_ID_AT], 'unknown')}'")
-        if record is not None:
-            parts.append(f"key {record.key!r}")
-        return OperatorError(
-            f"{', '.join(parts)}: {type(error).__name__}: {error}. "
-            "The micro-batch is not committed; fix the operator or the input and start the query again"
-        )
-
-    # -- coroutines -----------------------------------------------------------------------------------
+    # -- the operator's code --------------------------------------------------------------------------
 
     def _run(self, record: Record) -> None:
-        """Run the record's own code up to its first wait; user exceptions become OperatorErrors."""
+        """Run the record's own code up to its first wait; exceptions of the user become OperatorErrors."""
         self.current = record
         try:
             result = record.work(record.item, record)
-            if type(result) is CoroutineType:
-                self._step(record, result)
-        except OperatorError:
-            raise
+            if result is not None:
+                # by type and slot: isinstance and a property would cost each hot record
+                if type(result) is StateFuture:
+                    if result._state == PENDING:
+                        self._hold(record, result)
+                elif type(result) is CoroutineType:
+                    self._step(record, result)
+                elif type(result) is GeneratorType or type(result) is AsyncGeneratorType:
+                    raise self.failures.misused(
+                        record, f"{result!r} is a generator; use await instead of yield"
+                    )
         except Exception as error:
-            raise self._operator_error(error, record) from error
+            self.failures.raise_named(error, record)
 
-    def _step(self, record: Record, coroutine: Coroutine[Any, None, Any]) -> None:
+    def _step(self, record: Record, coroutine: CoroutineType[Any, Any, Any]) -> None:
         """Run a coroutine operator until it awaits a pending future or ends."""
         self.current = record
         try:
             awaited = coroutine.send(None)
-        except StopIteration:
+        except StopIteration as end:
+            result = end.value
+            if type(result) is StateFuture and not result.done:
+                self._hold(record, result)
             return
-        if not isinstance(awaited, StateFuture):
-            coroutine.close()
-            raise FutureStateError(
-                f"an operator can await StateFutures only, not {awaited!r}; make the outside call from a StateFuture"
-            )
+        if type(awaited) is not StateFuture:
+            self._throw(coroutine, self.failures.misused(record, f"{AWAIT_HINT}. It awaits {awaited!r}"))
         self._suspend(record, coroutine, awaited)
+
+    def _hold(self, record: Record, returned: StateFuture[Any]) -> None:
+        """The record returned a pending future and must not end before it."""
+        require_own(returned, returned._owner, "returned")
+        self._await_returned(record, returned)
+
+    def _never(self, record: Record, future: str) -> FutureStateError:
+        """The error for a future that the record's own code would have to complete, and does not."""
+        return self.failures.misused(
+            record,
+            f"{future} a future that nothing completes; derive it from a state request or from ctx.call, or complete "
+            "it in one of the record's own callbacks",
+        )
+
+    @staticmethod
+    def _throw(coroutine: CoroutineType[Any, Any, Any], error: Exception) -> NoReturn:
+        """Raise ``error`` where ``coroutine`` awaits, so that the traceback shows the line, and end it."""
+        try:
+            coroutine.throw(error)
+        except StopIteration:
+            pass  # it went on as if nothing had happened
+        finally:
+            coroutine.close()
+        raise error
 
     @abstractmethod
     def _suspend(
-        self, record: Record, coroutine: Coroutine[Any, None, Any], awaited: StateFuture[Any]
+        self, record: Record, coroutine: CoroutineType[Any, Any, Any], awaited: StateFuture[Any]
     ) -> None:
-        """Go on with ``coroutine`` when ``awaited`` is settled."""
+        """Go on with ``coroutine`` when ``awaited``, which is pending, is settled."""
+
+    @abstractmethod
+    def _await_returned(self, record: Record, returned: StateFuture[Any]) -> None:
+        """Keep ``record`` from ending before ``returned`` is settled."""

@@ -2,7 +2,7 @@
 
 Owns: ``Record``, the implementation of ``operator.RecordContext``, its kind ``BroadcastRecord``, and ``BatchFrame``,
 what all records of a micro-batch share.
-Invariant: a record emits only while its own chain runs.
+Invariant: a record emits, and calls to the outside, only while its own chain runs.
 Must not import storage.
 
 Source: Flink's ``RecordContext``.
@@ -11,21 +11,44 @@ Source: Flink's ``RecordContext``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from types import CoroutineType
+from typing import Any, ClassVar, Protocol
 
 from asyncstate.changelog import RowKind
 from asyncstate.errors import SchemaError, StateAccessError
+from asyncstate.futures import StateFuture
 from asyncstate.operator import Timers
 
 OutputRow = tuple[RowKind, tuple[Any, ...]]
 
 
+class Caller(Protocol):
+    """Who makes the outside calls of a micro-batch: its controller."""
+
+    def call(
+        self,
+        record: Record,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        timeout_seconds: float | None,
+    ) -> StateFuture[Any]:
+        """See ``RecordContext.call``."""
+
+
 class BatchFrame:
     """What is the same for all records of a micro-batch: times in microseconds, timers, width of the output."""
 
-    __slots__ = ("output_names", "processing_time", "timers", "watermark", "width")
+    __slots__ = ("caller", "output_names", "processing_time", "timers", "watermark", "width")
 
-    def __init__(self, watermark: int, processing_time: int, timers: Timers, output_names: list[str]) -> None:
+    def __init__(
+        self,
+        watermark: int,
+        processing_time: int,
+        timers: Timers,
+        output_names: list[str],
+        caller: Caller | None = None,
+    ) -> None:
+        self.caller = caller
         self.watermark = watermark
         self.processing_time = processing_time
         self.timers = timers
@@ -39,6 +62,7 @@ class Record:
     may_write_broadcast: ClassVar[bool] = False
 
     __slots__ = (
+        "coroutine",
         "encoded_key",
         "epoch",
         "following",
@@ -49,6 +73,7 @@ class Record:
         "key",
         "out",
         "pending",
+        "returned",
         "row_kind",
         "timestamp",
         "work",
@@ -80,6 +105,8 @@ class Record:
         self.pending: int
         self.following: Record | None
         self.epoch: Any
+        self.returned: StateFuture[Any] | None
+        self.coroutine: CoroutineType[Any, Any, Any] | None
 
     @property
     def watermark(self) -> int:
@@ -109,6 +136,17 @@ class Record:
                 f"{', '.join(self.frame.output_names)}; pass one value a column"
             )
         self.out.append((kind, values))
+
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+    ) -> StateFuture[Any]:
+        """See ``RecordContext``."""
+        caller = self.frame.caller
+        if caller is None:
+            raise StateAccessError(
+                f"the record with key {self.key!r} has no controller that makes outside calls"
+            )
+        return caller.call(self, function, arguments, timeout_seconds)
 
 
 class BroadcastRecord(Record):

@@ -1,4 +1,4 @@
-"""Synchronous execution: every state request is answered at once, on the calling thread.
+"""Synchronous execution: every state request and outside call is answered at once, on the calling thread.
 
 Owns: ``SyncExecutionController``.
 Invariant: when ``submit`` returns, the record has ended.
@@ -6,12 +6,15 @@ Invariant: when ``submit`` returns, the record has ended.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import time
+from types import CoroutineType
+from typing import Any, NoReturn, TypeVar
 
-from asyncstate.errors import FutureStateError
+from asyncstate.errors import OperatorError
+from asyncstate.execution.calls import OutsideCall
 from asyncstate.execution.controller import ExecutionController
 from asyncstate.execution.record import Record
+from asyncstate.execution.stalls import unanswered
 from asyncstate.futures import StateFuture, completed_future, failed_future
 from asyncstate.requests import Decoder, Page
 
@@ -25,8 +28,8 @@ class SyncExecutionController(ExecutionController):
         """See ``ExecutionController``."""
         record.out = self.outputs
         self._run(record)
-        if self._failures:
-            self._raise_unhandled()
+        if self._unhandled:
+            self.failures.raise_for(record)
         record.out = None
 
     def drain(self) -> None:
@@ -35,20 +38,25 @@ class SyncExecutionController(ExecutionController):
     def settle(self, future: StateFuture[Any]) -> None:
         """See ``ExecutionController``."""
         if not future.done:
-            raise FutureStateError(
-                f"operator '{self.uid}' returned a future that nothing completes; derive it from a state request"
+            raise self.failures.misused(
+                None, "returned a future that nothing completes; derive it from a state request"
             )
-        self._raise_unhandled()
+        self.failures.raise_all()
         error = future.exception()
         if error is not None:
-            raise self._operator_error(error, None) from error
+            self.failures.raise_named(error, None)
 
     def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
         """See ``StateSink``."""
         try:
-            return completed_future(decode(self.get(key)))
+            value = self.get(key)
         except Exception as error:
-            self._reading = key
+            failed_future(error)  # fails the record, whoever catches it below
+            raise
+        try:
+            return completed_future(decode(value))
+        except Exception as error:
+            self.failures.read_failed(error, key)
             return failed_future(error)
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
@@ -64,13 +72,29 @@ class SyncExecutionController(ExecutionController):
 
     def statistics(self) -> dict[str, float]:
         """See ``ExecutionController``."""
-        return self.overlay.statistics()
+        return self.overlay.statistics() | self.calls.statistics()
+
+    def _call(self, call: OutsideCall) -> StateFuture[Any]:
+        completions = self.calls.completions
+        self.calls.start(call)
+        started = time.perf_counter()
+        completion = completions.next(self.calls.watchdog_seconds)
+        self.calls.wait_seconds += time.perf_counter() - started
+        if completion is None:
+            self.calls.abandon()
+            raise self.failures.named(
+                OperatorError(unanswered(self.uid, self.state_names, completions.outstanding()))
+            )
+        self.calls.in_flight -= 1
+        if completion.error is None:
+            return completed_future(completion.values)
+        self.failures.call_failed(completion.error, call.name)
+        return failed_future(completion.error)
 
     def _suspend(
-        self, record: Record, coroutine: Coroutine[Any, None, Any], awaited: StateFuture[Any]
-    ) -> None:
-        coroutine.close()
-        raise FutureStateError(
-            f"operator '{self.uid}', key {record.key!r}: awaits a future that nothing completes; "
-            "await futures that come from state requests"
-        )
+        self, record: Record, coroutine: CoroutineType[Any, Any, Any], awaited: StateFuture[Any]
+    ) -> NoReturn:
+        self._throw(coroutine, self._never(record, "awaits"))
+
+    def _await_returned(self, record: Record, returned: StateFuture[Any]) -> NoReturn:
+        raise self._never(record, "returned")

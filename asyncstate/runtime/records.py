@@ -48,7 +48,7 @@ class RecordRunner(Runner):
         self._timers = KeyedTimers(controller, spec.uid)
         self._fired = context.counter("timers_fired")
         self._frame = BatchFrame(
-            spec.watermark, spec.processing_time, self._timers, list(context.output_schema.names)
+            spec.watermark, spec.processing_time, self._timers, list(context.output_schema.names), controller
         )
         self._row_types: list[type[Row]] = [row_type(given.schema) for given in spec.inputs]
         self._key_codec = next(

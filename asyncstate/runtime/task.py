@@ -21,7 +21,9 @@ from asyncstate.errors import StoreError
 from asyncstate.execution import (
     AsyncExecutionController,
     AsyncLimits,
+    CallLimits,
     ExecutionController,
+    OutsideCalls,
     ReadPacer,
     SyncExecutionController,
 )
@@ -59,7 +61,8 @@ def run_partition(
         with _controller(spec, overlay) as controller:
             runner, states = _open_operator(spec, partition, controller)
             try:
-                yield from runner.run(batches)
+                with controller.calls:
+                    yield from runner.run(batches)
             finally:
                 spec.operator.close()
             record = _commit(spec, partition, opened, runner, states, time.perf_counter() - started)
@@ -75,9 +78,18 @@ def _cache(spec: TaskSpec, partition: int, lineage: str) -> CacheLoan:
 
 def _controller(spec: TaskSpec, overlay: WriteOverlay) -> ExecutionController:
     names = {state.id: state.name for state in spec.base.states} if spec.base is not None else {}
+    calls = _calls(spec)
     if not spec.config.enabled:
-        return SyncExecutionController(overlay, spec.uid, names)
-    return AsyncExecutionController(overlay, spec.uid, names, _limits(spec.config), _pacer)
+        return SyncExecutionController(overlay, spec.uid, names, calls)
+    return AsyncExecutionController(overlay, spec.uid, names, _limits(spec.config), _pacer, calls)
+
+
+def _calls(spec: TaskSpec) -> OutsideCalls:
+    operator, config = spec.operator, spec.config
+    limits = CallLimits(config.call_limit, config.call_timeout_ms, config.watchdog_timeout_ms)
+    if isinstance(operator, RecordOperator):
+        return OutsideCalls(spec.uid, limits, operator.open_calls, operator.close_calls)
+    return OutsideCalls(spec.uid, limits)
 
 
 def _limits(config: Config) -> AsyncLimits:

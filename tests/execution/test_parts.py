@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.execution import BatchFrame, EpochManager, IOExecutor, KeyAccountingUnit, ReadPacer, Record
+from asyncstate.execution import (
+    BatchFrame,
+    Completions,
+    EpochManager,
+    IOExecutor,
+    KeyAccountingUnit,
+    ReadPacer,
+    Record,
+)
 from asyncstate.execution.buffer import StateRequestBuffer
 from asyncstate.futures import StateFuture
 from asyncstate.requests import StateRequest
@@ -90,23 +98,25 @@ class TestEpochManager:
 
 class TestIOExecutor:
     def test_calls_run_side_by_side_and_come_back_with_their_ticket(self) -> None:
-        executor = IOExecutor(parallelism=2)
+        completions = Completions()
+        executor = IOExecutor(2, completions)
         both = threading.Barrier(2, timeout=30)
         try:
             for ticket in (1, 2):
                 executor.submit(both.wait, ticket)
-            done = [executor.next_completion(30) for _ in range(2)]
+            done = [completions.next(30) for _ in range(2)]
         finally:
             executor.close()
         assert sorted(completion.ticket for completion in done if completion) == [1, 2]
         assert all(completion and completion.error is None for completion in done)
-        assert executor.outstanding == 0
+        assert len(completions) == 0
 
     def test_an_error_is_carried_not_raised(self) -> None:
-        executor = IOExecutor(parallelism=1)
+        completions = Completions()
+        executor = IOExecutor(1, completions)
         try:
             executor.submit(lambda: 1 // 0, "ticket")
-            completion = executor.next_completion(30)
+            completion = completions.next(30)
         finally:
             executor.close()
         assert completion is not None
@@ -114,8 +124,9 @@ class TestIOExecutor:
 
     def test_no_thread_starts_before_the_first_call(self) -> None:
         before = threading.active_count()
-        executor = IOExecutor(parallelism=4)
-        assert executor.next_completion(0) is None
+        completions = Completions()
+        executor = IOExecutor(4, completions)
+        assert completions.next(0) is None
         executor.close()
         assert threading.active_count() == before
 

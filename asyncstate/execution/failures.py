@@ -1,0 +1,145 @@
+"""What ends a micro-batch: failures that nothing handled, and their names.
+
+Owns: ``Failures`` and the texts of the errors that leave a controller.
+Invariant: an error is named once, with operator, state and key as far as they are known, and has the exception of the
+user's code or of the store as its cause.
+Must not import runtime or operators.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, NoReturn
+
+from asyncstate.errors import AsyncStateError, FutureStateError, OperatorError, StoreError
+from asyncstate.execution.record import Record
+from asyncstate.futures import StateFuture
+from asyncstate.state.binding import Binding
+
+_STATE_ID_AT: Final = 2  # position of the state id in a store key, behind the key group
+_REMEMBERED: Final = 16  # failures whose subject is kept; older ones were recovered from
+_NO_LOOP_ERRORS: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})  # of sniffio and anyio
+
+AWAIT_HINT: Final = (
+    "an operator awaits StateFutures only, there is no event loop around it; make a call to the outside with "
+    "`await ctx.call(function, *arguments)`"
+)
+
+
+class Failures:
+    """The failed futures of one controller, and how its errors are named."""
+
+    def __init__(self, uid: str, state_names: Mapping[int, str]) -> None:
+        self.uid = uid
+        self.state_names = state_names
+        self.unhandled: list[tuple[StateFuture[Any], Record | None]] = []
+        """Failed futures that nothing was derived from when they failed, and the record under which they did."""
+        self._subjects: deque[tuple[BaseException, str]] = deque(maxlen=_REMEMBERED)
+        self._named: AsyncStateError | None = None
+
+    # -- futures ------------------------------------------------------------------------------------------
+
+    def raise_for(self, record: Record | None) -> None:
+        """Raise the first failure of ``record`` that nothing has taken on; its others are forgotten."""
+        mine = [future for future, failed in self.unhandled if failed is record]
+        self.unhandled[:] = [entry for entry in self.unhandled if entry[1] is not record]
+        for future in mine:
+            self._raise_unless_handled(future, record)
+
+    def raise_all(self) -> None:
+        """Raise the first failure that nothing has taken on, whatever its record."""
+        failures = self.unhandled.copy()
+        self.unhandled.clear()
+        for future, record in failures:
+            self._raise_unless_handled(future, record)
+
+    def _raise_unless_handled(self, future: StateFuture[Any], record: Record | None) -> None:
+        error = future.exception()
+        if error is not None and not future.failure_observed:
+            self.raise_named(error, record)
+
+    # -- names --------------------------------------------------------------------------------------------
+
+    def read_failed(self, error: BaseException, store_key: bytes) -> None:
+        """Remember that ``error`` is of the state under ``store_key``, for the message, should it get so far."""
+        state = self.state_names.get(store_key[_STATE_ID_AT], "unknown")
+        self._subjects.append((error, f"state '{state}'"))
+
+    def call_failed(self, error: BaseException, name: str) -> None:
+        """Remember that ``error`` is of the outside call of a function called ``name``."""
+        self._subjects.append((error, f"call of {name}"))
+
+    def raise_named(self, error: BaseException, record: Record | None) -> NoReturn:
+        """Raise ``error`` as an OperatorError or StoreError that says where it happened; once named, as it is."""
+        if error is self._named:
+            raise error
+        store = isinstance(error, StoreError)
+        place = ", ".join(self._place(error, record))
+        what = f"{place}: {'' if store else f'{type(error).__name__}: '}{_sentence(error)} "
+        if store:
+            self._raise(
+                StoreError(
+                    f"{what}The micro-batch is not committed; check the disk under async-state.local-dir and start "
+                    "the query again"
+                ),
+                error,
+            )
+        hint = f"{AWAIT_HINT[0].upper()}{AWAIT_HINT[1:]}. " if _looked_for_a_loop(error) else ""
+        self._raise(
+            OperatorError(
+                f"{what}{hint}The micro-batch is not committed; fix the operator or the input and start the query "
+                "again"
+            ),
+            error,
+        )
+
+    def misused(self, record: Record | None, text: str) -> FutureStateError:
+        """The error for futures or coroutines used as they cannot be; named already."""
+        key = "" if record is None else f", key {record.key!r}"
+        self._named = FutureStateError(f"operator '{self.uid}'{key}: {text}")
+        return self._named
+
+    def named(self, error: AsyncStateError) -> AsyncStateError:
+        """``error``, which says by itself where it happened."""
+        self._named = error
+        return error
+
+    def _raise(self, error: AsyncStateError, cause: BaseException) -> NoReturn:
+        self._named = error
+        raise error from cause
+
+    def _place(self, error: BaseException, record: Record | None) -> list[str]:
+        place = [f"operator '{self.uid}'"]
+        subject = next((subject for known, subject in self._subjects if known is error), None)
+        if subject is None and (state := _state_in(error.__traceback__)) is not None:
+            subject = f"state '{state}'"
+        if subject is not None:
+            place.append(subject)
+        if record is not None:
+            place.append(f"key {record.key!r}")
+        return place
+
+
+def _state_in(trace: TracebackType | None) -> str | None:
+    """The state in whose methods the error was raised. Looked up afterwards, so that calls of a state cost nothing."""
+    name = None
+    for frame, _ in traceback.walk_tb(trace):
+        binding = getattr(frame.f_locals.get("self"), "_binding", None)
+        if isinstance(binding, Binding):
+            name = binding.name
+    return name
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error)
+    return text if text.endswith(".") else f"{text}."
+
+
+def _looked_for_a_loop(error: BaseException) -> bool:
+    """True for what asyncio, sniffio and anyio say to code that runs on no event loop."""
+    if type(error).__name__ in _NO_LOOP_ERRORS:
+        return True
+    return isinstance(error, RuntimeError) and "no running event loop" in str(error)

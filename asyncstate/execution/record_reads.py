@@ -1,0 +1,60 @@
+"""Buffered reads of single records: here while that is quick, else side by side on the I/O threads.
+
+Owns: ``RecordReads``, how a full buffer becomes list gets.
+Invariant: every request is answered once, here or by the completion of the chunk it was sent off in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from asyncstate.execution.buffer import ReadPacer
+from asyncstate.requests import StateRequest
+from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
+
+Requests = Sequence[StateRequest]
+Answer = Callable[[Requests, list[bytes | None]], None]
+Send = Callable[[list[bytes], Any], None]
+
+
+class RecordReads:
+    """List gets for requests that are sorted by store key."""
+
+    def __init__(
+        self, overlay: WriteOverlay, pacer: ReadPacer, answer: Answer, send: Send, parallelism: int
+    ) -> None:
+        self._overlay = overlay
+        self._pacer = pacer
+        self._answer = answer
+        self._send = send
+        self._parallelism = parallelism
+
+    def read(self, requests: Requests) -> None:
+        """Answer ``requests``, now or when the threads have read them."""
+        pacer = self._pacer
+        if not pacer.waits_for_device:
+            requests = self._read_here(requests)
+        elif probe := pacer.probe_keys():
+            requests = [*self._read_here(requests[:probe]), *requests[probe:]]
+        if requests:
+            size = pacer.chunk_keys(len(requests), self._parallelism)
+            for chunk in pacer.cut(requests, size):
+                self._send([request.key for request in chunk], chunk)
+
+    def _read_here(self, requests: Requests) -> Requests:
+        """Answer requests on this thread while that is quick; returns those that should go to the threads."""
+        pacer, overlay = self._pacer, self._overlay
+        while requests:
+            size = pacer.chunk_keys(len(requests), 1)
+            chunk, requests = requests[:size], requests[size:]
+            keys = [request.key for request in chunk]
+            started = time.perf_counter()
+            values = overlay.store.get_many(keys, LIST_GET_KEYS)
+            pacer.measured(len(keys), time.perf_counter() - started)
+            overlay.count_list_get(len(keys))
+            self._answer(chunk, values)
+            if pacer.waits_for_device:
+                break
+        return requests

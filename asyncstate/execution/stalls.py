@@ -1,0 +1,53 @@
+"""What the watchdog says: which requests and calls have not been answered, for how long, and what to do.
+
+Owns: the texts of stalls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from asyncstate.execution.bundle_reads import BundleChunk
+from asyncstate.execution.calls import OutsideCall
+from asyncstate.execution.loop import Outstanding
+
+_SHOWN: Final = 3
+_STATE_ID_AT: Final = 2  # position of the state id in a store key, behind the key group
+
+
+def unanswered(uid: str, state_names: Mapping[int, str], outstanding: Sequence[Outstanding]) -> str:
+    """The message for what is ``outstanding``, the oldest first and by name."""
+    calls = sum(type(waiting.ticket) is OutsideCall for waiting in outstanding)
+    reads = len(outstanding) - calls
+    waiting = " and ".join(
+        f"{count} {what}" for count, what in ((reads, "list gets"), (calls, "outside calls")) if count
+    )
+    oldest = "; ".join(
+        f"{_describe(each.ticket, state_names)}, for {each.seconds:.1f} s" for each in outstanding[:_SHOWN]
+    )
+    remedies = []
+    if reads:
+        remedies.append("check the disk under the local store, or raise async-state.watchdog-timeout")
+    if calls:
+        remedies.append(
+            "let the functions of ctx.call await what they wait for and heed their cancellation, or make them plain "
+            "functions, which run on threads"
+        )
+    return (
+        f"operator '{uid}': {waiting} have not answered; the oldest: {oldest}. To do: {'; '.join(remedies)}"
+    )
+
+
+def _describe(ticket: Any, state_names: Mapping[int, str]) -> str:
+    if isinstance(ticket, OutsideCall):
+        return f"call of {ticket.name}, key {ticket.record.key!r}"
+    if isinstance(ticket, BundleChunk):
+        return f"state '{_state(ticket.first_key, state_names)}', store key {ticket.first_key.hex()}"
+    first = ticket[0]
+    others = f" and {len(ticket) - 1} more" if len(ticket) > 1 else ""
+    return f"state '{_state(first.key, state_names)}', key {first.record.key!r}{others}"
+
+
+def _state(store_key: bytes, state_names: Mapping[int, str]) -> str:
+    return state_names.get(store_key[_STATE_ID_AT], "unknown")
