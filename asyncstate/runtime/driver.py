@@ -13,6 +13,7 @@ import msgspec
 
 from asyncstate.errors import JobError
 from asyncstate.operator import MIN_WATERMARK
+from asyncstate.runtime.broadcast_digest import check_digests
 from asyncstate.runtime.spec import CommitRecord
 from asyncstate.storage import Manifest, OperatorManifest, StateSpec
 
@@ -65,13 +66,15 @@ def operator_after(
     records: Sequence[CommitRecord],
     schemas: Mapping[str, str],
 ) -> OperatorManifest:
-    """The operator's entry in the manifest of ``batch_id``. Raises JobError unless each partition reported once."""
+    """The operator's entry in the manifest of ``batch_id``. Raises JobError unless each partition
+    reported once, and all the same about broadcast state."""
     reported = sorted(record.partition for record in records)
     if reported != list(range(parallelism)):
         raise JobError(
             f"operator '{uid}': batch {batch_id} was reported by partitions {reported}, expected each of "
             f"0..{parallelism - 1} once; nothing was committed, start the query again"
         )
+    check_digests(uid, records)
     return OperatorManifest(
         uid=uid,
         operator=operator,

@@ -62,6 +62,7 @@ class CommitRecord(msgspec.Struct, kw_only=True):
 
     ``content`` is the partition as it is after the batch. ``max_event_times`` has one entry an input: the
     highest event time seen in this batch, None without any.
+    ``broadcast_digest`` names what it has done to broadcast state: the same in all partitions.
     ``statistics`` holds sums over this batch (see ``docs/architecture.md``), ``peaks`` highest values.
     """
 
@@ -69,6 +70,7 @@ class CommitRecord(msgspec.Struct, kw_only=True):
     content: PartitionManifest
     states: list[StateSpec]
     max_event_times: list[int | None]
+    broadcast_digest: str = ""
     statistics: dict[str, float] = msgspec.field(default_factory=dict)
     peaks: dict[str, float] = msgspec.field(default_factory=dict)
 

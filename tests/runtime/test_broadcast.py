@@ -283,22 +283,52 @@ def test_broadcast_state_survives_restart_and_rescale(async_enabled: bool, store
                     assert fourth.end_batch() == [("+I", "ann", 9, "a b")]
 
 
-def test_partitions_that_disagree_are_noticed() -> None:
-    class Differing(Rules):
-        def open(self, context: OperatorContext) -> None:
-            super().open(context)
-            self.first = context.key_groups.start
+class Differing(Rules):
+    """Writes what differs from partition to partition."""
 
-        def process_broadcast(self, row: Row, ctx: RecordContext) -> None:
+    def __init__(self, pickled: bool) -> None:
+        self.pickled = pickled
+
+    def open(self, context: OperatorContext) -> None:
+        self.first = context.key_groups.start
+        self.rules = context.get_state(
+            BroadcastStateDescriptor("rules", str, None if self.pickled else int, pickled=self.pickled)
+        )
+
+    def process_broadcast(self, row: Row, ctx: RecordContext) -> None:
+        if row.rule == "all":
+            self.rules.put(row.rule, 1)
+        elif row.rule == "values":
             self.rules.put(row.rule, self.first)
+        elif row.rule == "keys":
+            self.rules.put(str(self.first), 1)
+        elif self.first:
+            self.rules.remove("all")
 
-    Differing.__qualname__ = "Differing"
-    globals()["Differing"] = Differing
-    with harness(Differing(), parallelism=2) as made:
-        made.push([("a", 1)], input=1)
+
+@pytest.mark.parametrize("rule", ["values", "keys", "removals"])
+def test_partitions_that_disagree_commit_nothing(async_enabled: bool, rule: str) -> None:
+    with harness(Differing(pickled=False), async_enabled=async_enabled, parallelism=2) as made:
+        made.push([("all", 1)], input=1)
+        made.end_batch()
+        committed = made.state_entries()
+        made.push([(rule, 1)], input=1)
+        with pytest.raises(
+            JobError, match="partitions 0 and 1 made different changes to broadcast state; let"
+        ):
+            made.end_batch()
+        assert made.state_entries() == committed
+
+
+def test_pickles_may_differ_until_somebody_reads_them_all() -> None:
+    with harness(Differing(pickled=True), parallelism=2) as made:
+        made.push([("values", 1)], input=1)
         made.end_batch()
         with pytest.raises(StoreError, match="partitions 0 and 1 hold different broadcast state"):
             made.state_entries()
+        made.push([("keys", 1)], input=1)
+        with pytest.raises(JobError, match="different changes to broadcast state"):
+            made.end_batch()
 
 
 # time
