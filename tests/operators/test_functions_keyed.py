@@ -622,3 +622,41 @@ def test_functions_are_abstract() -> None:
     for kind in [*kinds, KeyedProcessFunction]:
         with pytest.raises(TypeError, match="abstract"):
             kind()
+
+
+# -- calls to the outside -----------------------------------------------------------------------------------
+
+
+class Converted(KeyedProcessFunction):
+    """The total of each shop in another currency, whose rate is asked for at every sale."""
+
+    def open(self, context: OperatorContext) -> None:
+        self.total = context.get_state(ValueStateDescriptor("total", pa.int64(), default=0))
+
+    async def open_calls(self) -> None:
+        self.rates = {f"shop {number}": number for number in range(9)}
+
+    async def close_calls(self) -> None:
+        CLOSED.append(len(self.rates))
+
+    async def rate_of(self, shop: str) -> int:
+        return self.rates[shop]
+
+    async def process(self, row: Row, ctx: RecordContext) -> Any:
+        rate = await ctx.call(self.rate_of, row.shop)
+        total = await self.total.async_value() + rate * row.amount
+        await self.total.async_update(total)
+        ctx.emit(row.shop, total)
+
+
+CLOSED: list[int] = []
+
+
+def test_process_calls_to_the_outside_beside_state(store_kind: Store) -> None:
+    CLOSED.clear()
+    done = run_both(lambda: KeyedProcess(Converted(), TOTALS), SALES, ["shop"], STEPS, store=store_kind)
+    assert inserts(done.rows) == [
+        (shop, int(shop.removeprefix("shop ")) * (sum(before) + amount))
+        for (shop, amount), before in before_each(ALL_SALES)
+    ]
+    assert CLOSED == [9] * 3 * 2, "for each micro-batch with rows, in both modes"
