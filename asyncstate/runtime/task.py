@@ -28,6 +28,7 @@ from asyncstate.execution import (
     SyncExecutionController,
 )
 from asyncstate.operator import BundleOperator, RecordOperator
+from asyncstate.runtime.broadcast_digest import broadcast_digest
 from asyncstate.runtime.bundles import BundleRunner
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.records import RecordRunner
@@ -143,7 +144,8 @@ def _commit(
     seconds: float,
 ) -> CommitRecord:
     began = time.perf_counter()
-    content = opened.commit(runner.controller.overlay.changes())
+    changes = runner.controller.overlay.changes()
+    content = opened.commit(changes)
     committed = time.perf_counter() - began
     counts = runner.controller.statistics()
     store = opened.store.statistics()
@@ -172,6 +174,7 @@ def _commit(
         content=content,
         states=states,
         max_event_times=runner.max_event_times,
+        broadcast_digest=broadcast_digest(changes, states),
         statistics=statistics,
         peaks=peaks,
     )
