@@ -1,54 +1,118 @@
 """What a worker process remembers of stored values from one micro-batch to the next.
 
-Owns: CachedEntries, WorkerCache and CacheLoan: the second level of the state cache (raw bytes; the first level
-is the state objects'). Invariants: entries are right for one content only, named by its lineage, and are given out
-for exactly that one, so whatever became of the attempt that left them, they are never stale; entries are with the
-table or with one task, never with both; all together, lent or not, keep within the bytes given. Must not import
-stores, overlay or anything of execution.
+Owns: Generation, CachedEntries, WorkerCache and CacheLoan: the second level of the state cache, raw bytes.
+Invariants: entries are right for one content only, named by its lineage, and are given out for exactly that one,
+so whatever became of the attempt that left them, they are never stale; entries are with the table or with one task,
+never with both; all together, lent or not, keep within the bytes given. Must not import stores, overlay or
+anything of execution.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 ENTRY_OVERHEAD_BYTES: Final = 120
 """What an entry weighs beside the bytes of key and value: two bytes headers and a dict slot."""
 
+GENERATIONS_MAX: Final = 8
+_SMALL_BYTES: Final = 256 << 10  # merging so little takes some tenths of a millisecond
+_JUDGED_KEYS: Final = 10_000
+_USEFUL_OF: Final = 50  # a generation is useful if it has one of so many keys
+
 Entries = dict[bytes, bytes | None]
 
 
-@dataclass(slots=True)
-class CachedEntries:
-    """Values of one partition by store key, None for a key known to be absent, in two generations.
+class Generation:
+    """Entries that were read or written at about the same time, and how many list-get keys they could answer."""
 
-    What was used lately is in ``young``, and counts where both have a key. The older generation is dropped
-    whole: the cost of a hit is one dict lookup, and of an eviction next to nothing.
+    __slots__ = ("asked", "entries", "found", "size_bytes")
+
+    def __init__(self, entries: Entries, size_bytes: int) -> None:
+        self.entries = entries
+        self.size_bytes = size_bytes
+        self.asked = self.found = 0
+
+
+class CachedEntries:
+    """Values of one partition by store key, None for a key known to be absent.
+
+    They lie in generations, the newest first; of a key that several have, the newest counts. So what a
+    micro-batch has read or written is taken in as it is, without touching what is there, and the oldest
+    generation is dropped whole: a least-recently-used cache of which neither a hit nor an eviction costs much.
     """
 
-    young: Entries = field(default_factory=dict)
-    old: Entries = field(default_factory=dict)
-    young_bytes: int = 0
-    old_bytes: int = 0
+    def __init__(self) -> None:
+        self.generations: list[Generation] = []
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory of both generations."""
-        return self.young_bytes + self.old_bytes
+        """Estimated memory; a key counts in each generation that has it."""
+        return sum(generation.size_bytes for generation in self.generations)
 
     def __len__(self) -> int:
-        return len(self.young) + len(self.old)
+        return sum(len(generation.entries) for generation in self.generations)
+
+    def add(self, entries: Entries, size_bytes: int) -> None:
+        """Take in a newest generation; the caller lets go of it."""
+        if entries:
+            self.generations.insert(0, Generation(entries, size_bytes))
 
     def shrink(self, limit_bytes: int) -> int:
-        """Drop generations, the older one first, until the rest keeps within the limit; entries dropped."""
-        before = len(self)
-        if self.size_bytes > limit_bytes:
-            self.old, self.old_bytes = {}, 0
-        if self.young_bytes > limit_bytes:
-            self.young, self.young_bytes = {}, 0
+        """Drop oldest generations until the rest keeps within the limit; returns how many entries went."""
+        before, size_bytes = len(self), self.size_bytes
+        while size_bytes > limit_bytes and self.generations:
+            size_bytes -= self.generations.pop().size_bytes
         return before - len(self)
+
+    def drop_useless(self) -> int:
+        """Drop generations that hardly ever have what list gets look for; returns how many entries went.
+
+        Looking into a generation costs a few hundredths of reading the key from a store in memory.
+        """
+        before = len(self)
+        self.generations = [
+            generation
+            for generation in self.generations
+            if generation.asked < _JUDGED_KEYS or generation.found * _USEFUL_OF >= generation.asked
+        ]
+        for generation in self.generations:
+            generation.asked = generation.found = 0
+        return before - len(self)
+
+    def merge(self, size_bytes_max: int) -> None:
+        """Bring the number of generations within its bound, and below it where that costs next to nothing.
+
+        Neighbours are merged that stay below ``size_bytes_max``, so that there is always something old to drop.
+        """
+        while (position := self._cheapest_merge(size_bytes_max)) is not None:
+            self._merge_into_next(position)
+        del self.generations[GENERATIONS_MAX:]
+
+    def _cheapest_merge(self, size_bytes_max: int) -> int | None:
+        """Position of the generation to be merged into the next older one; None if there should be no more merging."""
+        if len(self.generations) <= GENERATIONS_MAX:
+            size_bytes_max = min(size_bytes_max, _SMALL_BYTES)
+        fitting = [
+            (len(newer.entries), -position)
+            for position, (newer, older) in enumerate(itertools.pairwise(self.generations))
+            if newer.size_bytes + older.size_bytes <= size_bytes_max
+        ]
+        return -min(fitting)[1] if fitting else None
+
+    def _merge_into_next(self, position: int) -> None:
+        newer, older = self.generations.pop(position), self.generations[position]
+        replaced = list(filter(older.entries.__contains__, newer.entries))
+        older.size_bytes += newer.size_bytes - size_of(replaced, map(older.entries.__getitem__, replaced))
+        older.entries.update(newer.entries)
+
+
+def size_of(keys: Sequence[bytes], values: Iterable[bytes | None]) -> int:
+    """Estimated memory of entries."""
+    return sum(map(len, keys)) + sum(map(len, filter(None, values))) + ENTRY_OVERHEAD_BYTES * len(keys)
 
 
 class PartitionKey(NamedTuple):

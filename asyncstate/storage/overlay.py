@@ -10,19 +10,21 @@ Must not import rocksdict or anything of execution.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, Literal
 
 from sortedcontainers import SortedList
 
-from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, CachedEntries, Entries
+from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, CachedEntries, Entries, size_of
 from asyncstate.storage.contract import Change, KeyedStore
 
 LIST_GET_KEYS: Final = 128
 """Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
 
 _SCAN_KEYS_MIN: Final = 64
+_YOUNG_OF: Final = 4
+_FRESH_GENERATIONS: Final = 1  # what is found in them need not be made young: they will be here for a while
 
 
 class Missing(enum.Enum):
@@ -40,23 +42,23 @@ Peeked = bytes | Literal[Missing.MISSING] | None
 class WriteOverlay:
     """Reads see this batch's writes, then the read cache, then the store.
 
-    ``read_cache_bytes`` bounds what ``remember`` keeps; it is two generations of half of it (see ``CachedEntries``).
-    ``carried`` is the cache that an earlier micro-batch left for the store's very content; the overlay owns it
-    from then on. Scans go by the cache: a page is the iteration's own, whatever the cache drops meanwhile.
+    ``read_cache_bytes`` bounds the read cache: what was read lately, in a young generation of a quarter of it at
+    most, and what was read or written before (see ``CachedEntries``). ``carried`` is the cache that an earlier
+    micro-batch left for the store's very content; the overlay owns it from then on. Scans go by the cache: a page is
+    the iteration's own, whatever the cache drops meanwhile.
     """
 
     __slots__ = (
         "_cache_bytes_max",
         "_cache_bytes_peak",
-        "_cache_half_bytes",
+        "_cached",
         "_carried",
         "_evictions",
         "_indexed",
         "_list_get_keys",
         "_list_gets",
         "_misses",
-        "_old",
-        "_old_bytes",
+        "_older",
         "_reads",
         "_scans",
         "_sorted",
@@ -65,6 +67,7 @@ class WriteOverlay:
         "_writes",
         "_young",
         "_young_bytes",
+        "_young_bytes_max",
         "put",
         "store",
     )
@@ -78,14 +81,15 @@ class WriteOverlay:
         self.store = store
         self._store_get = store.get
         self._writes: Entries = {}
-        cached = CachedEntries() if carried is None else carried
-        self._young, self._old = cached.young, cached.old
-        self._young_bytes, self._old_bytes = cached.young_bytes, cached.old_bytes
-        self._carried = len(cached)
+        self._cached = CachedEntries() if carried is None else carried
+        self._carried = len(self._cached)
         self._cache_bytes_max = read_cache_bytes
-        self._cache_half_bytes = read_cache_bytes // 2
+        self._young_bytes_max = read_cache_bytes // _YOUNG_OF
         self._cache_bytes_peak = 0
-        self._evictions = 0
+        self._evictions = self._cached.shrink(read_cache_bytes - self._young_bytes_max)
+        self._young: Entries = {}
+        self._young_bytes = 0
+        self._older = [generation.entries for generation in self._cached.generations]
         self._sorted: SortedList = SortedList()
         self._indexed = 0
         self._reads = self._misses = self._store_reads = self._list_gets = self._list_get_keys = (
@@ -100,11 +104,9 @@ class WriteOverlay:
         if value is MISSING:
             value = self._young.get(key, MISSING)
             if value is MISSING:
-                value = self._old.get(key, MISSING)
+                value = self._recall(key)
                 if value is MISSING:
                     self._misses += 1
-                else:
-                    self.remember(key, value)
         return value
 
     def get(self, key: bytes) -> bytes | None:
@@ -115,28 +117,36 @@ class WriteOverlay:
         if value is MISSING:
             value = self._young.get(key, MISSING)
             if value is MISSING:
-                value = self._old.get(key, MISSING)
+                value = self._recall(key)
                 if value is MISSING:
                     self._misses += 1
                     return self.fetch(key)
-                self.remember(key, value)
         return value
+
+    def _recall(self, key: bytes) -> Peeked:
+        """Look into the older generations; what is found there is young again."""
+        for entries in self._older:
+            value: Peeked = entries.get(key, MISSING)
+            if value is not MISSING:
+                self.remember(key, value)
+                return value
+        return MISSING
 
     def fetch(self, key: bytes) -> bytes | None:
         """Ask the store, for a key that ``peek`` did not know, and remember the answer."""
         self._store_reads += 1
         value = self._young[key] = self._store_get(key)
         self._young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
-        if self._young_bytes > self._cache_half_bytes:
+        if self._young_bytes > self._young_bytes_max:
             self._age()
         return value
 
     def remember(self, key: bytes, value: bytes | None) -> None:
-        """Keep a value that was read from the store (None: it is absent) for later reads of this batch."""
+        """Keep a value that was read from the store (None: it is absent) for later reads."""
         if key not in self._young:
             self._young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
         self._young[key] = value
-        if self._young_bytes > self._cache_half_bytes:
+        if self._young_bytes > self._young_bytes_max:
             self._age()
 
     def delete(self, key: bytes) -> None:
@@ -167,13 +177,25 @@ class WriteOverlay:
             unknown = _look_up(self._writes, keys, unknown, answers)
         if self._young and unknown:
             unknown = _look_up(self._young, keys, unknown, answers)
-        if self._old and unknown:
-            asked, unknown = unknown, _look_up(self._old, keys, unknown, answers)
-            if len(unknown) < len(asked):
-                used = [keys[i] for i in asked if answers[i] is not MISSING]
-                self.remember_many(used, list(map(self._old.__getitem__, used)))
+        if self._older and unknown:
+            unknown = self._recall_many(keys, unknown, answers)
         self._misses += len(unknown)
         return answers, unknown
+
+    def _recall_many(self, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]) -> Sequence[int]:
+        """``_look_up`` in the older generations; what is found in the oldest of them is young again."""
+        aged: list[int] = []
+        for number, generation in enumerate(self._cached.generations):
+            asked, unknown = unknown, _look_up(generation.entries, keys, unknown, answers)
+            generation.asked += len(asked)
+            generation.found += len(asked) - len(unknown)
+            if number >= _FRESH_GENERATIONS and len(unknown) < len(asked):
+                aged += [i for i in asked if answers[i] is not MISSING]
+            if not unknown:
+                break
+        if aged:
+            self.remember_many([keys[i] for i in aged], [answers[i] for i in aged])  # type: ignore[misc]  # none MISSING
+        return unknown
 
     def overlay_many(self, keys: list[bytes], fetched: Sequence[bytes | None]) -> list[bytes | None]:
         """Lay this batch's writes over answers that the store gave earlier for the same keys."""
@@ -182,13 +204,13 @@ class WriteOverlay:
         return list(map(self._writes.get, keys, fetched))
 
     def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Keep many answers of the store; more than half the cache at once are not kept at all."""
-        size = _size_of(keys, values)
-        if size > self._cache_half_bytes:
+        """Keep many answers of the store; more than the young generation holds are not kept at all."""
+        size = size_of(keys, values)
+        if size > self._young_bytes_max:
             return
         self._young.update(zip(keys, values, strict=True))
         self._young_bytes += size
-        if self._young_bytes > self._cache_half_bytes:
+        if self._young_bytes > self._young_bytes_max:
             self._age()
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
@@ -258,22 +280,21 @@ class WriteOverlay:
     def release(self) -> CachedEntries:
         """End of the micro-batch: the cache as it is right for the store with this batch's writes in it.
 
-        The overlay must not be used any more. Writes that do not fit the cache leave it empty, since it would
-        contradict them; many of them become its younger generation, few are added to that.
+        The overlay must not be used any more. Writes that do not fit leave the cache empty, since it would
+        contradict them.
         """
-        writes, written = self._writes, self.bytes_written + ENTRY_OVERHEAD_BYTES * len(self._writes)
-        young, young_bytes, old, old_bytes = self._young, self._young_bytes, self._old, self._old_bytes
-        if written > self._cache_bytes_max:
+        writes, limit = self._writes, self._cache_bytes_max - self._young_bytes_max
+        written = self.bytes_written + ENTRY_OVERHEAD_BYTES * len(writes)
+        if written > limit:
             return CachedEntries()
-        if written > self._cache_half_bytes // 2:
-            old, old_bytes, young, young_bytes = young, young_bytes, writes, written
-        elif writes:
-            replaced = list(filter(young.__contains__, writes))
-            young_bytes += written - _size_of(replaced, map(young.__getitem__, replaced))
-            young.update(writes)
-        released = CachedEntries(young, old, young_bytes, old_bytes)
-        released.shrink(self._cache_bytes_max)
-        return released
+        cached = self._cached
+        cached.drop_useless()
+        if not all(map(writes.__contains__, self._young)):
+            cached.add(self._young, self._young_bytes)
+        cached.add(writes, written)
+        cached.shrink(limit)
+        cached.merge(self._young_bytes_max)
+        return cached
 
     @property
     def num_changes(self) -> int:
@@ -297,6 +318,7 @@ class WriteOverlay:
         ``cache_carried``: entries that an earlier micro-batch left; ``cache_evictions``: entries dropped for want
         of room; ``store_reads``: keys that reached the store, by single and by list gets.
         """
+        self._note_cache_bytes()
         return {
             "reads": self._reads,
             "hits": self._reads - self._misses,
@@ -309,15 +331,20 @@ class WriteOverlay:
             "change_bytes": self.bytes_written,
             "cache_carried": self._carried,
             "cache_evictions": self._evictions,
-            "cache_bytes_peak": max(self._cache_bytes_peak, self._old_bytes + self._young_bytes),
+            "cache_bytes_peak": self._cache_bytes_peak,
             "cache_bytes_limit": self._cache_bytes_max,
         }
 
     def _age(self) -> None:
-        self._cache_bytes_peak = max(self._cache_bytes_peak, self._old_bytes + self._young_bytes)
-        self._evictions += len(self._old)
-        self._old, self._old_bytes = self._young, self._young_bytes
+        """Begin a new young generation."""
+        self._note_cache_bytes()
+        self._cached.add(self._young, self._young_bytes)
         self._young, self._young_bytes = {}, 0
+        self._evictions += self._cached.shrink(self._cache_bytes_max - self._young_bytes_max)
+        self._older = [generation.entries for generation in self._cached.generations]
+
+    def _note_cache_bytes(self) -> None:
+        self._cache_bytes_peak = max(self._cache_bytes_peak, self._cached.size_bytes + self._young_bytes)
 
 
 def _look_up(
@@ -333,8 +360,3 @@ def _look_up(
         else:
             answers[index] = value
     return left
-
-
-def _size_of(keys: Sequence[bytes], values: Iterable[bytes | None]) -> int:
-    """Estimated memory of entries."""
-    return sum(map(len, keys)) + sum(map(len, filter(None, values))) + ENTRY_OVERHEAD_BYTES * len(keys)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.storage import CachedEntries, PartitionKey, WorkerCache
-from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES
+from asyncstate.storage.cache import GENERATIONS_MAX, size_of
 
 _LIMIT = 10_000
 
@@ -17,8 +17,18 @@ def _key(partition: int = 0, checkpoint: str = "/here") -> PartitionKey:
 
 
 def _entries(count: int, mark: bytes = b"v") -> CachedEntries:
-    young = {b"%03d" % n: mark for n in range(count)}
-    return CachedEntries(young, {}, count * (4 + ENTRY_OVERHEAD_BYTES), 0)
+    return _generations({b"%03d" % n: mark for n in range(count)})
+
+
+def _generations(*newest_first: dict[bytes, bytes | None]) -> CachedEntries:
+    cached = CachedEntries()
+    for entries in reversed(newest_first):
+        cached.add(dict(entries), size_of(list(entries), entries.values()))
+    return cached
+
+
+def _contents(cached: CachedEntries) -> list[dict[bytes, bytes | None]]:
+    return [generation.entries for generation in cached.generations]
 
 
 def _leave(cache: WorkerCache, key: PartitionKey, lineage: str, entries: CachedEntries) -> None:
@@ -38,7 +48,7 @@ def test_entries_go_to_the_same_content_only() -> None:
     assert _found(cache, _key(partition=1), "a") == 0
     assert _found(cache, _key(checkpoint="/there"), "a") == 0
     with cache.lend(_key(), "a", _LIMIT) as loan:
-        assert dict(loan.entries.young) == {b"000": b"v", b"001": b"v", b"002": b"v"}
+        assert _contents(loan.entries) == [{b"000": b"v", b"001": b"v", b"002": b"v"}]
 
 
 def test_entries_of_another_content_are_dropped() -> None:
@@ -64,7 +74,7 @@ def test_two_attempts_never_share_entries() -> None:
     first, second = cache.lend(_key(), "a", _LIMIT), cache.lend(_key(), "a", _LIMIT)
     assert (len(first.entries), len(second.entries)) == (3, 0)
     first.keep("b1", _entries(3, b"1"))
-    second.keep("b2", CachedEntries({b"k": b"2"}, {}, 122, 0))
+    second.keep("b2", _generations({b"k": b"2"}))
     assert _found(cache, _key(), "b1") == 0
 
 
@@ -86,13 +96,72 @@ def test_a_new_partition_gets_its_share_and_the_longest_unused_lose() -> None:
     assert [_found(cache, _key(partition), "a") for partition in range(3)] == [0, 25, 25]
 
 
-def test_the_old_generation_goes_before_the_young_one() -> None:
-    entries = CachedEntries({b"a": b"1"}, {b"b": b"2"}, 122, 122)
-    assert entries.shrink(244) == 0
-    assert entries.shrink(243) == 1
-    assert (entries.young, entries.old, entries.size_bytes) == ({b"a": b"1"}, {}, 122)
-    assert entries.shrink(121) == 1
-    assert entries.size_bytes == 0
+def test_the_oldest_generation_goes_first() -> None:
+    entries = _generations({b"a": b"1"}, {b"b": b"2"}, {b"a": b"0", b"c": b"3"})
+    assert (entries.size_bytes, len(entries)) == (4 * 122, 4)
+    assert entries.shrink(4 * 122) == 0
+    assert entries.shrink(4 * 122 - 1) == 2
+    assert _contents(entries) == [{b"a": b"1"}, {b"b": b"2"}]
+    assert entries.shrink(0) == 2
+    assert (entries.size_bytes, len(entries)) == (0, 0)
+
+
+def test_an_empty_generation_is_not_kept() -> None:
+    assert _contents(_generations({}, {b"a": None}, {})) == [{b"a": None}]
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.binary(max_size=1), st.none() | st.binary(max_size=40), max_size=6), max_size=20
+    )
+)
+def test_merging_changes_no_answer(generations: list[dict[bytes, bytes | None]]) -> None:
+    cached = _generations(*generations)
+    expected: dict[bytes, bytes | None] = {}
+    for entries in reversed(generations):
+        expected.update(entries)
+    cached.merge(1 << 20)
+    assert len(cached.generations) <= GENERATIONS_MAX
+    found: dict[bytes, bytes | None] = {}
+    for entries in reversed(_contents(cached)):
+        found.update(entries)
+    assert found == expected
+    for generation in cached.generations:
+        assert generation.size_bytes == size_of(list(generation.entries), generation.entries.values())
+
+
+def test_generations_that_may_not_grow_are_dropped_at_the_old_end() -> None:
+    numbers = range(GENERATIONS_MAX + 2)
+    cached = _generations(*({b"%03d" % n: b"v"} for n in numbers))
+    cached.merge(124)
+    assert _contents(cached) == [{b"%03d" % n: b"v"} for n in numbers[:GENERATIONS_MAX]]
+
+
+def test_small_generations_become_one() -> None:
+    cached = _generations({b"a": b"1"}, {b"b": b"2"}, {b"a": b"0", b"c": b"3"})
+    cached.merge(1 << 20)
+    assert _contents(cached) == [{b"a": b"1", b"b": b"2", b"c": b"3"}]
+
+
+def test_large_generations_are_merged_only_when_they_are_too_many() -> None:
+    large = [{b"%03d" % n: b"v" * 200_000} for n in range(GENERATIONS_MAX + 1)]
+    cached = _generations(*large[1:])
+    cached.merge(1 << 30)
+    assert len(cached.generations) == GENERATIONS_MAX
+    cached = _generations(*large)
+    cached.merge(1 << 30)
+    assert len(cached.generations) == GENERATIONS_MAX
+    assert cached.generations[-1].entries == large[-1] | large[-2]
+
+
+def test_a_generation_that_never_has_what_is_asked_for_is_dropped() -> None:
+    cached = _generations({b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"})
+    for generation, asked, found in zip(
+        cached.generations, (100_000, 100_000, 100), (1_000, 3_000, 0), strict=True
+    ):
+        generation.asked, generation.found = asked, found
+    assert cached.drop_useless() == 1
+    assert _contents(cached) == [{b"b": b"2"}, {b"c": b"3"}]
 
 
 def test_what_a_task_took_beyond_its_loan_is_cut() -> None:
