@@ -17,6 +17,7 @@ from asyncstate.futures import StateFuture, completed_future, completed_void_fut
 from asyncstate.state.binding import Binding, KeyedState
 
 _VOID: Final = completed_void_future()
+_JOINT: Final = b""  # stands for the store key of an operation that has several
 
 # (store key, the bytes under it, argument) -> (the bytes afterwards: None removes them, result). A result may be
 # a StateFuture. "The bytes afterwards" being the same object means that nothing is to be written.
@@ -124,7 +125,7 @@ class OrderedState(KeyedState):
                 waiting.absorb(other)
                 for absorbed in other.prefixes:
                     self._waiting[absorbed] = waiting
-        future = waiting.add(b"", operation, None)
+        future = waiting.add(_JOINT, operation, None)
         self._go_on(waiting)
         return future
 
@@ -138,16 +139,17 @@ class OrderedState(KeyedState):
             return
         waiting.outstanding += 1
 
-        def arrived(stored: bytes | None) -> None:
+        def answered(loaded: StateFuture[bytes | None]) -> None:
             latest = waiting.latest()
-            latest.know(prefix, stored)
             latest.outstanding -= 1
+            error = loaded.exception()
+            if error is not None:
+                self._fail(latest, error)
+            else:
+                latest.know(prefix, loaded.get())
             self._go_on(latest)
 
-        def failed(error: Exception) -> None:
-            self._fail(waiting.latest(), error)
-
-        loaded.then_accept(arrived).recover(failed)
+        loaded.on_settled(answered)
 
     def _go_on(self, waiting: _Waiting) -> None:
         """When nothing is outstanding: apply what waits, and settle its futures if that was all."""
@@ -170,11 +172,10 @@ class OrderedState(KeyedState):
             prefix, operation, argument, future = operations[waiting.position]
             result: Any = None
             try:
-                if isinstance(operation, JointOperation):
-                    if not self._apply_jointly(waiting, operation, blocking):
-                        return False
-                else:
+                if prefix:
                     stored[prefix], result = operation(prefix, stored[prefix], argument)
+                elif not self._apply_jointly(waiting, operation, blocking):
+                    return False
             except Exception as error:
                 result = _Failure(error)
             waiting.position += 1
@@ -203,7 +204,7 @@ class OrderedState(KeyedState):
         waiting.outstanding -= 1
         self._go_on(waiting)
 
-    def _fail(self, waiting: _Waiting, error: Exception) -> None:
+    def _fail(self, waiting: _Waiting, error: BaseException) -> None:
         """A value could not be read: everything that waits with it fails."""
         for prefix in waiting.prefixes:
             if self._waiting.get(prefix) is waiting:
@@ -244,7 +245,7 @@ class _Waiting:
         self.outstanding = 0  # reads that have not been answered
         self.before: dict[bytes, bytes | None] = {}
         self.stored: dict[bytes, bytes | None] = {}  # after the operations up to ``position``
-        self.operations: list[tuple[bytes, Operation | JointOperation, Any, StateFuture[Any]]] = []
+        self.operations: list[tuple[bytes, Any, Any, StateFuture[Any]]] = []
         self.position = 0
         self.results: list[tuple[StateFuture[Any], Any]] = []
         self.applied = False
@@ -288,7 +289,7 @@ class _Waiting:
             else:
                 future.complete(result)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """A value could not be read."""
         asked = [
             *(future for future, _ in self.results),

@@ -475,3 +475,24 @@ def test_a_failing_function_can_be_recovered_from_in_both_modes(async_enabled: b
     with OperatorHarness(Tolerant(), SCHEMA, ["key"], async_enabled=async_enabled) as harness:
         harness.push([(1, "a", 0), (1, "x", 0), (1, "b", 0)])
         assert [row[2] for row in harness.end_batch()] == ["a", "ValueError", "a", "ab"]
+
+
+class Strict(Folding):
+    """Fails with an error of its own behind a read that had to wait."""
+
+    async def process(self, row: Row, ctx: RecordContext) -> None:  # type: ignore[override]
+        self.words.async_add(row.word)
+        if await self.words.async_get() == "ab":
+            raise LookupError("no b behind an a")
+        ctx.emit(row.key, row.word, None)
+
+
+def test_a_coroutine_that_fails_behind_a_waiting_read_fails_the_batch(
+    device: str, async_enabled: bool
+) -> None:
+    with OperatorHarness(Strict(), SCHEMA, ["key"], async_enabled=async_enabled) as harness:
+        harness.push([(7, "a", 1)])
+        harness.end_batch()
+        harness.push([(7, "b", 1)])
+        with pytest.raises(OperatorError, match=re.escape("key (7,): LookupError: no b behind an a")):
+            harness.end_batch()
