@@ -190,6 +190,14 @@ def test_asking_whether_an_entry_is_there_renews_it_and_asking_for_emptiness_doe
     assert [text for _, text in one.batch(1_120, ("read", 4))] == ["[-1, [(4, 'a')], ['a'], [], 'a', True]"]
 
 
+def test_plain_reads_renew_too(bench: Callable[..., Bench], domain: str) -> None:
+    one = bench(Edges(StateTtl(TTL_US, domain, "read-and-write")))
+    one.batch(1_000, ("put", 4))
+    for time in (1_090, 1_180, 1_270):
+        (found,) = one.batch(time, ("read", 4))
+        assert found[1] == "[4, [(4, 'a'), (5, 'b')], ['a', 'b'], ['a', 'b'], 'a', True]"
+
+
 def test_clearing_removes_expired_entries_too(bench: Callable[..., Bench], domain: str) -> None:
     one = bench(Edges(StateTtl(TTL_US, domain)))
     one.batch(1_000, ("put", 4))
@@ -315,8 +323,11 @@ def test_records_without_event_time_count_from_the_first_watermark(
 
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "later"])
 @pytest.mark.parametrize("change", ["overwrite", "remove", "leave"])
-def test_a_renewal_never_undoes_a_later_write_of_its_record(deferred: bool, change: str) -> None:
+def test_a_renewal_never_undoes_a_later_write_of_its_record(
+    deferred: bool, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reads have been asked for but not answered when the record writes."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 40)  # three elements
     ttl = StateTtl(TTL_US, update="read-and-write")
     sink = FakeSink(deferred)
 
@@ -369,6 +380,9 @@ def test_a_renewal_never_undoes_a_later_write_of_its_record(deferred: bool, chan
     else:
         assert found == [1, {key: key for key in range(5)}, [*range(5)]]
     assert {raw[:8] for key, raw in sink.base.items() if key[2] != 10} == {new}
+    lists = [raw for key, raw in sink.base.items() if key[2] == 10]
+    assert len(lists) == (1 if change == "overwrite" else 2)
+    assert sum(raw.count(new) for raw in lists) == len(found[2])
 
 
 def test_what_is_stored_is_a_stamp_and_the_same_bytes(bench: Callable[..., Bench], domain: str) -> None:
