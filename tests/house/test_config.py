@@ -23,6 +23,8 @@ DOCUMENTED_DEFAULTS = {
     "async-state.epoch-mode": "serial",
     "async-state.iterate-response-batch-size": 1_000,
     "async-state.watchdog-timeout": 60_000,
+    "async-state.call-limit": 100,
+    "async-state.call-timeout": 60_000,
     "async-state.bundle-size": 100_000,
     "async-state.broadcast-size-limit": 64 * 1024 * 1024,
     "async-state.cache-size": 128 * 1024 * 1024,
