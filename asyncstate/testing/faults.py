@@ -1,0 +1,104 @@
+"""Parts that fail on purpose.
+
+Owns: ``FaultyStore``.
+Invariant: without a fault asked for, everything is as in the store beneath.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from asyncstate.errors import StoreError
+from asyncstate.storage import Change, KeyedStore, StoreStatistics
+
+
+class FaultyStore(KeyedStore):
+    """A store whose reads can be made to fail, to give damaged bytes, or to hang; each call is one read.
+
+    >>> from asyncstate.storage import MemoryStore
+    >>> store = FaultyStore(MemoryStore([(b"key", b"value")]))
+    >>> store.corrupt(b"key", b"?")
+    >>> store.get(b"key")
+    b'?'
+    """
+
+    def __init__(self, store: KeyedStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._failing: dict[int, Exception] = {}
+        self._corrupt: dict[bytes, bytes | None] = {}
+        self._gate = threading.Event()
+        self._gate.set()
+        self.version = store.version
+        self.reads = 0
+        """Calls of ``get``, ``get_many`` and ``scan`` so far."""
+        self.waiting = threading.Semaphore(0)
+        """Released once by each read that hangs."""
+
+    # -- faults -----------------------------------------------------------------------------------------
+
+    def fail_read(self, nth: int, error: Exception | None = None) -> None:
+        """Let the ``nth`` read from now (1: the next one) raise ``error``, by default a StoreError."""
+        self._failing[self.reads + nth] = error or StoreError("the disk is gone")
+
+    def corrupt(self, key: bytes, value: bytes | None) -> None:
+        """Give ``value`` wherever ``key`` is read; None: as if it had been lost."""
+        self._corrupt[key] = value
+
+    def hang(self) -> None:
+        """Let reads wait for ``release``."""
+        self._gate.clear()
+
+    def release(self) -> None:
+        """Let reads go on."""
+        self._gate.set()
+
+    # -- KeyedStore -------------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        """See ``KeyedStore``."""
+        self._read()
+        return self._corrupt[key] if key in self._corrupt else self._store.get(key)
+
+    def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
+        """See ``KeyedStore``."""
+        self._read()
+        values = self._store.get_many(keys, piece_keys)
+        return [self._corrupt.get(key, value) for key, value in zip(keys, values, strict=True)]
+
+    def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """See ``KeyedStore``."""
+        self._read()
+        entries: list[tuple[bytes, bytes]] = []
+        for key, value in self._store.iterate(start, end):
+            shown = self._corrupt.get(key, value)
+            if len(entries) == limit:
+                break
+            if shown is not None:
+                entries.append((key, shown))
+        return entries
+
+    def apply(self, changes: Sequence[Change], version: int) -> None:
+        """See ``KeyedStore``."""
+        self._store.apply(changes, version)
+        self.version = version
+
+    def statistics(self) -> StoreStatistics:
+        """See ``KeyedStore``."""
+        return self._store.statistics()
+
+    def close(self) -> None:
+        """See ``KeyedStore``; reads that hang go on."""
+        self.release()
+        self._store.close()
+
+    def _read(self) -> None:
+        with self._lock:
+            self.reads += 1
+            error = self._failing.pop(self.reads, None)
+        if not self._gate.is_set():
+            self.waiting.release()
+            self._gate.wait()
+        if error is not None:
+            raise error
