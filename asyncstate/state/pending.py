@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from asyncstate.futures import StateFuture, completed_future, completed_void_future, failed_future
@@ -283,7 +284,7 @@ class _Waiting:
         results, self.results = self.results, []
         for future, result in results:
             if isinstance(result, StateFuture):
-                result.then_accept(future.complete).recover(future.fail)
+                result.on_settled(partial(_pass_on, future))
             elif isinstance(result, _Failure):
                 future.fail(result.error)
             else:
@@ -299,6 +300,15 @@ class _Waiting:
         for future in asked:
             if not future.done:
                 future.fail(error)
+
+
+def _pass_on(future: StateFuture[Any], source: StateFuture[Any]) -> None:
+    """Settle ``future`` as ``source`` is."""
+    error = source.exception()
+    if error is not None:
+        future.fail(error)
+    else:
+        future.complete(source.get())
 
 
 def as_it_is(raw: bytes | None) -> bytes | None:

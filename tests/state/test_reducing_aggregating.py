@@ -16,6 +16,7 @@ from asyncstate import (
     AggregateFunction,
     AggregatingStateDescriptor,
     InputSpec,
+    ListStateDescriptor,
     OperatorContext,
     RecordContext,
     RecordOperator,
@@ -26,6 +27,7 @@ from asyncstate import (
     combine_all,
 )
 from asyncstate.errors import CodecError, OperatorError, StateAccessError, StateDeclarationError
+from asyncstate.state import chunks
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 
@@ -477,20 +479,32 @@ def test_a_failing_function_can_be_recovered_from_in_both_modes(async_enabled: b
         assert [row[2] for row in harness.end_batch()] == ["a", "ValueError", "a", "ab"]
 
 
-class Strict(Folding):
+class Strict(RecordOperator):
     """Fails with an error of its own behind a read that had to wait."""
 
-    async def process(self, row: Row, ctx: RecordContext) -> None:  # type: ignore[override]
+    def __init__(self, descriptor: Any) -> None:
+        self._descriptor = descriptor
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("word", pa.string())])
+
+    def open(self, context: OperatorContext) -> None:
+        self.words = context.get_state(self._descriptor)
+
+    async def process(self, row: Row, ctx: RecordContext) -> None:
         self.words.async_add(row.word)
-        if await self.words.async_get() == "ab":
+        if "".join(await self.words.async_get()) == "ab":
             raise LookupError("no b behind an a")
-        ctx.emit(row.key, row.word, None)
 
 
+@pytest.mark.parametrize(
+    "descriptor", [ReducingStateDescriptor("words", "{}{}".format, str), ListStateDescriptor("words", str)]
+)
 def test_a_coroutine_that_fails_behind_a_waiting_read_fails_the_batch(
-    device: str, async_enabled: bool
+    device: str, async_enabled: bool, descriptor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with OperatorHarness(Strict(), SCHEMA, ["key"], async_enabled=async_enabled) as harness:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
+    with OperatorHarness(Strict(descriptor), SCHEMA, ["key"], async_enabled=async_enabled) as harness:
         harness.push([(7, "a", 1)])
         harness.end_batch()
         harness.push([(7, "b", 1)])
