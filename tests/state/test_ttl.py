@@ -15,6 +15,7 @@ from asyncstate import (
     OperatorContext,
     RecordContext,
     RecordOperator,
+    ReducingStateDescriptor,
     Row,
     StateTtl,
     Timer,
@@ -25,7 +26,7 @@ from asyncstate.errors import StateDeclarationError
 from asyncstate.state import chunks
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
-from tests.state.ttl_probe import INPUT, MS, NOTHING, Bench, Probe
+from tests.state.ttl_probe import INPUT, MS, NOTHING, Bench, Probe, add
 
 TTL_MS = 100
 TTL_US = TTL_MS * MS
@@ -223,6 +224,50 @@ def test_long_lists_and_maps_are_read_past_what_has_expired(
     (found,) = one.batch(1_209, ("read",))  # renewed by the read before, across all chunks and pages
     assert found == ("+I", 39, live, live, sum(range(50)), live)
     assert one.batch(1_400, ("read",)) == [NOTHING]
+
+
+class Sessions(RecordOperator):
+    """``put`` into the namespace 1, ``merge`` that into 0, ``read`` 0."""
+
+    def __init__(self, ttl: StateTtl) -> None:
+        self.ttl = ttl
+
+    def bind(self, inputs: Any) -> pa.Schema:
+        return pa.schema([("elements", pa.list_(pa.int64())), ("total", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        elements: ListStateDescriptor[int] = ListStateDescriptor("list", int, namespaced=True, ttl=self.ttl)
+        self.list = context.get_state(elements)
+        total = ReducingStateDescriptor("total", add, int, namespaced=True, ttl=self.ttl)
+        self.total = context.get_state(total)
+
+    async def process(self, row: Row, ctx: RecordContext) -> None:
+        if row.op == "put":
+            self.list.at(1).async_add(row.number)
+            self.total.at(1).async_add(row.number)
+        elif row.op == "merge":
+            self.list.async_merge_namespaces(0, [1])
+            self.total.async_merge_namespaces(0, [1])
+        else:
+            ctx.emit(list(self.list.at(0).get()), await self.total.at(0).async_get())
+
+
+def test_merging_keeps_the_time_of_elements_and_writes_what_is_folded(
+    bench: Callable[..., Bench], domain: str
+) -> None:
+    one = bench(Sessions(StateTtl(TTL_US, domain)))
+    one.batch(1_000, ("put", 1))
+    one.batch(1_050, ("put", 2), ("merge",))
+    assert one.batch(1_120, ("read",)) == [("+I", [2], 3)]
+    assert one.batch(1_150, ("read",)) == [("+I", [], None)]
+
+
+def test_what_has_expired_is_not_merged(bench: Callable[..., Bench], domain: str) -> None:
+    one = bench(Sessions(StateTtl(TTL_US, domain)))
+    one.batch(1_000, ("put", 1))
+    assert one.batch(1_100, ("merge",), ("read",)) == [("+I", [], None)]
+    one.batch(1_151)
+    assert one.entries == {}
 
 
 # -- time -----------------------------------------------------------------------------------------------------
