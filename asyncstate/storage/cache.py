@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -20,21 +21,16 @@ ENTRY_OVERHEAD_BYTES: Final = 120
 
 GENERATIONS_MAX: Final = 8
 _SMALL_BYTES: Final = 256 << 10  # merging so little takes some tenths of a millisecond
-_JUDGED_KEYS: Final = 10_000
-_USEFUL_OF: Final = 50  # a generation is useful if it has one of so many keys
 
 Entries = dict[bytes, bytes | None]
 
 
+@dataclass(slots=True)
 class Generation:
-    """Entries that were read or written at about the same time, and how many list-get keys they could answer."""
+    """Entries that were read or written at about the same time."""
 
-    __slots__ = ("asked", "entries", "found", "size_bytes")
-
-    def __init__(self, entries: Entries, size_bytes: int) -> None:
-        self.entries = entries
-        self.size_bytes = size_bytes
-        self.asked = self.found = 0
+    entries: Entries
+    size_bytes: int
 
 
 class CachedEntries:
@@ -43,10 +39,15 @@ class CachedEntries:
     They lie in generations, the newest first; of a key that several have, the newest counts. So what a
     micro-batch has read or written is taken in as it is, without touching what is there, and the oldest
     generation is dropped whole: a least-recently-used cache of which neither a hit nor an eviction costs much.
+
+    ``resting`` is for how many micro-batches nothing shall be kept, after a cache that did not pay;
+    ``list_get_seconds`` what a key of a list get last took the store, 0 if unknown.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, resting: int = 0, list_get_seconds: float = 0.0) -> None:
         self.generations: list[Generation] = []
+        self.resting = resting
+        self.list_get_seconds = list_get_seconds
 
     @property
     def size_bytes(self) -> int:
@@ -66,21 +67,6 @@ class CachedEntries:
         before, size_bytes = len(self), self.size_bytes
         while size_bytes > limit_bytes and self.generations:
             size_bytes -= self.generations.pop().size_bytes
-        return before - len(self)
-
-    def drop_useless(self) -> int:
-        """Drop generations that hardly ever have what list gets look for; returns how many entries went.
-
-        Looking into a generation costs a few hundredths of reading the key from a store in memory.
-        """
-        before = len(self)
-        self.generations = [
-            generation
-            for generation in self.generations
-            if generation.asked < _JUDGED_KEYS or generation.found * _USEFUL_OF >= generation.asked
-        ]
-        for generation in self.generations:
-            generation.asked = generation.found = 0
         return before - len(self)
 
     def merge(self, size_bytes_max: int) -> None:
@@ -187,7 +173,7 @@ class WorkerCache:
                 return
             entries.shrink(granted)
             self._kept.pop(key, None)  # another attempt's
-            if entries.size_bytes:
+            if entries.generations or entries.resting:
                 self._kept[key] = (lineage, entries)
 
     def end(self, loan: CacheLoan) -> None:

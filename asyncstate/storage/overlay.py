@@ -10,6 +10,7 @@ Must not import rocksdict or anything of execution.
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, Literal
@@ -24,6 +25,9 @@ LIST_GET_KEYS: Final = 128
 
 _SCAN_KEYS_MIN: Final = 64
 _YOUNG_OF: Final = 4
+_JUDGED_KEYS: Final = 10_000  # fewer take no time worth judging
+_KEEPING_FACTOR: Final = 2  # taking entries in and dropping them costs about as much as looking for them
+_REST_BATCHES: Final = 16
 _FRESH_GENERATIONS: Final = 1  # what is found in them need not be made young: they will be here for a while
 
 
@@ -60,10 +64,15 @@ class WriteOverlay:
         "_misses",
         "_older",
         "_reads",
+        "_recall_seconds",
+        "_recalls",
+        "_recalls_failed",
         "_scans",
         "_sorted",
         "_store_get",
         "_store_reads",
+        "_timed_keys",
+        "_timed_seconds",
         "_writes",
         "_young",
         "_young_bytes",
@@ -92,9 +101,9 @@ class WriteOverlay:
         self._older = [generation.entries for generation in self._cached.generations]
         self._sorted: SortedList = SortedList()
         self._indexed = 0
-        self._reads = self._misses = self._store_reads = self._list_gets = self._list_get_keys = (
-            self._scans
-        ) = 0
+        self._reads = self._misses = self._store_reads = self._list_gets = self._list_get_keys = 0
+        self._recalls = self._recalls_failed = self._timed_keys = self._scans = 0
+        self._recall_seconds = self._timed_seconds = 0.0
         self.put = self._writes.__setitem__
 
     def peek(self, key: bytes) -> Peeked:
@@ -159,9 +168,11 @@ class WriteOverlay:
         if not unknown:
             return answers  # type: ignore[return-value]  # no MISSING is left in it
         wanted = keys if len(unknown) == len(keys) else [keys[i] for i in unknown]
+        started = time.perf_counter()
         fetched = self.store.get_many(wanted, LIST_GET_KEYS)
-        self.count_list_get(len(wanted))
-        self.remember_many(wanted, fetched)
+        self.count_list_get(len(wanted), time.perf_counter() - started)
+        if not self._cached.resting or len(wanted) < _JUDGED_KEYS:
+            self.remember_many(wanted, fetched)
         if wanted is keys:
             return fetched
         for index, value in zip(unknown, fetched, strict=True):
@@ -184,17 +195,19 @@ class WriteOverlay:
 
     def _recall_many(self, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]) -> Sequence[int]:
         """``_look_up`` in the older generations; what is found in the oldest of them is young again."""
+        started = time.perf_counter()
+        self._recalls += len(unknown)
         aged: list[int] = []
-        for number, generation in enumerate(self._cached.generations):
-            asked, unknown = unknown, _look_up(generation.entries, keys, unknown, answers)
-            generation.asked += len(asked)
-            generation.found += len(asked) - len(unknown)
+        for number, entries in enumerate(self._older):
+            asked, unknown = unknown, _look_up(entries, keys, unknown, answers)
             if number >= _FRESH_GENERATIONS and len(unknown) < len(asked):
                 aged += [i for i in asked if answers[i] is not MISSING]
             if not unknown:
                 break
+        self._recalls_failed += len(unknown)
         if aged:
             self.remember_many([keys[i] for i in aged], [answers[i] for i in aged])  # type: ignore[misc]  # none MISSING
+        self._recall_seconds += time.perf_counter() - started
         return unknown
 
     def overlay_many(self, keys: list[bytes], fetched: Sequence[bytes | None]) -> list[bytes | None]:
@@ -281,20 +294,35 @@ class WriteOverlay:
         """End of the micro-batch: the cache as it is right for the store with this batch's writes in it.
 
         The overlay must not be used any more. Writes that do not fit leave the cache empty, since it would
-        contradict them.
+        contradict them, and so does a cache that did not pay, for a while.
         """
+        cached = self._cached
+        if self._timed_keys:
+            cached.list_get_seconds = self._timed_seconds / self._timed_keys
+        if cached.resting or not self._recalls_pay():
+            return CachedEntries((cached.resting or _REST_BATCHES) - 1, cached.list_get_seconds)
         writes, limit = self._writes, self._cache_bytes_max - self._young_bytes_max
         written = self.bytes_written + ENTRY_OVERHEAD_BYTES * len(writes)
         if written > limit:
             return CachedEntries()
-        cached = self._cached
-        cached.drop_useless()
         if not all(map(writes.__contains__, self._young)):
             cached.add(self._young, self._young_bytes)
         cached.add(writes, written)
         cached.shrink(limit)
         cached.merge(self._young_bytes_max)
         return cached
+
+    def _recalls_pay(self) -> bool:
+        """Whether looking into older generations, and keeping them, took less time than it saved.
+
+        Reading many sorted keys from a store in memory costs hardly more than looking for them in large dicts. A few
+        keys, keys that come in every micro-batch, and a store that waits for a device are another matter.
+        """
+        seconds = self._cached.list_get_seconds
+        if self._recalls < _JUDGED_KEYS or not seconds:
+            return True
+        saved = (self._recalls - self._recalls_failed) * seconds
+        return saved > _KEEPING_FACTOR * self._recall_seconds
 
     @property
     def num_changes(self) -> int:
@@ -306,8 +334,14 @@ class WriteOverlay:
         """Bytes of keys and values that the delta will hold, before compression; walks all writes."""
         return sum(map(len, self._writes)) + sum(map(len, filter(None, self._writes.values())))
 
-    def count_list_get(self, num_keys: int) -> None:
-        """Count a list get made on the store for this overlay, possibly by another thread's hand."""
+    def count_list_get(self, num_keys: int, seconds: float | None = None) -> None:
+        """Count a list get made on the store for this overlay, possibly by another thread's hand.
+
+        ``seconds``: how long it took, if it was this thread that waited.
+        """
+        if seconds is not None:
+            self._timed_keys += num_keys
+            self._timed_seconds += seconds
         self._list_gets += 1
         self._list_get_keys += num_keys
         self._store_reads += num_keys

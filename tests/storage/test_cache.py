@@ -154,16 +154,6 @@ def test_large_generations_are_merged_only_when_they_are_too_many() -> None:
     assert cached.generations[-1].entries == large[-1] | large[-2]
 
 
-def test_a_generation_that_never_has_what_is_asked_for_is_dropped() -> None:
-    cached = _generations({b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"})
-    for generation, asked, found in zip(
-        cached.generations, (100_000, 100_000, 100), (1_000, 3_000, 0), strict=True
-    ):
-        generation.asked, generation.found = asked, found
-    assert cached.drop_useless() == 1
-    assert _contents(cached) == [{b"b": b"2"}, {b"c": b"3"}]
-
-
 def test_what_a_task_took_beyond_its_loan_is_cut() -> None:
     cache = WorkerCache()
     _leave(cache, _key(), "a", _entries(1_000))

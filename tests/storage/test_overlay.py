@@ -235,14 +235,21 @@ def test_bundles_keep_what_they_use_in_the_cache() -> None:
     assert overlay.statistics()["cache_evictions"] > 1_000
 
 
-def test_list_gets_that_find_nothing_do_not_go_on_looking() -> None:
-    store = MemoryStore()
-    cached = None
-    for number in range(4):
+@pytest.mark.parametrize(("store_seconds", "kept"), [(1e-9, False), (1.0, True)])
+def test_a_cache_that_costs_more_than_it_saves_rests(store_seconds: float, kept: bool) -> None:
+    """The store's time is made up: by far less or more than looking for a key in memory."""
+    store = MemoryStore((b"%06d" % n, b"v") for n in range(20_000))
+    overlay = WriteOverlay(store, 1 << 26)
+    overlay.get_many(keys := [b"%06d" % n for n in range(20_000)])
+    overlay = WriteOverlay(store, 1 << 26, overlay.release())
+    assert overlay.get_many(keys) == [b"v"] * 20_000
+    overlay.count_list_get(100, 100 * store_seconds)
+    rests = 0
+    while not len(cached := overlay.release()):
+        rests += 1
         overlay = WriteOverlay(store, 1 << 26, cached)
-        overlay.get_many([b"%d-%06d" % (number, n) for n in range(20_000)])
-        cached = overlay.release()
-        assert len(cached) == 20_000  # what this micro-batch has read, and nothing older
+        assert overlay.get_many(keys) == [b"v"] * 20_000
+    assert rests == (0 if kept else 16)
 
 
 class OverlayMachine(RuleBasedStateMachine):
