@@ -80,6 +80,7 @@ class ExecutionController(StateSink):
             error.add_note(f"ending the micro-batch failed as well: {closing}")
         finally:
             set_failure_scope(self._outer_scope)
+        self.failures.raise_if_of_store(error)
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -162,11 +163,19 @@ class ExecutionController(StateSink):
 
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
         """See ``StateSink``."""
-        return self.overlay.scan(start, end, limit)
+        try:
+            return self.overlay.scan(start, end, limit)
+        except Exception as error:
+            self.failures.read_failed(error, start)
+            raise
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """See ``StateSink``."""
-        return self.overlay.get_many(keys)
+        try:
+            return self.overlay.get_many(keys)
+        except Exception as error:
+            self.failures.read_failed(error, keys[0])
+            raise
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """See ``StateSink``."""

@@ -20,6 +20,8 @@ from asyncstate.futures import StateFuture
 from asyncstate.state.binding import Binding
 
 _STATE_ID_AT: Final = 2  # position of the state id in a store key, behind the key group
+_FIRST_DECLARED: Final = 8  # ids below are the framework's own
+_OWN_STATES: Final = {1: "timers", 2: "timers"}
 _REMEMBERED: Final = 16  # failures whose subject is kept; older ones were recovered from
 _NO_LOOP_ERRORS: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})  # of sniffio and anyio
 
@@ -65,8 +67,7 @@ class Failures:
 
     def read_failed(self, error: BaseException, store_key: bytes) -> None:
         """Remember that ``error`` is of the state under ``store_key``, for the message, should it get so far."""
-        state = self.state_names.get(store_key[_STATE_ID_AT], "unknown")
-        self._subjects.append((error, f"state '{state}'"))
+        self._subjects.append((error, state_label(store_key, self.state_names)))
 
     def call_failed(self, error: BaseException, name: str) -> None:
         """Remember that ``error`` is of the outside call of a function called ``name``."""
@@ -102,6 +103,11 @@ class Failures:
         self._named = FutureStateError(f"operator '{self.uid}'{key}: {text}")
         return self._named
 
+    def raise_if_of_store(self, error: BaseException | None) -> None:
+        """Raise ``error`` by name if it is the store's and comes from the framework's own reads, of timers say."""
+        if isinstance(error, StoreError) and error is not self._named:
+            self.raise_named(error, None)
+
     def named(self, error: AsyncStateError) -> AsyncStateError:
         """``error``, which says by itself where it happened."""
         self._named = error
@@ -121,6 +127,14 @@ class Failures:
         if record is not None:
             place.append(f"key {record.key!r}")
         return place
+
+
+def state_label(store_key: bytes, state_names: Mapping[int, str]) -> str:
+    """How messages call the state of a store key."""
+    state_id = store_key[_STATE_ID_AT]
+    if state_id < _FIRST_DECLARED:
+        return _OWN_STATES.get(state_id, "rows that wait for their order")
+    return f"state '{state_names.get(state_id, 'unknown')}'"
 
 
 def _state_in(trace: TracebackType | None) -> str | None:

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from asyncstate.execution.bundle_reads import BundleChunk
 from asyncstate.execution.calls import OutsideCall
+from asyncstate.execution.failures import state_label
 from asyncstate.execution.loop import Outstanding
 
 _SHOWN: Final = 3
-_STATE_ID_AT: Final = 2  # position of the state id in a store key, behind the key group
 
 
 def unanswered(uid: str, state_names: Mapping[int, str], outstanding: Sequence[Outstanding]) -> str:
@@ -43,11 +43,7 @@ def _describe(ticket: Any, state_names: Mapping[int, str]) -> str:
     if isinstance(ticket, OutsideCall):
         return f"call of {ticket.name}, key {ticket.record.key!r}"
     if isinstance(ticket, BundleChunk):
-        return f"state '{_state(ticket.first_key, state_names)}', store key {ticket.first_key.hex()}"
+        return f"{state_label(ticket.first_key, state_names)}, store key {ticket.first_key.hex()}"
     first = ticket[0]
     others = f" and {len(ticket) - 1} more" if len(ticket) > 1 else ""
-    return f"state '{_state(first.key, state_names)}', key {first.record.key!r}{others}"
-
-
-def _state(store_key: bytes, state_names: Mapping[int, str]) -> str:
-    return state_names.get(store_key[_STATE_ID_AT], "unknown")
+    return f"{state_label(first.key, state_names)}, key {first.record.key!r}{others}"

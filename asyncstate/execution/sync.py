@@ -61,11 +61,11 @@ class SyncExecutionController(ExecutionController):
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
         """See ``StateSink``."""
-        return completed_future(self.overlay.scan(start, end, limit))
+        return completed_future(self.scan(start, end, limit))
 
     def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
         """See ``StateSink``."""
-        return completed_future(self.overlay.get_many(keys))
+        return completed_future(self.get_many(keys))
 
     def prefetch(self, keys: list[bytes]) -> None:
         """Nothing: a synchronous read happens when it is asked for."""

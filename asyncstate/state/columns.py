@@ -81,7 +81,8 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> ColumnState:
         """See ``StateDescriptor``."""
-        return ColumnState(self, sink, state_id, RowCodec(self.schema), context)
+        owner = f"state '{self.name}' of operator '{context.uid}'"
+        return ColumnState(self, sink, state_id, RowCodec(self.schema, owner=owner), context)
 
 
 class ColumnState:

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from asyncstate.codec import KeyBatch, KeyCodec
 from asyncstate.errors import CodecError, FutureStateError, OperatorError, StoreError
 from asyncstate.execution import AsyncLimits
 from asyncstate.futures import StateFuture, to_iterable
-from asyncstate.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from asyncstate.operator import InputSpec, RecordContext, RecordOperator, Row, Timer
+from asyncstate.state import (
+    ColumnStateDescriptor,
+    ListColumnStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ValueStateDescriptor,
+)
 from asyncstate.storage import MemoryStore
-from asyncstate.testing import FaultyStore
+from asyncstate.testing import FaultyStore, OperatorHarness
 from tests.execution.rig import ASYNC_MODES, MODES, Rig, threads_end
 
 VALUE = ValueStateDescriptor("total", pa.int64())
 LIST = ListStateDescriptor("seen", pa.int64())
 MAP = MapStateDescriptor("prices", pa.string(), pa.int64())
+
+COLUMNS = ColumnStateDescriptor("counts", pa.schema([("bids", pa.int64())]))
+LIST_COLUMNS = ListColumnStateDescriptor("counts", pa.schema([("bid", pa.int64())]))
 
 Read = Callable[[Any], Any]
 
@@ -35,6 +46,10 @@ READS: dict[str, tuple[Any, Read]] = {
     "map async_entries": (MAP, lambda state: to_iterable(state.async_entries())),
     "map async_values": (MAP, lambda state: to_iterable(state.async_values())),
 }
+
+
+def _keys(count: int) -> KeyBatch:
+    return KeyCodec([pa.int64()], ["k"], 4).group([pa.array(range(count))], num_rows=count)
 
 
 def _stored(descriptor: Any) -> FaultyStore:
@@ -397,6 +412,70 @@ class TestWatchdog:
                     range(30), lambda item, ctx: state.async_value().then_accept(lambda _: seen.append(item))
                 )
         assert len(seen) < 30
+
+    def test_a_hanging_list_get_of_a_bundle_is_named(self) -> None:
+        store = FaultyStore(MemoryStore())
+        limits = AsyncLimits(watchdog_timeout_ms=50, io_parallelism=2)
+        with threads_end(), Rig("threads", store=store, limits=limits) as rig:
+            state = rig.state(COLUMNS)
+            keys = _keys(8)
+            first = keys.store_keys(8)[0].hex()
+            try:
+                store.hang()
+                with pytest.raises(StoreError, match=rf"operator 'op': .*state 'counts', store key {first}"):
+                    rig.controller.run_bundle(lambda: state.async_get(keys))
+            finally:
+                store.release()
+
+
+@pytest.mark.parametrize("mode", MODES)
+class TestBundles:
+    @pytest.mark.parametrize("descriptor", [COLUMNS, LIST_COLUMNS], ids=["columns", "list columns"])
+    @pytest.mark.parametrize("method", ["get", "async_get"])
+    def test_a_failing_store_names_the_state(self, mode: str, descriptor: Any, method: str) -> None:
+        store = FaultyStore(MemoryStore())
+        with Rig(mode, store=store) as rig:
+            state = rig.state(descriptor)
+            store.fail_read(1)
+            with pytest.raises(StoreError, match="operator 'op', state 'counts': the disk is gone"):
+                rig.controller.run_bundle(lambda: getattr(state, method)(_keys(50)))
+
+    def test_damaged_bytes_name_the_state(self, mode: str) -> None:
+        store = FaultyStore(MemoryStore())
+        with Rig(mode, store=store) as rig:
+            state = rig.state(COLUMNS)
+            for key in _keys(50).store_keys(8):
+                store.corrupt(key, b"\xfd")
+            with pytest.raises(OperatorError, match="operator 'op'.*CodecError: .*state 'counts'"):
+                rig.controller.run_bundle(lambda: state.async_get(_keys(50)))
+
+    def test_a_store_that_fails_under_the_frameworks_own_reads_is_named(self, mode: str) -> None:
+        store = FaultyStore(MemoryStore())
+        store.fail_read(1)
+        with (
+            pytest.raises(StoreError, match=r"operator 'op', timers: the disk is gone.*local-dir"),
+            Rig(mode, store=store) as rig,
+        ):
+            rig.controller.scan(b"\0\0\x01", b"\0\0\x02", 10)
+
+
+class FailingTimer(RecordOperator):
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([])
+
+    def process(self, row: Row, ctx: RecordContext) -> None:
+        ctx.timers.register_event_time(1)
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
+        raise ValueError("mine")
+
+
+def test_a_failing_timer_names_operator_and_key(async_enabled: bool) -> None:
+    schema = pa.schema([("key", pa.int64())])
+    with OperatorHarness(FailingTimer(), schema, ["key"], async_enabled=async_enabled) as harness:
+        harness.push([(3,)])
+        with pytest.raises(OperatorError, match=r"operator 'operator', key \(3,\): ValueError: mine"):
+            harness.finish()
 
 
 @pytest.mark.parametrize("mode", ASYNC_MODES)

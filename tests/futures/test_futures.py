@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import copy
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -133,8 +135,35 @@ def test_completing_twice_is_an_error() -> None:
 
 
 def test_get_of_a_pending_future_is_an_error() -> None:
-    with pytest.raises(FutureStateError, match="no value yet"):
+    with pytest.raises(FutureStateError, match="no value yet; chain with then_apply"):
         StateFuture().get()
+
+
+@pytest.mark.parametrize("copy_of", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_futures_cannot_be_pickled_or_copied(later: Later, copy_of: Callable[[Any], Any]) -> None:
+    with pytest.raises(FutureStateError, match="cannot be pickled or copied.*value"):
+        copy_of(later(1))
+
+
+def test_a_derived_future_is_completed_by_its_source_only() -> None:
+    source: StateFuture[int] = StateFuture()
+    derived = source.then_apply(lambda value: value + 1)
+    with pytest.raises(FutureStateError, match="comes from a request or another future"):
+        derived.complete(5)
+    with pytest.raises(FutureStateError, match="comes from a request or another future"):
+        combine_all([derived]).fail(ValueError())
+    source.complete(1)
+    assert derived.get() == 2
+
+
+def test_a_coroutine_function_is_no_function_for_then_compose(later: Later) -> None:
+    async def mine(value: int) -> int:
+        return value
+
+    end = later(1).then_compose(mine)
+    later.settle()
+    with pytest.raises(FutureStateError, match=r"mine must return a StateFuture but returned <coroutine"):
+        end.get()
 
 
 def test_a_chain_of_any_length_needs_no_stack() -> None:
@@ -197,8 +226,13 @@ def test_the_void_future_is_one_object() -> None:
     assert completed_void_future().get() is None
 
 
+class _Key:
+    def __init__(self, key: int) -> None:
+        self.key = (key,)
+
+
 class _Scope:
-    current = None
+    current: _Key | None = None
 
     def __init__(self) -> None:
         self.failed: list[StateFuture[Any]] = []
@@ -257,3 +291,68 @@ def test_iterators_work_in_coroutines() -> None:
         return [first, *[item async for item in _paged([2, 3, 4], 2, Later(False))]]
 
     assert asyncio.run(collect()) == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def scope() -> Iterator[_Scope]:
+    scope = _Scope()
+    before = set_failure_scope(scope)
+    yield scope
+    set_failure_scope(before)
+
+
+USES: dict[str, Callable[[StateFuture[Any]], Any]] = {
+    "then_apply": lambda future: future.then_apply(str),
+    "then_compose": lambda future: future.then_compose(completed_future),
+    "then_combine": lambda future: future.then_combine(completed_future(1), max),
+    "recover": lambda future: future.recover(str),
+    "finally_": lambda future: future.finally_(lambda: None),
+    "combine_all": lambda future: combine_all([future]),
+    "complete": lambda future: future.complete(1),
+    "fail": lambda future: future.fail(ValueError()),
+}
+
+
+class TestOwnership:
+    @pytest.mark.parametrize("use", USES)
+    def test_a_pending_future_is_for_the_record_that_made_it(self, scope: _Scope, use: str) -> None:
+        scope.current = _Key(1)
+        future: StateFuture[int] = StateFuture()
+        scope.current = _Key(2)
+        with pytest.raises(FutureStateError, match=r"key \(1,\)> was .* key \(2,\) is at work"):
+            USES[use](future)
+        scope.current = None
+        with pytest.raises(FutureStateError, match=r"key \(1,\)> was .* while no record is at work"):
+            USES[use](future)
+        set_failure_scope(None)
+        with pytest.raises(FutureStateError, match=r"key \(1,\)> was .* when its micro-batch was over"):
+            USES[use](future)
+
+    @pytest.mark.parametrize("use", USES)
+    def test_that_record_may_use_it(self, scope: _Scope, use: str) -> None:
+        scope.current = _Key(1)
+        USES[use](StateFuture())
+
+    def test_what_is_derived_belongs_to_the_same_record(self, scope: _Scope) -> None:
+        scope.current = _Key(1)
+        derived = combine_all([StateFuture().then_apply(str)])
+        scope.current = _Key(2)
+        with pytest.raises(FutureStateError, match=r"key \(1,\)"):
+            derived.then_apply(str)
+
+    def test_a_foreign_future_is_no_answer_for_then_compose(self, scope: _Scope) -> None:
+        scope.current = _Key(1)
+        foreign: StateFuture[int] = StateFuture()
+        scope.current = _Key(2)
+        source: StateFuture[int] = StateFuture()
+        end = source.then_compose(lambda _: foreign)
+        source.complete(1)
+        with pytest.raises(FutureStateError, match=r"key \(1,\)> was returned to then_compose"):
+            end.get()
+
+    def test_a_future_that_has_its_value_is_for_everybody(self, scope: _Scope) -> None:
+        scope.current = _Key(1)
+        future: StateFuture[int] = StateFuture()
+        future.complete(1)
+        scope.current = _Key(2)
+        assert future.then_apply(lambda value: value + 1).get() == 2
