@@ -28,7 +28,7 @@ class StateAccessError(AsyncStateError):
 
 
 class FutureStateError(AsyncStateError):
-    """A StateFuture was completed twice, combined with None, or awaited outside of an operator."""
+    """A StateFuture was completed twice, combined with None, used by another record than its own, or never completed."""
 
 
 class OperatorError(AsyncStateError):
