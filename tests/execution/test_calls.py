@@ -24,7 +24,7 @@ from asyncstate import combine_all
 from asyncstate.errors import FutureStateError, OperatorError, StateAccessError
 from asyncstate.execution import AsyncLimits, CallLimits
 from asyncstate.operator import InputSpec, RecordContext, RecordOperator, Row, Timer
-from asyncstate.state import ListStateDescriptor, ValueStateDescriptor
+from asyncstate.state import BroadcastStateDescriptor, ListStateDescriptor, ValueStateDescriptor
 from asyncstate.testing import OperatorHarness
 from tests.execution.rig import ASYNC_MODES, MODES, Rig, threads_end
 
@@ -629,6 +629,40 @@ def test_on_watermark_may_not(async_enabled: bool) -> None:
         pytest.raises(OperatorError, match=r"look_up.*in on_watermark\(\) there is no key"),
     ):
         harness.end_batch()
+
+
+class OnBroadcast(Calling):
+    """Each broadcast row is looked up and kept; keys with state are told by a call of their own."""
+
+    num_inputs = 2
+    broadcast_input = 1
+    notify_stateful_sets = True
+
+    def open(self, context: Any) -> None:
+        super().open(context)
+        self.rules = context.get_state(BroadcastStateDescriptor("rules", pa.int64(), pa.int64()))
+
+    async def process_broadcast(self, row: Row, ctx: RecordContext) -> None:
+        self.rules.put(row.key, await ctx.call(self.look_up, row.value))
+
+    async def process_notification(self, row: Row, ctx: RecordContext) -> None:
+        ctx.emit(ctx.key[0], await ctx.call(self.look_up, row.value + 1000))
+
+    async def process(self, row: Row, ctx: RecordContext) -> None:
+        await self.total.async_update(row.value)
+        ctx.emit(row.key, self.rules.get(0))
+
+
+def test_broadcast_rows_and_notifications_may_call(async_enabled: bool) -> None:
+    with OperatorHarness(
+        OnBroadcast(), [SCHEMA, SCHEMA], [["key"], []], async_enabled=async_enabled
+    ) as harness:
+        harness.push([(0, 7)], input=1)
+        harness.push([(1, 1), (2, 1)], input=0)
+        assert harness.end_batch() == [("+I", 1, 107), ("+I", 2, 107)]
+        harness.push([(0, 8)], input=1)
+        harness.push([(1, 1)], input=0)
+        assert sorted(harness.end_batch()) == [("+I", 1, 108), ("+I", 1, 1108), ("+I", 2, 1108)]
 
 
 def test_limits_come_from_the_configuration(async_enabled: bool) -> None:
