@@ -1,18 +1,19 @@
 """Execution controllers: how state requests are answered, sync or async.
 
-Owns: the mailbox, key accounting, the request buffer, epochs and the I/O executor; anyio lives here only.
+Owns: the mailbox, key accounting, the request buffer, epochs and the threads that read; anyio lives here only.
 Must not import runtime, Spark or operators.
 """
 
 from asyncstate.execution.accounting import KeyAccountingUnit
 from asyncstate.execution.asynchronous import AsyncExecutionController
-from asyncstate.execution.buffer import ReadPacer, StateRequestBuffer
+from asyncstate.execution.buffer import StateRequestBuffer
 from asyncstate.execution.calls import OutsideCalls
 from asyncstate.execution.controller import ExecutionController
 from asyncstate.execution.epochs import Epoch, EpochManager
-from asyncstate.execution.executor import IOExecutor
 from asyncstate.execution.limits import AsyncLimits, CallLimits
 from asyncstate.execution.loop import Completion, Completions
+from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.read_threads import ListGet, ReadThreads
 from asyncstate.execution.record import BatchFrame, BroadcastRecord, OutputRow, Record
 from asyncstate.execution.sync import SyncExecutionController
 
@@ -27,11 +28,12 @@ __all__ = [
     "Epoch",
     "EpochManager",
     "ExecutionController",
-    "IOExecutor",
     "KeyAccountingUnit",
+    "ListGet",
     "OutputRow",
     "OutsideCalls",
     "ReadPacer",
+    "ReadThreads",
     "Record",
     "StateRequestBuffer",
     "SyncExecutionController",

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from asyncstate.errors import OperatorError, StoreError
-from asyncstate.execution.buffer import ReadPacer
 from asyncstate.execution.bundle_reads import BundleChunk, BundleReads
 from asyncstate.execution.calls import OutsideCall, OutsideCalls
-from asyncstate.execution.executor import IOExecutor
 from asyncstate.execution.limits import AsyncLimits
 from asyncstate.execution.loop import Completion
 from asyncstate.execution.mailbox import MailboxController
+from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.read_threads import ListGet, ReadThreads
 from asyncstate.execution.record_reads import RecordReads
 from asyncstate.execution.stalls import unanswered
 from asyncstate.futures import (
@@ -55,8 +55,10 @@ class AsyncExecutionController(MailboxController):
         super().__init__(overlay, uid, state_names, limits, calls)
         self._pacer = pacer if pacer is not None else ReadPacer()
         self._completions = self.calls.completions
-        self._executor = IOExecutor(limits.io_parallelism, self._completions)
-        self._reads = RecordReads(overlay, self._pacer, self._answer, self._send, limits.io_parallelism)
+        self._threads = ReadThreads(overlay.store.get_many, limits.io_parallelism, self._completions)
+        self._reads = RecordReads(
+            overlay, self._pacer, self._answer, self._read_failed, self._send, limits.io_parallelism
+        )
         self._bundles = BundleReads(overlay, self._pacer, self._send, limits.io_parallelism)
         self._wait_seconds = 0.0
         self._reads_hang = False
@@ -109,11 +111,15 @@ class AsyncExecutionController(MailboxController):
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
         """See ``StateSink``. Answered at once: a RocksDB iterator holds the GIL, so nothing could overlap."""
-        return completed_future(self.overlay.scan(start, end, limit))
+        return completed_future(self.scan(start, end, limit))
 
     def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
         """See ``StateSink``: a bundle's list get, from the prefetch if there was one."""
-        return self._bundles.get(keys)
+        try:
+            return self._bundles.get(keys)
+        except Exception as error:
+            self.failures.read_failed(error, keys[0])
+            raise
 
     def prefetch(self, keys: list[bytes]) -> None:
         """See ``StateSink``."""
@@ -129,14 +135,24 @@ class AsyncExecutionController(MailboxController):
         self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
         self._reads.read(self._buffer.take())
 
-    def _send(self, keys: list[bytes], ticket: Any) -> None:
-        store = self.overlay.store
-        self.overlay.count_list_get(len(keys))
-        self._executor.submit(lambda: store.get_many(keys), ticket)
+    def _send(self, gets: Sequence[ListGet]) -> None:
+        for get in gets:
+            self.overlay.count_list_get(len(get.keys))
+        self._threads.submit(gets, min(self._threads_wanted, self._reads_outstanding + len(gets)))
+
+    @property
+    def _threads_wanted(self) -> int:
+        return self._pacer.threads(self._limits.io_parallelism)
+
+    @property
+    def _reads_outstanding(self) -> int:
+        """List gets that have been sent off and not come back."""
+        return len(self._completions) - self.calls.in_flight
 
     def _progress(self) -> None:
         """Do one thing that brings waiting records on; raise if there is nothing to wait for."""
-        if self._buffer.requests:
+        # While every thread has something to read, waiting fills the buffer: larger list gets, fewer turns.
+        if self._buffer.requests and self._reads_outstanding < self._threads_wanted:
             self.flush()
         elif self._ready:
             self._run_ready()
@@ -146,7 +162,8 @@ class AsyncExecutionController(MailboxController):
             self._raise_stuck()
 
     def _await_completion(self) -> None:
-        reads = len(self._completions) > self.calls.in_flight
+        self._note_peaks()
+        reads = self._reads_outstanding > 0
         seconds = self._limits.watchdog_timeout_ms / 1000 if reads else self.calls.watchdog_seconds
         started = time.perf_counter()
         completion = self._completions.next(seconds)
@@ -181,10 +198,12 @@ class AsyncExecutionController(MailboxController):
             self._call_ended(ticket, completion)
         elif completion.error is not None:
             self._read_failed(ticket, completion.error)
-        elif isinstance(ticket, BundleChunk):
-            ticket.arrived(completion.values)
         else:
-            self._answer(ticket, completion.values)
+            self._pacer.answered(len(completion.values), completion.seconds)
+            if isinstance(ticket, BundleChunk):
+                ticket.arrived(completion.values)
+            else:
+                self._answer(ticket, completion.values)
 
     def _read_failed(self, ticket: Any, error: BaseException) -> NoReturn:
         """Errors of the store are not for operators to recover from."""
@@ -249,7 +268,7 @@ class AsyncExecutionController(MailboxController):
             self.calls.close()
         finally:
             self._drop_coroutines()
-            self._executor.close(0.0 if self._reads_hang else self._limits.watchdog_timeout_ms / 1000)
+            self._threads.close(0.0 if self._reads_hang else self._limits.watchdog_timeout_ms / 1000)
 
     def statistics(self) -> dict[str, float]:
         """See ``ExecutionController``."""
@@ -264,5 +283,6 @@ class AsyncExecutionController(MailboxController):
             "buffer_timeout_ms_limit": self._limits.buffer_timeout_ms,
             "io_parallelism_limit": self._limits.io_parallelism,
             "in_flight_peak": self._peak_in_flight,
+            "io_threads_peak": self._threads.threads_peak,
             "blocked_keys_peak": self._peak_blocked,
         }

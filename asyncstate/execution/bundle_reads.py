@@ -8,17 +8,18 @@ it and the read cache answer ahead of time stays good; this batch's writes are l
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncstate.execution.buffer import ReadPacer
+from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.read_threads import ListGet
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
 
 Values = list[bytes | None]
-Send = Callable[[list[bytes], Any], None]
-"""Have the I/O threads read keys; the answer comes back with the ticket given."""
+Send = Callable[[Sequence[ListGet]], None]
+"""Have the I/O threads read keys; each answer comes back with the ticket given."""
 
 
 class BundleRead:
@@ -123,11 +124,10 @@ class BundleReads:
         left = len(read.wanted) - read.done
         if not left:
             return
-        size = self._pacer.chunk_keys(left, self._parallelism)
+        size = self._pacer.chunk_keys(left, self._pacer.threads(self._parallelism))
         starts = range(read.done, len(read.wanted), size)
         read.done = len(read.wanted)
-        for start in starts:
-            self._send(read.wanted[start : start + size], BundleChunk(read, start))
+        self._send([ListGet(read.wanted[start : start + size], BundleChunk(read, start)) for start in starts])
 
 
 def _signature(keys: list[bytes]) -> tuple[int, bytes, bytes]:

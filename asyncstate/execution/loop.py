@@ -26,11 +26,12 @@ Hook = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class Completion:
-    """The outcome of one submission: ``values`` or ``error``."""
+    """The outcome of one submission: ``values`` or ``error``; a read tells how long it took."""
 
     ticket: Any
     values: Any
     error: BaseException | None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,26 +8,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NoReturn
 
-from asyncstate.execution.buffer import ReadPacer
+from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.read_threads import ListGet
 from asyncstate.requests import StateRequest
 from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
 
 Requests = Sequence[StateRequest]
 Answer = Callable[[Requests, list[bytes | None]], None]
-Send = Callable[[list[bytes], Any], None]
+Send = Callable[[Sequence[ListGet]], None]
+Fail = Callable[[Requests, BaseException], NoReturn]
 
 
 class RecordReads:
     """List gets for requests that are sorted by store key."""
 
     def __init__(
-        self, overlay: WriteOverlay, pacer: ReadPacer, answer: Answer, send: Send, parallelism: int
+        self,
+        overlay: WriteOverlay,
+        pacer: ReadPacer,
+        answer: Answer,
+        fail: Fail,
+        send: Send,
+        parallelism: int,
     ) -> None:
         self._overlay = overlay
         self._pacer = pacer
         self._answer = answer
+        self._fail = fail
         self._send = send
         self._parallelism = parallelism
 
@@ -39,9 +48,9 @@ class RecordReads:
         elif probe := pacer.probe_keys():
             requests = [*self._read_here(requests[:probe]), *requests[probe:]]
         if requests:
-            size = pacer.chunk_keys(len(requests), self._parallelism)
-            for chunk in pacer.cut(requests, size):
-                self._send([request.key for request in chunk], chunk)
+            size = pacer.chunk_keys(len(requests), pacer.threads(self._parallelism))
+            chunks = pacer.cut(requests, size)
+            self._send([ListGet([request.key for request in chunk], chunk) for chunk in chunks])
 
     def _read_here(self, requests: Requests) -> Requests:
         """Answer requests on this thread while that is quick; returns those that should go to the threads."""
@@ -51,7 +60,10 @@ class RecordReads:
             chunk, requests = requests[:size], requests[size:]
             keys = [request.key for request in chunk]
             started = time.perf_counter()
-            values = overlay.store.get_many(keys, LIST_GET_KEYS)
+            try:
+                values = overlay.store.get_many(keys, LIST_GET_KEYS)
+            except Exception as error:
+                self._fail(chunk, error)
             pacer.measured(len(keys), time.perf_counter() - started)
             overlay.count_list_get(len(keys))
             self._answer(chunk, values)

@@ -37,7 +37,7 @@ from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.stores import PartitionStore, open_store
 from asyncstate.storage import CacheLoan, PartitionKey, StateSpec, WorkerCache, WriteOverlay, group_range
 
-_AUTO_IO_PARALLELISM: Final = 32
+_AUTO_IO_PARALLELISM: Final = 256  # at most; ReadPacer says how many, by how slow the store is
 _KIB: Final = 1024
 _NOT_SUMMED: Final = ("_peak", "_limit")  # figures of which the highest over partitions counts
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.execution import (
     BatchFrame,
-    Completions,
     EpochManager,
-    IOExecutor,
     KeyAccountingUnit,
-    ReadPacer,
     Record,
 )
 from asyncstate.execution.buffer import StateRequestBuffer
@@ -94,90 +89,6 @@ class TestEpochManager:
         manager.close(lambda: done.append("next"))
         manager.leave(epoch)
         assert done == ["action", "next"]
-
-
-class TestIOExecutor:
-    def test_calls_run_side_by_side_and_come_back_with_their_ticket(self) -> None:
-        completions = Completions()
-        executor = IOExecutor(2, completions)
-        both = threading.Barrier(2, timeout=30)
-        try:
-            for ticket in (1, 2):
-                executor.submit(both.wait, ticket)
-            done = [completions.next(30) for _ in range(2)]
-        finally:
-            executor.close()
-        assert sorted(completion.ticket for completion in done if completion) == [1, 2]
-        assert all(completion and completion.error is None for completion in done)
-        assert len(completions) == 0
-
-    def test_an_error_is_carried_not_raised(self) -> None:
-        completions = Completions()
-        executor = IOExecutor(1, completions)
-        try:
-            executor.submit(lambda: 1 // 0, "ticket")
-            completion = completions.next(30)
-        finally:
-            executor.close()
-        assert completion is not None
-        assert isinstance(completion.error, ZeroDivisionError)
-
-    def test_no_thread_starts_before_the_first_call(self) -> None:
-        before = threading.active_count()
-        completions = Completions()
-        executor = IOExecutor(4, completions)
-        assert completions.next(0) is None
-        executor.close()
-        assert threading.active_count() == before
-
-
-class TestReadPacer:
-    def test_it_tries_a_few_keys_before_it_knows(self) -> None:
-        assert ReadPacer().chunk_keys(1000, 32) <= 32
-        assert not ReadPacer().waits_for_device
-
-    def test_memory_hits_stay_in_one_list_get(self) -> None:
-        pacer = ReadPacer()
-        pacer.measured(1000, 0.002)
-        assert not pacer.waits_for_device
-        assert pacer.chunk_keys(1000, 32) == 1000
-
-    @pytest.mark.parametrize("us", [100, 1_000, 5_000])
-    def test_device_reads_are_spread_over_the_threads(self, us: int) -> None:
-        pacer = ReadPacer()
-        pacer.measured(100, 100 * us / 1e6)
-        assert pacer.waits_for_device
-        assert pacer.chunk_keys(1000, 32) == -(-1000 // 32)
-
-    def test_one_slow_read_is_no_slow_device(self) -> None:
-        pacer = ReadPacer()
-        pacer.measured_one(0.000_003)
-        pacer.measured_one(0.050)
-        assert not pacer.waits_for_device
-
-    def test_slow_single_reads_are_noticed_soon(self) -> None:
-        pacer = ReadPacer()
-        reads = 0
-        while not pacer.waits_for_device:
-            pacer.measured_one(0.001)
-            reads += 1
-        assert reads <= 10
-
-    def test_it_notices_when_the_device_is_no_longer_waited_for(self) -> None:
-        pacer = ReadPacer()
-        pacer.measured(100, 1.0)
-        handed_over = 0
-        while pacer.waits_for_device:
-            if keys := pacer.probe_keys():
-                pacer.measured(keys, keys * 2e-6)
-            handed_over += 1
-        assert handed_over <= 16
-
-    @given(st.lists(st.integers(), max_size=50), st.integers(1, 60))
-    def test_cut_keeps_everything_in_order(self, items: list[int], size: int) -> None:
-        runs = ReadPacer.cut(items, size)
-        assert [item for run in runs for item in run] == items
-        assert all(1 <= len(run) <= size for run in runs)
 
 
 def test_the_buffer_gives_sorted_requests_once() -> None:
