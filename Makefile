@@ -42,6 +42,7 @@ check: setup  ## format, lint, types, layers, doc examples, tiny benchmarks
 	$(BIN)/python .ci/write_docs.py --check
 	$(BIN)/python -m pytest --doctest-modules asyncstate operators
 	$(BIN)/python -m bench micro --tiny
+	$(BIN)/python -m bench paradigms --tiny
 
 format: setup  ## rewrite the code as `make check` wants it
 	$(BIN)/ruff format .

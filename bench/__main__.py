@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from asyncstate.errors import AsyncStateError
 from bench.paradigms.command import paradigms
 from bench.report import QueryResult, results_table, write_json, write_plot
+from bench.slowdisk.command import slow_disk
 
 if TYPE_CHECKING:
     from bench.nexmark.runner import NexmarkRunner, RunSettings
@@ -117,6 +118,7 @@ def micro(
 
 
 app.command()(paradigms)
+app.command()(slow_disk)
 
 
 def _described(repeat: int) -> str:

@@ -1,0 +1,163 @@
+"""One measurement in a process of its own, so that the shim and cold caches belong to it alone.
+
+Owns: ``Task``, ``Measured``, and the program ``python -m bench.slowdisk.child``: a Task as JSON in, Measured out.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.config import Config, resolve
+from asyncstate.spark.task import settle_worker
+from asyncstate.storage import OperatorManifest
+from bench.job import Job
+from bench.slowdisk import shim
+from bench.slowdisk.workloads import INPUT, WORKLOADS, Workload, fill_batches, rows
+
+_BUNDLE_ROWS = 2_000  # few enough that a bundle of uniform keys meets each block once, as a single read does
+_BASE = "base.json"
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure. ``folder`` is where ``fill`` made the state; ``records`` is 0 for ``fill`` itself.
+
+    ``cached``: with the caches as configured by default; else with next to none, read around the page cache.
+    """
+
+    workload: str
+    folder: str
+    state_keys: int
+    seed: int
+    records: int = 0
+    warm_up: int = 0
+    rounds: int = 0
+    asynchronous: bool = False
+    cached: bool = False
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians over the rounds. ``reads_per_record`` are reads of the device, None without the shim."""
+
+    us_per_record: float
+    us_per_record_min: float
+    us_per_record_max: float
+    cpu_us_per_record: float
+    reads_per_record: float | None
+    threads: int
+    state_bytes: int
+
+
+class _Base(msgspec.Struct):
+    manifest: OperatorManifest
+    batch_id: int
+
+
+def fill(task: Task) -> None:
+    """Make the state of a workload in ``task.folder``, for any number of measurements."""
+    folder = Path(task.folder)
+    workload = WORKLOADS[task.workload]
+    job = Job(folder, workload.make(False), _config(task), INPUT)
+    job.run(fill_batches(workload, task.state_keys))
+    job.run([])  # brings the local store up to the first delta
+    assert job.base is not None
+    (folder / _BASE).write_bytes(msgspec.json.encode(_Base(job.base, job.batch_id)))
+
+
+def measure(task: Task) -> Measured:
+    """Run the workload's micro-batches on a copy of the state."""
+    settle_worker()
+    source = Path(task.folder)
+    base = msgspec.json.decode((source / _BASE).read_bytes(), type=_Base)
+    workload = WORKLOADS[task.workload]
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=source.parent))
+    try:
+        shutil.copytree(source, folder, dirs_exist_ok=True, copy_function=_link_or_copy)
+        job = Job(
+            folder, workload.make(task.asynchronous), _config(task), INPUT, base.manifest, base.batch_id
+        )
+        return _measure(task, workload, job)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measure(task: Task, workload: Workload, job: Job) -> Measured:
+    random = np.random.default_rng(task.seed)
+    seconds, cpu, reads = [], [], []
+    for number in range(task.rounds + 1):
+        records = task.records if number else task.warm_up
+        batches = _batches(workload, random.choice(task.state_keys, records, replace=False))
+        gc.collect()
+        before = shim.reads(), _cpu_seconds()
+        took = job.run(batches)
+        if number:
+            seconds.append(took / records * 1e6)
+            cpu.append((_cpu_seconds() - before[1]) / records * 1e6)
+            after = shim.reads()
+            reads.append(None if after is None or before[0] is None else (after - before[0]) / records)
+    counted = [each for each in reads if each is not None]
+    return Measured(
+        us_per_record=statistics.median(seconds),
+        us_per_record_min=min(seconds),
+        us_per_record_max=max(seconds),
+        cpu_us_per_record=statistics.median(cpu),
+        reads_per_record=statistics.median(counted) if counted else None,
+        threads=int(job.statistics.get("io_threads_peak", 0)),
+        state_bytes=int(job.statistics["state_bytes"]),
+    )
+
+
+def _batches(workload: Workload, keys: np.ndarray) -> list[pa.RecordBatch]:
+    """Input batches as large as a bundle at bundle grain, so that a bundle needs no copy."""
+    size = _BUNDLE_ROWS if workload.bundles else len(keys)
+    return [rows(keys[start : start + size]) for start in range(0, len(keys), size)]
+
+
+def _config(task: Task) -> Config:
+    options: dict[str, object] = {
+        "async-state.enabled": task.asynchronous,
+        "async-state.snapshot-interval": 1_000,
+        "async-state.bundle-size": _BUNDLE_ROWS,
+    }
+    if not task.cached:
+        options |= {
+            "async-state.cache-size": "0b",
+            "async-state.rocksdb.block-cache-size": "1mb",
+            "async-state.rocksdb.direct-reads": True,
+        }
+    return resolve(options, {})
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Table files never change, so a link will do; all others are copied."""
+    if source.endswith(".sst"):
+        os.link(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
+def main() -> None:
+    """Read a Task from the first argument; print what was measured as JSON."""
+    task = msgspec.json.decode(sys.argv[1], type=Task)
+    if task.records:
+        print(msgspec.json.encode(measure(task)).decode())
+    else:
+        fill(task)
+
+
+if __name__ == "__main__":
+    main()

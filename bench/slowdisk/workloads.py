@@ -1,0 +1,91 @@
+"""What runs on the slow device: operators, their rows, and a state larger than every cache.
+
+Owns: ``WORKLOADS`` and ``Workload``, ``INPUT``, ``rows`` and ``fill_batches``.
+Invariant: keys are long and random, so that two keys of a micro-batch seldom share a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.operator import InputSpec, Operator
+from bench.paradigms import PARADIGMS, Form
+from operators import Deduplicate, GroupAggregate, count, sum_
+
+_KEY_WORDS = 12
+_SCHEMA = pa.schema([("key", pa.binary()), ("x", pa.int64()), ("y", pa.int64())])
+_FILL_ROWS = 100_000
+
+INPUT = InputSpec(_SCHEMA, ("key",))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One line of the table: ``make(asynchronous)`` gives the operator; ``rows_a_key`` fill the state."""
+
+    name: str
+    make: Callable[[bool], Operator]
+    bundles: bool = False
+    rows_a_key: int = 1
+
+
+def _paradigm(number: int) -> Callable[[bool], Operator]:
+    paradigm = PARADIGMS[number - 1]
+    return lambda asynchronous: paradigm(Form.FUTURES if asynchronous else Form.CALLS)
+
+
+_ITERATING = (5, 6, 9)
+
+WORKLOADS: dict[str, Workload] = {
+    f"p{paradigm.number}": Workload(
+        f"{paradigm.number} {paradigm.__name__}",
+        _paradigm(paradigm.number),
+        rows_a_key=2 if paradigm.number in _ITERATING else 1,
+    )
+    for paradigm in PARADIGMS
+} | {
+    "aggregate": Workload(
+        "GroupAggregate",
+        lambda _: GroupAggregate([count().alias("n"), sum_("x").alias("total")]),
+        bundles=True,
+    ),
+    "deduplicate": Workload(
+        "Deduplicate", lambda _: Deduplicate(keep="last", time="processing"), bundles=True
+    ),
+}
+"""By the name of the command line."""
+
+
+def rows(keys: np.ndarray, x: int = 1) -> pa.RecordBatch:
+    """A row a key number, with ``x`` and y = 2."""
+    words = np.empty((len(keys), _KEY_WORDS), dtype=">u8")
+    for word in range(_KEY_WORDS):
+        words[:, word] = _mixed(keys.astype(np.uint64) * np.uint64(_KEY_WORDS) + np.uint64(word))
+    size = 8 * _KEY_WORDS
+    offsets = np.arange(0, len(keys) * size + 1, size, dtype=np.int32)
+    column = pa.Array.from_buffers(
+        pa.binary(), len(keys), [None, pa.py_buffer(offsets), pa.py_buffer(words.tobytes())]
+    )
+    numbers = [pa.array(np.full(len(keys), value)) for value in (x, 2)]
+    return pa.RecordBatch.from_arrays([column, *numbers], schema=_SCHEMA)
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    """Splitmix64: as good as random, the same for the same number."""
+    z = numbers * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def fill_batches(workload: Workload, state_keys: int) -> list[pa.RecordBatch]:
+    """The rows that make the state: each key ``rows_a_key`` times, with an x of its own each time."""
+    return [
+        rows(np.arange(start, min(start + _FILL_ROWS, state_keys)), x)
+        for x in range(1, workload.rows_a_key + 1)
+        for start in range(0, state_keys, _FILL_ROWS)
+    ]

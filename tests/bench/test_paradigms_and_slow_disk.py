@@ -1,0 +1,105 @@
+"""The benchmarks of paradigms and slow disks run, tiny, and say what they compare; no figure is checked."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from bench.__main__ import app
+from bench.paradigms import PARADIGMS
+from bench.slowdisk import shim
+
+needs_shim = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("cc") is None, reason="reads are delayed by a C library, on Linux"
+)
+
+
+@pytest.mark.timeout(300)
+def test_the_paradigms_run_tiny(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["paradigms", "--tiny", "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    results = msgspec.json.decode((tmp_path / "paradigms.json").read_bytes())["results"]
+    assert [result["number"] for result in results] == [paradigm.number for paradigm in PARADIGMS]
+    assert all(result["futures_us"] > 0 and result["async_us"] > 0 for result in results)
+    assert all(paradigm.title in done.output for paradigm in PARADIGMS)
+
+
+@needs_shim
+@pytest.mark.timeout(300)
+def test_slow_disk_runs_tiny_and_draws_a_picture(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["slow-disk", "--tiny", "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    results = msgspec.json.decode((tmp_path / "slow-disk.json").read_bytes())["results"]
+    assert [(result["workload"], result["latency_us"]) for result in results] == [
+        ("p1", 0),
+        ("p1", 1_000),
+        ("aggregate", 0),
+        ("aggregate", 1_000),
+    ]
+    assert (tmp_path / "slow-disk.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_compiler_the_rows_with_latency_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shim.shutil, "which", lambda _: None)
+    arguments = ["slow-disk", "--tiny", "--devices", "1ms", "--output", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "no rows with added latency: delaying reads needs a C compiler" in " ".join(done.output.split())
+    results = msgspec.json.decode((tmp_path / "slow-disk.json").read_bytes())["results"]
+    assert {result["latency_us"] for result in results} == {0}
+
+
+def test_an_unknown_workload_is_refused() -> None:
+    done = CliRunner().invoke(app, ["slow-disk", "--workloads", "p1,p77"])
+    assert done.exit_code == 2
+    assert "p77" in done.output
+
+
+_READER = """
+import os, sys
+from bench.slowdisk import shim
+
+table, other = sys.argv[1:]
+for path in (table, other):
+    for flags in (os.O_RDONLY, os.O_RDONLY):
+        file = os.open(path, flags)
+        os.pread(file, 4, 0)
+        os.pread(file, 4, 2)
+        os.close(file)
+print(shim.reads())
+"""
+
+
+@needs_shim
+def test_the_shim_counts_reads_of_tables_under_its_folder_alone(tmp_path: Path) -> None:
+    library = shim.build(tmp_path)
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+        for name in ("1.sst", "MANIFEST-000001"):
+            (folder / name).write_bytes(bytes(8))
+    counts = {}
+    for table in (inside / "1.sst", outside / "1.sst"):
+        command = [sys.executable, "-c", _READER, str(table), str(inside / "MANIFEST-000001")]
+        done = subprocess.run(
+            command,
+            env=shim.environment(library, inside, 100),
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        counts[table] = int(done.stdout)
+    assert counts == {inside / "1.sst": 4, outside / "1.sst": 0}
+
+
+def test_nothing_is_counted_without_the_shim() -> None:
+    assert shim.reads() is None
