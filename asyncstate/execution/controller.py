@@ -23,7 +23,6 @@ from asyncstate.futures import (
     FailureScope,
     StateFuture,
     current_scope,
-    require_own,
     set_failure_scope,
 )
 from asyncstate.requests import Page, StateSink
@@ -225,7 +224,7 @@ class ExecutionController(StateSink):
                 # by type and slot: isinstance and a property would cost each hot record
                 if type(result) is StateFuture:
                     if result._state == PENDING:
-                        self._hold(record, result)
+                        self._await_returned(record, result)
                 elif type(result) is CoroutineType:
                     self._step(record, result)
                 elif type(result) is GeneratorType or type(result) is AsyncGeneratorType:
@@ -243,16 +242,11 @@ class ExecutionController(StateSink):
         except StopIteration as end:
             result = end.value
             if type(result) is StateFuture and not result.done:
-                self._hold(record, result)
+                self._await_returned(record, result)
             return
         if type(awaited) is not StateFuture:
             self._throw(coroutine, self.failures.misused(record, f"{AWAIT_HINT}. It awaits {awaited!r}"))
         self._suspend(record, coroutine, awaited)
-
-    def _hold(self, record: Record, returned: StateFuture[Any]) -> None:
-        """The record returned a pending future and must not end before it."""
-        require_own(returned, returned._owner, "returned")
-        self._await_returned(record, returned)
 
     def _never(self, record: Record, future: str) -> FutureStateError:
         """The error for a future that the record's own code would have to complete, and does not."""
@@ -281,4 +275,4 @@ class ExecutionController(StateSink):
 
     @abstractmethod
     def _await_returned(self, record: Record, returned: StateFuture[Any]) -> None:
-        """Keep ``record`` from ending before ``returned`` is settled."""
+        """Keep ``record`` from ending before ``returned``, which is pending, is settled."""

@@ -25,7 +25,7 @@ from asyncstate.execution.controller import ExecutionController
 from asyncstate.execution.epochs import EpochManager
 from asyncstate.execution.limits import AsyncLimits
 from asyncstate.execution.record import Record
-from asyncstate.futures import PENDING, StateFuture
+from asyncstate.futures import PENDING, StateFuture, require_own
 from asyncstate.storage import WriteOverlay
 
 _RELEASE_FACTOR: Final = (
@@ -73,8 +73,10 @@ class MailboxController(ExecutionController):
         if record.pending > 1:
             self._enter(record)
             return
-        if self._unhandled or record.returned is not None:
-            self._check_end(record)
+        if self._unhandled:
+            self.failures.raise_for(record)
+        if record.returned is not None:
+            raise self._never(record, "returned")
         record.out = None
         record.pending = -1
 
@@ -192,8 +194,12 @@ class MailboxController(ExecutionController):
             self._end(record)
 
     def _end(self, record: Record) -> None:
-        if self._unhandled or record.returned is not None:
-            self._check_end(record)
+        if self._unhandled:
+            self.failures.raise_for(record)
+        returned = record.returned
+        # Only the record's own callbacks could complete it, and none will run any more.
+        if returned is not None and returned._state == PENDING:
+            raise self._never(record, "returned")
         self._in_flight -= 1
         record.pending = -1
         following = self._keys.release(record)
@@ -203,14 +209,6 @@ class MailboxController(ExecutionController):
         if unreleased and unreleased[0] is record:
             self._release()
         self.epochs.leave(record.epoch)
-
-    def _check_end(self, record: Record) -> None:
-        """Nothing of the record is outstanding: raise if it failed, or cannot end."""
-        self.failures.raise_for(record)
-        returned = record.returned
-        # Only the record's own callbacks could complete it, and none will run any more.
-        if returned is not None and returned._state == PENDING:
-            raise self._never(record, "returned")
 
     def _release(self) -> None:
         """Pass on the rows of all records that have ended, up to the first that has not."""
@@ -243,6 +241,8 @@ class MailboxController(ExecutionController):
             self._throw(coroutine, error)
 
     def _await_returned(self, record: Record, returned: StateFuture[Any]) -> None:
+        if returned._owner is not record:
+            require_own(returned, returned._owner, "returned")
         record.returned = returned
 
     def _drop_coroutines(self) -> None:

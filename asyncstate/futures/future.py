@@ -226,7 +226,12 @@ class StateFuture(Generic[T]):
                 scope = scopes.current
                 if scope is None or scope.current is not owner:
                     require_own(self, owner, "derived from, awaited or returned")
-            child = pending_future(owner)
+            child = _new_future(StateFuture)  # as pending_future does
+            child._state = PENDING
+            child._callbacks = None
+            child._observed = False
+            child._owner = owner
+            child._promised = True
             callbacks = self._callbacks
             if callbacks is None:
                 self._callbacks = [(step, fn, child)]
@@ -405,7 +410,6 @@ def pending_future(owner: FutureOwner | None) -> StateFuture[Any]:
     """A future of ``owner`` that the framework settles, with ``settle``."""
     future: StateFuture[Any] = _new_future(StateFuture)
     future._state = PENDING
-    future._value = None
     future._callbacks = None
     future._observed = False
     future._owner = owner
