@@ -21,6 +21,7 @@ from asyncstate.codec.hashing import check_max_parallelism, key_groups, row_grou
 from asyncstate.codec.key_batch import KeyBatch, group_matrix, group_rows
 from asyncstate.codec.key_columns import decode_columns, encode_columns, encoded_rows
 from asyncstate.codec.key_fields import KeyField, key_field
+from asyncstate.codec.pages import DecodeKeys, key_pages
 from asyncstate.codec.scalars import wrong_arity
 from asyncstate.codec.types import check_key_type
 from asyncstate.errors import CodecError, SchemaError
@@ -42,6 +43,7 @@ class KeyCodec:
     __slots__ = (
         "_fields",
         "decode_one",
+        "decode_page",
         "encode_one",
         "group_prefix_one",
         "max_parallelism",
@@ -54,6 +56,8 @@ class KeyCodec:
     """Bytes of one key tuple: ``encode_one(values)``. A plain function: hold it in a local on hot paths."""
     decode_one: DecodeKey
     """``decode_one(data, offset=0) -> (values, next_offset)``."""
+    decode_page: DecodeKeys
+    """``decode_page(keys, skip)``: the first column's value of each stored key, which ``skip`` bytes precede."""
     group_prefix_one: EncodeKey
     """Two big-endian bytes of the key group of one key tuple."""
 
@@ -72,6 +76,7 @@ class KeyCodec:
         widths = [field.width for field in self._fields]
         self.width = None if None in widths else sum(width + 1 for width in widths if width is not None)
         self.encode_one, self.decode_one = _row_functions(self._fields)
+        self.decode_page = key_pages(self.types, self.decode_one)
         self.group_prefix_one = _group_prefixer(self.types, self.names, max_parallelism)
 
     def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from asyncstate.codec.columns import LARGE_BINARY, BoolArray, binary_parts, plain_columns, valid_mask
 from asyncstate.codec.evolution import check_evolution, source_indices
+from asyncstate.codec.pages import DecodePacked, DecodeValues, value_pages
 from asyncstate.codec.row_columns import decode_rows, encode_rows
 from asyncstate.codec.row_layout import RowLayout, row_layout
 from asyncstate.codec.row_scalars import DecodeRow, EncodeRow, row_decoder, row_encoder
@@ -137,17 +138,23 @@ class ValueCodec:
     "nothing stored" is the absence of bytes.
     """
 
-    __slots__ = ("_row", "decode_one", "encode_one", "type")
+    __slots__ = ("_row", "decode_one", "decode_packed", "decode_page", "encode_one", "type")
 
     encode_one: Callable[[Any], bytes]
     """Bytes of one value. A plain function, fast from a local; ``CodecError`` for a bad value."""
     decode_one: Callable[[bytes], Any]
     """The value of stored bytes; ``CodecError`` if they are not one."""
+    decode_page: DecodeValues
+    """The values of many stored bytes; ``CodecError`` as for one."""
+    decode_packed: DecodePacked
+    """``decode_packed(data, start, stride, count)``: the values that stand in ``data`` from ``start`` on, every
+    ``stride`` bytes, each of which fills them but for a few at the end. None unless all are fixed-width and plain."""
 
     def __init__(self, type: pa.DataType, older: Sequence[pa.DataType] = (), *, owner: str = "value") -> None:
         self.type = type
         self._row = RowCodec(_one_field(type), [_one_field(one) for one in older], owner=owner)
         self.encode_one, self.decode_one = _value_functions(self._row, self._row._layouts[-1])
+        self.decode_page, self.decode_packed = value_pages(self._row._layouts[-1], self.decode_one)
 
     @property
     def version(self) -> int:
@@ -276,6 +283,13 @@ class PickleCodec:
                 f"{self._owner}: a pickled value cannot be loaded: {error}; "
                 "make its class importable under the name it had when it was written"
             ) from error
+
+    def decode_page(self, values: Sequence[bytes]) -> list[Any]:
+        """The objects of many stored bytes."""
+        return [self.decode_one(value) for value in values]
+
+    def decode_packed(self, data: bytes, start: int, stride: int, count: int) -> None:
+        """See ``ValueCodec``; pickles vary in size."""
 
     def encode(self, values: Sequence[Any]) -> list[bytes]:
         """The bytes of each object."""

@@ -24,7 +24,9 @@ class Binding:
     """One declared state of one operator, bound to the sink of a partition.
 
     ``encode_value`` and ``decode_value`` are of the value, element or map value, the other two of a map's
-    user key: ``decode_key(data, offset)`` gives the key tuple and the next offset. ``expiry`` is None without a ttl.
+    user key: ``decode_key(data, offset)`` gives the key tuple and the next offset. ``decode_values``,
+    ``decode_packed`` and ``decode_keys`` do many at once (see ``ValueCodec`` and ``KeyCodec``). ``expiry`` is None
+    without a ttl.
     ``function`` is what a state that folds what is added folds with.
     """
 
@@ -36,8 +38,11 @@ class Binding:
     namespaced: bool
     encode_value: Any
     decode_value: Any
+    decode_values: Any
+    decode_packed: Any
     encode_key: Any = None
     decode_key: Any = None
+    decode_keys: Any = None
     default: bytes | None = None
     expiry: Expiry | None = None
     function: Any = None

@@ -62,6 +62,31 @@ def whole(chunk: bytes | None, label: str) -> bytes:
     return chunk
 
 
+def elements_of_one_type(
+    data: bytes,
+    start: int,
+    decode_page: Callable[[list[bytes]], list[Any]],
+    decode_packed: Callable[[bytes, int, int, int], list[Any] | None],
+    label: str,
+) -> list[Any]:
+    """As ``elements``, with the decoders for many of a value codec.
+
+    If all elements are of the first one's length, as numbers are, their length bytes stand at equal distances.
+    """
+    if start < len(data) and data[start] < _LONG:
+        stride = 1 + data[start]
+        count, rest = divmod(len(data) - start, stride)
+        if not rest and data[start::stride].count(data[start]) == count:
+            found = decode_packed(data, start + 1, stride, count)
+            if found is not None:
+                return found
+    return decode_page(elements(data, start, _as_they_are, label))
+
+
+def _as_they_are(element: bytes) -> bytes:
+    return element
+
+
 def sealed_chunks(head: bytes | None) -> int:
     """The number of chunks beside the head."""
     return 0 if head is None else int.from_bytes(head[:COUNT_BYTES], "big")

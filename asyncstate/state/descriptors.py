@@ -154,6 +154,8 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
             namespaced=self.namespaced,
             encode_value=codec.encode_one,
             decode_value=codec.decode_one,
+            decode_values=codec.decode_page,
+            decode_packed=codec.decode_packed,
             expiry=expiry,
             **more,
         )
@@ -238,6 +240,10 @@ class MapStateDescriptor(_Descriptor[MapState[K, V]], Generic[K, V]):
         """See ``StateDescriptor``."""
         codec = self._codec(self.value_type, context.uid, stored)
         user_keys = KeyCodec([self.key_type], [f"{self.name}.key"], 1)
-        keys = {"encode_key": user_keys.encode_one, "decode_key": user_keys.decode_one}
+        keys = {
+            "encode_key": user_keys.encode_one,
+            "decode_key": user_keys.decode_one,
+            "decode_keys": user_keys.decode_page,
+        }
         state = MapState if self.ttl is None else TtlMapState
         return state(self._binding(sink, state_id, context, codec, **keys), self._root_suffix)

@@ -29,6 +29,7 @@ from asyncstate.state.chunks import (
     append_all,
     append_one,
     elements,
+    elements_of_one_type,
     framed,
     sealed_chunks,
     whole,
@@ -170,7 +171,8 @@ class ListState(MergingState, Generic[T]):
 
     def _elements(self, data: bytes, start: int) -> list[T]:
         """The elements of a chunk, or of a head behind its count."""
-        return elements(data, start, self._binding.decode_value, self._binding.label)
+        binding = self._binding
+        return elements_of_one_type(data, start, binding.decode_values, binding.decode_packed, binding.label)
 
     def _frame(self, element: T) -> bytes:
         if element is None:

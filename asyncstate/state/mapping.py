@@ -41,7 +41,6 @@ class MapState(KeyedState, DictProtocol[K, V]):
         "_async_get",
         "_cursors",
         "_decode",
-        "_decode_key",
         "_delete",
         "_encode",
         "_encode_key",
@@ -60,7 +59,6 @@ class MapState(KeyedState, DictProtocol[K, V]):
         self._encode = binding.encode_value
         self._decode = binding.decode_value
         self._encode_key = binding.encode_key
-        self._decode_key = binding.decode_key
         self._cursors = binding.cursors
         self._or_none = _or_none(binding.decode_value)
 
@@ -211,16 +209,15 @@ class MapState(KeyedState, DictProtocol[K, V]):
         return _MapCursor(self._binding, self._prefix(), decode, blocking=False).load()
 
     def _decode_entries(self, page: Page, offset: int) -> list[tuple[K, V]]:
-        decode_key, decode = self._decode_key, self._decode
-        return [(decode_key(key, offset)[0][0], decode(value)) for key, value in page]
+        binding = self._binding
+        keys = binding.decode_keys([key for key, _ in page], offset)
+        return list(zip(keys, binding.decode_values([value for _, value in page]), strict=True))
 
     def _decode_keys(self, page: Page, offset: int) -> list[K]:
-        decode_key = self._decode_key
-        return [decode_key(key, offset)[0][0] for key, _ in page]
+        return self._binding.decode_keys([key for key, _ in page], offset)  # type: ignore[no-any-return]
 
     def _decode_values(self, page: Page, offset: int) -> list[V]:
-        decode = self._decode
-        return [decode(value) for _, value in page]
+        return self._binding.decode_values([value for _, value in page])  # type: ignore[no-any-return]
 
     def _preserve(self, entry: bytes, raw: bytes | None = None) -> None:
         """Keep what is stored under ``entry`` for the iterations that have yet to come to it."""
