@@ -10,7 +10,8 @@ Layout, where id is 3 for the first input, 4 for the second, 5 for the third:
 * ``[key group: 2][id][time: 8][other sort columns][batch id: 8][number: 4]`` -> ``[row kind: 1][row]``
 
 Sort columns are in the key codec, descending ones with all bits inverted. Batch id and number (of the row in its
-partition, input and micro-batch) are the order of arrival. The row is in the row codec; the key is read from it.
+partition, input and micro-batch) are the order of arrival; where rescaling brings together rows that two partitions
+have numbered, the key group is last. The row is in the row codec; the key is read from it.
 
 Source: the ORDER BY clause of Flink's process table functions, and its temporal sort.
 """

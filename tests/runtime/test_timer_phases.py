@@ -154,7 +154,7 @@ def run(
 
 
 @given(scripts_of(KEYS), BATCHES)
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 8)
 def test_the_order_is_the_models(
     store_kind: StoreKind, mode: Mode, scripts: dict[int, list[list[Action]]], batches: list[Given]
 ) -> None:
