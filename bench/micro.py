@@ -28,6 +28,7 @@ from asyncstate.spark.task import settle_worker
 from asyncstate.state import ValueState, ValueStateDescriptor
 from asyncstate.storage import LIST_GET_KEYS, RocksDBOptions
 from asyncstate.storage.rocksdb import rocksdb_options
+from bench.iteration import ENTRIES, OPERATORS, HandIterations, Iterations, MapEntries
 from bench.job import Job
 from operators import Deduplicate, GroupAggregate, count, sum_
 
@@ -245,10 +246,35 @@ def record_grain(state_keys: int, records: int, rounds: int, seed: int) -> list[
     return results
 
 
+def iteration(entries: int, rounds: int) -> list[MicroResult]:
+    """Iterating maps and lists of 1,000 entries against rocksdict's own iteration, bare and with decoding."""
+    keys = max(1, entries // ENTRIES)
+    results = []
+    for name, make in OPERATORS.items():
+        for enabled in (False, True):
+            with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
+                hand = HandIterations(Path(folder), keys)
+                ours = Iterations(Path(folder), make(enabled), _config(enabled), keys)
+                decode = hand.decode_map if make is MapEntries else hand.decode_list
+                times = [(hand.scan(), decode(), ours.run()) for _ in range(rounds + 1)][1:]
+            scans, decodes, our = (list(column) for column in zip(*times, strict=True))
+            mode = "async" if enabled else "sync"
+            for floor, floors in (("scan", scans), ("decode", decodes)):
+                title = f"{name}, {mode}, {floor}"
+                results.append(
+                    _result(title, "entry", f"rocksdict {floor}", keys * ENTRIES, (floors, our), 2.0)
+                )
+    return results
+
+
 def run(state_keys: int, unique: int, rounds: int, seed: int = 1) -> list[MicroResult]:
     """All micro-benchmarks, in a process with the garbage collector set as in Spark's workers."""
     settle_worker()
-    return bundle_grain(state_keys, unique, rounds, seed) + record_grain(state_keys, unique, rounds, seed)
+    return [
+        *bundle_grain(state_keys, unique, rounds, seed),
+        *record_grain(state_keys, unique, rounds, seed),
+        *iteration(unique, rounds),
+    ]
 
 
 def micro_table(results: Sequence[MicroResult], title: str) -> Table:
