@@ -7,10 +7,11 @@ Invariant: a page is loaded only when the one before it has been consumed; any n
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from asyncstate.futures.combine import combine_all
-from asyncstate.futures.future import VOID, StateFuture, require_future
+from asyncstate.futures.future import VOID, StateFuture, completed_future, require_future
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -57,9 +58,12 @@ class StateIterator(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Iterate at once (sync form). Raises FutureStateError if a page is not there yet."""
+        return chain.from_iterable(self._pages())  # no generator's step for each entry
+
+    def _pages(self) -> Iterator[list[T]]:
         page: StateIterator[T] = self
         while True:
-            yield from page._items
+            yield page._items
             if page._load_more is None:
                 return
             page = page._load_more().get()
@@ -75,11 +79,23 @@ class StateIterator(Generic[T]):
 
     def to_list(self) -> StateFuture[list[T]]:
         """A future of all entries."""
-        entries: list[T] = []
-        return self.on_next(entries.append).then_apply(lambda _: entries)
+        return self._to_list([])
+
+    def _to_list(self, entries: list[T]) -> StateFuture[list[T]]:
+        page: StateIterator[T] = self
+        while True:
+            entries += page._items
+            if page._load_more is None:
+                return completed_future(entries)
+            more = page._load_more()
+            if not more.done or more.failed:
+                return more.then_compose(lambda following: following._to_list(entries))
+            page = more.get()
 
 
 def _results_of(results: list[Any]) -> StateFuture[Any]:
+    if results.count(None) == len(results):  # a plain consumer, as most are
+        return VOID
     if not any(isinstance(result, StateFuture) for result in results):
         return VOID
     return combine_all([result if isinstance(result, StateFuture) else VOID for result in results])

@@ -243,6 +243,8 @@ class WriteOverlay:
         self._scans += 1
         if end is not None and start >= end:
             return []
+        if not self._writes:
+            return self.store.scan(start, end, limit)
         self._index_new_keys()
         found: list[tuple[bytes, bytes]] = []
         while len(found) < limit:
