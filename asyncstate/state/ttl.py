@@ -10,7 +10,6 @@ Source: Flink's ``StateTtlConfig``; event time is ours.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
 from typing import Final, Protocol, TypeVar
 
@@ -82,9 +81,6 @@ class StateTtl:
         duration = self.duration
         assert isinstance(duration, int)
         return duration
-
-    def __str__(self) -> str:
-        return f"{timedelta(microseconds=self.duration_us)} of {self.time} time"
 
 
 class ExpiringState(Protocol):
