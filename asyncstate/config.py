@@ -189,8 +189,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     io_parallelism: Annotated[
         int,
         Number(1, 256, auto=True),
-        "Threads of a partition that read from the store; `auto` follows how slow the last reads were.",
+        "Threads of a partition that read from the store, at most; `auto` follows how long a read takes.",
     ] = 0
+    batch_hot_reads: Annotated[
+        bool,
+        Switch(),
+        "Let every read wait that memory cannot answer, also while the store is quick. For tests: it shows what relies "
+        "on a read being answered at once.",
+    ] = False
     epoch_mode: Annotated[
         Literal["serial", "parallel-between-epochs"],
         Choice(("serial", "parallel-between-epochs")),

@@ -100,6 +100,7 @@ def _limits(config: Config) -> AsyncLimits:
         buffer_timeout_ms=config.buffer_timeout_ms,
         io_parallelism=config.io_parallelism or _AUTO_IO_PARALLELISM,
         watchdog_timeout_ms=config.watchdog_timeout_ms,
+        batch_hot_reads=config.batch_hot_reads,
         serial_epochs=config.epoch_mode == "serial",
     )
 

@@ -20,6 +20,7 @@ DOCUMENTED_DEFAULTS = {
     "async-state.buffer-size": 1_000,
     "async-state.buffer-timeout": 1_000,
     "async-state.io-parallelism": 0,
+    "async-state.batch-hot-reads": False,
     "async-state.epoch-mode": "serial",
     "async-state.iterate-response-batch-size": 1_000,
     "async-state.watchdog-timeout": 60_000,
