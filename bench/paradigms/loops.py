@@ -73,7 +73,7 @@ class Traversal(Paradigm):
 
 def step(value: int, element: int) -> int:
     """The next value depends on the one before, so the order of the elements matters."""
-    return value // 2 + element if value % 2 == 0 else value * 2 + element
+    return value // 2 + element if value % 2 == 0 else (value * 2 + element) % 1_000_003
 
 
 class DependentTraversal(Paradigm):
