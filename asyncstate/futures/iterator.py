@@ -84,7 +84,7 @@ class StateIterator(Generic[T]):
     def _to_list(self, entries: list[T]) -> StateFuture[list[T]]:
         page: StateIterator[T] = self
         while True:
-            entries += page._items
+            entries.extend(page._items)
             if page._load_more is None:
                 return completed_future(entries)
             more = page._load_more()
