@@ -11,7 +11,10 @@ from typing import Final
 ROUTE: Final = "__asyncstate_route"
 """int32 of every row that goes to a task: ``partition * 4 + tag``."""
 COMMIT: Final = "__asyncstate_commit"
-"""binary of every row that comes from a task: the CommitRecord in its last row, null in all others."""
+"""binary of every row that comes from a task: the attempt's id in its first row, the id and then the CommitRecord in
+its last one, null in all others."""
+ATTEMPT_BYTES: Final = 16
+"""Length of an attempt's id."""
 
 TAG_BITS: Final = 2
 TAG_MASK: Final = (1 << TAG_BITS) - 1

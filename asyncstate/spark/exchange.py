@@ -2,7 +2,8 @@
 
 Owns: the input schemas as Arrow sees them, the exchange by key group, and the materialised stage.
 Invariant: a stage runs in the one action made here; afterwards its rows are only read. Spark cannot run it
-again even if it loses them: the plan that made them is cut off, and the micro-batch fails instead.
+again even if it loses them: the plan that made them is cut off, and the micro-batch fails instead. Rows of another
+attempt than the one that reported are never given out.
 Must not import runtime's tasks or storage.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -28,10 +30,14 @@ from pyspark.sql.types import (
 from pyspark.storagelevel import StorageLevel
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.errors import SchemaError
+from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec
-from asyncstate.spark.columns import COMMIT, MARKER_TAG, ROUTE, TAG_BITS, struct_name
+from asyncstate.spark.columns import ATTEMPT_BYTES, COMMIT, MARKER_TAG, ROUTE, TAG_BITS, struct_name
+from asyncstate.spark.failures import marked
 from asyncstate.spark.task import PartitionTask, regular_inputs
+
+if TYPE_CHECKING:
+    from asyncstate.runtime import TaskSpec
 
 
 def input_spec(
@@ -174,7 +180,7 @@ class Stage:
 
     def release(self) -> None:
         """Give the rows' memory back; afterwards they cannot be read."""
-        self._checkpointed._jdf.logicalPlan().rdd().unpersist(False)
+        _release(self._checkpointed)
 
 
 def run_stage(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> Stage:
@@ -188,6 +194,40 @@ def run_stage(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> 
     stage = exchanged.mapInArrow(task, schema).localCheckpoint(
         eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK
     )
-    found = stage.where(f"{COMMIT} is not null").select(COMMIT).collect()
-    rows = stage.where(f"{COMMIT} is null").drop(COMMIT)
-    return Stage(rows, [bytes(row[0]) for row in found], stage)
+    try:
+        reported = stage.where(f"length({COMMIT}) > {ATTEMPT_BYTES}").select(COMMIT).collect()
+    except BaseException:
+        _release(stage)
+        raise
+    found = [bytes(row[0]) for row in reported]
+    rows = stage.where(_reported_rows(task.spec, found)).drop(COMMIT)
+    return Stage(rows, [record[ATTEMPT_BYTES:] for record in found], stage)
+
+
+def _release(checkpointed: DataFrame) -> None:
+    checkpointed._jdf.logicalPlan().rdd().unpersist(False)
+
+
+def _reported_rows(spec: TaskSpec, found: Sequence[bytes]) -> str:
+    """The condition for output rows; a partition's first row makes it fail if its attempt is not one of ``found``.
+
+    Spark has two occasions to keep another attempt's rows than those of which it gave us the report: partitions
+    lost with an executor before the action's end are computed once more, and of two speculative attempts both
+    may be kept. They may differ, in order of arrival at least, so they must not meet the other's state.
+    """
+    attempts = ", ".join(f"X'{record[:ATTEMPT_BYTES].hex()}'" for record in found)
+    error = marked(
+        JobError(
+            f"operator '{spec.uid}', batch {spec.batch_id}: an executor was lost or tasks were run twice, and Spark "
+            "kept output rows of another attempt than the one whose state is to be committed; nothing was "
+            "committed, start the query again: the batch will be replayed"
+        )
+    )
+    # Never false. What is not deterministic is not merged with the filters of the user's function, which would
+    # drop a row of nulls before it is looked at.
+    always = "monotonically_increasing_id() >= 0"
+    return (
+        f"case when {COMMIT} is null then {always} "
+        f"when substring({COMMIT}, 1, {ATTEMPT_BYTES}) in ({attempts}) then false "
+        f"else raise_error(cast(X'{error.encode().hex()}' as string)) end"
+    )

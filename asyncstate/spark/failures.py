@@ -16,8 +16,9 @@ from collections.abc import Iterator
 import msgspec
 
 from asyncstate import errors
-from asyncstate.errors import AsyncStateError
+from asyncstate.errors import AsyncStateError, JobError
 
+_LOST_ROWS = re.compile(r"CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|Checkpoint block rdd_\d+_\d+ not found")
 _NOTE = re.compile(r"\[asyncstate-error ([A-Za-z0-9+/=]+)\]")
 
 
@@ -36,8 +37,17 @@ class _Sent(msgspec.Struct, frozen=True):
 
 def mark(error: AsyncStateError) -> None:
     """Add a note to ``error`` from which the driver can restore it, however Java wraps the text."""
+    error.add_note(_note(error))
+
+
+def marked(error: AsyncStateError) -> str:
+    """A text that says the error and that ``restore`` understands, for what Java is to raise."""
+    return f"{error} {_note(error)}"
+
+
+def _note(error: AsyncStateError) -> str:
     sent = _Sent(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
-    error.add_note(f"[asyncstate-error {base64.b64encode(msgspec.json.encode(sent)).decode()}]")
+    return f"[asyncstate-error {base64.b64encode(msgspec.json.encode(sent)).decode()}]"
 
 
 def restore(text: str) -> AsyncStateError | None:
@@ -66,3 +76,20 @@ def translated() -> Iterator[None]:
             raise
         # Spark's own exception repeats the traceback between pages of Java frames; the cause says it once.
         raise restored from restored.__cause__
+
+
+@contextlib.contextmanager
+def rows_explained(batch_id: int) -> Iterator[None]:
+    """``translated``, and a JobError where Spark has lost rows of a stage together with an executor."""
+    with translated():
+        try:
+            yield
+        except AsyncStateError:
+            raise
+        except Exception as error:
+            if not _LOST_ROWS.search(str(error)):
+                raise
+            raise JobError(
+                f"batch {batch_id}: an executor was lost, and with it output rows that the micro_batch function "
+                "was still reading; nothing was committed, start the query again: the batch will be replayed"
+            ) from error

@@ -21,7 +21,7 @@ from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
 from asyncstate.runtime import advance_sources, operator_after, sum_records
 from asyncstate.spark.batch import Applied, JobFrame, MicroBatch
 from asyncstate.spark.checks import check_job_name
-from asyncstate.spark.failures import restore
+from asyncstate.spark.failures import restore, rows_explained
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
 from asyncstate.spark.progress import BatchStatistics, OperatorStatistics
 from asyncstate.spark.session import settle_session
@@ -88,7 +88,7 @@ class StreamingJob:
         self._frame = JobFrame(
             job_id=self._ledger.job_id,
             name=name,
-            checkpoint=self._ledger.folder,
+            checkpoint=self._ledger.place,
             config=self.config,
             resolve=lambda own: resolve({**given, **own}, session),
             default_parallelism=spark.sparkContext.defaultParallelism,
@@ -172,7 +172,8 @@ class StreamingJob:
         batch = MicroBatch(self._frame, batch_id, base, self._clock.now_us(), final)
         try:
             called = time.perf_counter()
-            function(df, batch)
+            with rows_explained(batch_id):
+                function(df, batch)
             returned = time.perf_counter()
             if batch.failed_uids:
                 raise JobError(

@@ -2,7 +2,8 @@
 
 Owns: ``PartitionTask``, the function given to ``mapInArrow``, and the settling of a worker process.
 Invariant: a task works for the partition its rows name, never for the one Spark's task context names (that
-one shifts when the stage stands second in a union), and refuses rows of two partitions.
+one shifts when the stage stands second in a union), and refuses rows of two partitions. The first and the last row
+that an attempt sends name it, so that the driver can tell its rows from another attempt's.
 Must not import pyspark; what is slow to import is imported when the task runs.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -52,7 +54,10 @@ class PartitionTask:
     run: RunPartition | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Output rows, then one row with the CommitRecord. Raises AsyncStateError marked for the driver."""
+        """The attempt's id, output rows, then the CommitRecord; the first and the last are one row each.
+
+        Raises AsyncStateError marked for the driver.
+        """
         try:
             yield from self._run(batches)
         except AsyncStateError as error:
@@ -69,6 +74,8 @@ class PartitionTask:
             raise JobError(f"operator '{self.spec.uid}': a task got no row, not even its marker; {_REPORT}")
         partition = int(first.column(ROUTE)[0].as_py()) >> TAG_BITS
         rows = split_inputs(self.spec, partition, itertools.chain([first], batches))
+        attempt = uuid.uuid4().bytes
+        yield self._commit_row(attempt)
         record: CommitRecord | None = None
         for out in run(self.spec, partition, rows):
             if isinstance(out, CommitRecord):
@@ -77,17 +84,15 @@ class PartitionTask:
                 yield self._to_wire(out)
         if record is None:
             raise JobError(f"operator '{self.spec.uid}', partition {partition}: no commit record; {_REPORT}")
-        yield self._commit_row(record)
+        yield self._commit_row(attempt + record.to_bytes())
 
     def _to_wire(self, out: pa.RecordBatch) -> pa.RecordBatch:
         columns = [_cast(column, field.type) for column, field in zip(out.columns, self.wire, strict=False)]
         return pa.RecordBatch.from_arrays([*columns, pa.nulls(out.num_rows, pa.binary())], schema=self.wire)
 
-    def _commit_row(self, record: CommitRecord) -> pa.RecordBatch:
+    def _commit_row(self, content: bytes) -> pa.RecordBatch:
         nulls = [pa.nulls(1, field.type) for field in self.wire][:-1]
-        return pa.RecordBatch.from_arrays(
-            [*nulls, pa.array([record.to_bytes()], pa.binary())], schema=self.wire
-        )
+        return pa.RecordBatch.from_arrays([*nulls, pa.array([content], pa.binary())], schema=self.wire)
 
 
 _REPORT = "nothing was committed; start the query again, and report this if it comes back"
