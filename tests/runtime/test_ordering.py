@@ -232,7 +232,7 @@ def check(orders: list[list[SortKey]], batches: list[Given], store_kind: StoreKi
 
 
 @given(st.sampled_from(ORDERS), BATCHES)
-@settings(max_examples=settings().max_examples // 8)
+@settings(max_examples=settings().max_examples // 5)
 def test_one_input_comes_in_order(
     store_kind: StoreKind, mode: Mode, order: list[SortKey], batches: list[Given]
 ) -> None:
@@ -241,11 +241,31 @@ def test_one_input_comes_in_order(
 
 
 @given(st.sampled_from([(ORDERS[1], ORDERS[2]), ([], ORDERS[1]), (ORDERS[0], [])]), BATCHES)
-@settings(max_examples=settings().max_examples // 8)
+@settings(max_examples=settings().max_examples // 5)
 def test_two_inputs_come_merged_by_time(
     store_kind: StoreKind, mode: Mode, orders: tuple[list[SortKey], list[SortKey]], batches: list[Given]
 ) -> None:
     check(list(orders), batches, store_kind, mode)
+
+
+def test_at_one_time_the_first_input_comes_first(mode: Mode) -> None:
+    """Whatever the other sort columns say, and whichever arrived first; several keys of several groups."""
+    with new_harness(
+        [[SortKey("at"), SortKey("id", True)], [SortKey("at"), SortKey("id")]], **mode
+    ) as harness:
+        rows = [(time, key, None, None, key + 10 * time) for time in (2, 1) for key in range(5)]
+        for row in rows:
+            harness.push([row], 1)
+            harness.push([row], 0)
+        harness.advance_watermark(2)
+        order = [row[1:3] for row in harness.end_batch()]
+        ascending = list(range(5))
+        assert order == [
+            *((10 + number, 0) for number in ascending[::-1]),
+            *((10 + number, 1) for number in ascending),
+            *((20 + number, 0) for number in ascending[::-1]),
+            *((20 + number, 1) for number in ascending),
+        ]
 
 
 # -- the documents' example --------------------------------------------------------------------------
