@@ -25,6 +25,8 @@ PENDING: Final = 0
 DONE: Final = 1
 FAILED: Final = 2
 
+_PROMISED: Final = object()
+
 # One settling step: (function of the user, derived future, state and value of the source) -> None.
 _Step = Callable[[Any, "StateFuture[Any]", int, Any, list[tuple["StateFuture[Any]", int, Any]]], None]
 
@@ -36,16 +38,14 @@ class StateFuture(Generic[T]):
     that reaches the end of a chain fails the micro-batch with operator, state and key named.
     """
 
-    __slots__ = ("_callbacks", "_observed", "_owner", "_promised", "_state", "_value")
+    __slots__ = ("_callbacks", "_observed", "_owner", "_state", "_value")
 
     def __init__(self) -> None:
         self._state: int = PENDING
-        self._value: Any = None
+        self._value: Any = None  # while pending: _PROMISED if the framework settles it
         self._callbacks: list[tuple[_Step, Any, StateFuture[Any]]] | None = None
         self._observed = False
-        # The two below matter, and are sure to be set, while the future is pending.
-        self._owner: FutureOwner | None = current_owner()
-        self._promised = False  # True: the framework settles it
+        self._owner: FutureOwner | None = current_owner()  # matters, and is sure to be set, while pending
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -228,10 +228,10 @@ class StateFuture(Generic[T]):
                     require_own(self, owner, "derived from, awaited or returned")
             child = _new_future(StateFuture)  # as pending_future does
             child._state = PENDING
+            child._value = _PROMISED
             child._callbacks = None
             child._observed = False
             child._owner = owner
-            child._promised = True
             callbacks = self._callbacks
             if callbacks is None:
                 self._callbacks = [(step, fn, child)]
@@ -365,7 +365,7 @@ def _run(work: Work) -> None:
 
 
 def _require_completable(future: StateFuture[Any]) -> None:
-    if future._promised:
+    if future._value is _PROMISED:
         raise FutureStateError(
             f"{future!r} was completed by the operator, but comes from a request or another future, which completes "
             "it; complete only a StateFuture() that you made yourself"
@@ -410,10 +410,10 @@ def pending_future(owner: FutureOwner | None) -> StateFuture[Any]:
     """A future of ``owner`` that the framework settles, with ``settle``."""
     future: StateFuture[Any] = _new_future(StateFuture)
     future._state = PENDING
+    future._value = _PROMISED
     future._callbacks = None
     future._observed = False
     future._owner = owner
-    future._promised = True
     return future
 
 
