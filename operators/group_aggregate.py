@@ -77,7 +77,9 @@ class GroupAggregate(BundleOperator):
         self._mark_only = not self.aggregates and not spec.changelog
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
-        self._state: ColumnState = context.get_state(ColumnStateDescriptor("accumulators", schema))
+        self._state: ColumnState = context.get_state(
+            ColumnStateDescriptor("accumulators", schema, fixed_fields=True)
+        )
         self._multisets: list[MultisetState] = [part.open(context) for part in self._aggregation.multisets]
 
     def prefetch(self, bundle: Bundle) -> None:

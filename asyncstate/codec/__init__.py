@@ -3,7 +3,7 @@
 Owns: what is written into the store, byte for byte. A leaf: imports nothing of the project but ``errors``.
 """
 
-from asyncstate.codec.evolution import check_evolution
+from asyncstate.codec.evolution import Change, Refusal, check_evolution, refusals
 from asyncstate.codec.hashing import (
     BROADCAST_GROUP,
     MAX_PARALLELISM_LIMIT,
@@ -17,6 +17,8 @@ from asyncstate.codec.types import (
     check_key_type,
     check_value_schema,
     check_value_type,
+    field_from_text,
+    field_to_text,
     schema_from_text,
     schema_to_text,
     type_from_text,
@@ -27,9 +29,11 @@ from asyncstate.codec.values import PickleCodec, RowCodec, ValueCodec
 __all__ = [
     "BROADCAST_GROUP",
     "MAX_PARALLELISM_LIMIT",
+    "Change",
     "KeyBatch",
     "KeyCodec",
     "PickleCodec",
+    "Refusal",
     "RowCodec",
     "ValueCodec",
     "check_evolution",
@@ -39,9 +43,12 @@ __all__ = [
     "check_value_type",
     "decode_namespace",
     "encode_namespace",
+    "field_from_text",
+    "field_to_text",
     "key_group",
     "key_groups",
     "prefix_end",
+    "refusals",
     "schema_from_text",
     "schema_to_text",
     "type_from_text",

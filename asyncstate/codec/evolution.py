@@ -1,53 +1,108 @@
 """Which changes of a stored schema keep old values readable.
 
-Owns: the rules of schema evolution and the mapping of an old version's columns to the current schema.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
+Owns: the rules of schema evolution, by field at any depth, and the mapping of an old version's columns to the current
+schema. Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
 
-Allowed: a field becomes a wider integer, or float64 instead of float32, or nullable; a nullable field is
-added anywhere. Everything else is refused."""
+Allowed: a field becomes a wider integer, or float64 instead of float32, or a decimal of more digits, or nullable; a
+nullable field is added anywhere. The same holds inside structs, lists and the values of maps. Everything else is
+refused."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
 import pyarrow as pa
 
-from asyncstate.codec.types import type_to_text
+from asyncstate.codec.types import field_to_text
 from asyncstate.errors import SchemaError
 
 _ADVICE = "keep the old field and add a nullable one, or start from an empty checkpoint"
 
 
+class Change(StrEnum):
+    """What can be wrong with a field."""
+
+    REMOVED = "removed"
+    RETYPED = "retyped"
+    NOT_NULL = "not null"
+    ADDED_NOT_NULL = "added not null"
+    ADDED = "added"
+    MOVED = "moved"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One field (dotted inside structs) of which stored values cannot be read; ``was`` and ``now`` are type texts."""
+
+    change: Change
+    field: str
+    was: str = ""
+    now: str = ""
+
+    def __str__(self) -> str:
+        texts = {
+            Change.REMOVED: f"field {self.field!r} was removed (it was {self.was})",
+            Change.RETYPED: f"field {self.field!r} changed from {self.was} to {self.now}, which is not a widening",
+            Change.NOT_NULL: f"field {self.field!r} is no longer nullable, but stored values may be null",
+            Change.ADDED_NOT_NULL: f"the added field {self.field!r} is not nullable; declare it nullable",
+            Change.ADDED: f"field {self.field!r} ({self.now}) was added, but stored values do not tell it",
+            Change.MOVED: f"field {self.field!r} has moved to the place of {self.was!r}; keep the old order",
+        }
+        return texts[self.change]
+
+
 def check_evolution(old: pa.Schema, new: pa.Schema, owner: str = "value") -> None:
     """Raise ``SchemaError`` naming the field unless values of ``old`` can be read as ``new``."""
-    for field in old:
-        if new.get_field_index(field.name) < 0:
-            raise SchemaError(f"{owner}: field {field.name!r} was removed; {_ADVICE}")
-        _check_field(field, new.field(field.name), owner)
-    for field in new:
-        if old.get_field_index(field.name) < 0 and not field.nullable:
-            raise SchemaError(f"{owner}: the added field {field.name!r} is not nullable; declare it nullable")
-    kept = [name for name in new.names if name in old.names]
-    for before, after in zip(old.names, kept, strict=True):
-        if before != after:
-            raise SchemaError(
-                f"{owner}: field {after!r} has moved to the place of {before!r}; keep the old order"
-            )
+    for refusal in refusals(old, new):
+        advice = "" if str(refusal).partition("; ")[1] else f"; {_ADVICE}"
+        raise SchemaError(f"{owner}: {refusal}{advice}")
 
 
-def _check_field(old: pa.Field, new: pa.Field, owner: str) -> None:
-    if old.type != new.type and not _is_widening(old.type, new.type):
-        raise SchemaError(
-            f"{owner}: field {old.name!r} changed from {type_to_text(old.type)} to {type_to_text(new.type)}, "
-            f"which is not a widening; {_ADVICE}"
-        )
+def refusals(old: pa.Schema, new: pa.Schema) -> Iterator[Refusal]:
+    """Why values of ``old`` cannot be read as ``new``, field by field; nothing if they can."""
+    return _of_fields(list(old), list(new), "")
+
+
+def _of_fields(old: list[pa.Field], new: list[pa.Field], prefix: str) -> Iterator[Refusal]:
+    before, after = {field.name: field for field in old}, {field.name: field for field in new}
+    for name, field in before.items():
+        if name not in after:
+            yield Refusal(Change.REMOVED, prefix + name, was=field_to_text(field))
+        else:
+            yield from _of_field(field, after[name], prefix + name)
+    for name, field in after.items():
+        if name not in before and not field.nullable:
+            yield Refusal(Change.ADDED_NOT_NULL, prefix + name, now=field_to_text(field))
+    stayed = [name for name in before if name in after]
+    kept = [name for name in after if name in before]
+    for was, now in zip(stayed, kept, strict=True):
+        if was != now:
+            yield Refusal(Change.MOVED, prefix + now, was=was)
+            return
+
+
+def _of_field(old: pa.Field, new: pa.Field, path: str) -> Iterator[Refusal]:
     if old.nullable and not new.nullable:
-        raise SchemaError(
-            f"{owner}: field {old.name!r} is no longer nullable, but stored values may be null; {_ADVICE}"
-        )
+        yield Refusal(Change.NOT_NULL, path, field_to_text(old), field_to_text(new))
+    if old.type == new.type or _is_widening(old.type, new.type):
+        return
+    if pa.types.is_struct(old.type) and pa.types.is_struct(new.type):
+        yield from _of_fields(list(old.type), list(new.type), f"{path}.")
+    elif pa.types.is_list(old.type) and pa.types.is_list(new.type):
+        yield from _of_field(old.type.value_field, new.type.value_field, f"{path}.item")
+    elif pa.types.is_map(old.type) and pa.types.is_map(new.type) and old.type.key_type == new.type.key_type:
+        yield from _of_field(old.type.item_field, new.type.item_field, f"{path}.value")
+    else:
+        yield Refusal(Change.RETYPED, path, field_to_text(old), field_to_text(new))
 
 
 def _is_widening(old: pa.DataType, new: pa.DataType) -> bool:
     if pa.types.is_integer(old) and pa.types.is_integer(new):
         return bool(old.bit_width < new.bit_width)
+    if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
+        return bool(old.precision < new.precision and old.scale == new.scale)
     return bool(pa.types.is_float32(old) and pa.types.is_float64(new))
 
 

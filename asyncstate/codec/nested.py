@@ -53,6 +53,53 @@ def nested_from_binary(rows: Sequence[bytes | None], arrow_type: pa.DataType) ->
     return pa.array(values, plain).cast(arrow_type)
 
 
+def upgrade(old: pa.DataType, new: pa.DataType) -> Convert | None:
+    """What makes a value of ``new`` of one that was stored as ``old``, a type that evolved to it; None: the value is.
+
+    Fields that were added are None, at any depth; wider numbers are the same Python values.
+    """
+    if old == new or not is_nested_type(old):
+        return None
+    if pa.types.is_list(old):
+        item = upgrade(old.value_type, new.value_type)
+        return None if item is None else _optional(lambda value: [item(element) for element in value])
+    if pa.types.is_map(old):
+        return _upgrade_map(old, new)
+    before = {field.name: field.type for field in old}
+    fields = [
+        (field.name, (field.name in before and upgrade(before[field.name], field.type)) or _same)
+        for field in new
+    ]
+    return _optional(lambda value: {name: convert(value.get(name)) for name, convert in fields})
+
+
+def _upgrade_map(old: pa.DataType, new: pa.DataType) -> Convert | None:
+    item = upgrade(old.item_type, new.item_type)
+    if item is None:
+        return None
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: item(one) for key, one in value.items()}
+        return [(key, item(one)) for key, one in value]
+
+    return _optional(convert)
+
+
+def upgrade_column(column: pa.Array, new: pa.DataType) -> pa.Array:
+    """A column of an older type as ``new``, a type that it evolved to."""
+    if not is_nested_type(new) or column.type == new:
+        return column.cast(new)
+    plain_old, plain_new = _plain_type(column.type), _plain_type(new)
+    values = column.cast(plain_old).to_pylist()
+    convert = upgrade(plain_old, plain_new)
+    return pa.array(values if convert is None else list(map(convert, values)), plain_new).cast(new)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
 def _unpack(raw: bytes) -> Any:
     try:
         return _decoder.decode(raw)

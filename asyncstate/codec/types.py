@@ -119,9 +119,9 @@ def type_to_text(arrow_type: pa.DataType) -> str:
     if pa.types.is_decimal128(arrow_type):
         return f"decimal128({arrow_type.precision}, {arrow_type.scale})"
     if pa.types.is_list(arrow_type):
-        return f"list<{_item_to_text(arrow_type.value_field)}>"
+        return f"list<{field_to_text(arrow_type.value_field)}>"
     if pa.types.is_map(arrow_type):
-        return f"map<{type_to_text(arrow_type.key_type)}, {_item_to_text(arrow_type.item_field)}>"
+        return f"map<{type_to_text(arrow_type.key_type)}, {field_to_text(arrow_type.item_field)}>"
     return f"struct<{_fields_to_text(list(arrow_type))}>"
 
 
@@ -131,12 +131,13 @@ def schema_to_text(schema: pa.Schema) -> str:
     return _fields_to_text(list(schema))
 
 
-def _item_to_text(field: pa.Field) -> str:
+def field_to_text(field: pa.Field) -> str:
+    """The text of a field without its name: its type, and whether it may be null."""
     return type_to_text(field.type) + ("" if field.nullable else _NOT_NULL)
 
 
 def _fields_to_text(fields: list[pa.Field]) -> str:
-    return ", ".join(f"{json.dumps(field.name)}: {_item_to_text(field)}" for field in fields)
+    return ", ".join(f"{json.dumps(field.name)}: {field_to_text(field)}" for field in fields)
 
 
 def type_from_text(text: str) -> pa.DataType:
@@ -155,6 +156,14 @@ def schema_from_text(text: str) -> pa.Schema:
     return pa.schema(fields)
 
 
+def field_from_text(name: str, text: str) -> pa.Field:
+    """The field of which ``field_to_text`` wrote all but the name; ``SchemaError`` if the text is not one."""
+    reader = _TypeReader(text)
+    field = reader.read_item(name)
+    reader.finish()
+    return field
+
+
 class _TypeReader:
     """Recursive descent over one text."""
 
@@ -170,13 +179,13 @@ class _TypeReader:
 
     def read_type(self) -> pa.DataType:
         if self._accept("list<"):
-            item = self._read_item("item")
+            item = self.read_item("item")
             self._expect(">")
             return pa.list_(item)
         if self._accept("map<"):
             key_type = self.read_type()
             self._expect(", ")
-            item = self._read_item("value")
+            item = self.read_item("value")
             self._expect(">")
             return pa.map_(pa.field("key", key_type, nullable=False), item)
         if self._accept("struct<"):
@@ -194,12 +203,12 @@ class _TypeReader:
                 raise self._error() from None
             self._position = end
             self._expect(": ")
-            fields.append(self._read_item(name))
+            fields.append(self.read_item(name))
             if not self._accept(", "):
                 break
         return fields
 
-    def _read_item(self, name: str) -> pa.Field:
+    def read_item(self, name: str) -> pa.Field:
         arrow_type = self.read_type()
         return pa.field(name, arrow_type, nullable=not self._accept(_NOT_NULL))
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from asyncstate.codec.columns import LARGE_BINARY, BoolArray, binary_parts, plain_columns, valid_mask
 from asyncstate.codec.evolution import check_evolution, source_indices
+from asyncstate.codec.nested import upgrade, upgrade_column
 from asyncstate.codec.pages import DecodePacked, DecodeValues, value_pages
 from asyncstate.codec.row_columns import decode_rows, encode_rows
 from asyncstate.codec.row_layout import RowLayout, row_layout
@@ -109,7 +110,7 @@ class RowCodec:
             return columns
         fields = zip(self._sources[version], self.schema, strict=True)
         return [
-            pa.nulls(len(rows), field.type) if source < 0 else columns[source].cast(field.type)
+            pa.nulls(len(rows), field.type) if source < 0 else upgrade_column(columns[source], field.type)
             for source, field in fields
         ]
 
@@ -120,15 +121,31 @@ def _versioned_decoder(layouts: Sequence[RowLayout], sources: Sequence[list[int]
     older = [row_decoder(layout) for layout in layouts[:-1]]
     if not older:
         return current
+    plans = [_upgrades(layout, from_, layouts[-1]) for layout, from_ in zip(layouts, sources, strict=False)]
 
     def decode_one(data: bytes) -> tuple[Any, ...]:
         if not data or data[0] >= len(older):
             return current(data)
         version = data[0]
         row = older[version](data)
-        return tuple([None if source < 0 else row[source] for source in sources[version]])
+        return tuple(
+            [
+                None if source < 0 else row[source] if convert is None else convert(row[source])
+                for source, convert in plans[version]
+            ]
+        )
 
     return decode_one
+
+
+def _upgrades(
+    old: RowLayout, sources: Sequence[int], new: RowLayout
+) -> list[tuple[int, Callable[[Any], Any] | None]]:
+    """For each field of ``new`` its index in ``old`` (-1: added), and what makes the new value of the old one."""
+    return [
+        (source, None if source < 0 else upgrade(old.schema.field(source).type, field.type))
+        for source, field in zip(sources, new.schema, strict=True)
+    ]
 
 
 class ValueCodec:

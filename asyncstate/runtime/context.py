@@ -1,8 +1,8 @@
 """What ``open`` gets: state ids, declarations checked against the checkpoint, counters.
 
 Owns: ``TaskContext`` and ``check_operator``, the driver's dry run of ``bind`` and ``open``.
-Invariant: a state keeps its id for the life of the checkpoint; a declaration that disagrees with the stored one is
-refused before any row is read.
+Invariant: a state keeps its id, and every version of its types, for the life of the checkpoint; a declaration that
+stored values do not fit is refused before any row is read.
 Must not import Spark.
 """
 
@@ -12,6 +12,7 @@ import copy
 from collections.abc import Sequence
 from typing import Final, NoReturn, TypeVar, cast
 
+import msgspec
 import pyarrow as pa
 
 from asyncstate.codec import check_key_type
@@ -19,10 +20,12 @@ from asyncstate.config import Config
 from asyncstate.errors import SchemaError, StateAccessError, StateDeclarationError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, StateDescriptor
+from asyncstate.places import masked
 from asyncstate.requests import Decoder, Page, StateSink
 from asyncstate.runtime.broadcast_checks import check_broadcast
 from asyncstate.runtime.ordering import check_ordered, ordered_states
 from asyncstate.state import ExpiringState, StateTtl
+from asyncstate.state.versions import evolved, wrong_kind
 from asyncstate.storage import StateSpec
 
 S = TypeVar("S")
@@ -64,6 +67,7 @@ class TaskContext:
         self.counters: dict[str, Counter] = {}
         self.expiring: list[tuple[StateTtl, ExpiringState]] = []
         self._sink = sink
+        self._place = masked(config.checkpoint_dir or "")
         self._stored = {spec.name: spec for spec in stored}
         self.ordered = ordered_states(uid, inputs, stored)
         self._declared: dict[str, StateSpec] = {spec.name: spec for spec in self.ordered}
@@ -83,7 +87,7 @@ class TaskContext:
         stored = self._stored.get(name)
         spec = self._spec(descriptor, stored)
         self._declared[name] = spec
-        state = descriptor.bind(self._sink, spec.id, self, None if stored is None else stored.types)
+        state = descriptor.bind(self._sink, spec.id, self, spec.types)
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
         if ttl is not None:
             self.expiring.append((ttl, cast(ExpiringState, state)))
@@ -117,32 +121,11 @@ class TaskContext:
                     f"operator '{self.uid}': too many states (at most {MAX_STATE_ID - FIRST_STATE_ID + 1})"
                 )
             return StateSpec(id=state_id, name=descriptor.name, kind=descriptor.kind, types=types)
-        if stored.kind != descriptor.kind or stored.types != types:
-            self._refuse(descriptor, stored, types)
-        return stored
-
-    def _refuse(self, descriptor: StateDescriptor[S], stored: StateSpec, types: dict[str, str]) -> NoReturn:
-        differing = [
-            _difference(part, types.get(part), stored.types.get(part))
-            for part in sorted({*types, *stored.types})
-            if types.get(part) != stored.types.get(part)
-        ]
         if stored.kind != descriptor.kind:
-            differing.insert(0, f"kind is {descriptor.kind} but was {stored.kind}")
-        raise StateDeclarationError(
-            f"operator '{self.uid}', state '{descriptor.name}': the declaration disagrees with the checkpoint: "
-            f"{'; '.join(differing)}. Declare it as it is stored, or give the state a new name to start it empty"
-        )
-
-
-def _difference(part: str, now: str | None, then: str | None) -> str:
-    if part == "ttl":  # the duration and the other options are not stored and may differ
-        return f"it is declared with {_ttl_text(now)} but stored with {_ttl_text(then)}"
-    return f"{part} is {now} but was {then}"
-
-
-def _ttl_text(time: str | None) -> str:
-    return "no ttl" if time is None else f"a ttl in {time} time"
+            raise wrong_kind(self.uid, descriptor.name, stored.kind, descriptor.kind, self._place)
+        may_add = not getattr(descriptor, "fixed_fields", False)
+        types = evolved(self.uid, descriptor.name, types, stored.types, place=self._place, may_add=may_add)
+        return msgspec.structs.replace(stored, types=types)
 
 
 class _NoState(StateSink):

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, encode_namespace, schema_to_text
+from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, encode_namespace, schema_from_text, schema_to_text
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
+from asyncstate.state.versions import evolved, older_values
 
 _GROUP_BYTES = 2
 _PREFIX_BYTES = _GROUP_BYTES + 1  # group and state id
@@ -65,12 +66,14 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
     """Declares a ColumnState: ``schema`` is one row's fields.
 
     ``time_first``: the state has a namespace (int64, a window end or a time in microseconds) that is ordered
-    before the key, so that all entries up to a time can be read as ranges.
+    before the key, so that all entries up to a time can be read as ranges. ``fixed_fields``: no field may be added to
+    a stored state, not even a nullable one, because a row that was written without it would tell something else.
     """
 
     name: str
     schema: pa.Schema
     time_first: bool = False
+    fixed_fields: bool = False
     kind: ClassVar[str] = "column"
 
     def type_texts(self) -> dict[str, str]:
@@ -81,8 +84,17 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> ColumnState:
         """See ``StateDescriptor``."""
-        owner = f"state '{self.name}' of operator '{context.uid}'"
-        return ColumnState(self, sink, state_id, RowCodec(self.schema, owner=owner), context)
+        codec = row_codec(context.uid, self.name, self.schema, self.type_texts(), stored)
+        return ColumnState(self, sink, state_id, codec, context)
+
+
+def row_codec(
+    uid: str, name: str, schema: pa.Schema, types: dict[str, str], stored: dict[str, str] | None
+) -> RowCodec:
+    """The codec of the rows of a state that is declared with ``types``; reads those of all versions before, too."""
+    kept = types if stored is None else evolved(uid, name, types, stored)
+    older = [schema_from_text(text) for text in older_values(kept)]
+    return RowCodec(schema, older, owner=f"state '{name}' of operator '{uid}'")
 
 
 class ColumnState:

@@ -8,7 +8,6 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
@@ -34,6 +33,7 @@ from asyncstate.state.ttl import StateTtl
 from asyncstate.state.ttl_listing import TtlListState
 from asyncstate.state.ttl_states import TtlMapState, TtlValueState
 from asyncstate.state.value import ValueState
+from asyncstate.state.versions import PICKLED, evolved, older_values
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -43,7 +43,6 @@ V = TypeVar("V")
 TypeLike = Any
 """A pyarrow type, or ``int``, ``float``, ``str``, ``bytes`` or ``bool`` for the widest type of that kind."""
 
-PICKLED: Final = "pickled"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _SHORTHANDS: Final[dict[Any, pa.DataType]] = {
     int: pa.int64(),
@@ -113,26 +112,13 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
     def _codec(
         self, value_type: pa.DataType | None, uid: str, stored: dict[str, str] | None
     ) -> ValueCodec | PickleCodec:
-        """The codec of values; reads older values too, if the type was only widened."""
+        """The codec of values; reads those of all versions before, too."""
         owner = f"operator '{uid}', state '{self.name}'"
         texts = self.type_texts()
-        if stored is not None:
-            self._check_stored(owner, texts, stored)
+        kept = texts if stored is None else evolved(uid, self.name, texts, stored)
         if value_type is None:
             return PickleCodec(owner=owner)
-        older: Sequence[pa.DataType] = ()
-        if stored is not None and stored["value"] != texts["value"]:
-            older = [type_from_text(stored["value"])]
-        return ValueCodec(value_type, older, owner=owner)
-
-    def _check_stored(self, owner: str, texts: dict[str, str], stored: dict[str, str]) -> None:
-        for part in sorted({*texts, *stored}):
-            now, then = texts.get(part), stored.get(part)
-            if now != then and (part != "value" or PICKLED in (now, then)):
-                raise StateDeclarationError(
-                    f"{owner}: {part} is {now} but the checkpoint has {then}; declare it as it is stored, or "
-                    "give the state a new name to start it empty"
-                )
+        return ValueCodec(value_type, [type_from_text(text) for text in older_values(kept)], owner=owner)
 
     def _binding(
         self,

@@ -388,7 +388,7 @@ def test_a_declaration_that_disagrees_with_the_checkpoint_is_refused(sink: FakeS
             StateDeclarationError, match="operator 'op', state 'm': .* but the checkpoint has"
         ):
             other.bind(sink, 8, FakeContext(sink), stored)
-    with pytest.raises(SchemaError, match="not a widening"):
+    with pytest.raises(StateDeclarationError, match="'value' changed from int64 to string"):
         MapStateDescriptor("m", str, str).bind(sink, 8, FakeContext(sink), stored)
 
 

@@ -1,0 +1,159 @@
+"""The versions of a state's declared types: which may follow which, and how the checkpoint keeps them.
+
+Owns: the entries ``value version N`` of a state's type texts, and what is said of a declaration that stored values do
+not fit. Invariant: a version that was once declared keeps its number, which stored values begin with.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from asyncstate.codec import Change, Refusal, field_from_text, refusals, schema_from_text, type_from_text
+from asyncstate.errors import StateDeclarationError
+
+PICKLED: Final = "pickled"
+VALUE: Final = "value"
+_VERSION: Final = "value version "
+_ROOT: Final = "value."
+_MIGRATE: Final = "python -m asyncstate state migrate"
+
+Texts = dict[str, str]
+
+
+def declared(types: Mapping[str, str]) -> Texts:
+    """``types`` without the versions before: what a descriptor says."""
+    return {part: text for part, text in types.items() if not part.startswith(_VERSION)}
+
+
+def older_values(types: Mapping[str, str]) -> list[str]:
+    """The texts of ``value`` that were declared before, the first of them version 0."""
+    return [types[_VERSION + str(number)] for number in range(len(types) - len(declared(types)))]
+
+
+def evolved(
+    uid: str, name: str, types: Texts, stored: Mapping[str, str], *, place: str = "", may_add: bool = True
+) -> Texts:
+    """The type texts to keep when ``types`` are declared and ``stored`` are in the checkpoint.
+
+    Raises StateDeclarationError that says what differs and how to go on, for types that stored values do not fit.
+    ``place`` is the checkpoint, for the commands in it; with ``may_add`` False no field may be added.
+    """
+    before = declared(stored)
+    found = list(_differences(before, types, may_add))
+    if found:
+        raise StateDeclarationError(_refused(uid, name, found, place, _since(stored, types)))
+    older = older_values(stored)
+    if before.get(VALUE) != types.get(VALUE):
+        older.append(before[VALUE])
+    return {**types, **{_VERSION + str(number): text for number, text in enumerate(older)}}
+
+
+def wrong_kind(uid: str, name: str, was: str, now: str, place: str) -> StateDeclarationError:
+    """The error for a state of another kind than the stored one."""
+    return StateDeclarationError(
+        _refused(uid, name, [(f"kind is {now} but the checkpoint has {was}", "")], place)
+    )
+
+
+def value_schema(text: str) -> pa.Schema:
+    """The schema of a ``value`` text: that of a column state as it is, a type as the one field ``value``."""
+    if text == "" or text.startswith('"'):
+        return schema_from_text(text)
+    return pa.schema([pa.field("value", type_from_text(text))])
+
+
+def _differences(before: Texts, now: Texts, may_add: bool) -> Iterator[tuple[str, str]]:
+    """What stored values do not fit, each with the arguments of the migration that helps; "" for dropping."""
+    for part in sorted({*before, *now}):
+        was, is_ = before.get(part), now.get(part)
+        if was == is_:
+            continue
+        if part == "ttl":  # the duration and the other options are not stored and may differ
+            yield f"it is declared with {_ttl_text(is_)} but the checkpoint has {_ttl_text(was)}", ""
+        elif part != VALUE or was is None or is_ is None or PICKLED in (was, is_):
+            yield f"{part} is {is_} but the checkpoint has {was}", ""
+        else:
+            yield from _of_values(value_schema(was), value_schema(is_), may_add)
+
+
+def _of_values(old: pa.Schema, new: pa.Schema, may_add: bool) -> Iterator[tuple[str, str]]:
+    found = list(refusals(old, new))
+    if not may_add:
+        added = [field for field in new if old.get_field_index(field.name) < 0 and field.nullable]
+        found += [Refusal(Change.ADDED, field.name, now=str(field.type)) for field in added]
+    for refusal in found:
+        yield _shown(refusal), _way_out(refusal, new)
+
+
+def _shown(refusal: Refusal) -> str:
+    return str(refusal).replace(f"'{_ROOT}", "'")
+
+
+def _way_out(refusal: Refusal, new: pa.Schema) -> str:
+    field = refusal.field.removeprefix(_ROOT)
+    # What is inside lists and maps cannot be reached by a migration.
+    if refusal.change is Change.REMOVED and _reached(new, refusal.field.rpartition(".")[0]):
+        return f"drop-field {shlex.quote(field)}"
+    if refusal.change in (Change.RETYPED, Change.NOT_NULL) and _reached(new, refusal.field):
+        nested = pa.types.is_nested(field_from_text("field", refusal.now).type)
+        return "" if nested else f"cast-field {shlex.quote(field)} {shlex.quote(refusal.now)}"
+    return "" if refusal.change is not Change.MOVED else "-"
+
+
+def _reached(schema: pa.Schema, path: str) -> bool:
+    """Whether ``path`` goes through structs alone."""
+    fields = {field.name: field.type for field in schema}
+    while path:
+        names = [name for name in fields if path == name or path.startswith(f"{name}.")]
+        if not names:
+            return False
+        name = max(names, key=len)
+        kind, path = fields[name], path[len(name) + 1 :]
+        fields = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
+    return True
+
+
+def _since(stored: Mapping[str, str], types: Texts) -> str:
+    """What to add if the declaration is one that the state had before."""
+    older = older_values(stored)
+    if types.get(VALUE) not in older:
+        return ""
+    return (
+        f"This declaration is version {older.index(types[VALUE])} of the state; a newer program has gone on to version "
+        f"{len(older)}: run that, or roll the checkpoint back to before. "
+    )
+
+
+def _refused(uid: str, name: str, found: list[tuple[str, str]], place: str, since: str = "") -> str:
+    where = f"{shlex.quote(place) if place else 'CHECKPOINT'} {uid} {name}"
+    commands = [_command(arguments, where) for _, arguments in found if arguments != "-"]
+    if not commands:
+        ways = "Declare it as it is stored, or give the state a new name to start it empty"
+    elif all(arguments for _, arguments in found):
+        ways = (
+            f"Declare it as it is stored, or stop the query and rewrite what is stored: {' && '.join(commands)} "
+            "(rename-field keeps a removed field's values under another name)"
+        )
+    else:
+        ways = (
+            "Declare it as it is stored, give the state a new name to start it empty, or stop the query and drop what "
+            f"is stored: {_command('', where)}"
+        )
+    return (
+        f"operator '{uid}', state '{name}': the declaration disagrees with the checkpoint: "
+        f"{'; '.join(text for text, _ in found)}. {since}{ways}"
+    )
+
+
+def _command(arguments: str, where: str) -> str:
+    name, _, rest = (arguments or "drop-state").partition(" ")
+    return f"{_MIGRATE} {name} {where} {rest}".rstrip()
+
+
+def _ttl_text(time: str | None) -> str:
+    return "no ttl" if time is None else f"a ttl in {time} time"
