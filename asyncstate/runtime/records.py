@@ -22,6 +22,7 @@ from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.ordering import OrderedInputs
 from asyncstate.runtime.rows import (
     PreparedBatch,
+    key_values,
     kinds_of,
     output_batch,
     python_rows,
@@ -45,6 +46,8 @@ class RecordRunner(Runner):
     ) -> None:
         super().__init__(spec, context, controller)
         self._operator = operator
+        # Looking for timers costs a read in every key group; who has no on_timer need not pay it.
+        self._has_timers = type(operator).on_timer is not RecordOperator.on_timer
         self._timers = KeyedTimers(controller, spec.uid)
         self._fired = context.counter("timers_fired")
         self._frame = BatchFrame(
@@ -54,6 +57,7 @@ class RecordRunner(Runner):
         self._key_codec = next(
             codec for codec, given in zip(self._codecs, spec.inputs, strict=True) if not given.broadcast
         )
+        self._key_values = key_values(context.key_schema.types)
         self._ordered = OrderedInputs(
             controller,
             spec.inputs,
@@ -118,7 +122,7 @@ class RecordRunner(Runner):
         keys = codec.encode(columns) if columns else [b""] * prepared.batch.num_rows
         groups = [int(group).to_bytes(_GROUP_BYTES, "big") for group in range(self.spec.max_parallelism)]
         key_groups = codec.groups(columns).tolist() if columns else [0] * prepared.batch.num_rows
-        key_values = (
+        values_of_keys = (
             zip(*map(python_values, columns), strict=True)
             if columns
             else iter([()] * prepared.batch.num_rows)
@@ -128,7 +132,7 @@ class RecordRunner(Runner):
         frame, work = self._frame, self._operator.process
         self.keys += len(set(keys))
         for key, group, values, row, kind, time in zip(
-            keys, key_groups, key_values, rows, kinds_of(prepared.kinds), times, strict=True
+            keys, key_groups, values_of_keys, rows, kinds_of(prepared.kinds), times, strict=True
         ):
             yield Record(frame, groups[group], key, values, work, row, index, kind, time)
 
@@ -154,7 +158,7 @@ class RecordRunner(Runner):
 
     def _may_be_due(self, domain: TimeDomain) -> bool:
         until = self._time_of(domain)
-        return until != MIN_WATERMARK and self._timers.may_be_due(domain, until)
+        return self._has_timers and until != MIN_WATERMARK and self._timers.may_be_due(domain, until)
 
     def _time_of(self, domain: TimeDomain) -> int:
         return self.spec.watermark if domain is TimeDomain.EVENT_TIME else self.spec.processing_time
@@ -163,7 +167,15 @@ class RecordRunner(Runner):
         values, _ = self._key_codec.decode_one(due.key)
         event_time = due.time if due.domain is TimeDomain.EVENT_TIME else None
         return Record(
-            self._frame, due.group, due.key, values, self._on_timer, due, 0, RowKind.INSERT, event_time
+            self._frame,
+            due.group,
+            due.key,
+            self._key_values(values),
+            self._on_timer,
+            due,
+            0,
+            RowKind.INSERT,
+            event_time,
         )
 
     def _on_timer(self, due: DueTimer, record: Record) -> Any:

@@ -43,8 +43,10 @@ class Paradigm(RecordOperator):
 
     number: ClassVar[int]
     title: ClassVar[str]
-    reads: ClassVar[str]
-    """Reads and writes a record, in words."""
+    reads: ClassVar[int]
+    """Values that a record asks for, iterations left out."""
+    scans: ClassVar[int]
+    """Iterations over entries of the store."""
     rejected: ClassVar[tuple[Rejected, ...]] = ()
     output: ClassVar[tuple[tuple[str, pa.DataType], ...]]
     """The output's columns behind the key."""

@@ -19,7 +19,8 @@ from bench.paradigms.base import Paradigm, Rejected
 class Traversal(Paradigm):
     """5. All entries of a state, none of which needs another."""
 
-    number, title, reads = 5, "Traversal", "1 scan, 1 write"
+    number, title = 5, "Traversal"
+    reads, scans = 0, 1
     output = (("sum", pa.int64()),)
     rejected = (Rejected("does_not_wait_for_the_pages", right=False),)
 
@@ -79,7 +80,8 @@ def step(value: int, element: int) -> int:
 class DependentTraversal(Paradigm):
     """6. All elements of a list, each of which needs what came out at the one before."""
 
-    number, title, reads = 6, "Dependent traversal", "1 read, 1 write"
+    number, title = 6, "Dependent traversal"
+    reads, scans = 2, 0
     output = (("value", pa.int64()),)
     rejected = (Rejected("holds_the_whole_list", right=True),)
 
@@ -126,7 +128,8 @@ class DependentTraversal(Paradigm):
 class DependentLoop(Paradigm):
     """7. A loop over data with state access, each turn of which needs the one before."""
 
-    number, title, reads = 7, "Dependent loop", "3 reads, 3 writes, one after the other"
+    number, title = 7, "Dependent loop"
+    reads, scans = 3, 0
     output = (("value", pa.int64()),)
     rejected = (Rejected("reads_all_first", right=False),)
 
@@ -186,7 +189,8 @@ class DependentLoop(Paradigm):
 class IndependentLoop(Paradigm):
     """8. A loop over data with state access, no turn of which needs another."""
 
-    number, title, reads = 8, "Independent loop", "2 reads, 2 writes"
+    number, title = 8, "Independent loop"
+    reads, scans = 2, 0
     output = (("before", pa.list_(pa.int64())),)
     rejected = (Rejected("waits_in_the_loop", right=True), Rejected("closes_over_the_loop", right=False))
 
@@ -244,7 +248,8 @@ class IndependentLoop(Paradigm):
 class UpdatingTraversal(Paradigm):
     """9. All entries of a state, updated and removed on the way."""
 
-    number, title, reads = 9, "Updating traversal", "1 scan, 1 write and one an entry"
+    number, title = 9, "Updating traversal"
+    reads, scans = 0, 1
     output = (("removed", pa.int64()), ("kept", pa.int64()))
     rejected = (Rejected("writes_everything_anew", right=True),)
 

@@ -27,7 +27,8 @@ def next_count(count: int | None, x: int) -> int:
 class Sequential(Paradigm):
     """1. One state: read, decide, write."""
 
-    number, title, reads = 1, "One state, in sequence", "1 read, 1 write"
+    number, title = 1, "One state, in sequence"
+    reads, scans = 1, 0
     output = (("count", pa.int64()),)
     rejected = (Rejected("repeats_the_write", right=True),)
 
@@ -72,7 +73,8 @@ class Sequential(Paradigm):
 class Branches(Paradigm):
     """2. What is done with a state depends on what is in it."""
 
-    number, title, reads = 2, "State in branches", "1 read, 1 write"
+    number, title = 2, "State in branches"
+    reads, scans = 1, 0
     output = (("x", pa.int64()), ("left", pa.int64()))
     rejected = (Rejected("reads_twice", right=True), Rejected("asks_the_future", right=False))
 
@@ -149,7 +151,8 @@ class Branches(Paradigm):
 class Independent(Paradigm):
     """3. Several states that do not need each other: start all, wait once. A row with y = 0 clears them."""
 
-    number, title, reads = 3, "Independent states", "4 reads, 4 writes"
+    number, title = 3, "Independent states"
+    reads, scans = 4, 0
     output = (("seen", pa.int64()), ("total", pa.int64()), ("same_x", pa.int64()), ("same_y", pa.int64()))
     rejected = (Rejected("one_after_the_other", right=True),)
 
@@ -250,7 +253,8 @@ def count_entry(state: MapState[int, int], key: int) -> StateFuture[int]:
 class Combined(Paradigm):
     """4. Several states and a calculation over all of them."""
 
-    number, title, reads = 4, "Combined states", "2 reads, 2 writes"
+    number, title = 4, "Combined states"
+    reads, scans = 2, 0
     output = (("verdict", pa.string()), ("first", pa.int64()), ("second", pa.int64()))
     rejected = (Rejected("second_read_behind_the_first", right=True), Rejected("gets_too_early", right=False))
 

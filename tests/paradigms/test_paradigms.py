@@ -181,6 +181,18 @@ def _deferred(
     return lines, sink.base
 
 
+@every_paradigm
+@pytest.mark.parametrize("form", [Form.CALLS, Form.FUTURES])
+def test_a_record_reads_as_often_as_the_page_says(paradigm: type[Paradigm], form: str) -> None:
+    with OperatorHarness(paradigm(form), ROWS, ["key"], async_enabled=form is Form.FUTURES) as harness:
+        for _ in range(2):
+            harness.push([Row(key, 1, 3) for key in range(10)])
+            harness.end_batch()
+        figures = harness.statistics()
+    # the loop of 7 comes to x twice
+    assert (figures["reads"] / 10, figures["scans"] / 10) == (paradigm.reads, paradigm.scans)
+
+
 class TestWhatGoesWrongInRejectedForms:
     """Not that they fail is tested here, but that what the pages say of them is so."""
 
