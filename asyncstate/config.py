@@ -2,7 +2,7 @@
 
 Owns: ``Config`` (frozen, shipped to the tasks as JSON), the table ``OPTIONS`` and ``resolve``.
 Invariant: a ``Config`` in hand has been checked; whichever way it was made, each value is in its range.
-May import only ``asyncstate.errors``, msgspec and the standard library.
+May import only ``asyncstate.errors``, ``asyncstate.places``, msgspec and the standard library.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Annotated, Literal, get_type_hints
 import msgspec
 
 from asyncstate.errors import ConfigurationError
+from asyncstate.places import masked
 
 PREFIX = "async-state."
 SPARK_PREFIX = "spark."
@@ -163,7 +164,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """All settings of one operator in one job; ``docs/configuration.md`` says what each means.
 
     The key of ``buffer_timeout_ms`` is ``async-state.buffer-timeout``: without the unit, which stands last in
-    the name, and with a dot after ``rocksdb``. 0 in a field that takes ``auto`` means auto. Raises
+    the name, and with a dot after ``rocksdb`` or before ``retry``. 0 in a field that takes ``auto`` means auto. Raises
     ConfigurationError if a value is out of range or two contradict each other. ``sources`` pairs each key
     whose value is not its default with where that came from: ``operator option`` or ``<spelling> in the
     session``.
@@ -255,8 +256,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checkpoint_dir: Annotated[
         str | None,
         Folder("none; a job needs one"),
-        "Folder (or file:// URI) that driver and workers reach: manifests, deltas and snapshots.",
+        "Folder or URI (`s3://bucket/folder`, `gs://`, `hdfs://`, ...) that driver and workers reach: manifests, "
+        "deltas and snapshots; see [checkpoints.md](checkpoints.md).",
     ] = None
+    checkpoint_retry_attempts: Annotated[
+        int,
+        Number(1, 100),
+        "Tries of a request to an object store that times out, is throttled, or meets a failing server or connection; "
+        "the waits between grow, with jitter.",
+    ] = 5
+    checkpoint_retry_timeout_ms: Annotated[
+        int, duration(1, 3_600_000), "After this long no further try of such a request is made."
+    ] = 60_000
     snapshot_interval: Annotated[
         int,
         Number(1, 1_000_000),
@@ -295,6 +306,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """``local_dir``, or by default a folder in the temporary directory of the machine that asks."""
         return self.local_dir or os.path.join(tempfile.gettempdir(), "asyncstate")
 
+    def __repr__(self) -> str:
+        # The URI of a checkpoint may hold credentials.
+        shown = (f"{name}={_shown(getattr(self, name))!r}" for name in self.__struct_fields__)
+        return f"Config({', '.join(shown)})"
+
     def to_json(self) -> str:
         """A text for the tasks; ``from_json`` gives an equal Config."""
         return msgspec.json.encode(self).decode()
@@ -314,7 +330,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def _key_of(name: str) -> str:
     """The configuration key of a ``Config`` field."""
     words = re.sub("_(ms|bytes)$", "", name)
-    return PREFIX + re.sub("^rocksdb_", "rocksdb.", words).replace("_", "-")
+    return PREFIX + re.sub("^(rocksdb|checkpoint(?=_retry))_", r"\1.", words).replace("_", "-")
 
 
 OPTIONS: dict[str, Option] = {
@@ -369,13 +385,17 @@ def _collect(settings: Mapping[str, object], *, in_session: bool) -> dict[str, _
         other = found.get(name)
         if other is not None and other.value != value:
             raise ConfigurationError(
-                f"{other.spelling} is {settings[other.spelling]!r} but {spelling} is {given!r}; "
+                f"{other.spelling} is {_shown(settings[other.spelling])!r} but {spelling} is {_shown(given)!r}; "
                 f"set one of them, or both to the same value"
             )
         found[name] = _Found(
             value, spelling, f"{spelling} in the session" if in_session else "operator option"
         )
     return found
+
+
+def _shown(given: object) -> object:
+    return masked(given) if isinstance(given, str) else given
 
 
 def _ours(settings: Mapping[str, object]) -> Iterator[tuple[str, str]]:

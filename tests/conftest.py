@@ -1,4 +1,4 @@
-"""What every test may use: a Spark session, the two modes, the two stores, hypothesis profiles.
+"""What every test may use: a Spark session, an S3, the two modes, the two stores, hypothesis profiles.
 
 Owns: shared fixtures and nothing else; a fixture that one area needs stands in that area's own conftest.
 Invariant: importing this file starts nothing and imports neither Spark nor RocksDB.
@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.s3_server import S3Server
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,6 +47,24 @@ def store_kind(request: pytest.FixtureRequest) -> Literal["rocksdb", "memory"]:
     """Runs the test once over each store."""
     kind: Literal["rocksdb", "memory"] = request.param
     return kind
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 on the loopback for the whole run; `s3.place()` gives the URI of a new bucket."""
+    from tests.s3_server import s3_server
+
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(params=["folder", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Runs the test once for each kind of place that a checkpoint may have."""
+    if request.param == "folder":
+        return str(tmp_path / "checkpoint")
+    server: S3Server = request.getfixturevalue("s3")
+    return server.place()
 
 
 @pytest.fixture(scope="session")

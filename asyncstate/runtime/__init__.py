@@ -15,7 +15,7 @@ from asyncstate.runtime.driver import (
 )
 from asyncstate.runtime.sort_keys import Order, OrderBy, sort_keys_of_inputs
 from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
-from asyncstate.runtime.stores import read_state
+from asyncstate.runtime.stores import read_state, retries_of
 from asyncstate.runtime.task import run_partition
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "previous_processing_time",
     "previous_watermark",
     "read_state",
+    "retries_of",
     "run_partition",
     "sort_keys_of_inputs",
     "sum_records",

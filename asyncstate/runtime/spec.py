@@ -8,7 +8,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -26,7 +26,8 @@ class TaskSpec:
 
     ``base`` is the operator's entry in the manifest of the version the batch starts from (None: no state yet).
     Times are microseconds. ``broadcast`` has the rows of the broadcast input with their kinds, as an Arrow stream,
-    the same for all partitions. ``checkpoint`` is the checkpoint folder, ``local_dir`` the worker's scratch folder.
+    the same for all partitions. ``checkpoint`` is the checkpoint's folder or URI (not in the repr: it may hold
+    credentials), ``local_dir`` the worker's scratch folder.
     """
 
     job_id: str
@@ -42,7 +43,7 @@ class TaskSpec:
     watermark: int
     previous_watermark: int
     processing_time: int
-    checkpoint: str
+    checkpoint: str = field(repr=False)
     local_dir: str
     previous_processing_time: int = MIN_WATERMARK
     broadcast: bytes | None = None

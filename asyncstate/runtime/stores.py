@@ -17,14 +17,16 @@ from asyncstate.errors import StoreError
 from asyncstate.runtime.spec import TaskSpec
 from asyncstate.storage import (
     Change,
+    CheckpointFiles,
     KeyedStore,
     Lease,
-    LocalFiles,
     LocalStores,
     Manifest,
     PartitionBase,
     PartitionManifest,
+    Retries,
     RocksDBOptions,
+    checkpoint_files,
     commit_partition,
     partition_base,
 )
@@ -33,7 +35,7 @@ from asyncstate.storage import (
 class PartitionStore:
     """One partition's store, leased for one micro-batch."""
 
-    def __init__(self, spec: TaskSpec, partition: int, lease: Lease, files: LocalFiles) -> None:
+    def __init__(self, spec: TaskSpec, partition: int, lease: Lease, files: CheckpointFiles) -> None:
         self._spec = spec
         self._partition = partition
         self._lease = lease
@@ -76,7 +78,7 @@ def open_store(spec: TaskSpec, partition: int) -> Iterator[PartitionStore]:
 
     Raises StoreError when no local folder can be used, CheckpointCorruptionError for a damaged checkpoint file.
     """
-    files = LocalFiles(spec.checkpoint)
+    files = checkpoint_files(spec.checkpoint, retries_of(spec.config))
     stores = LocalStores(spec.local_dir, spec.job_id, files)
     in_memory = spec.config.store == "memory"
     base = _base(spec, partition)
@@ -99,6 +101,11 @@ def read_state(spec: TaskSpec, partitions: int) -> Iterator[tuple[bytes, bytes]]
             )
         broadcast = own
     yield from broadcast
+
+
+def retries_of(config: Config) -> Retries:
+    """How often requests to an object store are tried, as configured."""
+    return Retries(config.checkpoint_retry_attempts, config.checkpoint_retry_timeout_ms / 1_000)
 
 
 def rocksdb_options(config: Config) -> RocksDBOptions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from asyncstate.config import Config
@@ -51,7 +51,7 @@ class JobFrame:
 
     job_id: str
     name: str
-    checkpoint: str
+    checkpoint: str = field(repr=False)
     config: Config
     resolve: Any
     default_parallelism: int

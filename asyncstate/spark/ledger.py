@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from asyncstate.config import Config
 from asyncstate.errors import CheckpointError, ConfigurationError, JobError
-from asyncstate.storage import Checkpoint, LocalFiles, Manifest, OperatorManifest
+from asyncstate.runtime import retries_of
+from asyncstate.storage import Checkpoint, Manifest, OperatorManifest, checkpoint_files
 
 BATCH_SCHEMA = "batch"
 """Entry of an operator's schema texts: JSON of the micro-batch's own, for ``finish`` after a restart."""
@@ -29,9 +30,11 @@ class Ledger:
 
     def __init__(self, config: Config, job_id: str, first_batch_id: int) -> None:
         assert config.checkpoint_dir is not None
-        files = LocalFiles(_folder(config.checkpoint_dir))
+        files = checkpoint_files(config.checkpoint_dir, retries_of(config))
         self.job_id = job_id
-        self.folder = str(files.root)
+        self.place = files.place
+        """What tasks open the checkpoint with; it may hold credentials."""
+        self.folder = files.shown
         self._config = config
         self._first_batch_id = first_batch_id
         self._checkpoint = Checkpoint(files)
@@ -50,6 +53,7 @@ class Ledger:
         """
         if not self._claimed:
             self._checkpoint.claim(self.job_id)
+            self._checkpoint.files.sweep()  # of writers that were killed; the living have an hour
             self._claimed = True
         latest = self.latest()
         if latest is None:
@@ -129,17 +133,6 @@ def batch_schema(manifest: Manifest | None) -> str | None:
     """JSON of the schema of the micro-batch that ``manifest`` committed; None if it had no operator."""
     operators = manifest.operators.values() if manifest is not None else ()
     return next((op.schema[BATCH_SCHEMA] for op in operators if BATCH_SCHEMA in op.schema), None)
-
-
-def _folder(place: str) -> str:
-    """The path of a checkpoint folder given as a path or a ``file:`` URI."""
-    path = place.removeprefix("file://")
-    if "://" in path:
-        raise ConfigurationError(
-            f"async-state.checkpoint-dir is {place!r}, but only folders can be checkpoints so far; give a "
-            "path that driver and workers reach, such as a shared file system"
-        )
-    return path
 
 
 def _way_out(batch_id: int, newest: int) -> str:

@@ -1,9 +1,9 @@
 """Committed state: stores, this batch's writes over them, and the checkpoint that makes them durable.
 
 ``contract`` says what a store is, ``memory`` and ``rocksdb`` are two; ``overlay`` holds a micro-batch's
-writes. ``files``, ``manifest`` and ``checkpoint`` are the driver's view of durable versions; ``lease`` gives
-a task a local store at a version, ``commit`` turns the task's writes into files, ``snapshot`` and ``restore``
-copy and rebuild. rocksdict is imported below this package only.
+writes. ``files`` and ``object_files`` say where a checkpoint lies, ``manifest``, ``ownership`` and ``checkpoint`` are
+the driver's view of durable versions; ``lease`` gives a task a local store at a version, ``commit`` turns the task's
+writes into files, ``snapshot`` and ``restore`` copy and rebuild. rocksdict is imported below this package only.
 """
 
 from asyncstate.storage.base import PartitionBase, group_bounds, group_range, partition_base
@@ -11,6 +11,7 @@ from asyncstate.storage.cache import CachedEntries, CacheLoan, PartitionKey, Wor
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.commit import commit_partition, snapshot_if_due, upload_delta
 from asyncstate.storage.contract import EMPTY_VERSION, Change, KeyedStore, StoreStatistics
+from asyncstate.storage.delta import verify_file
 from asyncstate.storage.files import CheckpointFiles, LocalFiles
 from asyncstate.storage.lease import Lease, LocalStores
 from asyncstate.storage.manifest import (
@@ -24,8 +25,10 @@ from asyncstate.storage.manifest import (
     extend_lineage,
 )
 from asyncstate.storage.memory import MemoryStore
+from asyncstate.storage.object_files import ObjectFiles, checkpoint_files
 from asyncstate.storage.overlay import LIST_GET_KEYS, MISSING, WriteOverlay
-from asyncstate.storage.restore import RestoreStatistics
+from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
+from asyncstate.storage.retries import Retries
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointFiles",
     "DeltaRef",
+    "Fetcher",
     "FileRef",
     "KeyedStore",
     "Lease",
@@ -45,11 +49,13 @@ __all__ = [
     "LocalStores",
     "Manifest",
     "MemoryStore",
+    "ObjectFiles",
     "OperatorManifest",
     "PartitionBase",
     "PartitionKey",
     "PartitionManifest",
     "RestoreStatistics",
+    "Retries",
     "RocksDBOptions",
     "RocksDBStore",
     "SnapshotRef",
@@ -57,6 +63,8 @@ __all__ = [
     "StoreStatistics",
     "WorkerCache",
     "WriteOverlay",
+    "build_store",
+    "checkpoint_files",
     "commit_partition",
     "extend_lineage",
     "group_bounds",
@@ -64,4 +72,5 @@ __all__ = [
     "partition_base",
     "snapshot_if_due",
     "upload_delta",
+    "verify_file",
 ]

@@ -1,59 +1,59 @@
 """The driver's side of a checkpoint: which versions there are, committing one, fencing, retention, rollback.
 
 Owns: Checkpoint. Invariants: a version exists when its manifest does, and not before; a manifest names all
-files of its version; only the newest claimant commits. Must not import stores or leases.
+files of its version and is never overwritten; only the newest epoch's commits, and the versions that it took over when
+it began, are versions. What a fenced driver still writes is therefore never seen. Must not import stores or leases.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import time
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, ConcurrentJobError
 from asyncstate.storage.contract import EMPTY_VERSION
 from asyncstate.storage.files import CheckpointFiles
-from asyncstate.storage.manifest import Manifest, batch_of, decode_manifest, encode_manifest, manifest_name
+from asyncstate.storage.manifest import (
+    MANIFESTS,
+    EpochStart,
+    Manifest,
+    Owner,
+    batch_of,
+    decode_manifest,
+    encode_manifest,
+    manifest_key,
+    manifest_name,
+)
+from asyncstate.storage.ownership import Epochs, Listed, wait_at_random
 
-_OWNERS = "owners/epoch-"
-_OWNERS_KEPT = 3
-
-
-class Owner(msgspec.Struct, frozen=True):
-    """Who claimed a checkpoint, for messages."""
-
-    epoch: int
-    job_id: str
-    host: str
-    process: int
-    claimed_at: float
+_LOOKS_MAX = 3
 
 
 class Checkpoint:
     """Versions of one job's state in a CheckpointFiles.
 
     Reading needs no claim. ``claim`` makes this object the owner; ``commit``, ``rollback`` and ``retain`` are
-    the owner's alone and raise ConcurrentJobError once somebody else has claimed.
+    the owner's alone and raise ConcurrentJobError once somebody else has claimed. ``wait`` is what a claimant does
+    after it has met a rival.
     """
 
-    def __init__(self, files: CheckpointFiles) -> None:
+    def __init__(self, files: CheckpointFiles, wait: Callable[[int], None] = wait_at_random) -> None:
         self.files = files
         self.epoch = 0
-        self._decoded: dict[int, Manifest] = {}
+        self._epochs = Epochs(files, wait)
+        self._job_id = ""
+        self._commits = 0
+        self._decoded: dict[str, Manifest] = {}
 
     def versions(self) -> list[int]:
         """Return the batch ids that have a manifest, ascending."""
-        names = (
-            name.removeprefix("manifests/").removesuffix(".json") for name in self.files.list("manifests/")
-        )
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(self._view())
 
     def latest(self) -> Manifest | None:
         """Return the newest manifest, None before the first commit; a damaged one is an error."""
-        versions = self.versions()
-        return self.read(versions[-1]) if versions else None
+        view = self._view()
+        return self._read(max(view), view) if view else None
 
     def read(self, batch_id: int) -> Manifest:
         """Return a version's manifest.
@@ -61,13 +61,25 @@ class Checkpoint:
         Raises CheckpointCorruptionError naming the file and the newest older version whose files are all
         there.
         """
-        name = manifest_name(batch_id)
+        return self._read(batch_id, self._view())
+
+    def _read(self, batch_id: int, view: dict[int, str]) -> Manifest:
         try:
-            manifest = decode_manifest(self.files.get_bytes(name), name)
-            if manifest.batch_id != batch_id:
-                raise CheckpointCorruptionError(f"{name} holds batch {manifest.batch_id}")
+            if batch_id not in view:
+                raise CheckpointCorruptionError(
+                    f"the checkpoint holds no version {batch_id}; versions are {sorted(view)}"
+                )
+            return self._fetch(view[batch_id])
         except CheckpointCorruptionError as error:
             raise CheckpointCorruptionError(f"{error}. {self.way_back(batch_id)}") from error
+
+    def _fetch(self, name: str) -> Manifest:
+        manifest = decode_manifest(self.files.get_bytes(name), name)
+        key = manifest_key(name)
+        if key is None or (manifest.batch_id, manifest.epoch) != key[:2]:
+            raise CheckpointCorruptionError(
+                f"{name} holds batch {manifest.batch_id} of epoch {manifest.epoch}"
+            )
         return manifest
 
     def way_back(self, batch_id: int, damaged: str | None = None) -> str:
@@ -79,9 +91,11 @@ class Checkpoint:
 
     def problems(self, batch_id: int, damaged: str | None = None) -> list[str]:
         """List what is wrong with a version: its manifest, its files' sizes, use of a ``damaged`` one."""
-        name = manifest_name(batch_id)
+        name = self._view().get(batch_id)
+        if name is None:
+            return [f"the checkpoint holds no version {batch_id}"]
         try:
-            manifest = decode_manifest(self.files.get_bytes(name), name)
+            manifest = self._fetch(name)
         except CheckpointError as error:
             return [str(error)]
         found = []
@@ -95,39 +109,36 @@ class Checkpoint:
         return found
 
     def claim(self, job_id: str = "") -> int:
-        """Become the owner: every earlier claimant's next commit fails. Returns the epoch, from 1 on."""
-        while True:
-            epoch = self._newest_epoch() + 1
-            owner = Owner(epoch, job_id, socket.gethostname(), os.getpid(), time.time())
-            if self.files.create_exclusive(_owner_name(epoch), msgspec.json.encode(owner)):
-                break
-        self.epoch = epoch
-        for name in self.files.list(_OWNERS)[:-_OWNERS_KEPT]:
-            self.files.delete(name)
-        return epoch
+        """Become the owner: every earlier claimant's next commit fails. Returns the epoch, from 1 on.
+
+        Raises ConcurrentJobError when others go on claiming at the same time.
+        """
+        self._begin(self._epochs.claim(job_id), None)
+        return self.epoch
+
+    def _begin(self, owner: Owner, view: dict[int, str] | None) -> None:
+        # Listed after the claim: no commit of an earlier owner succeeds any more, so none can be overlooked.
+        taken_over = self._view() if view is None else view
+        names = [taken_over[version] for version in sorted(taken_over)]
+        self._epochs.begin(EpochStart(owner.epoch, owner, names))
+        self.epoch, self._job_id, self._commits = owner.epoch, owner.job_id, 0
 
     def commit(self, manifest: Manifest) -> None:
         """Make the version visible, atomically. A version that is replayed from the same base is replaced.
 
-        Raises ConcurrentJobError when another driver has claimed or committed, CheckpointError when the
-        manifest does not follow from what is stored.
+        Raises ConcurrentJobError when another driver has claimed, CheckpointError when the manifest does not follow
+        from what is stored.
         """
-        self._check_owner()
+        listed = self._checked_owner()
         manifest = msgspec.structs.replace(manifest, epoch=self.epoch)
-        versions = self.versions()
-        self._check_order(manifest, versions)
-        name, data = manifest_name(manifest.batch_id), encode_manifest(manifest)
-        if manifest.batch_id in versions:
-            self._check_replay(manifest.batch_id)
-            self.files.put_bytes(name, data)
-        elif not self.files.create_exclusive(name, data):
-            raise ConcurrentJobError(
-                self._fenced(f"batch {manifest.batch_id} was committed by another driver")
-            )
-        # A claim between the first look and the write: the new owner sees this version or replays it, both
-        # are right, but this driver must not go on to tell a sink that it is the one.
-        self._check_owner()
-        self._decoded[manifest.batch_id] = manifest
+        self._check_order(manifest, sorted(self._view(listed)))
+        name = manifest_name(manifest.batch_id, self.epoch, self._commits)
+        self._commits += 1  # also for a failed write: it may arrive yet, and must not replace a later one
+        self.files.put_bytes(name, encode_manifest(manifest))
+        # A claim between the first look and the write: the new owner has taken this version over or replays it,
+        # both are right, but this driver must not go on to tell a sink that it is the one.
+        self._checked_owner()
+        self._decoded[name] = manifest
 
     def _check_order(self, manifest: Manifest, versions: list[int]) -> None:
         batch_id, base = manifest.batch_id, manifest.base
@@ -146,25 +157,22 @@ class Checkpoint:
                 f"to this state"
             )
 
-    def _check_replay(self, batch_id: int) -> None:
-        try:
-            stored = self.read(batch_id)
-        except CheckpointCorruptionError:
-            return  # replacing a damaged manifest by its replay is a repair
-        if stored.epoch > self.epoch:
-            raise ConcurrentJobError(self._fenced(f"batch {batch_id} was committed by epoch {stored.epoch}"))
-
     def rollback(self, batch_id: int) -> list[int]:
-        """Forget all versions after ``batch_id`` (-1: all); return them. Their files go with ``retain``."""
-        self._check_owner()
-        versions = self.versions()
-        if batch_id != EMPTY_VERSION and batch_id not in versions:
-            raise CheckpointError(f"cannot roll back to version {batch_id}: the checkpoint holds {versions}")
-        dropped = [version for version in reversed(versions) if version > batch_id]
-        for version in dropped:  # newest first: a crash in between leaves a shorter rollback, never a gap
-            self.files.delete(manifest_name(version))
-            self._decoded.pop(version, None)
-        return dropped
+        """Forget all versions after ``batch_id`` (-1: all), atomically; return them. ``retain`` deletes their files.
+
+        The owner begins a new epoch, which takes over the others only.
+        """
+        view = self._view(self._checked_owner())
+        if batch_id != EMPTY_VERSION and batch_id not in view:
+            raise CheckpointError(
+                f"cannot roll back to version {batch_id}: the checkpoint holds {sorted(view)}"
+            )
+        owner = self._epochs.try_claim(self.epoch + 1, self._job_id)
+        if owner is None:
+            raise ConcurrentJobError(self._fenced(self._epochs.describe(self._epochs.look())))
+        self._begin(owner, {version: name for version, name in view.items() if version <= batch_id})
+        self._checked_owner()
+        return sorted((version for version in view if version > batch_id), reverse=True)
 
     def retain(self, keep_versions: int) -> int:
         """Delete manifests beyond the newest ``keep_versions`` and files that none needs; return how many.
@@ -174,46 +182,43 @@ class Checkpoint:
         """
         if keep_versions < 1:
             raise CheckpointError(f"keep_versions must be at least 1, not {keep_versions}")
-        self._check_owner()
-        versions = self.versions()
-        if not versions:
+        # Listed before the look at the owner: what a later owner writes cannot be among what is deleted.
+        manifests, state = self.files.list(MANIFESTS), self.files.list("state/")
+        view = _visible(manifests, self._epochs.started(self._checked_owner()))
+        if not view:
             return 0
-        kept = versions[-keep_versions:]
+        kept = sorted(view)[-keep_versions:]
         # Read before deleting anything: with an unreadable manifest nobody knows which files are needed.
-        needed = {file.name for version in kept for file in self._decode(version).files()}
-        expired = [manifest_name(version) for version in versions if version not in kept]
-        orphans = [
-            name for name in self.files.list("state/") if name not in needed and _older(name, kept[-1])
-        ]
-        for name in [*expired, *orphans]:
-            self.files.delete(name)
-        self._decoded = {version: self._decoded[version] for version in kept}
+        decoded = {view[version]: self._decode(version, view) for version in kept}
+        needed = {file.name for manifest in decoded.values() for file in manifest.files()}
+        expired = [name for name in manifests if name not in decoded and manifest_key(name)]
+        orphans = [name for name in state if name not in needed and _older(name, kept[-1])]
+        self.files.delete_files([*expired, *orphans])
+        self._decoded = decoded
         return len(expired) + len(orphans)
 
-    def _decode(self, version: int) -> Manifest:
-        if version not in self._decoded:
-            self._decoded[version] = self.read(version)
-        return self._decoded[version]
+    def _decode(self, version: int, view: dict[int, str]) -> Manifest:
+        return self._decoded.get(view[version]) or self._read(version, view)
 
-    def _newest_epoch(self) -> int:
-        names = self.files.list(_OWNERS)
-        return int(names[-1].removeprefix(_OWNERS).removesuffix(".json")) if names else 0
+    def _view(self, listed: Listed | None = None) -> dict[int, str]:
+        """The manifest's name for each version."""
+        view: dict[int, str] = {}
+        for _ in range(_LOOKS_MAX):
+            start = self._epochs.started(listed or self._epochs.look())
+            names = self.files.list(MANIFESTS)
+            view = _visible(names, start)
+            if view or not names or listed is not None:
+                break
+            # A reader between whose two looks a new owner began and retention went on sees nothing: look again.
+        return view
 
-    def _check_owner(self) -> None:
-        newest = self._newest_epoch()
+    def _checked_owner(self) -> Listed:
         if not self.epoch:
             raise CheckpointError("this checkpoint was not claimed; call claim() before writing to it")
-        if newest != self.epoch:
-            raise ConcurrentJobError(self._fenced(self._describe_owner(newest)))
-
-    def _describe_owner(self, epoch: int) -> str:
-        try:
-            owner = msgspec.json.decode(self.files.get_bytes(_owner_name(epoch)), type=Owner)
-        except (CheckpointError, msgspec.MsgspecError):
-            return f"epoch {epoch} has claimed it"
-        return (
-            f"job {owner.job_id!r} on {owner.host}, process {owner.process}, has claimed it (epoch {epoch})"
-        )
+        listed = self._epochs.look()
+        if listed.newest != self.epoch:
+            raise ConcurrentJobError(self._fenced(self._epochs.describe(listed)))
+        return listed
 
     def _fenced(self, reason: str) -> str:
         return (
@@ -222,8 +227,23 @@ class Checkpoint:
         )
 
 
-def _owner_name(epoch: int) -> str:
-    return f"{_OWNERS}{epoch:010d}.json"
+def _visible(names: Iterable[str], start: EpochStart | None) -> dict[int, str]:
+    """Those of the manifests that are versions: taken over by the epoch or committed in it, the last commit first."""
+    taken_over = frozenset(start.versions if start else ())
+    found: dict[int, tuple[int, int, str]] = {}
+    for name in names:
+        key = manifest_key(name)
+        if key is None:
+            continue
+        if start is None:
+            raise CheckpointCorruptionError(
+                f"{name} is there, but no owners/*.start.json, which says what counts; copy the whole checkpoint, or "
+                f"start with a new checkpoint folder"
+            )
+        if name in taken_over or key.epoch == start.epoch:
+            entry = (key.epoch, key.commit, name)
+            found[key.batch_id] = max(found.get(key.batch_id, entry), entry)
+    return {batch_id: name for batch_id, (_, _, name) in found.items()}
 
 
 def _older(name: str, batch_id: int) -> bool:

@@ -1,7 +1,7 @@
-"""Where checkpoint files live: an interface that an object store can offer too, and the local folder.
+"""Where checkpoint files live: an interface that object stores offer too, and the local folder.
 
 Owns: CheckpointFiles, LocalFiles. Invariants: a file appears under its name whole or not at all; names are
-relative, with "/" between parts; files other than manifests are written once and never changed.
+relative, with "/" between parts; a name that is listed was written before, and one that was written is listed.
 Must not know what the files mean.
 """
 
@@ -13,20 +13,24 @@ import shutil
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError
 
-_TEMPORARY_PREFIX = ".tmp-"
+TEMPORARY_PREFIX = ".tmp-"
 
 
 class CheckpointFiles(ABC):
     """The files of one job's checkpoint.
 
-    Raises CheckpointCorruptionError when a file that should be there is missing, CheckpointError when the
-    place cannot be read or written.
+    ``place`` is the path or URI to open it with, which may hold credentials; ``shown`` is for messages. No file is
+    empty. May be used from several threads. Raises CheckpointCorruptionError when a file that should be there is
+    missing, CheckpointError when the place cannot be read or written.
     """
+
+    place: str
+    shown: str
 
     @abstractmethod
     def put_file(self, local: str | Path, name: str) -> None:
@@ -35,10 +39,6 @@ class CheckpointFiles(ABC):
     @abstractmethod
     def put_bytes(self, name: str, data: bytes) -> None:
         """Store bytes durably, replacing what had the name, atomically for every reader."""
-
-    @abstractmethod
-    def create_exclusive(self, name: str, data: bytes) -> bool:
-        """Store bytes durably unless the name exists; of several callers exactly one gets True."""
 
     @abstractmethod
     def get_file(self, name: str, local: str | Path) -> None:
@@ -60,6 +60,16 @@ class CheckpointFiles(ABC):
     def delete(self, name: str) -> None:
         """Delete a file; an absent one is allowed."""
 
+    def put_files(self, files: Iterable[tuple[Path, str]]) -> None:
+        """Store several local files, (path, name) each; after an error some may have been stored."""
+        for local, name in files:
+            self.put_file(local, name)
+
+    def delete_files(self, names: Iterable[str]) -> None:
+        """Delete several files; absent ones are allowed."""
+        for name in names:
+            self.delete(name)
+
     def exists(self, name: str) -> bool:
         """Tell whether there is a file of this name."""
         return self.size_bytes(name) is not None
@@ -69,11 +79,21 @@ class CheckpointFiles(ABC):
         return 0
 
 
+def checked_name(name: str) -> str:
+    """Return the name; CheckpointError if it could lead out of the checkpoint."""
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise CheckpointError(
+            f"{name!r} is not a name of a checkpoint file; names are relative, without '..'"
+        )
+    return name
+
+
 class LocalFiles(CheckpointFiles):
     """A folder. Files are hard-linked in and out where the file system allows it, else copied."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
+        self.place = self.shown = str(self.root)
         with _explained("create the checkpoint folder", str(self.root)):
             self.root.mkdir(parents=True, exist_ok=True)
 
@@ -89,16 +109,6 @@ class LocalFiles(CheckpointFiles):
         with self._temporary(name) as temporary:
             _write_synced(temporary, data)
             os.replace(temporary, self._path(name))
-
-    def create_exclusive(self, name: str, data: bytes) -> bool:
-        """Write to a temporary file and link it to the name, which fails if the name exists."""
-        with self._temporary(name) as temporary:
-            _write_synced(temporary, data)
-            try:
-                os.link(temporary, self._path(name))
-            except FileExistsError:
-                return False
-        return True
 
     def get_file(self, name: str, local: str | Path) -> None:
         """Link or copy a file out."""
@@ -127,7 +137,7 @@ class LocalFiles(CheckpointFiles):
                 relative = os.path.relpath(folder, self.root)
                 for file in files:
                     name = file if relative == "." else f"{relative.replace(os.sep, '/')}/{file}"
-                    if name.startswith(prefix) and not file.startswith(_TEMPORARY_PREFIX):
+                    if name.startswith(prefix) and not file.startswith(TEMPORARY_PREFIX):
                         names.append(name)
         return sorted(names)
 
@@ -141,7 +151,7 @@ class LocalFiles(CheckpointFiles):
         swept = 0
         limit = time.time() - older_than_seconds
         for folder, _, files in os.walk(self.root, topdown=False):
-            stale = [Path(folder, file) for file in files if file.startswith(_TEMPORARY_PREFIX)]
+            stale = [Path(folder, file) for file in files if file.startswith(TEMPORARY_PREFIX)]
             for path in [*stale, Path(folder)]:
                 # The time of change, not of modification: a hard link keeps the latter from its source.
                 with contextlib.suppress(OSError):  # gone already, or a folder with files in it
@@ -151,17 +161,12 @@ class LocalFiles(CheckpointFiles):
         return swept
 
     def _path(self, name: str) -> Path:
-        parts = name.split("/")
-        if any(part in ("", ".", "..") for part in parts):
-            raise CheckpointError(
-                f"{name!r} is not a name of a checkpoint file; names are relative, without '..'"
-            )
-        return self.root.joinpath(*parts)
+        return self.root.joinpath(*checked_name(name).split("/"))
 
     @contextlib.contextmanager
     def _temporary(self, name: str) -> Iterator[Path]:
         folder = self._path(name).parent
-        temporary = folder / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         with _explained("write", name, missing_is_damage=False):
             folder.mkdir(parents=True, exist_ok=True)
             try:

@@ -1,6 +1,6 @@
 """What a committed micro-batch consists of: the manifest and its parts, and their JSON form.
 
-Owns: Manifest, OperatorManifest, StateSpec, PartitionManifest, SnapshotRef, DeltaRef, FileRef, their
+Owns: Manifest, OperatorManifest, StateSpec, PartitionManifest, SnapshotRef, DeltaRef, FileRef, EpochStart, their
 encoding, and the names of files in the checkpoint. Invariant: a manifest is self-contained (all files of a
 version are named in it) and self-checked (a checksum over its exact bytes). Must not import files, stores or
 anything that does I/O.
@@ -8,15 +8,21 @@ anything that does I/O.
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 EMPTY_LINEAGE: Final = ""
+MANIFESTS: Final = "manifests/"
+_MANIFEST: Final = re.compile(r"manifests/(\d+)\.e(\d+)\.(\d+)\.json")
+_MANIFEST_1: Final = re.compile(r"manifests/\d+\.json")
+
+T = TypeVar("T")
 
 
 class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,6 +129,33 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
 
+class Owner(msgspec.Struct, frozen=True):
+    """Who claimed a checkpoint, for messages."""
+
+    epoch: int
+    job_id: str
+    host: str
+    process: int
+    claimed_at: float
+
+
+class EpochStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an owner's epoch begins: ``versions`` are the names of the manifests that it takes over."""
+
+    epoch: int
+    owner: Owner
+    versions: list[str]
+    format_version: int = FORMAT_VERSION
+
+
+class ManifestKey(NamedTuple):
+    """What the name of a manifest says: ``commit`` counts the commits of its epoch, from 0 on."""
+
+    batch_id: int
+    epoch: int
+    commit: int
+
+
 class _Envelope(msgspec.Struct):
     checksum: str
     manifest: msgspec.Raw
@@ -139,8 +172,7 @@ def extend_lineage(lineage: str, file: FileRef) -> str:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as JSON in an envelope with its checksum."""
-    payload = msgspec.json.encode(manifest)
-    return msgspec.json.encode(_Envelope(xxhash.xxh3_128_hexdigest(payload), msgspec.Raw(payload)))
+    return _sealed(msgspec.json.encode(manifest))
 
 
 def decode_manifest(data: bytes, name: str) -> Manifest:
@@ -148,28 +180,63 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
 
     Raises CheckpointCorruptionError when bytes were changed, CheckpointError when another release wrote them.
     """
+    return _unsealed(data, name, "a manifest", Manifest)
+
+
+def encode_start(start: EpochStart) -> bytes:
+    """Return the start of an epoch, as ``encode_manifest``."""
+    return _sealed(msgspec.json.encode(start))
+
+
+def decode_start(data: bytes, name: str) -> EpochStart:
+    """Read what ``encode_start`` wrote, as ``decode_manifest``."""
+    return _unsealed(data, name, "the start of an epoch", EpochStart)
+
+
+def _sealed(payload: bytes) -> bytes:
+    return msgspec.json.encode(_Envelope(xxhash.xxh3_128_hexdigest(payload), msgspec.Raw(payload)))
+
+
+def _unsealed(data: bytes, name: str, what: str, kind: type[T]) -> T:
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-    except msgspec.MsgspecError as error:
-        raise CheckpointCorruptionError(f"{name} is not a manifest: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointCorruptionError(f"{name} is not {what}: {error}") from error
     payload = bytes(envelope.manifest)
     if xxhash.xxh3_128_hexdigest(payload) != envelope.checksum:
         raise CheckpointCorruptionError(f"{name} is damaged: its checksum does not match its content")
     found = msgspec.json.decode(payload, type=_Versioned).format_version
     if found != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{name} has checkpoint format {found}, this release reads format {FORMAT_VERSION}; use the "
-            f"release of asyncstate that wrote it, or start with a new checkpoint folder"
-        )
+        raise other_format(name, found)
     try:
-        return msgspec.json.decode(payload, type=Manifest)
+        return msgspec.json.decode(payload, type=kind)
     except msgspec.MsgspecError as error:
         raise CheckpointCorruptionError(f"{name} does not fit checkpoint format {found}: {error}") from error
 
 
-def manifest_name(batch_id: int) -> str:
-    """Name of a version's manifest."""
-    return f"manifests/{batch_id:010d}.json"
+def other_format(name: str, found: int) -> CheckpointError:
+    """The error for a file that another release wrote."""
+    return CheckpointError(
+        f"{name} has checkpoint format {found}, this release reads format {FORMAT_VERSION}; use the "
+        f"release of asyncstate that wrote it, or start with a new checkpoint folder"
+    )
+
+
+def manifest_name(batch_id: int, epoch: int, commit: int) -> str:
+    """Name of a version's manifest; no two commits of any drivers have the same."""
+    return f"{MANIFESTS}{batch_id:010d}.e{epoch}.{commit}.json"
+
+
+def manifest_key(name: str) -> ManifestKey | None:
+    """The inverse of ``manifest_name``, None for a file that is no manifest.
+
+    Raises CheckpointError for a manifest as format 1 named it.
+    """
+    if found := _MANIFEST.fullmatch(name):
+        return ManifestKey(*map(int, found.groups()))
+    if _MANIFEST_1.fullmatch(name):
+        raise other_format(name, 1)
+    return None
 
 
 def partition_folder(uid: str, partition: int) -> str:

@@ -77,6 +77,7 @@ def create_snapshot(
     shared = {} if previous is None else {(f.checksum, f.size_bytes): f for f in previous.files.values()}
     checksums = ChecksumCache(Path(f"{store.path}.checksums.json"))
     refs: dict[str, FileRef] = {}
+    new: list[tuple[Path, str]] = []
     with _frozen(store) as frozen:
         for path in sorted(frozen.iterdir()):
             if path.suffix != ".sst" and not path.name.startswith(_META_PREFIXES):
@@ -86,8 +87,9 @@ def create_snapshot(
             ref = shared.get((checksum, size_bytes))
             if ref is None:
                 ref = FileRef(f"{folder}/{path.name}", size_bytes, checksum)
-                files.put_file(path, ref.name)
+                new.append((path, ref.name))
             refs[path.name] = ref
+        files.put_files(new)
     checksums.save(set(refs))
     return SnapshotRef(store.version, lineage, refs)
 

@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
 from asyncstate.clock import Clock, ManualClock
-from asyncstate.codec import KeyCodec
+from asyncstate.codec import KeyCodec, schema_to_text
+from asyncstate.codec.times import integers
 from asyncstate.config import resolve
 from asyncstate.errors import JobError
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
@@ -38,12 +39,13 @@ from asyncstate.runtime import (
     previous_processing_time,
     previous_watermark,
     read_state,
+    retries_of,
     run_partition,
     sort_keys_of_inputs,
     sum_records,
     watermark_after,
 )
-from asyncstate.storage import Checkpoint, LocalFiles, Manifest, StateSpec
+from asyncstate.storage import Checkpoint, CheckpointFiles, LocalFiles, Manifest, StateSpec, checkpoint_files
 
 _UID = "operator"
 _JOB = "harness"
@@ -58,7 +60,8 @@ class OperatorHarness:
     input the entry itself may be given. ``order_by`` is as in a job's ``apply``: a column or a list of columns, with
     several inputs one entry for each, None where rows come as they are. The operator's broadcast input has no key:
     its entry in ``key`` is None or left out. Rows pushed with kinds make an input a
-    changelog; declare it with ``changelog`` (default: the operator accepts changelogs).
+    changelog; declare it with ``changelog`` (default: the operator accepts changelogs). ``checkpoint`` is the place of
+    the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -80,6 +83,7 @@ class OperatorHarness:
         options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         folder: str | Path | None = None,
+        checkpoint: str | None = None,
     ) -> None:
         schemas = [inputs] if isinstance(inputs, pa.Schema) else list(inputs)
         count = len(schemas)
@@ -116,7 +120,10 @@ class OperatorHarness:
         self._folder = (
             Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="asyncstate-harness-"))
         )
-        self._checkpoint = Checkpoint(LocalFiles(str(self._folder / "checkpoint")))
+        self._files = checkpoint_files(
+            checkpoint or str(self._folder / "checkpoint"), retries_of(self._config)
+        )
+        self._checkpoint = Checkpoint(self._files)
         self._checkpoint.claim(_JOB)
         self._manifest = self._checkpoint.latest()
         self._pending: list[InputBatch] = []
@@ -191,14 +198,15 @@ class OperatorHarness:
     def snapshot(self) -> Path:
         """A copy of the checkpoint as it is committed; give it to ``restore``."""
         copied = Path(tempfile.mkdtemp(prefix="asyncstate-snapshot-"))
-        shutil.copytree(self._folder / "checkpoint", copied / "checkpoint")
+        _copy_checkpoint(self._files, LocalFiles(copied / "checkpoint"))
         return copied
 
     def restore(self, snapshot: Path, **changes: Any) -> OperatorHarness:
         """A new harness for the same operator over a copy of ``snapshot``, with other ``parallelism``,
-        ``async_enabled``, ``operator`` or ``options``."""
+        ``async_enabled``, ``operator``, ``options`` or ``checkpoint``."""
         folder = Path(tempfile.mkdtemp(prefix="asyncstate-harness-"))
-        shutil.copytree(snapshot / "checkpoint", folder / "checkpoint")
+        place = changes.get("checkpoint") or str(folder / "checkpoint")
+        _copy_checkpoint(LocalFiles(snapshot / "checkpoint"), checkpoint_files(place))
         orders = [list(spec.order_by) for spec in self._specs]
         settings: dict[str, Any] = {
             "event_time": [spec.event_time for spec in self._specs],
@@ -273,7 +281,7 @@ class OperatorHarness:
             previous_watermark=previous_watermark(base),
             processing_time=max(self.clock.now_us(), previous_processing_time(base)),
             previous_processing_time=previous_processing_time(base),
-            checkpoint=str(self._folder / "checkpoint"),
+            checkpoint=self._files.place,
             local_dir=str(self._folder / "local"),
         )
 
@@ -310,7 +318,12 @@ class OperatorHarness:
         previous = self._manifest
         sources = advance_sources({} if previous is None else previous.sources, _UID, self._delays, records)
         operator = operator_after(
-            _UID, type(spec.operator).__name__, spec.batch_id, self.parallelism, records, {}
+            _UID,
+            type(spec.operator).__name__,
+            spec.batch_id,
+            self.parallelism,
+            records,
+            {f"key{index}": schema_to_text(own.key_schema) for index, own in enumerate(self._specs)},
         )
         manifest = Manifest(
             job_id=_JOB,
@@ -327,6 +340,14 @@ class OperatorHarness:
         self._manifest = manifest
         sums, peaks = sum_records(records)
         self.batches.append(sums | peaks)
+
+
+def _copy_checkpoint(source: CheckpointFiles, target: CheckpointFiles) -> None:
+    with tempfile.TemporaryDirectory(prefix="asyncstate-copy-") as folder:
+        for number, name in enumerate(source.list("")):
+            local = Path(folder, str(number))
+            source.get_file(name, local)
+            target.put_file(local, name)
 
 
 def _copies_of(operator: Operator) -> Callable[[], Operator]:
@@ -383,9 +404,5 @@ def _record_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Record
 
 def _output_rows(batch: pa.RecordBatch) -> Iterator[OutputRow]:
     kinds = batch.column(ROW_KIND_COLUMN).to_pylist()
-    columns = []
-    for column in batch.columns[:-1]:
-        columns.append(
-            (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
-        )
+    columns = [integers(column).to_pylist() for column in batch.columns[:-1]]
     return zip(kinds, *columns, strict=True)

@@ -34,6 +34,8 @@ DOCUMENTED_DEFAULTS = {
     "async-state.rocksdb.direct-reads": False,
     "async-state.local-dir": None,
     "async-state.checkpoint-dir": None,
+    "async-state.checkpoint.retry-attempts": 5,
+    "async-state.checkpoint.retry-timeout": 60_000,
     "async-state.snapshot-interval": 10,
     "async-state.retained-versions": 10,
     "async-state.parallelism": 0,

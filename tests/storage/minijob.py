@@ -13,13 +13,13 @@ from pathlib import Path
 from asyncstate.storage import (
     Checkpoint,
     Lease,
-    LocalFiles,
     LocalStores,
     Manifest,
     OperatorManifest,
     PartitionManifest,
     RocksDBOptions,
     WriteOverlay,
+    checkpoint_files,
     commit_partition,
     group_range,
     partition_base,
@@ -40,8 +40,8 @@ class MiniJob:
 
     uid = "op"
 
-    def __init__(self, root: Path, snapshot_every_deltas: int = 3) -> None:
-        self.files = LocalFiles(root / "checkpoint")
+    def __init__(self, root: Path, snapshot_every_deltas: int = 3, place: str | None = None) -> None:
+        self.files = checkpoint_files(place or str(root / "checkpoint"))
         self.stores = LocalStores(root / "local", "job", self.files, wait_seconds_max=5.0)
         self.checkpoint = Checkpoint(self.files)
         self.checkpoint.claim("job")

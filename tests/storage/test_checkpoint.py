@@ -1,4 +1,4 @@
-"""Manifests and the driver's side: encoding, commit, replay, fencing, retention, rollback."""
+"""Manifests and the driver's side, in every kind of place: encoding, commit, replay, fencing, retention, rollback."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, ConcurrentJobError
-from asyncstate.storage import Checkpoint, LocalFiles, Manifest, OperatorManifest, PartitionManifest
+from asyncstate.storage import (
+    Checkpoint,
+    CheckpointFiles,
+    Manifest,
+    OperatorManifest,
+    PartitionManifest,
+    checkpoint_files,
+)
 from asyncstate.storage.manifest import (
     FORMAT_VERSION,
     DeltaRef,
@@ -22,9 +29,11 @@ from asyncstate.storage.manifest import (
     decode_manifest,
     delta_name,
     encode_manifest,
+    manifest_key,
     manifest_name,
     snapshot_folder,
 )
+from tests.s3_server import S3Server
 from tests.storage.minijob import MiniJob, key
 
 
@@ -60,10 +69,15 @@ FULL = manifest(
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Checkpoint:
-    made = Checkpoint(LocalFiles(tmp_path))
+def checkpoint(place: str) -> Checkpoint:
+    made = Checkpoint(checkpoint_files(place))
     made.claim("job")
     return made
+
+
+def stored_name(files: CheckpointFiles, batch_id: int) -> str:
+    """The newest manifest file of a batch."""
+    return files.list(f"manifests/{batch_id:010d}.")[-1]
 
 
 def test_manifest_round_trip() -> None:
@@ -72,6 +86,7 @@ def test_manifest_round_trip() -> None:
 
 
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
+@example(position=13, bit=7)  # no UTF-8 any more
 def test_any_flipped_bit_of_a_manifest_is_found(position: int, bit: int) -> None:
     data = bytearray(encode_manifest(FULL))
     data[position % len(data)] ^= 1 << bit
@@ -93,11 +108,13 @@ def test_manifest_of_another_format_names_both() -> None:
 
 
 def test_names_carry_their_batch() -> None:
-    assert manifest_name(12) == "manifests/0000000012.json"
+    assert manifest_name(12, 3, 4) == "manifests/0000000012.e3.4.json"
+    assert manifest_key("manifests/0000000012.e3.4.json") == (12, 3, 4)
+    assert manifest_key("manifests/notes.txt") is None
     assert batch_of(delta_name("my-op.1", 3, 12, "ab-cd")) == 12
     assert batch_of(snapshot_folder("delta-1-x", 3, 12, "ab") + "/000008.sst") == 12
     assert batch_of("state/op/0/other") is None
-    assert batch_of("manifests/0000000012.json") is None
+    assert batch_of("manifests/0000000012.e3.4.json") is None
 
 
 def test_commits_are_listed_and_read(checkpoint: Checkpoint) -> None:
@@ -133,18 +150,18 @@ def test_commit_that_does_not_follow_is_refused(checkpoint: Checkpoint) -> None:
     assert checkpoint.versions() == [0, 1]
 
 
-def test_unclaimed_checkpoint_reads_but_does_not_write(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_unclaimed_checkpoint_reads_but_does_not_write(checkpoint: Checkpoint, place: str) -> None:
     checkpoint.commit(manifest(0))
-    reader = Checkpoint(LocalFiles(tmp_path))
+    reader = Checkpoint(checkpoint_files(place))
     assert reader.read(0).batch_id == 0
     for write in (lambda: reader.commit(manifest(1)), lambda: reader.retain(1), lambda: reader.rollback(-1)):
         with pytest.raises(CheckpointError, match="claim"):
             write()
 
 
-def test_second_claim_fences_the_first_off(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_second_claim_fences_the_first_off(checkpoint: Checkpoint, place: str) -> None:
     checkpoint.commit(manifest(0))
-    second = Checkpoint(LocalFiles(tmp_path))
+    second = Checkpoint(checkpoint_files(place))
     assert second.claim("other-job") == 2
     for write in (
         lambda: checkpoint.commit(manifest(1)),
@@ -158,9 +175,9 @@ def test_second_claim_fences_the_first_off(checkpoint: Checkpoint, tmp_path: Pat
 
 
 def test_commit_that_loses_the_race_is_refused(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    second = Checkpoint(LocalFiles(tmp_path))
+    second = Checkpoint(checkpoint_files(place))
 
     def between(*_: object) -> None:
         monkeypatch.undo()
@@ -173,12 +190,12 @@ def test_commit_that_loses_the_race_is_refused(
     assert second.read(0).watermark == 2
 
 
-def test_claims_at_once_get_different_epochs(tmp_path: Path) -> None:
+def test_claims_at_once_get_different_epochs(place: str) -> None:
     start = threading.Barrier(6)
     epochs: list[int] = []
 
     def claim() -> None:
-        checkpoint = Checkpoint(LocalFiles(tmp_path))
+        checkpoint = Checkpoint(checkpoint_files(place))
         start.wait()
         epochs.append(checkpoint.claim("job"))
 
@@ -187,7 +204,7 @@ def test_claims_at_once_get_different_epochs(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(epochs) == [1, 2, 3, 4, 5, 6]
+    assert len(set(epochs)) == len(epochs) == 6
 
 
 def test_rollback_forgets_newer_versions(checkpoint: Checkpoint) -> None:
@@ -200,13 +217,16 @@ def test_rollback_forgets_newer_versions(checkpoint: Checkpoint) -> None:
     assert checkpoint.versions() == [0, 1, 2]
 
 
-def test_damaged_newest_manifest_names_the_way_back(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_damaged_newest_manifest_names_the_way_back(checkpoint: Checkpoint) -> None:
     for batch_id in range(3):
         checkpoint.commit(manifest(batch_id))
     for damaged in (2, 1):
-        path = tmp_path / manifest_name(damaged)
-        path.write_bytes(path.read_bytes().replace(b'"job"', b'"jab"'))
-    with pytest.raises(CheckpointCorruptionError, match=r"0000000002.json.*whose files are all present is 0"):
+        name = stored_name(checkpoint.files, damaged)
+        content = checkpoint.files.get_bytes(name).replace(b'"job"', b'"jab"')
+        checkpoint.files.put_bytes(name, content)
+    with pytest.raises(
+        CheckpointCorruptionError, match=r"0000000002.e1.2.json.*whose files are all present is 0"
+    ):
         checkpoint.latest()
     checkpoint.rollback(0)
     latest = checkpoint.latest()
@@ -214,15 +234,15 @@ def test_damaged_newest_manifest_names_the_way_back(checkpoint: Checkpoint, tmp_
     assert latest.batch_id == 0
 
 
-def test_replay_repairs_its_own_damaged_manifest(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_replay_repairs_its_own_damaged_manifest(checkpoint: Checkpoint) -> None:
     checkpoint.commit(manifest(0))
-    (tmp_path / manifest_name(0)).write_bytes(b"")
+    checkpoint.files.put_bytes(stored_name(checkpoint.files, 0), b"{}")
     checkpoint.commit(manifest(0))
     assert checkpoint.read(0).batch_id == 0
 
 
-def test_retention_keeps_every_needed_file_and_no_other(tmp_path: Path) -> None:
-    job = MiniJob(tmp_path, snapshot_every_deltas=2)
+def test_retention_keeps_every_needed_file_and_no_other(tmp_path: Path, place: str) -> None:
+    job = MiniJob(tmp_path, snapshot_every_deltas=2, place=place)
     orphan = "state/op/0/delta-0000000003-orphan.sst"
     running = "state/op/0/delta-0000000010-running.sst"
     for batch_id in range(10):
@@ -245,15 +265,15 @@ def test_retention_keeps_every_needed_file_and_no_other(tmp_path: Path) -> None:
         assert fresh.content(job.checkpoint.read(version), 2) == content
 
 
-def test_retention_stops_at_an_unreadable_manifest(tmp_path: Path) -> None:
-    job = MiniJob(tmp_path)
+def test_retention_stops_at_an_unreadable_manifest(tmp_path: Path, place: str) -> None:
+    job = MiniJob(tmp_path, place=place)
     for n in range(4):
         job.batch({key(0, "a"): b"%d" % n})
     before = job.files.list("state/")
-    (tmp_path / "checkpoint" / manifest_name(2)).write_bytes(b"{}")
+    job.files.put_bytes(stored_name(job.files, 2), b"{}")
     fresh = Checkpoint(job.files)
     fresh.claim("job")
-    with pytest.raises(CheckpointCorruptionError, match="0000000002.json"):
+    with pytest.raises(CheckpointCorruptionError, match=r"0000000002\.e1\.2\.json"):
         fresh.retain(2)
     assert job.files.list("state/") == before
 
@@ -262,3 +282,78 @@ def test_retain_needs_a_version(checkpoint: Checkpoint) -> None:
     assert checkpoint.retain(1) == 0
     with pytest.raises(CheckpointError, match="at least 1"):
         checkpoint.retain(0)
+
+
+def test_files_of_format_1_are_refused(place: str) -> None:
+    for name in ("manifests/0000000012.json", "owners/epoch-0000000001.json"):
+        files = checkpoint_files(place)
+        files.put_bytes(name, b"{}")
+        for look in (Checkpoint(files).latest, Checkpoint(files).claim):
+            with pytest.raises(CheckpointError, match=rf"{name} has checkpoint format 1.*reads format 2"):
+                look()
+        files.delete(name)
+
+
+def test_manifests_without_owners_are_refused(checkpoint: Checkpoint) -> None:
+    checkpoint.commit(manifest(0))
+    checkpoint.files.delete_files(checkpoint.files.list("owners/"))
+    with pytest.raises(CheckpointCorruptionError, match="no owners/.*copy the whole checkpoint"):
+        Checkpoint(checkpoint.files).latest()
+
+
+def test_damaged_start_of_an_epoch_is_named(checkpoint: Checkpoint) -> None:
+    checkpoint.commit(manifest(0))
+    (name,) = [name for name in checkpoint.files.list("owners/") if name.endswith(".start.json")]
+    checkpoint.files.put_bytes(name, checkpoint.files.get_bytes(name)[:-7])
+    with pytest.raises(CheckpointCorruptionError, match=name):
+        Checkpoint(checkpoint.files).latest()
+
+
+def test_late_write_of_a_fenced_driver_is_never_seen(
+    checkpoint: Checkpoint, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its upload of a newer batch, of the same and of an older one come through after the takeover."""
+    for batch_id in range(3):
+        checkpoint.commit(manifest(batch_id, watermark=batch_id))
+    second = Checkpoint(checkpoint_files(place))
+    put_bytes = checkpoint.files.put_bytes
+
+    def held_up(name: str, data: bytes) -> None:
+        monkeypatch.undo()
+        if not second.epoch:
+            second.claim("other")
+            second.commit(manifest(2, watermark=22))  # Spark replays the newest batch
+        put_bytes(name, data)
+
+    for late in (manifest(3, watermark=30), manifest(2, watermark=20)):
+        monkeypatch.setattr(checkpoint.files, "put_bytes", held_up)
+        with pytest.raises(ConcurrentJobError):
+            checkpoint.commit(late)
+    for reader in (second, Checkpoint(checkpoint_files(place))):
+        assert reader.versions() == [0, 1, 2]
+        assert [reader.read(version).watermark for version in range(3)] == [0, 1, 22]
+    second.retain(3)
+    assert len(second.files.list("manifests/")) == 3
+
+
+def test_old_claims_are_forgotten(place: str) -> None:
+    for _ in range(8):
+        newest = Checkpoint(checkpoint_files(place))
+        newest.claim("job")
+    assert newest.epoch == 8
+    epochs = {int(name.split("/")[1].split(".")[0]) for name in newest.files.list("owners/")}
+    assert epochs == {6, 7, 8}
+
+
+def test_a_checkpoint_may_be_copied_to_another_place(tmp_path: Path, s3: S3Server) -> None:
+    job = MiniJob(tmp_path, snapshot_every_deltas=2)
+    for batch_id in range(5):
+        job.batch({key(n, "a"): b"%d" % batch_id for n in range(4)}, parallelism=2)
+    manifest_before = job.checkpoint.latest()
+    assert manifest_before is not None
+    copy = MiniJob(tmp_path / "copy", place=s3.place())
+    for name in job.files.list(""):
+        copy.files.put_bytes(name, job.files.get_bytes(name))
+    copy.checkpoint.claim("job")
+    assert copy.checkpoint.latest() == manifest_before
+    assert copy.content(manifest_before, 2) == job.content(manifest_before, 2)

@@ -1,0 +1,240 @@
+"""Checkpoint files in an object store, or in whatever else pyarrow has a file system for.
+
+Owns: ObjectFiles and ``checkpoint_files``, which opens any place. Invariants: an object appears whole: the stores of
+``_WHOLE_OBJECTS`` show an upload when it is complete, elsewhere a temporary file is renamed; no message shows the
+place's credentials. Must not know what the files mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyarrow import fs
+
+from asyncstate.errors import CheckpointCorruptionError, CheckpointError, ConfigurationError
+from asyncstate.places import folder_of, is_uri, masked, scrubbed
+from asyncstate.storage.files import TEMPORARY_PREFIX, CheckpointFiles, LocalFiles, checked_name
+from asyncstate.storage.retries import Retries
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+_WHOLE_OBJECTS: Final = frozenset({"s3", "gcs", "abfs"})
+_TRANSFERS_MAX: Final = 8
+_DELETES_MAX: Final = 16
+_CHUNK_BYTES: Final = 8 << 20
+
+
+def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFiles:
+    """Open the checkpoint at ``place``: a path or ``file:`` URI is a folder, any other URI goes to pyarrow.
+
+    Credentials that the URI does not hold come from the environment, as the store's own tools take them. Raises
+    ConfigurationError for a URI that cannot be used, CheckpointError when the place cannot be reached.
+    """
+    if not is_uri(place):
+        return LocalFiles(folder_of(place))
+    retries = retries or Retries()
+    try:
+        file_system, base = retries.call(lambda: _file_system(place))
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        # Not chained, here and below: what pyarrow and the stores say may repeat the URI.
+        raise ConfigurationError(
+            f"async-state.checkpoint-dir is {masked(place)}, which pyarrow cannot use: "
+            f"{scrubbed(str(error), place)}. Give a path, or the URI of a store that pyarrow knows, such as "
+            f"s3://bucket/folder"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint {masked(place)} cannot be reached: {scrubbed(str(error), place)}. Check the network, "
+            f"the credentials and the bucket's region (option region of the URI)"
+        ) from None
+    return ObjectFiles(file_system, base, place, retries)
+
+
+@functools.lru_cache(maxsize=16)
+def _file_system(place: str) -> tuple[fs.FileSystem, str]:
+    # Once a process: it holds connections, and without a region it asks the store for the bucket's.
+    found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(_spelled(place))
+    return found
+
+
+def _spelled(place: str) -> str:
+    scheme, colon, rest = place.partition(":")
+    if scheme.lower() not in ("s3", "s3a", "s3n"):  # Hadoop's names, which Spark's users know
+        return place
+    if "allow_delayed_open" in rest:
+        return f"s3{colon}{rest}"
+    # One request for a small object instead of the three of a multipart upload.
+    return f"s3{colon}{rest}{'&' if '?' in rest else '?'}allow_delayed_open=true"
+
+
+class ObjectFiles(CheckpointFiles):
+    """Files below ``base`` of a pyarrow file system.
+
+    Needs a store that lists an object as soon as it is written, as S3, GCS, Azure, HDFS and MinIO do. An object
+    without content does not count: it marks a folder, or an upload that has begun.
+    """
+
+    def __init__(
+        self, file_system: fs.FileSystem, base: str, place: str, retries: Retries | None = None
+    ) -> None:
+        self.place = place
+        self.shown = masked(place)
+        self._fs = file_system
+        self._base = base.rstrip("/")
+        self._retries = retries or Retries()
+
+    def put_file(self, local: str | Path, name: str) -> None:
+        """Upload a local file, large ones in parts at a time."""
+        self._try("write", name, lambda: self._upload_file(Path(local), self._path(name)))
+
+    def put_bytes(self, name: str, data: bytes) -> None:
+        """Upload bytes. Where a file is renamed into place, a reader may for a moment find none."""
+        self._try("write", name, lambda: self._upload(self._path(name), data))
+
+    def put_files(self, files: Iterable[tuple[Path, str]]) -> None:
+        """Upload several files at a time."""
+        _at_once(_TRANSFERS_MAX, lambda file: self.put_file(*file), files)
+
+    def get_file(self, name: str, local: str | Path) -> None:
+        """Download a file; after an error there is none at the local path."""
+        self._try("fetch", name, lambda: self._download(self._path(name), Path(local)))
+
+    def get_bytes(self, name: str) -> bytes:
+        """Download bytes."""
+
+        def read() -> bytes:
+            with self._fs.open_input_file(self._path(name)) as source:
+                content: bytes = source.read()
+            return content
+
+        return self._try("read", name, read)
+
+    def size_bytes(self, name: str) -> int | None:
+        """Return an object's size, None when absent."""
+        info = self._try("look at", name, lambda: self._fs.get_file_info(self._path(name)))
+        return info.size if _counts(info) else None
+
+    def list(self, prefix: str) -> list[str]:
+        """List what is below the folder that ``prefix`` begins with."""
+        folder = "/".join(part for part in (self._base, prefix.rpartition("/")[0]) if part)
+        selector = fs.FileSelector(folder, allow_not_found=True, recursive=True)
+        found = self._try("list", prefix, lambda: self._fs.get_file_info(selector))
+        names = (info.path.removeprefix(f"{self._base}/") for info in found if _counts(info))
+        return sorted(name for name in names if name.startswith(prefix) and not _is_temporary(name))
+
+    def delete(self, name: str) -> None:
+        """Delete an object."""
+
+        def delete() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.delete_file(self._path(name))
+
+        self._try("delete", name, delete)
+
+    def delete_files(self, names: Iterable[str]) -> None:
+        """Delete several objects at a time."""
+        _at_once(_DELETES_MAX, self.delete, names)
+
+    def sweep(self, older_than_seconds: float = 3600.0) -> int:
+        """Remove temporary files of killed writers; stores of whole objects have none."""
+        selector = fs.FileSelector(self._base, allow_not_found=True, recursive=True)
+        found = self._try("list", "", lambda: self._fs.get_file_info(selector))
+        limit_ns = (time.time() - older_than_seconds) * 1e9
+        stale = [
+            info.path.removeprefix(f"{self._base}/")
+            for info in found
+            if info.type == fs.FileType.File and _is_temporary(info.path) and (info.mtime_ns or 0) < limit_ns
+        ]
+        self.delete_files(stale)
+        return len(stale)
+
+    def _path(self, name: str) -> str:
+        return f"{self._base}/{checked_name(name)}"
+
+    def _upload_file(self, local: Path, path: str) -> None:
+        # Mapped, so that one write hands over the whole content: the object is complete or fails.
+        with pa.memory_map(str(local)) as source:
+            self._upload(path, source.read_buffer())
+
+    def _upload(self, path: str, data: Any) -> None:
+        if self._fs.type_name in _WHOLE_OBJECTS:
+            _write(self._fs, path, data)
+            return
+        folder = path.rpartition("/")[0]
+        temporary = f"{folder}/{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        self._fs.create_dir(folder, recursive=True)
+        try:
+            _write(self._fs, temporary, data)
+            if self._fs.get_file_info(path).type != fs.FileType.NotFound:
+                self._fs.delete_file(path)  # HDFS does not rename onto a file
+            self._fs.move(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._fs.delete_file(temporary)
+            raise
+
+    def _download(self, path: str, local: Path) -> None:
+        try:
+            with self._fs.open_input_file(path) as source, open(local, "wb") as target:
+                while chunk := source.read(_CHUNK_BYTES):
+                    target.write(chunk)
+        except BaseException:
+            local.unlink(missing_ok=True)
+            raise
+
+    def _try(self, action: str, name: str, call: Callable[[], T]) -> T:
+        try:
+            return self._retries.call(call)
+        except FileNotFoundError as error:
+            if action in ("fetch", "read"):
+                raise CheckpointCorruptionError(f"checkpoint file {name} is missing ({self.shown})") from None
+            raise self._failed(action, name, error) from None
+        except (OSError, pa.ArrowException) as error:
+            raise self._failed(action, name, error) from None
+
+    def _failed(self, action: str, name: str, error: BaseException) -> CheckpointError:
+        return CheckpointError(
+            f"could not {action} {name} in the checkpoint {self.shown}: {scrubbed(str(error), self.place)}. Check the "
+            f"store and its credentials, then start the query again: it goes on from the last version that was stored"
+        )
+
+
+def _write(file_system: fs.FileSystem, path: str, data: Any) -> None:
+    # No `with`: closing after a failed write would complete the upload of what came through.
+    stream = file_system.open_output_stream(path)
+    stream.write(data)
+    stream.close()
+
+
+def _counts(info: fs.FileInfo) -> bool:
+    return bool(info.type == fs.FileType.File and info.size)
+
+
+def _is_temporary(name: str) -> bool:
+    return name.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+
+
+def _at_once(threads: int, action: Callable[[A], None], items: Iterable[A]) -> None:
+    """Run the action on all items; at the first error those not begun are left."""
+    work = list(items)
+    if len(work) < 2:
+        for item in work:
+            action(item)
+        return
+    with ThreadPoolExecutor(min(threads, len(work)), "checkpoint") as pool:
+        running = [pool.submit(action, item) for item in work]
+        try:
+            for done in running:
+                done.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
