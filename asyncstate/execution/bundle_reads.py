@@ -112,8 +112,9 @@ class BundleReads:
         keys = read.wanted if whole else read.wanted[start : start + count]
         started = time.perf_counter()
         values = self._overlay.store.get_many(keys, LIST_GET_KEYS)
-        self._pacer.measured(len(keys), time.perf_counter() - started)
-        self._overlay.count_list_get(len(keys))
+        seconds = time.perf_counter() - started
+        self._pacer.measured(len(keys), seconds)
+        self._overlay.count_list_get(len(keys), seconds)
         read.done += len(keys)
         read.fill(start, values)
 

@@ -171,8 +171,7 @@ class WriteOverlay:
         started = time.perf_counter()
         fetched = self.store.get_many(wanted, LIST_GET_KEYS)
         self.count_list_get(len(wanted), time.perf_counter() - started)
-        if not self._cached.resting or len(wanted) < _JUDGED_KEYS:
-            self.remember_many(wanted, fetched)
+        self.remember_many(wanted, fetched)
         if wanted is keys:
             return fetched
         for index, value in zip(unknown, fetched, strict=True):
@@ -217,7 +216,9 @@ class WriteOverlay:
         return list(map(self._writes.get, keys, fetched))
 
     def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Keep many answers of the store; more than the young generation holds are not kept at all."""
+        """Keep many answers of the store, unless they are more than the young generation holds or the cache rests."""
+        if self._cached.resting and len(keys) >= _JUDGED_KEYS:
+            return
         size = size_of(keys, values)
         if size > self._young_bytes_max:
             return
