@@ -130,7 +130,7 @@ def _config(task: Task) -> Config:
     }
     if not task.cached:
         options |= {
-            "async-state.cache-size": "0b",
+            "async-state.cache-size": "256kb",
             "async-state.rocksdb.block-cache-size": "1mb",
             "async-state.rocksdb.direct-reads": True,
         }
