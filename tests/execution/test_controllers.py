@@ -293,7 +293,9 @@ def test_a_read_that_never_answers_is_reported_by_the_watchdog() -> None:
             _Process.controller = controller
             controller.submit(Record(_FRAME, b"\0\0", b"k", (b"k",), _count, 1))
             try:
-                with pytest.raises(StoreError, match=r"operator 'op': 1 list gets .*state 'count', key \(b'k',\)"):
+                with pytest.raises(
+                    StoreError, match=r"operator 'op': 1 list gets .*state 'count', key \(b'k',\)"
+                ):
                     controller.drain()
             finally:
                 store.gate.set()  # close() waits for the thread
