@@ -2,7 +2,7 @@
 
 Owns: ``KeyedReduce``.
 Invariant: the stored row of a key is what the function made of all its rows, in order of arrival.
-Must not import anything of ``asyncstate`` but ``changelog``, ``functions``, ``operator``, ``state``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``functions``, ``operator``, ``state``.
 
 Source: ``KeyedStream.reduce`` of Flink's DataStream API.
 """
@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import pyarrow as pa
-
 from asyncstate.changelog import RowKind
+from asyncstate.codec.times import microsecond_struct
 from asyncstate.functions import Function, ReduceFunction
 from asyncstate.operator import OperatorContext, RecordContext, Row, row_type
 from asyncstate.state import ValueState, ValueStateDescriptor
@@ -61,7 +60,7 @@ class KeyedReduce(FunctionOperator):
         self._row = row_type(schema)
         self._reduce: Callable[[Row, Row], Any] = self._method()
         self._reduced: ValueState[dict[str, Any]] = context.get_state(
-            ValueStateDescriptor(REDUCED_STATE, pa.struct(list(schema)))
+            ValueStateDescriptor(REDUCED_STATE, microsecond_struct(schema))
         )
 
     async def process(self, row: Row, ctx: RecordContext) -> None:

@@ -2,7 +2,7 @@
 
 Owns: ``WindowRows`` and its two forms: ``AlignedRows`` (tumble, hop, cumulate) and ``SessionRows``.
 Invariant: a row is kept once for each of its windows, until the window expires; then nothing of it is left.
-Must not import anything of ``asyncstate`` but ``functions``, ``futures``, ``operator``, ``state``.
+Must not import anything of ``asyncstate`` but ``codec``, ``functions``, ``futures``, ``operator``, ``state``.
 
 State: ``_rows``, a list of rows for each namespace, which is a window's end, or for sessions the time of the row that
 began it. Sessions keep a list of those that are open besides, ``_sessions``.
@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from asyncstate.codec.times import microsecond_struct
 from asyncstate.functions import TimeWindow
 from asyncstate.futures import to_iterable
 from asyncstate.operator import OperatorContext, RecordContext, Row, Timer, row_type
@@ -63,7 +64,7 @@ class WindowRows(ABC):
         self._late = context.counter("late_rows_dropped")
         self._rows: ListState[dict[str, Any]] = context.get_state(
             WindowRowsDescriptor(
-                ROWS_STATE, pa.struct(list(schema)), namespaced=True, window=f"{time.domain} time {text}"
+                ROWS_STATE, microsecond_struct(schema), namespaced=True, window=f"{time.domain} time {text}"
             )
         )
 

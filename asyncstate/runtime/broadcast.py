@@ -23,7 +23,7 @@ from asyncstate.errors import JobError
 from asyncstate.execution import BatchFrame, BroadcastRecord, ExecutionController, Record
 from asyncstate.operator import InputSpec, RecordOperator, row_type
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.rows import PreparedBatch, kinds_of, prepare, python_rows
+from asyncstate.runtime.rows import PreparedBatch, key_values, kinds_of, prepare, python_rows
 from asyncstate.runtime.spec import InputBatch, TaskSpec
 from asyncstate.runtime.stored_keys import stored_keys
 
@@ -114,6 +114,7 @@ class BroadcastRows:
         controller, context = self._controller, self._context
         notified = context.counter("keys_notified")
         work = self._operator.process_notification
+        seen = key_values(context.key_schema.types)
         keys = stored_keys(
             controller, context.keyed_state_ids, context.key_groups, self._key_codec(), context.page_size
         )
@@ -124,7 +125,7 @@ class BroadcastRows:
                     self._frame,
                     key.group,
                     key.encoded_key,
-                    key.values,
+                    seen(key.values),
                     work,
                     broadcast.item,
                     broadcast.input_index,

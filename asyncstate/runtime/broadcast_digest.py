@@ -16,7 +16,7 @@ import xxhash
 from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.errors import JobError
 from asyncstate.runtime.spec import CommitRecord
-from asyncstate.state.descriptors import PICKLED
+from asyncstate.state.versions import PICKLED
 from asyncstate.storage import Change, StateSpec
 
 _STATE_ID_AT = len(BROADCAST_GROUP)

@@ -1,13 +1,14 @@
 """Between Arrow batches and what operators see: times, kinds, Python rows, output batches.
 
 Owns: the conversion of input batches (``PreparedBatch``) and of output rows.
-Invariant: timestamps are int64 microseconds on both sides; rows without an event time never reach an operator.
+Invariant: timestamps are int64 microseconds on both sides, at any depth of a value; rows without an event time never
+reach an operator.
 Must not import Spark or storage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
+from asyncstate.codec.times import in_microseconds, integers
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.spec import InputBatch
@@ -75,16 +77,29 @@ def microseconds(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def python_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """The rows as tuples of Python values; timestamps as int64 of their unit."""
+    """The rows as tuples of Python values; timestamps, also inside lists, structs and maps, as int64 microseconds."""
     columns = [python_values(column) for column in batch.columns]
     return zip(*columns, strict=True) if columns else iter([()] * batch.num_rows)
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """One column as Python values; timestamps as int64 of their unit."""
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.int64())
-    return column.to_pylist()  # type: ignore[no-any-return]
+    """One column as Python values; timestamps, also inside lists, structs and maps, as int64 microseconds."""
+    wanted = in_microseconds(column.type)
+    if wanted != column.type:
+        column = column.cast(wanted, safe=False)  # nanoseconds are cut off
+    return integers(column).to_pylist()  # type: ignore[no-any-return]
+
+
+def key_values(types: Sequence[pa.DataType]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What makes a decoded key, with timestamps of their own units, the key that operators see."""
+    if all(in_microseconds(one) == one for one in types):
+        return lambda values: values
+
+    def convert(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        columns = [pa.array([value], one) for value, one in zip(values, types, strict=True)]
+        return tuple(python_values(column)[0] for column in columns)
+
+    return convert
 
 
 def output_batch(
@@ -123,7 +138,9 @@ def _output_column(uid: str, field: pa.Field, column: Any) -> pa.Array:
     if isinstance(column, pa.Array) and column.type.equals(field.type):
         return column
     try:
-        return column.cast(field.type) if isinstance(column, pa.Array) else pa.array(column, field.type)
+        if not isinstance(column, pa.Array):
+            column = pa.array(column, in_microseconds(field.type))
+        return column if column.type.equals(field.type) else column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
         raise SchemaError(
             f"operator '{uid}': a value put out for column '{field.name}' does not fit its type {field.type}: {error}"

@@ -1,0 +1,66 @@
+"""Timestamps inside Arrow types, at any depth, as the integers that rows carry.
+
+Owns: ``in_microseconds``, ``has_timestamps`` and ``integers``.
+Invariant: only timestamps change; time zones are kept, since an instant is the same number in every zone.
+Must not import anything of the project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import pyarrow as pa
+
+
+@lru_cache(maxsize=4096)
+def has_timestamps(arrow_type: pa.DataType) -> bool:
+    """Whether the type is a timestamp or holds one inside lists, structs or maps."""
+    if pa.types.is_timestamp(arrow_type):
+        return True
+    return any(has_timestamps(arrow_type.field(index).type) for index in range(arrow_type.num_fields))
+
+
+@lru_cache(maxsize=4096)
+def in_microseconds(arrow_type: pa.DataType) -> pa.DataType:
+    """The type with all timestamps in microseconds; the type itself if they are."""
+    return (
+        _mapped(arrow_type, lambda one: pa.timestamp("us", one.tz))
+        if has_timestamps(arrow_type)
+        else arrow_type
+    )
+
+
+@lru_cache(maxsize=4096)
+def _as_integers(arrow_type: pa.DataType) -> pa.DataType:
+    return _mapped(arrow_type, lambda one: pa.int64())
+
+
+def microsecond_struct(schema: pa.Schema) -> pa.DataType:
+    """The struct type of rows of ``schema`` as operators see them: what a state that keeps whole rows declares."""
+    return in_microseconds(pa.struct(list(schema)))
+
+
+def integers(column: pa.Array) -> pa.Array:
+    """The column with its timestamps as the int64 that is stored, of their unit; as it is without any."""
+    return column.cast(_as_integers(column.type)) if has_timestamps(column.type) else column
+
+
+def _mapped(arrow_type: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    if pa.types.is_timestamp(arrow_type):
+        return convert(arrow_type)
+    if pa.types.is_list(arrow_type):
+        return pa.list_(_mapped_field(arrow_type.value_field, convert))
+    if pa.types.is_large_list(arrow_type):
+        return pa.large_list(_mapped_field(arrow_type.value_field, convert))
+    if pa.types.is_map(arrow_type):
+        return pa.map_(
+            _mapped_field(arrow_type.key_field, convert), _mapped_field(arrow_type.item_field, convert)
+        )
+    if pa.types.is_struct(arrow_type):
+        return pa.struct([_mapped_field(field, convert) for field in arrow_type])
+    return arrow_type
+
+
+def _mapped_field(field: pa.Field, convert: Callable[[pa.DataType], pa.DataType]) -> pa.Field:
+    return field.with_type(_mapped(field.type, convert))
