@@ -108,9 +108,12 @@ class Multiset:
             keys.inverse[mask], values.filter(pa.array(mask)), signs[mask].astype(np.int64)
         )
 
-    def open(self, context: OperatorContext) -> MultisetState:
-        """Declare the state."""
-        return MultisetState(self, context.get_state(ListColumnStateDescriptor(self.state_name, self.schema)))
+    def open(self, context: OperatorContext, time_first: bool = False) -> MultisetState:
+        """Declare the state; ``time_first`` where its keys have namespaces."""
+        descriptor = ListColumnStateDescriptor(
+            self.state_name, self.schema, fixed_fields=True, time_first=time_first
+        )
+        return MultisetState(self, context.get_state(descriptor))
 
 
 class MultisetState:

@@ -47,7 +47,7 @@ class SessionAggregation:
         self._aggregation = plan.aggregation
         schema = pa.schema([*_SPAN, *self._aggregation.state_schema])
         self._sessions: ListColumnState = context.get_state(
-            WindowListDescriptor("sessions", schema, window=window.text)
+            WindowListDescriptor("sessions", schema, fixed_fields=True, window=window.text)
         )
         self._ends: ColumnState = context.get_state(
             WindowStateDescriptor("session_ends", _INDEX, time_first=True, window=window.text)

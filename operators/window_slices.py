@@ -53,9 +53,11 @@ class SliceAggregation:
         self._aggregation = plan.aggregation
         schema = self._aggregation.state_schema
         self._slices: ColumnState = context.get_state(
-            WindowStateDescriptor("slices", schema, time_first=True, window=window.text)
+            WindowStateDescriptor("slices", schema, time_first=True, fixed_fields=True, window=window.text)
         )
-        self._multisets: list[MultisetState] = [part.open(context) for part in self._aggregation.multisets]
+        self._multisets: list[MultisetState] = [
+            part.open(context, time_first=True) for part in self._aggregation.multisets
+        ]
         self._reader = DueReader(self._slices, window, context.key_groups)
         key = context.key_schema
         self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)

@@ -26,6 +26,7 @@ from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
+from asyncstate.state.columns import row_codec
 from asyncstate.state.list_blocks import ListHeads, NewBlocks, chunk_keys, empty_heads, read_heads, read_rows
 
 Int32Array = npt.NDArray[np.int32]
@@ -58,22 +59,30 @@ class ListColumns:
 
 @dataclass(frozen=True)
 class ListColumnStateDescriptor(StateDescriptor["ListColumnState"]):
-    """Declares a ListColumnState: ``schema`` is one row's fields."""
+    """Declares a ListColumnState: ``schema`` is one row's fields; ``fixed_fields`` as in ``ColumnStateDescriptor``.
+
+    ``time_first``: the key batches that it is used with have namespaces, which stand before the key.
+    """
 
     name: str
     schema: pa.Schema
+    fixed_fields: bool = False
+    time_first: bool = False
     kind: ClassVar[str] = "list-column"
 
     def type_texts(self) -> dict[str, str]:
         """Schema and layout."""
-        return {"value": schema_to_text(self.schema), "layout": "blocks"}
+        return {
+            "value": schema_to_text(self.schema),
+            "layout": "time-first blocks" if self.time_first else "blocks",
+        }
 
     def bind(
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> ListColumnState:
         """See ``StateDescriptor``."""
-        owner = f"state '{self.name}' of operator '{context.uid}'"
-        return ListColumnState(sink, state_id, RowCodec(self.schema, owner=owner), owner)
+        codec = row_codec(context.uid, self.name, self.schema, self.type_texts(), stored)
+        return ListColumnState(sink, state_id, codec, f"state '{self.name}' of operator '{context.uid}'")
 
 
 class ListColumnState:
