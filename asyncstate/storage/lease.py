@@ -140,7 +140,13 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        try:
+            self.release()
+        except StoreError as releasing:
+            if error is None:
+                raise
+            # A read that hangs keeps the store from closing; what the task failed for says more.
+            error.add_note(f"giving the local store back failed as well: {releasing}")
 
 
 class LocalStores:

@@ -365,3 +365,21 @@ def test_lease_of_plain_files_object(tmp_path: Path) -> None:
     with stores.acquire("op", 3, partition_base(None, "op", 3, 4)) as lease:
         assert isinstance(lease.store, RocksDBStore)
         assert lease.store.version == -1
+
+
+def test_a_store_that_cannot_be_closed_does_not_hide_why_the_task_failed(
+    job: MiniJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a read hangs, which keeps RocksDB from closing."""
+    job.batch({A: b"1"})
+
+    def refuse(store: RocksDBStore) -> None:
+        raise StoreError("already borrowed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RocksDBStore, "close", refuse)
+        with pytest.raises(ValueError, match="mine") as raised, job.lease(newest(job), 0, 1):
+            raise ValueError("mine")
+        assert any("already borrowed" in note for note in raised.value.__notes__)
+        with pytest.raises(StoreError, match="already borrowed"), job.lease(newest(job), 0, 1):
+            pass
