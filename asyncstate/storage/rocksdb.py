@@ -327,7 +327,7 @@ def _scan_short(db: Rdict, start: bytes, end: bytes | None, limit: int) -> list[
 
 
 def _range_options(end: bytes | None) -> ReadOptions:
-    """Options for keys below ``end``. RocksDB keeps a pointer into ``end``: the caller has to hold it while it reads."""
+    """Options for keys below ``end``, into which RocksDB keeps a pointer: the caller holds it while it reads."""
     options = ReadOptions()
     if end is not None:
         options.set_iterate_upper_bound(end)
