@@ -9,6 +9,8 @@ from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from asyncstate.state.expiry import time_of
 from asyncstate.state.fold_descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
+from asyncstate.state.inspect import TIMERS, StateDecoder, TimersState
+from asyncstate.state.inspect_sizes import StateSize, state_size
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.listing import ListState
 from asyncstate.state.mapping import MapState
@@ -21,6 +23,7 @@ from asyncstate.state.views import ListView, MapView, ValueView
 
 __all__ = [
     "NAMED_TIMERS",
+    "TIMERS",
     "TIMERS_BY_TIME",
     "AggregateFunction",
     "AggregatingState",
@@ -44,8 +47,11 @@ __all__ = [
     "MapView",
     "ReducingState",
     "ReducingStateDescriptor",
+    "StateDecoder",
+    "StateSize",
     "StateTtl",
     "TimeRange",
+    "TimersState",
     "TtlTime",
     "TtlUpdate",
     "TtlVisibility",
@@ -54,5 +60,6 @@ __all__ = [
     "ValueView",
     "merged_entries",
     "pages_of",
+    "state_size",
     "time_of",
 ]

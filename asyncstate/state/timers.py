@@ -17,7 +17,7 @@ goes stale; it is recognised when it comes due, because the entry by key does no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from asyncstate.codec import decode_namespace, encode_namespace, prefix_end
@@ -38,6 +38,7 @@ _PLAIN: Final = b"\x00"
 _NAMESPACED: Final = b"\x01"
 _LENGTH_BYTES: Final = 4
 _NEVER: Final = 2**63  # above every time
+_DOMAINS: Final = (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME)  # by their byte in a store key
 _NONE_FIRED: Final = -(2**63) - 1  # below every time
 
 
@@ -259,6 +260,25 @@ class KeyedTimers:
             raise StateAccessError(f"{self._label}: a name is empty; leave it out for an unnamed timer")
         where = _PLAIN if namespace is None else _NAMESPACED + encode_namespace(namespace)
         return where if name is None else where + name.encode()
+
+
+def live_timers(entries: Page, get_many: Callable[[list[bytes]], list[bytes | None]]) -> list[DueTimer]:
+    """The timers of stored entries by time, of both domains, without what named timers have left behind."""
+    timers = [_timer(_DOMAINS[key[_TIME_AT - 1]], key, value) for key, value in entries]
+    named = {
+        timer.store_key: timer.group
+        + bytes([NAMED_TIMERS])
+        + timer.store_key[_TIME_AT - 1 : _TIME_AT]
+        + timer.store_key[_KEY_AT:]
+        for timer in timers
+        if timer.name is not None
+    }
+    times = dict(zip(named, get_many(list(named.values())), strict=True)) if named else {}
+    return [
+        timer
+        for timer in timers
+        if timer.name is None or times[timer.store_key] == encode_namespace(timer.time)
+    ]
 
 
 def _range(start: bytes, until: int) -> tuple[bytes, bytes]:
