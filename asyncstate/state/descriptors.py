@@ -53,6 +53,15 @@ _SHORTHANDS: Final[dict[Any, pa.DataType]] = {
 }
 
 
+def check_state_name(name: str) -> None:
+    """Raise StateDeclarationError unless a state may be called ``name``."""
+    if not _NAME.fullmatch(str(name)):
+        raise StateDeclarationError(
+            f"state name {name!r} is not allowed; use letters, digits, '_', '.' and '-', with a "
+            "letter or '_' in front"
+        )
+
+
 @dataclass(frozen=True)
 class _Descriptor(StateDescriptor[S], Generic[S]):
     """What the three have in common.
@@ -68,11 +77,7 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
     ttl: StateTtl | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(str(self.name)):
-            raise StateDeclarationError(
-                f"state name {self.name!r} is not allowed; use letters, digits, '_', '.' and '-', with a "
-                "letter or '_' in front"
-            )
+        check_state_name(self.name)
         if self.ttl is not None and not isinstance(self.ttl, StateTtl):
             raise StateDeclarationError(
                 f"state '{self.name}': ttl={self.ttl!r} is no time to live; give StateTtl('10 minutes')"

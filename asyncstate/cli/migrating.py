@@ -1,0 +1,109 @@
+"""``state migrate``: rewrite one state of a stopped job where the program cannot read what is stored.
+
+Owns: the commands of the group and what they print. Invariant: nothing is changed before it was confirmed, or if a
+value does not fit. Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from asyncstate.cli.inspecting import LocalDir, Place
+from asyncstate.cli.output import checked, say
+from asyncstate.runtime.migration import (
+    CastField,
+    DropField,
+    DropState,
+    Migration,
+    RenameField,
+    RenameState,
+    migrate,
+)
+
+group = typer.Typer(
+    no_args_is_help=True,
+    help="Rewrite one state for a program that cannot read it. Stop the query first: it cannot commit any more.",
+)
+
+Operator = Annotated[str, typer.Argument(metavar="UID", help="The operator's uid.")]
+State = Annotated[str, typer.Argument(metavar="STATE", help="The state's name.")]
+Field = Annotated[str, typer.Argument(metavar="FIELD", help="The field; dotted for one inside structs.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+@group.command("drop-state")
+def drop_state(
+    place: Place, uid: Operator, state: State, yes: Yes = False, local_dir: LocalDir = None
+) -> None:
+    """Forget a state and all its entries; it starts empty when it is declared anew."""
+    _run(place, uid, state, DropState(), f"Drop all of state '{state}'", yes, local_dir)
+
+
+@group.command("rename-state")
+def rename_state(
+    place: Place,
+    uid: Operator,
+    state: State,
+    to: Annotated[str, typer.Argument(metavar="NAME", help="Its new name.")],
+    yes: Yes = False,
+) -> None:
+    """Keep a state under another name."""
+    _run(place, uid, state, RenameState(to), f"Rename state '{state}' to '{to}'", yes, None)
+
+
+@group.command("drop-field")
+def drop_field(
+    place: Place, uid: Operator, state: State, field: Field, yes: Yes = False, local_dir: LocalDir = None
+) -> None:
+    """Forget a field of a state's values or rows."""
+    _run(place, uid, state, DropField(field), f"Drop field '{field}' of state '{state}'", yes, local_dir)
+
+
+@group.command("rename-field")
+def rename_field(
+    place: Place,
+    uid: Operator,
+    state: State,
+    field: Field,
+    to: Annotated[str, typer.Argument(metavar="NAME", help="Its new name, without a path.")],
+    yes: Yes = False,
+    local_dir: LocalDir = None,
+) -> None:
+    """Keep a field's values under another name."""
+    what = f"Rename field '{field}' of state '{state}' to '{to}'"
+    _run(place, uid, state, RenameField(field, to), what, yes, local_dir)
+
+
+@group.command("cast-field")
+def cast_field(
+    place: Place,
+    uid: Operator,
+    state: State,
+    field: Annotated[
+        str,
+        typer.Argument(metavar="FIELD", help="The field; dotted inside structs; 'value' for a plain value."),
+    ],
+    to: Annotated[
+        str, typer.Argument(metavar="TYPE", help="As state list shows types: int32, 'int64 not null', ...")
+    ],
+    yes: Yes = False,
+    local_dir: LocalDir = None,
+) -> None:
+    """Give a field another type; refused, with the key, if a value would change."""
+    what = f"Cast field '{field}' of state '{state}' to {to}"
+    _run(place, uid, state, CastField(field, to), what, yes, local_dir)
+
+
+def _run(
+    place: str, uid: str, state: str, change: Migration, what: str, yes: bool, local_dir: str | None
+) -> None:
+    if not yes:
+        typer.confirm(f"{what} of operator '{uid}'? Its query must be stopped", abort=True)
+    with checked():
+        done = migrate(place, uid, state, change, local_dir=local_dir)
+    say(
+        f"{what} of operator '{uid}': done in version {done.version}, {done.entries} entries written. Older versions "
+        "are as they were."
+    )
