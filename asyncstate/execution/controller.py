@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
 
 from asyncstate.errors import FutureStateError, StateAccessError
 from asyncstate.execution.calls import OutsideCall, OutsideCalls
@@ -27,6 +27,8 @@ from asyncstate.futures import (
 )
 from asyncstate.requests import Page, StateSink
 from asyncstate.storage import WriteOverlay
+
+_GENERATORS: Final = frozenset({GeneratorType, AsyncGeneratorType})
 
 
 class ExecutionController(StateSink):
@@ -124,8 +126,12 @@ class ExecutionController(StateSink):
             raise FutureStateError(
                 f"operator '{self.uid}': on_watermark has no key and cannot be a coroutine"
             )
+        if type(result) in _GENERATORS:
+            raise self._is_generator(None, result)
         if self._unhandled:
             self.failures.raise_all()
+        if isinstance(result, StateFuture) and not result.done:
+            raise self._never(None, "returned")
 
     def end_epoch(self) -> None:
         """Everything taken so far belongs to an epoch that ends here, what comes after to the next one."""
@@ -248,7 +254,10 @@ class ExecutionController(StateSink):
             self._throw(coroutine, self.failures.misused(record, f"{AWAIT_HINT}. It awaits {awaited!r}"))
         self._suspend(record, coroutine, awaited)
 
-    def _never(self, record: Record, future: str) -> FutureStateError:
+    def _is_generator(self, record: Record | None, result: Any) -> FutureStateError:
+        return self.failures.misused(record, f"{result!r} is a generator; use await instead of yield")
+
+    def _never(self, record: Record | None, future: str) -> FutureStateError:
         """The error for a future that the record's own code would have to complete, and does not."""
         return self.failures.misused(
             record,

@@ -164,14 +164,15 @@ class MailboxController(ExecutionController):
         """Nothing is outstanding, so what the records wait for will never come."""
         self.failures.raise_all()
         waiting = next((record for record in self._unreleased if record.pending > 0), None)
+        if waiting is None:
+            raise self._never(None, "returned")  # by bundle-grain code
         error = self.failures.misused(
             waiting,
             f"{self._in_flight} records can never end; the first waits for a future that nothing completes. Return or "
             "await only futures that come from state requests and from ctx.call",
         )
-        coroutine = None if waiting is None else waiting.coroutine
-        if coroutine is not None:
-            self._throw(coroutine, error)
+        if waiting.coroutine is not None:
+            self._throw(waiting.coroutine, error)
         raise error
 
     # -- running and ending records --------------------------------------------------------------------

@@ -38,9 +38,7 @@ class SyncExecutionController(ExecutionController):
     def settle(self, future: StateFuture[Any]) -> None:
         """See ``ExecutionController``."""
         if not future.done:
-            raise self.failures.misused(
-                None, "returned a future that nothing completes; derive it from a state request"
-            )
+            raise self._never(None, "returned")
         self.failures.raise_all()
         error = future.exception()
         if error is not None:

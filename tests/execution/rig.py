@@ -100,6 +100,10 @@ class Rig:
         encoded = b"\x01" + (key + 2**63).to_bytes(8, "big")
         self.controller.submit(Record(self._frame, b"\0\0", encoded, (key,), work, item))
 
+    def without_key(self, work: Callable[[Any, Any], Any]) -> None:
+        """Run ``work`` as ``on_watermark`` is run."""
+        self.controller.run_without_key(Record(self._frame, b"", b"", (), work, None))
+
     def run(self, keys: Sequence[int], work: Callable[[Any, Any], Any]) -> list[tuple[Any, ...]]:
         """Records of ``keys``, each with its position as its item, to the end; the values of their rows."""
         for item, key in enumerate(keys):

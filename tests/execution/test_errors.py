@@ -252,6 +252,14 @@ class TestReturnedFutures:
                 rig.run(range(5), awaiting if coroutine else plain)
 
     @pytest.mark.parametrize("mode", MODES)
+    def test_so_it_is_from_a_bundle_and_from_on_watermark(self, mode: str) -> None:
+        with Rig(mode) as rig:
+            with pytest.raises(FutureStateError, match="operator 'op': returned a future that nothing"):
+                rig.controller.run_bundle(StateFuture)
+            with pytest.raises(FutureStateError, match="operator 'op': returned a future that nothing"):
+                rig.without_key(lambda item, ctx: StateFuture())
+
+    @pytest.mark.parametrize("mode", MODES)
     def test_a_future_of_the_operators_own_may_be_completed_by_its_record(self, mode: str) -> None:
         def process(item: int, ctx: Any) -> Any:
             promise: StateFuture[int] = StateFuture()
