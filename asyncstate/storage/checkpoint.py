@@ -202,15 +202,21 @@ class Checkpoint:
 
     def _view(self, listed: Listed | None = None) -> dict[int, str]:
         """The manifest's name for each version."""
-        view: dict[int, str] = {}
+        start, names = None, []
         for _ in range(_LOOKS_MAX):
             start = self._epochs.started(listed or self._epochs.look())
             names = self.files.list(MANIFESTS)
             view = _visible(names, start)
             if view or not names or listed is not None:
-                break
-            # A reader between whose two looks a new owner began and retention went on sees nothing: look again.
-        return view
+                return view
+            # Between the two looks a new owner may have begun: nothing of what it wrote since counts for its
+            # predecessor.
+        if start is None and any(map(manifest_key, names)):
+            raise CheckpointCorruptionError(
+                f"{self.files.shown} has {names[0]}, but no owners/*.start.json, which says what counts; copy the "
+                f"whole checkpoint, or start with a new checkpoint folder"
+            )
+        return {}
 
     def _checked_owner(self) -> Listed:
         if not self.epoch:
@@ -233,14 +239,7 @@ def _visible(names: Iterable[str], start: EpochStart | None) -> dict[int, str]:
     found: dict[int, tuple[int, int, str]] = {}
     for name in names:
         key = manifest_key(name)
-        if key is None:
-            continue
-        if start is None:
-            raise CheckpointCorruptionError(
-                f"{name} is there, but no owners/*.start.json, which says what counts; copy the whole checkpoint, or "
-                f"start with a new checkpoint folder"
-            )
-        if name in taken_over or key.epoch == start.epoch:
+        if key and (name in taken_over or (start and key.epoch == start.epoch)):
             entry = (key.epoch, key.commit, name)
             found[key.batch_id] = max(found.get(key.batch_id, entry), entry)
     return {batch_id: name for batch_id, (_, _, name) in found.items()}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -31,6 +32,8 @@ _WHOLE_OBJECTS: Final = frozenset({"s3", "gcs", "abfs"})
 _TRANSFERS_MAX: Final = 8
 _DELETES_MAX: Final = 16
 _CHUNK_BYTES: Final = 8 << 20
+_SMALL_BYTES_MAX: Final = 4 << 20
+_S3_SCHEMES: Final = ("s3", "s3a", "s3n")  # the latter two are Hadoop's names, which Spark's users know
 
 
 def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFiles:
@@ -43,7 +46,7 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
         return LocalFiles(folder_of(place))
     retries = retries or Retries()
     try:
-        file_system, base = retries.call(lambda: _file_system(place))
+        file_system, small_objects, base = retries.call(lambda: _file_systems(place))
     except (pa.ArrowException, ValueError, TypeError) as error:
         # Not chained, here and below: what pyarrow and the stores say may repeat the URI.
         raise ConfigurationError(
@@ -56,39 +59,50 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
             f"the checkpoint {masked(place)} cannot be reached: {scrubbed(str(error), place)}. Check the network, "
             f"the credentials and the bucket's region (option region of the URI)"
         ) from None
-    return ObjectFiles(file_system, base, place, retries)
+    if not base.strip("/"):
+        raise ConfigurationError(
+            f"async-state.checkpoint-dir is {masked(place)}, which names no bucket or folder; write s3://bucket/folder"
+        )
+    return ObjectFiles(file_system, base, place, retries, small_objects)
 
 
 @functools.lru_cache(maxsize=16)
-def _file_system(place: str) -> tuple[fs.FileSystem, str]:
-    # Once a process: it holds connections, and without a region it asks the store for the bucket's.
-    found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(_spelled(place))
-    return found
+def _file_systems(place: str) -> tuple[fs.FileSystem, fs.FileSystem, str]:
+    # Once a process: they hold connections, and without a region they ask the store for the bucket's.
+    scheme = urlsplit(place).scheme
+    if scheme not in _S3_SCHEMES:
+        file_system, base = fs.FileSystem.from_uri(place)
+        return file_system, file_system, base
+    file_system, base = fs.FileSystem.from_uri(_s3_uri(place, delayed_open=False))
+    return file_system, fs.FileSystem.from_uri(_s3_uri(place, delayed_open=True))[0], base
 
 
-def _spelled(place: str) -> str:
-    scheme, colon, rest = place.partition(":")
-    if scheme.lower() not in ("s3", "s3a", "s3n"):  # Hadoop's names, which Spark's users know
-        return place
-    if "allow_delayed_open" in rest:
-        return f"s3{colon}{rest}"
-    # One request for a small object instead of the three of a multipart upload.
-    return f"s3{colon}{rest}{'&' if '?' in rest else '?'}allow_delayed_open=true"
+def _s3_uri(place: str, delayed_open: bool) -> str:
+    parts = urlsplit(place)
+    given = [option for option in parse_qsl(parts.query, True) if option[0] != "allow_delayed_open"]
+    query = urlencode([*given, ("allow_delayed_open", str(delayed_open).lower())])
+    return urlunsplit(("s3", parts.netloc, parts.path, query, ""))
 
 
 class ObjectFiles(CheckpointFiles):
-    """Files below ``base`` of a pyarrow file system.
+    """Files below ``base`` of a pyarrow file system; ``small_objects`` is the same store, opened for few requests.
 
     Needs a store that lists an object as soon as it is written, as S3, GCS, Azure, HDFS and MinIO do. An object
     without content does not count: it marks a folder, or an upload that has begun.
     """
 
     def __init__(
-        self, file_system: fs.FileSystem, base: str, place: str, retries: Retries | None = None
+        self,
+        file_system: fs.FileSystem,
+        base: str,
+        place: str,
+        retries: Retries | None = None,
+        small_objects: fs.FileSystem | None = None,
     ) -> None:
         self.place = place
         self.shown = masked(place)
         self._fs = file_system
+        self._small_objects = small_objects or file_system
         self._base = base.rstrip("/")
         self._retries = retries or Retries()
 
@@ -167,7 +181,10 @@ class ObjectFiles(CheckpointFiles):
 
     def _upload(self, path: str, data: Any) -> None:
         if self._fs.type_name in _WHOLE_OBJECTS:
-            _write(self._fs, path, data)
+            # With a delayed open S3 takes a small object in one request instead of three. Not so a large one: when its
+            # upload fails at the start, pyarrow stores what it has in memory once the stream is garbage.
+            small = len(data) <= _SMALL_BYTES_MAX
+            _write(self._small_objects if small else self._fs, path, data)
             return
         folder = path.rpartition("/")[0]
         temporary = f"{folder}/{TEMPORARY_PREFIX}{uuid.uuid4().hex}"

@@ -157,6 +157,8 @@ class DriversMachine(RuleBasedStateMachine):
         self.works: dict[Driver, Work] = {}
         self.late: list[tuple[str, bytes]] = []
         self.model = Model()
+        self.begun: list[Work] = []
+        """Works that may still change what was promised last: begun since, or under way then."""
         self.tokens = itertools.count(1)
         self.reader = MemoryFiles(self.content)
 
@@ -188,6 +190,7 @@ class DriversMachine(RuleBasedStateMachine):
 
     def begin(self, driver: Driver, work: Work, operation: Callable[[], Any]) -> None:
         self.works[driver] = work
+        self.begun.append(work)
         driver.start(operation)
 
     @precondition(lambda self: len(self.drivers) < DRIVERS_MAX)
@@ -276,7 +279,7 @@ class DriversMachine(RuleBasedStateMachine):
             self.model.epoch = max(self.model.epoch, result)
         elif work.kind == "commit":
             assert self.head() == (work.batch_id, work.token), "a commit that succeeded is the newest version"
-            self.model.head = self.head()
+            self.promise()
         elif work.kind == "rollback":
             driver.epoch = driver.checkpoint.epoch
             assert driver.epoch not in self.model.claimed, "two drivers got one epoch"
@@ -284,7 +287,12 @@ class DriversMachine(RuleBasedStateMachine):
             self.model.epoch = max(self.model.epoch, driver.epoch)
             head = self.head()
             assert (head[0] if head else -1) == work.batch_id, "a rollback that succeeded is what is seen"
-            self.model.head = head
+            self.promise()
+
+    def promise(self) -> None:
+        """What is seen now was reported to a driver as done."""
+        self.model.head = self.head()
+        self.begun = [self.works[driver] for driver in self.drivers if driver.busy]
 
     @rule(data=st.data(), arrives=st.booleans())
     def die(self, data: st.DataObject, arrives: bool) -> None:
@@ -325,10 +333,6 @@ class DriversMachine(RuleBasedStateMachine):
         assert newest >= batch_id
         if batch_id in seen:
             assert seen[batch_id].watermark in {token, *replayed}
-
-    @property
-    def begun(self) -> Iterable[Work]:
-        return self.works.values()
 
     def teardown(self) -> None:
         for driver in self.drivers:
