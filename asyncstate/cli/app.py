@@ -1,0 +1,29 @@
+"""The commands of ``python -m asyncstate`` and their groups.
+
+Owns: the tree of commands. Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from asyncstate.cli import inspecting, migrating, upkeep
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+state = typer.Typer(
+    no_args_is_help=True, help="The state in a checkpoint: look at it, check it, roll it back."
+)
+app.add_typer(state, name="state")
+
+
+@app.callback()
+def main() -> None:
+    """Looks after the checkpoints of asyncstate jobs; needs no Spark."""
+
+
+state.command("list")(inspecting.list_states)
+state.command("show")(inspecting.show)
+state.command("stats")(inspecting.stats)
+state.command("verify")(upkeep.verify)
+state.command("rollback")(upkeep.rollback)
+state.add_typer(migrating.group, name="migrate")

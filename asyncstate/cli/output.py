@@ -1,0 +1,71 @@
+"""What the commands print, and their exit codes.
+
+Owns: ``Format``, ``print_rows``, ``print_json``, ``checked``; exit codes: 0 good, 1 something is damaged, 2 it could
+not be done.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from asyncstate.errors import AsyncStateError
+from asyncstate.state.json_text import json_text
+
+DAMAGED: Final = 1
+CANNOT: Final = 2
+
+console = Console()
+_errors = Console(stderr=True)
+
+
+class Format(enum.StrEnum):
+    """Values of ``--format``."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """Turn the project's errors into their message and exit code 2."""
+    try:
+        yield
+    except AsyncStateError as error:
+        _errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(CANNOT) from error
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON."""
+    sys.stdout.write(json_text(value) + "\n")
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_rows(title: str, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    """A table of ``rows``; empty where a value is None."""
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in names))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json_text(value)
+    return text.replace("[", r"\[")

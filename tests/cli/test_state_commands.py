@@ -1,0 +1,269 @@
+"""``python -m asyncstate state``: what the commands print, their exit codes, and what they leave alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("typer")
+
+from typer.testing import CliRunner, Result
+
+from asyncstate import (
+    InputSpec,
+    MapStateDescriptor,
+    OperatorContext,
+    RecordContext,
+    RecordOperator,
+    Row,
+    ValueStateDescriptor,
+)
+from asyncstate.cli.app import app
+from asyncstate.errors import ConcurrentJobError
+from asyncstate.storage import Checkpoint, LocalFiles
+from asyncstate.testing import OperatorHarness
+
+ROWS = pa.schema([("k", pa.string()), ("n", pa.int32()), ("v", pa.int64())])
+
+
+class Notes(RecordOperator):
+    """A total and a map a key, and a timer."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("v", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        self.total = context.get_state(ValueStateDescriptor("total", pa.int64(), default=0))
+        self.seen = context.get_state(MapStateDescriptor("seen", pa.int64(), pa.string()))
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        self.total.update((self.total.value() or 0) + row["v"])
+        self.seen.put(row["v"], f"[{row['k']}]")
+        ctx.timers.register_event_time(1_000_000 * row["v"])
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> OperatorHarness:
+    """Three micro-batches, two partitions: versions 0, 1 and 2."""
+    made = OperatorHarness(Notes(), ROWS, ["k", "n"], parallelism=2, folder=tmp_path)
+    for batch in range(3):
+        made.push([("ab"[v % 2], v % 3, v + 10 * batch) for v in range(1, 7)])
+        made.end_batch()
+    return made
+
+
+@pytest.fixture
+def place(harness: OperatorHarness, tmp_path: Path) -> str:
+    return str(tmp_path / "checkpoint")
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["state", *arguments], input=stdin)
+
+
+def lines(*arguments: str) -> list[dict[str, Any]]:
+    done = run(*arguments, "--format", "json")
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.unlink()  # the store's own copy may be a hard link to it
+    file.write_bytes(bytes(data))
+
+
+# list
+
+
+def test_list_says_what_is_stored(place: str) -> None:
+    (found,) = lines("list", place)
+    assert (found["job"], found["versions"], found["version"]) == ("harness", [0, 1, 2], 2)
+    (operator,) = found["operators"]
+    assert (operator["uid"], operator["operator"], operator["parallelism"]) == ("operator", "Notes", 2)
+    assert operator["key"] == "k string, n int32"
+    states = {state["state"]: (state["kind"], state["types"]["value"]) for state in operator["states"]}
+    assert states == {"total": ("value", "int64"), "seen": ("map", "string")}
+    files = [path for path in Path(place, "state").rglob("*") if path.is_file()]
+    assert operator["checkpoint_bytes"] <= sum(path.stat().st_size for path in files)
+    assert operator["checkpoint_bytes"] > 0
+
+
+def test_list_as_a_table(place: str) -> None:
+    done = run("list", place, "--version", "1")
+    assert done.exit_code == 0
+    for text in ("job harness: versions 0, 1, 2; shown is 1", "operator (Notes)", "total", "seen", "map"):
+        assert text in done.stdout
+
+
+# show
+
+
+def test_show_gives_entries_of_a_version(place: str) -> None:
+    newest = {(row["key"]["k"], row["key"]["n"]): row["value"] for row in lines("show", place, "total")}
+    assert newest == {("ab"[v % 2], v % 3): 3 * v + 30 for v in range(1, 7)}
+    first = {row["value"] for row in lines("show", place, "total", "--version", "0")}
+    assert first == set(range(1, 7))
+
+
+def test_show_filters_by_key_and_stops_at_the_limit(place: str) -> None:
+    rows = lines("show", place, "seen", "--key", "b", "--key", "2")
+    assert [(row["user_key"], row["value"]) for row in rows] == [(5, "[b]"), (15, "[b]"), (25, "[b]")]
+    assert len(lines("show", place, "seen", "--limit", "4")) == 4
+    done = run("show", place, "seen", "--limit", "4")
+    assert "there are more than 4" in done.stdout
+    assert "[b]" in done.stdout
+    assert "ttl_stamp" not in done.stdout
+
+
+def test_show_refuses_a_key_of_another_shape(place: str) -> None:
+    done = run("show", place, "seen", "--key", "b")
+    assert done.exit_code == 2
+    assert "--key is given 1 times, but the key has 2 columns" in done.stderr
+
+
+def test_show_timers(place: str) -> None:
+    rows = lines("show", place, "@timers", "--limit", "100")
+    assert sorted(row["value"]["time"] for row in rows) == sorted(
+        1_000_000 * (v + 10 * batch) for batch in range(3) for v in range(1, 7)
+    )
+
+
+# stats
+
+
+def test_stats_count_by_state_and_partition(place: str) -> None:
+    rows = lines("stats", place)
+    assert {(row["state"], row["partition"]) for row in rows} == {
+        (state, partition) for state in ("total", "seen", "@timers") for partition in (0, 1)
+    }
+    sums = {
+        state: tuple(sum(row[name] for row in rows if row["state"] == state) for name in ("keys", "entries"))
+        for state in ("total", "seen", "@timers")
+    }
+    assert sums == {"total": (6, 6), "seen": (6, 18), "@timers": (6, 18)}
+    assert run("stats", place).exit_code == 0
+
+
+# verify
+
+
+def test_verify_finds_nothing_in_a_good_checkpoint(place: str) -> None:
+    done = run("verify", place)
+    assert done.exit_code == 0
+    assert "of 3 versions read, 0 problems" in done.stdout
+
+
+@pytest.mark.parametrize("what", ["changed", "cut", "missing"])
+def test_verify_names_a_damaged_file_and_the_versions_that_need_it(place: str, what: str) -> None:
+    victim = next(path for path in sorted(Path(place).rglob("delta-*.sst")) if "-0000000001-" in path.name)
+    if what == "changed":
+        damage(victim)
+    else:
+        data = victim.read_bytes()
+        victim.unlink()
+        if what == "cut":
+            victim.write_bytes(data[:-1])
+    done = run("verify", place)
+    assert done.exit_code == 1
+    assert victim.name in done.stdout.replace("\n", "")
+    assert "versions without a problem: 0" in done.stdout
+    told = json.loads(run("verify", place, "--format", "json").stdout)
+    assert [(Path(p["file"]).name, p["versions"]) for p in told["problems"]] == [(victim.name, [1, 2])]
+
+
+def test_verify_tells_of_a_damaged_manifest(place: str) -> None:
+    damage(max(Path(place, "manifests").iterdir()))
+    done = run("verify", place)
+    assert done.exit_code == 1
+    assert "manifests/" in done.stdout
+    assert "versions without a problem: 0, 1" in done.stdout
+
+
+# rollback
+
+
+def test_rollback_drops_newer_versions_and_fences_the_job(harness: OperatorHarness, place: str) -> None:
+    done = run("rollback", place, "0", "--yes")
+    assert done.exit_code == 0
+    assert "back at version 0; dropped: 1, 2" in done.stdout
+    assert "batch 1 again" in done.stdout
+    assert "above 0" in done.stdout
+    assert Checkpoint(LocalFiles(place)).versions() == [0]
+    harness.push([("a", 0, 1)])
+    with pytest.raises(ConcurrentJobError):
+        harness.end_batch()
+
+
+def test_a_job_goes_on_from_where_it_was_rolled_back_to(place: str, tmp_path: Path) -> None:
+    assert run("rollback", place, "1", "--yes").exit_code == 0
+    again = OperatorHarness(Notes(), ROWS, ["k", "n"], parallelism=2, folder=tmp_path)
+    again.push([("a", 0, 100)])
+    again.end_batch()
+    totals = {tuple(row["key"].values()): row["value"] for row in lines("show", place, "total")}
+    assert totals == {("ab"[v % 2], v % 3): 2 * v + 10 + (100 if v == 6 else 0) for v in range(1, 7)}
+
+
+def test_rollback_asks_first(harness: OperatorHarness, place: str) -> None:
+    done = run("rollback", place, "0", stdin="n\n")
+    assert done.exit_code == 1
+    assert "Forget versions 1, 2 of job 'harness' for good?" in done.stdout
+    assert Checkpoint(LocalFiles(place)).versions() == [0, 1, 2]
+    harness.push([("a", 0, 1)])
+    harness.end_batch()  # it has not been fenced
+    assert run("rollback", place, "0", stdin="y\n").exit_code == 0
+    assert Checkpoint(LocalFiles(place)).versions() == [0]
+
+
+def test_rollback_refuses_what_is_not_there(place: str) -> None:
+    done = run("rollback", place, "7", "--yes")
+    assert done.exit_code == 2
+    assert "cannot roll back to version 7: the checkpoint holds [0, 1, 2]" in done.stderr
+    assert run("rollback", place, "2", "--yes").stdout.startswith("version 2 is the newest")
+
+
+# places
+
+
+def test_no_checkpoint_is_an_error_and_makes_no_folder(tmp_path: Path) -> None:
+    done = run("list", str(tmp_path / "nowhere"))
+    assert done.exit_code == 2
+    assert "there is no checkpoint folder" in done.stderr
+    assert not (tmp_path / "nowhere").exists()
+    (tmp_path / "empty").mkdir()
+    done = run("list", str(tmp_path / "empty"))
+    assert done.exit_code == 2
+    assert "holds no version" in done.stderr
+
+
+def test_commands_read_an_object_store(s3: Any) -> None:
+    place = s3.place()
+    with OperatorHarness(Notes(), ROWS, ["k", "n"], parallelism=2, checkpoint=place) as made:
+        made.push([("a", 1, 5)])
+        made.end_batch()
+        made.push([("a", 1, 6)])
+        made.end_batch()
+    assert [row["value"] for row in lines("show", place, "total")] == [11]
+    assert run("verify", place).exit_code == 0
+    assert run("rollback", place, "0", "--yes").exit_code == 0
+    assert [row["value"] for row in lines("show", place, "total")] == [5]
+
+
+def test_it_runs_as_a_module_without_spark(place: str) -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['asyncstate', 'state', 'stats', sys.argv[1]]\n"
+        "try: runpy.run_module('asyncstate', run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert 'pyspark' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, place], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "@timers" in done.stdout
