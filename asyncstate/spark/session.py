@@ -71,7 +71,7 @@ def settle_session(spark: SparkSession) -> None:
         context.pythonExec = sys.executable
     if str(conf.get("spark.speculation", "false")).strip().lower() == "true":
         _log.warning(
-            "spark.speculation is true, but jobs with state are not tested with it: a second attempt at a "
-            "partition restores all its state, and output rows of one attempt may meet the committed state of "
-            "the other; set spark.speculation to false for this application"
+            "spark.speculation is true: a second attempt at a partition restores all its state, and if Spark keeps "
+            "the rows of one attempt and the report of the other, the micro-batch fails and has to be replayed; set "
+            "spark.speculation to false for this application"
         )
