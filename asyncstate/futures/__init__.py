@@ -8,18 +8,15 @@ Source: FLIP-424 (asynchronous state APIs) and FLIP-473 (paradigms); ``recover``
 
 from asyncstate.futures.combine import combine_all, combineAll
 from asyncstate.futures.future import (
-    DONE,
-    FAILED,
-    PENDING,
     StateFuture,
     completed_future,
     completed_void_future,
     failed_future,
     pending_future,
-    settle,
 )
 from asyncstate.futures.iterator import StateIterator, to_iterable
 from asyncstate.futures.scopes import FailureScope, FutureOwner, current_scope, require_own, set_failure_scope
+from asyncstate.futures.settling import DONE, FAILED, PENDING, settle
 
 __all__ = [
     "DONE",

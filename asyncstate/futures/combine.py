@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from asyncstate.futures.future import (
-    DONE,
-    FAILED,
-    StateFuture,
-    Work,
-    pending_future,
-    require_future,
-    settle,
-)
+from asyncstate.futures.future import StateFuture, pending_future
 from asyncstate.futures.scopes import current_owner
+from asyncstate.futures.settling import DONE, FAILED, Work, require_future, settle
 
 T = TypeVar("T")
 

@@ -1,8 +1,7 @@
 """StateFuture: the result of a state request, and how futures derive from each other.
 
-Owns: ``StateFuture``, its settling, and futures that are settled when they are made.
-Invariant: a future is settled at most once, and callbacks run on the thread that settles it; chains of any
-length are settled with a loop, never by recursion.
+Owns: ``StateFuture``, and futures that are settled when they are made.
+Invariant: what a chain does is the same whether its source is settled already or will be later.
 Must not import threads, I/O or any other part of the project except ``errors``.
 
 Source: FLIP-424 (asynchronous state APIs) and FLIP-473 (paradigms); ``recover`` and ``finally_`` are ours.
@@ -11,41 +10,47 @@ Source: FLIP-424 (asynchronous state APIs) and FLIP-473 (paradigms); ``recover``
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from types import CoroutineType
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from asyncstate.errors import FutureStateError
+from asyncstate.futures import settling
 from asyncstate.futures.scopes import FutureOwner, current_owner, require_own, scopes
+from asyncstate.futures.settling import (
+    DONE,
+    FAILED,
+    PENDING,
+    PROMISED,
+    FutureCore,
+    Step,
+    Work,
+    future_from,
+    of_record,
+    report_failure,
+    require_completable,
+    require_future,
+    settle,
+)
 
 T = TypeVar("T")
 U = TypeVar("U")
 V = TypeVar("V")
 
-PENDING: Final = 0
-DONE: Final = 1
-FAILED: Final = 2
 
-_PROMISED: Final = object()
-
-# One settling step: (function of the user, derived future, state and value of the source) -> None.
-_Step = Callable[[Any, "StateFuture[Any]", int, Any, list[tuple["StateFuture[Any]", int, Any]]], None]
-
-
-class StateFuture(Generic[T]):
+class StateFuture(FutureCore, Generic[T]):
     """The result of a state request that may not be there yet.
 
     Derived futures (``then_*``) carry a failure of their source on without calling their function. A failure
     that reaches the end of a chain fails the micro-batch with operator, state and key named.
     """
 
-    __slots__ = ("_callbacks", "_observed", "_owner", "_state", "_value")
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._state: int = PENDING
-        self._value: Any = None  # while pending: _PROMISED if the framework settles it
-        self._callbacks: list[tuple[_Step, Any, StateFuture[Any]]] | None = None
+        self._state = PENDING
+        self._value = None
+        self._callbacks = None
         self._observed = False
-        self._owner: FutureOwner | None = current_owner()  # matters, and is sure to be set, while pending
+        self._owner = current_owner()
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -89,7 +94,7 @@ class StateFuture(Generic[T]):
 
     def __repr__(self) -> str:
         if self._state == PENDING:
-            return f"<StateFuture pending{_of_record(self)}>"
+            return f"<StateFuture pending{of_record(self)}>"
         return f"<StateFuture {'done' if self._state == DONE else 'failed'}: {self._value!r}>"
 
     def __reduce__(self) -> NoReturn:
@@ -106,13 +111,13 @@ class StateFuture(Generic[T]):
         Raises FutureStateError if it is settled, if the framework settles it, or if it belongs to another record.
         """
         if self._state == PENDING:
-            _require_completable(self)
+            require_completable(self)
         settle(self, DONE, value)
 
     def fail(self, error: BaseException) -> None:
         """Let the future fail. Raises FutureStateError as ``complete`` does."""
         if self._state == PENDING:
-            _require_completable(self)
+            require_completable(self)
         settle(self, FAILED, error)
 
     # -- deriving ---------------------------------------------------------------------------------
@@ -128,7 +133,7 @@ class StateFuture(Generic[T]):
                 return failed_future(error)
             done._state = DONE
             return done
-        return self._derive(_apply, fn)
+        return self._derive(settling.apply, fn)
 
     def then_accept(self, fn: Callable[[T], object]) -> StateFuture[None]:
         """Call ``fn(value)`` for its effect; a future of None."""
@@ -138,17 +143,17 @@ class StateFuture(Generic[T]):
             except Exception as error:
                 return failed_future(error)
             return VOID
-        return self._derive(_accept, fn)
+        return self._derive(settling.accept, fn)
 
     def then_compose(self, fn: Callable[[T], StateFuture[U]]) -> StateFuture[U]:
         """The future that ``fn(value)`` returns. Anything but a StateFuture from ``fn`` is a FutureStateError."""
         if self._state == DONE:
             try:
                 inner = fn(self._value)
-                return inner if type(inner) is StateFuture else _future_from(inner, fn)
+                return inner if type(inner) is StateFuture else future_from(inner, fn)
             except Exception as error:
                 return failed_future(error)
-        return self._derive(_compose, fn)
+        return self._derive(settling.compose, fn)
 
     def then_combine(self, other: StateFuture[U], fn: Callable[[T, U], V]) -> StateFuture[V]:
         """A future of ``fn(value, other's value)`` once both are there."""
@@ -198,10 +203,12 @@ class StateFuture(Generic[T]):
 
         def branch(value: T) -> StateFuture[tuple[bool, U | V | None]]:
             if condition(value):
-                return _future_from(if_true(value), if_true).then_apply(lambda result: (True, result))
+                taken: StateFuture[U] = future_from(if_true(value), if_true)
+                return taken.then_apply(lambda result: (True, result))
             if if_false is None:
                 return completed_future((False, None))
-            return _future_from(if_false(value), if_false).then_apply(lambda result: (False, result))
+            other: StateFuture[V] = future_from(if_false(value), if_false)
+            return other.then_apply(lambda result: (False, result))
 
         return self.then_compose(branch)
 
@@ -209,17 +216,17 @@ class StateFuture(Generic[T]):
         """This value, or ``fn(error)`` where this future fails."""
         if self._state == DONE:
             return self
-        return self._derive(_recover, fn)
+        return self._derive(settling.recover, fn)
 
     def finally_(self, fn: Callable[[], object]) -> StateFuture[T]:
         """Call ``fn()`` whether this future has a value or fails; the outcome is passed on."""
-        return self._derive(_finally, fn)
+        return self._derive(settling.finally_, fn)
 
     def on_settled(self, fn: Callable[[StateFuture[T]], object]) -> None:
         """Call ``fn(self)`` once this future is settled, either way; its failure counts as handled by ``fn``."""
-        self._derive(_settled, (fn, self))
+        self._derive(settling.settled, (fn, self))
 
-    def _derive(self, step: _Step, fn: Any) -> StateFuture[Any]:
+    def _derive(self, step: Step, fn: Any) -> StateFuture[Any]:
         if self._state == PENDING:
             owner = self._owner
             if owner is not None:
@@ -228,7 +235,7 @@ class StateFuture(Generic[T]):
                     require_own(self, owner, "derived from, awaited or returned")
             child = _new_future(StateFuture)  # as pending_future does
             child._state = PENDING
-            child._value = _PROMISED
+            child._value = PROMISED
             child._callbacks = None
             child._observed = False
             child._owner = owner
@@ -241,9 +248,9 @@ class StateFuture(Generic[T]):
         child = pending_future(None)  # until the end of this method
         if self._state == FAILED:
             self._observed = True
-        work: list[tuple[StateFuture[Any], int, Any]] = []
+        work: Work = []
         step(fn, child, self._state, self._value, work)
-        _run(work)
+        settling.run(work)
         return child
 
     # The names of FLIP-473's paradigms, the same objects under the FLIP's spelling.
@@ -251,155 +258,6 @@ class StateFuture(Generic[T]):
     thenAccept = then_accept  # noqa: N815
     thenCompose = then_compose  # noqa: N815
     thenCombine = then_combine  # noqa: N815
-
-
-# -- steps: how a derived future is settled from its source ----------------------------------------------
-
-Work = list[tuple[StateFuture[Any], int, Any]]
-
-
-def _apply(fn: Any, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
-    if state == DONE:
-        try:
-            value = fn(value)
-        except Exception as error:
-            state, value = FAILED, error
-    work.append((child, state, value))
-
-
-def _accept(fn: Any, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
-    if state == DONE:
-        try:
-            fn(value)
-            value = None
-        except Exception as error:
-            state, value = FAILED, error
-    work.append((child, state, value))
-
-
-def _compose(fn: Any, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
-    if state == DONE:
-        try:
-            inner = _future_from(fn(value), fn)
-        except Exception as error:
-            work.append((child, FAILED, error))
-            return
-        if inner._state == PENDING:
-            try:
-                require_own(inner, inner._owner, "returned to then_compose")
-            except FutureStateError as error:
-                work.append((child, FAILED, error))
-                return
-            if inner._callbacks is None:
-                inner._callbacks = [(_forward, None, child)]
-            else:
-                inner._callbacks.append((_forward, None, child))
-            return
-        if inner._state == FAILED:
-            inner._observed = True
-        state, value = inner._state, inner._value
-    work.append((child, state, value))
-
-
-def _forward(_fn: Any, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
-    work.append((child, state, value))
-
-
-def _recover(fn: Any, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
-    if state == FAILED and isinstance(value, Exception):
-        try:
-            state, value = DONE, fn(value)
-        except Exception as error:
-            state, value = FAILED, error
-    work.append((child, state, value))
-
-
-def _finally(fn: Any, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
-    try:
-        fn()
-    except Exception as error:
-        if state == FAILED:
-            error.__context__ = value
-        state, value = FAILED, error
-    work.append((child, state, value))
-
-
-def _settled(fn: Any, child: StateFuture[Any], _state: int, _value: Any, work: Work) -> None:
-    callback, source = fn
-    callback(source)
-    work.append((child, DONE, None))
-
-
-def settle(future: StateFuture[Any], state: int, value: Any) -> None:
-    """What ``complete`` and ``fail`` do, for the framework: it settles what it has promised."""
-    if future._state != PENDING:
-        raise FutureStateError(
-            f"a future was completed twice: it is {future!r}, the second outcome is {value!r}; "
-            "complete each future once, and never one that the framework gave you"
-        )
-    _run([(future, state, value)])
-
-
-def _run(work: Work) -> None:
-    """Settle every future in ``work`` and what derives from it, in the order of derivation."""
-    while work:
-        future, state, value = work.pop()
-        future._state = state
-        future._value = value
-        callbacks = future._callbacks
-        if callbacks is None:
-            if state == FAILED:
-                _report_failure(future)
-            continue
-        future._callbacks = None
-        future._observed = True
-        if len(callbacks) == 1:
-            step, fn, child = callbacks[0]
-            step(fn, child, state, value, work)
-            continue
-        derived: Work = []
-        for step, fn, child in callbacks:
-            step(fn, child, state, value, derived)
-        derived.reverse()
-        work.extend(derived)
-
-
-def _require_completable(future: StateFuture[Any]) -> None:
-    if future._value is _PROMISED:
-        raise FutureStateError(
-            f"{future!r} was completed by the operator, but comes from a request or another future, which completes "
-            "it; complete only a StateFuture() that you made yourself"
-        )
-    require_own(future, future._owner, "completed")
-
-
-def _of_record(future: StateFuture[Any]) -> str:
-    return "" if future._owner is None else f", of the record with key {future._owner.key!r}"
-
-
-def _report_failure(future: StateFuture[Any]) -> None:
-    scope = scopes.current
-    if scope is not None:
-        scope.future_failed(future)
-
-
-def _future_from(result: Any, fn: Any) -> StateFuture[Any]:
-    if isinstance(result, StateFuture):
-        return result
-    if isinstance(result, CoroutineType):
-        result.close()  # else Python also warns that it was never awaited
-    name = getattr(fn, "__qualname__", repr(fn))
-    raise FutureStateError(
-        f"{name} must return a StateFuture but returned {result!r}; "
-        "use then_apply for a plain value, or return completed_future(value)"
-    )
-
-
-def require_future(future: object, where: str) -> None:
-    if not isinstance(future, StateFuture):
-        raise FutureStateError(
-            f"{where} needs StateFutures, got {future!r}; wrap a value in completed_future(...)"
-        )
 
 
 # A future that is settled when it is made has no use for the other slots, and so none for ``__init__``.
@@ -410,7 +268,7 @@ def pending_future(owner: FutureOwner | None) -> StateFuture[Any]:
     """A future of ``owner`` that the framework settles, with ``settle``."""
     future: StateFuture[Any] = _new_future(StateFuture)
     future._state = PENDING
-    future._value = _PROMISED
+    future._value = PROMISED
     future._callbacks = None
     future._observed = False
     future._owner = owner
@@ -430,7 +288,7 @@ def failed_future(error: BaseException) -> StateFuture[Any]:
     future: StateFuture[Any] = StateFuture()
     future._state = FAILED
     future._value = error
-    _report_failure(future)
+    report_failure(future)
     return future
 
 

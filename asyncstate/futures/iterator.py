@@ -11,7 +11,8 @@ from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from asyncstate.futures.combine import combine_all
-from asyncstate.futures.future import VOID, StateFuture, completed_future, require_future
+from asyncstate.futures.future import VOID, StateFuture, completed_future
+from asyncstate.futures.settling import require_future
 
 T = TypeVar("T")
 U = TypeVar("U")

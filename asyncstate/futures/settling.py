@@ -1,0 +1,197 @@
+"""How futures are settled, and what derives from them with them.
+
+Owns: ``FutureCore``, what a future holds, the steps from a source to what is derived from it, and ``settle``.
+Invariant: a future is settled at most once, and callbacks run on the thread that settles it; chains of any
+length are settled with a loop, never by recursion.
+Must not import threads, I/O or any other part of the project except ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CoroutineType
+from typing import Any, Final
+
+from asyncstate.errors import FutureStateError
+from asyncstate.futures.scopes import FutureOwner, require_own, scopes
+
+PENDING: Final = 0
+DONE: Final = 1
+FAILED: Final = 2
+
+PROMISED: Final = object()
+"""The value of a pending future that the framework settles."""
+
+
+class FutureCore:
+    """What a future holds. While it is pending its value is PROMISED or None, and its owner is sure to be set."""
+
+    __slots__ = ("_callbacks", "_observed", "_owner", "_state", "_value")
+
+    _callbacks: list[tuple[Step, Any, Any]] | None
+    _observed: bool
+    _owner: FutureOwner | None
+    _state: int
+    _value: Any
+
+
+Work = list[tuple[Any, int, Any]]
+"""Futures to settle, with their states and values."""
+
+Step = Callable[[Any, Any, int, Any, Work], None]
+"""One settling step: (function of the user, derived future, state and value of the source, work to add to)."""
+
+
+def apply(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> None:
+    """``then_apply``."""
+    if state == DONE:
+        try:
+            value = fn(value)
+        except Exception as error:
+            state, value = FAILED, error
+    work.append((child, state, value))
+
+
+def accept(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> None:
+    """``then_accept``."""
+    if state == DONE:
+        try:
+            fn(value)
+            value = None
+        except Exception as error:
+            state, value = FAILED, error
+    work.append((child, state, value))
+
+
+def compose(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> None:
+    """``then_compose``."""
+    if state == DONE:
+        try:
+            inner = future_from(fn(value), fn)
+        except Exception as error:
+            work.append((child, FAILED, error))
+            return
+        if inner._state == PENDING:
+            try:
+                require_own(inner, inner._owner, "returned to then_compose")
+            except FutureStateError as error:
+                work.append((child, FAILED, error))
+                return
+            if inner._callbacks is None:
+                inner._callbacks = [(_forward, None, child)]
+            else:
+                inner._callbacks.append((_forward, None, child))
+            return
+        if inner._state == FAILED:
+            inner._observed = True
+        state, value = inner._state, inner._value
+    work.append((child, state, value))
+
+
+def _forward(_fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> None:
+    work.append((child, state, value))
+
+
+def recover(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> None:
+    """``recover``."""
+    if state == FAILED and isinstance(value, Exception):
+        try:
+            state, value = DONE, fn(value)
+        except Exception as error:
+            state, value = FAILED, error
+    work.append((child, state, value))
+
+
+def finally_(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> None:
+    """``finally_``."""
+    try:
+        fn()
+    except Exception as error:
+        if state == FAILED:
+            error.__context__ = value
+        state, value = FAILED, error
+    work.append((child, state, value))
+
+
+def settled(fn: Any, child: FutureCore, _state: int, _value: Any, work: Work) -> None:
+    """``on_settled``."""
+    callback, source = fn
+    callback(source)
+    work.append((child, DONE, None))
+
+
+def settle(future: FutureCore, state: int, value: Any) -> None:
+    """What ``complete`` and ``fail`` do, for the framework: it settles what it has promised."""
+    if future._state != PENDING:
+        raise FutureStateError(
+            f"a future was completed twice: it is {future!r}, the second outcome is {value!r}; "
+            "complete each future once, and never one that the framework gave you"
+        )
+    run([(future, state, value)])
+
+
+def run(work: Work) -> None:
+    """Settle every future in ``work`` and what derives from it, in the order of derivation."""
+    while work:
+        future, state, value = work.pop()
+        future._state = state
+        future._value = value
+        callbacks = future._callbacks
+        if callbacks is None:
+            if state == FAILED:
+                report_failure(future)
+            continue
+        future._callbacks = None
+        future._observed = True
+        if len(callbacks) == 1:
+            step, fn, child = callbacks[0]
+            step(fn, child, state, value, work)
+            continue
+        derived: Work = []
+        for step, fn, child in callbacks:
+            step(fn, child, state, value, derived)
+        derived.reverse()
+        work.extend(derived)
+
+
+def require_completable(future: FutureCore) -> None:
+    """Raise FutureStateError unless the record at work may complete ``future``, which is pending."""
+    if future._value is PROMISED:
+        raise FutureStateError(
+            f"{future!r} was completed by the operator, but comes from a request or another future, which completes "
+            "it; complete only a StateFuture() that you made yourself"
+        )
+    require_own(future, future._owner, "completed")
+
+
+def of_record(future: FutureCore) -> str:
+    """The owner of a pending future, for messages."""
+    return "" if future._owner is None else f", of the record with key {future._owner.key!r}"
+
+
+def report_failure(future: FutureCore) -> None:
+    """Tell the scope that ``future`` has failed and nothing is derived from it."""
+    scope = scopes.current
+    if scope is not None:
+        scope.future_failed(future)
+
+
+def future_from(result: Any, fn: Any) -> Any:
+    """``result``, which ``fn`` returned; FutureStateError unless it is a StateFuture."""
+    if isinstance(result, FutureCore):
+        return result
+    if isinstance(result, CoroutineType):
+        result.close()  # else Python also warns that it was never awaited
+    name = getattr(fn, "__qualname__", repr(fn))
+    raise FutureStateError(
+        f"{name} must return a StateFuture but returned {result!r}; "
+        "use then_apply for a plain value, or return completed_future(value)"
+    )
+
+
+def require_future(future: object, where: str) -> None:
+    """Raise FutureStateError unless ``future`` is a StateFuture."""
+    if not isinstance(future, FutureCore):
+        raise FutureStateError(
+            f"{where} needs StateFutures, got {future!r}; wrap a value in completed_future(...)"
+        )
