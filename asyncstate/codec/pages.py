@@ -44,11 +44,6 @@ def one_by_one(decode_one: Callable[[bytes], Any]) -> DecodeValues:
     return lambda values: [decode_one(value) for value in values]
 
 
-def _all_of_size(stored: Sequence[bytes], size: int) -> bool:
-    """Whether each has exactly ``size`` bytes."""
-    return list(map(len, stored)).count(size) == len(stored)
-
-
 def _never_packed(data: bytes, start: int, stride: int, count: int) -> None:
     return None
 
@@ -71,10 +66,13 @@ def _packed_numbers(code: str, version: int) -> DecodePacked:
 
 def _numbers(packed: DecodePacked, size: int, decode_one: Callable[[bytes], Any]) -> DecodeValues:
     def decode_values(values: Sequence[bytes]) -> list[Any]:
-        if len(values) >= _PAGE_MIN and _all_of_size(values, size):
-            found = packed(b"".join(values), 0, size, len(values))
-            if found is not None:
-                return found
+        if len(values) >= _PAGE_MIN:
+            data = b"".join(values)
+            # no version's value is longer, so if they make up for full length, each has it
+            if len(data) == size * len(values):
+                found = packed(data, 0, size, len(values))
+                if found is not None:
+                    return found
         return [decode_one(value) for value in values]
 
     return decode_values
@@ -127,8 +125,9 @@ def _integer_keys(width: int, general: DecodeKeys) -> DecodeKeys:
 
     def decode_keys(keys: Sequence[bytes], skip: int) -> list[Any]:
         size = skip + row.itemsize
-        if len(keys) >= _PAGE_MIN and _all_of_size(keys, size):
-            rows = np.ndarray((len(keys),), row, b"".join(keys), skip, (size,))
+        data = b"".join(keys) if len(keys) >= _PAGE_MIN else b""
+        if data and len(data) == size * len(keys):  # none is longer, a null is shorter
+            rows = np.ndarray((len(keys),), row, data, skip, (size,))
             if (rows["mark"] == 1).all():
                 biased = rows["value"].astype(sign.dtype)
                 found: list[Any] = (biased ^ sign).view(f"<i{width}").tolist()
