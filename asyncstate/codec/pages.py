@@ -53,7 +53,8 @@ def _packed_numbers(code: str, version: int) -> DecodePacked:
     row = np.dtype([("head", "<u2"), ("value", f"<{code}")])
 
     def decode_packed(data: bytes, start: int, stride: int, count: int) -> list[Any] | None:
-        if stride < row.itemsize:
+        # Shorter ones are of an older version; the last of them would reach beyond the data.
+        if stride < row.itemsize or start + (count - 1) * stride + row.itemsize > len(data):
             return None
         rows = np.ndarray((count,), row, data, start, (stride,))
         if (rows["head"] != version).any():

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import pyarrow as pa
 
-from asyncstate.codec import schema_from_text, schema_to_text
+from asyncstate.codec import Change, refusals, schema_from_text, schema_to_text
 from asyncstate.errors import ConfigurationError, JobError, SchemaError
 from asyncstate.operator import InputSpec
 from asyncstate.spark.durations import delay_us
@@ -154,37 +154,40 @@ def _text(what: str, schema: pa.Schema) -> str:
 
 
 def check_fingerprint(uid: str, stored: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise SchemaError where a stored column is gone or has another type, or the key is another one.
+    """Raise SchemaError for another key, another number of inputs, or a column that became something else.
 
-    New columns are let through: whether the state can live with them is for the state's own types to say.
+    Columns may come and go and be widened: whether the state can live with that is for the state's own types to say,
+    field by field. Of the output nothing is stored.
     """
-    stored = {what: text for what, text in stored.items() if what.startswith(("input", "key", "output"))}
+    stored = {what: text for what, text in stored.items() if what.startswith(("input", "key"))}
+    now = {what: text for what, text in now.items() if what.startswith(("input", "key"))}
     for what in sorted({*stored, *now}):
         if what not in stored or what not in now:
             raise SchemaError(
                 f"operator '{uid}' had {_count(stored)} in its checkpoint and now has {_count(now)}; {_OUT}"
             )
         before, after = schema_from_text(stored[what]), schema_from_text(now[what])
-        if what.startswith("key") and not before.equals(after):
+        if not what.startswith("key"):
+            _check_columns(uid, what, before, after)
+        elif not before.equals(after):
             raise SchemaError(
                 f"operator '{uid}': the key ({what}) was ({_fields(before)}) and is ({_fields(after)}); "
-                f"{_OUT}"
+                f"stored keys and their partitions depend on it; {_OUT}"
             )
-        _check_fields(uid, what, before, after)
 
 
-def _check_fields(uid: str, what: str, before: pa.Schema, after: pa.Schema) -> None:
+def _check_columns(uid: str, what: str, before: pa.Schema, after: pa.Schema) -> None:
     for field in before:
         index = after.get_field_index(field.name)
         if index < 0:
-            raise SchemaError(
-                f"operator '{uid}', {what}: column '{field.name}' ({field.type}) is gone; {_OUT}"
-            )
-        if not after.field(index).type.equals(field.type):
-            raise SchemaError(
-                f"operator '{uid}', {what}: column '{field.name}' was {field.type} and is "
-                f"{after.field(index).type}; {_OUT}"
-            )
+            continue
+        for refusal in refusals(pa.schema([field]), pa.schema([after.field(index)])):
+            if refusal.change is Change.RETYPED:
+                # Also where no state has the column: what is pickled or computed from it would mix two meanings.
+                raise SchemaError(
+                    f"operator '{uid}', {what}: column '{refusal.field}' was {refusal.was} and is {refusal.now}; cast "
+                    "it back, or give the column a new name"
+                )
 
 
 _OUT = "restore it, or give the operator a new uid to start with empty state"

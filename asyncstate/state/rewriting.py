@@ -56,7 +56,8 @@ class StateRewriter:
         try:
             changed = edited_schema(schema, self._edit)
         except SchemaError as error:
-            raise StateDeclarationError(f"{owner}: {error}") from error
+            message = str(error).replace(f"'{VALUE}.", "'")
+            raise StateDeclarationError(f"{owner}: {message}") from error
         self._new = RowCodec(changed, owner=owner)
         text = schema_to_text(changed) if kind in _ROW_KINDS else type_to_text(changed.field(0).type)
         self.types = {**declared(types), VALUE: text}

@@ -32,7 +32,7 @@ BOTH_STORES = pytest.mark.parametrize("store", ["memory", "rocksdb"])
 
 
 def kinds(operator: Kinds, **given_: Any) -> OperatorHarness:
-    return OperatorHarness(operator, INPUTS, KEYS, **given_)
+    return OperatorHarness(operator, INPUTS, KEYS, max_parallelism=8, **given_)
 
 
 def run_chain(
@@ -74,26 +74,26 @@ def run_chain(
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_chains_of_evolutions_of_every_kind(seed: int, versions: int) -> None:
     rng = random.Random(seed)
     types = [random_type(rng)]
     for number in range(versions):
         types.append(evolved_type(rng, types[-1], f"n{number}"))
-    shown, expected, stored = run_chain(types, seed, False, "memory", [1, 3])
+    shown, expected, stored = run_chain(types, seed, False, "memory", [1, 2])
     assert shown == expected
-    assert run_chain(types, seed, True, "memory", [1, 3]) == (shown, expected, stored)
+    assert run_chain(types, seed, True, "memory", [1, 2]) == (shown, expected, stored)
 
 
 @BOTH_MODES
 def test_a_chain_in_rocksdb(async_enabled: bool) -> None:
     types = [pa.struct([("f0", pa.int8()), ("f1", pa.struct([("x", pa.float32())]))])]
     rng = random.Random(7)
-    for number in range(6):
+    for number in range(3):
         types.append(evolved_type(rng, types[-1], f"n{number}"))
-    shown, expected, stored = run_chain(types, 7, async_enabled, "rocksdb", [2, 1, 3])
+    shown, expected, stored = run_chain(types, 7, async_enabled, "rocksdb", [2, 1])
     assert shown == expected
-    assert run_chain(types, 7, not async_enabled, "memory", [2, 1, 3])[2] == stored
+    assert run_chain(types, 7, not async_enabled, "memory", [2, 1])[2] == stored
 
 
 @BOTH_MODES
