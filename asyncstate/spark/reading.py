@@ -1,0 +1,139 @@
+"""State as a DataFrame: a task for each partition restores it and decodes its entries.
+
+Owns: ``read_state`` and the function that its tasks run.
+Invariant: reading claims nothing and touches no store of the job, so the job may run meanwhile; each entry of the
+version comes out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from asyncstate.config import resolve
+from asyncstate.errors import AsyncStateError, SchemaError
+from asyncstate.runtime.inspection import Inspection, StatePartition, decoders, read_partition
+from asyncstate.spark.exchange import nullable_type
+from asyncstate.spark.failures import mark
+from asyncstate.state import StateDecoder
+from asyncstate.state.json_text import json_texts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_HEAD: Final = (
+    pa.field("operator", pa.string()),
+    pa.field("state", pa.string()),
+    pa.field("kind", pa.string()),
+    pa.field("version", pa.int64()),
+    pa.field("partition", pa.int32()),
+)
+_MANY: Final = pa.schema(
+    [
+        *_HEAD,
+        pa.field("key", pa.string()),
+        pa.field("namespace", pa.int64()),
+        pa.field("user_key", pa.string()),
+        pa.field("position", pa.int64()),
+        pa.field("value", pa.string()),
+        pa.field("ttl_stamp", pa.int64()),
+    ]
+)
+_TEXTS: Final = ("key", "user_key", "value")
+
+Columns = Callable[[StateDecoder, pa.RecordBatch], dict[str, pa.Array]]
+
+
+def read_state(
+    spark: SparkSession,
+    checkpoint: str,
+    uid: str | None = None,
+    state: str | None = None,
+    version: int | None = None,
+    *,
+    unpickle: bool = False,
+) -> DataFrame:
+    """The state in ``checkpoint`` (a folder or URI) at ``version``, by default the newest one: a row an entry.
+
+    ``uid`` and ``state`` choose; without them all operators' states and timers are read (the state ``@timers``).
+    Columns: ``operator``, ``state``, ``kind``, ``version``, ``partition``; ``key``, a struct of the key columns;
+    ``namespace``; ``user_key`` of a map, ``position`` of a list; ``value``; ``ttl_stamp``. Times that the framework
+    gives are int64 microseconds. If all that is read is one state of one operator, its types are the declared ones;
+    otherwise ``key``, ``user_key`` and ``value`` are JSON texts, and all columns are there.
+
+    Pickled values are the stored bytes; with ``unpickle`` their ``repr``, which runs code that whoever can write the
+    checkpoint has chosen. Reading changes nothing; a task restores its partition into a folder of its own below
+    ``async-state.local-dir``. A version that the job gives up while it is read makes the read fail.
+
+    Raises CheckpointError, StateDeclarationError for what is not there.
+    """
+    inspection = Inspection(checkpoint, resolve({}, dict(spark.conf.getAll)))
+    manifest = inspection.manifest(version)
+    pieces = tuple(inspection.partitions(manifest, uid, state, unpickle=unpickle))
+    chosen = {(piece.uid, spec.name) for piece in pieces for spec in piece.states}
+    single = len(chosen) == 1
+    schema = _typed_schema(decoders(pieces[0])[0]) if single else from_arrow_schema(_MANY)
+    task = ReadTask(pieces, single, to_arrow_schema(schema, timezone="UTC"))
+    numbers = spark.range(0, len(pieces), 1, max(1, len(pieces)))
+    return numbers.mapInArrow(task, schema)
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """``mapInArrow``'s function: rows are numbers of ``pieces``; ``wire`` is the schema Spark expects back."""
+
+    pieces: tuple[StatePartition, ...]
+    single: bool
+    wire: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of the pieces. Raises AsyncStateError marked for the driver."""
+        try:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from self._read(self.pieces[number])
+        except AsyncStateError as error:
+            mark(error)
+            raise
+
+    def _read(self, piece: StatePartition) -> Iterator[pa.RecordBatch]:
+        for decoder, rows in read_partition(piece, piece.config.local_path):
+            count = rows.num_rows
+            given: dict[str, Any] = dict(zip(rows.schema.names, rows.columns, strict=True))
+            if not self.single:
+                given |= {name: json_texts(given[name]) for name in _TEXTS if name in given}
+            given |= {
+                "operator": pa.repeat(piece.uid, count),
+                "state": pa.repeat(decoder.state.name, count),
+                "kind": pa.repeat(decoder.state.kind, count),
+                "version": pa.repeat(pa.scalar(piece.version, pa.int64()), count),
+                "partition": pa.repeat(pa.scalar(piece.partition, pa.int32()), count),
+            }
+            columns = [
+                pa.nulls(count, field.type)
+                if field.name not in given
+                else _cast(given[field.name], field.type)
+                for field in self.wire
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.wire)
+
+
+def _typed_schema(decoder: StateDecoder) -> Any:
+    try:
+        return nullable_type(from_arrow_schema(pa.schema([*_HEAD, *decoder.schema])))
+    except AsyncStateError:
+        raise
+    except Exception as error:
+        raise SchemaError(
+            f"{decoder.owner}: Spark has no counterpart of its types ({', '.join(map(str, decoder.schema))}): {error}; "
+            "read it together with other states, as JSON texts, or with python -m asyncstate state show"
+        ) from error
+
+
+def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """``column`` as ``wanted``; Spark's times have microseconds, so what is finer is cut."""
+    return column if column.type.equals(wanted) else column.cast(wanted, safe=False)
