@@ -14,15 +14,30 @@ if TYPE_CHECKING:
     from asyncstate.spark.batch import MicroBatch
     from asyncstate.spark.job import StreamingJob
     from asyncstate.spark.progress import BatchStatistics
+    from asyncstate.spark.progress_log import ProgressFormatter
+    from asyncstate.spark.prometheus import PrometheusProgress
+    from asyncstate.spark.reading import read_state
     from asyncstate.spark.session import build_session, recommended_conf
 
-__all__ = ["BatchStatistics", "MicroBatch", "StreamingJob", "build_session", "recommended_conf"]
+__all__ = [
+    "BatchStatistics",
+    "MicroBatch",
+    "ProgressFormatter",
+    "PrometheusProgress",
+    "StreamingJob",
+    "build_session",
+    "read_state",
+    "recommended_conf",
+]
 
 _HOMES = {
     "BatchStatistics": "asyncstate.spark.progress",
     "MicroBatch": "asyncstate.spark.batch",
+    "ProgressFormatter": "asyncstate.spark.progress_log",
+    "PrometheusProgress": "asyncstate.spark.prometheus",
     "StreamingJob": "asyncstate.spark.job",
     "build_session": "asyncstate.spark.session",
+    "read_state": "asyncstate.spark.reading",
     "recommended_conf": "asyncstate.spark.session",
 }
 

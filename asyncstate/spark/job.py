@@ -23,7 +23,14 @@ from asyncstate.spark.batch import Applied, JobFrame, MicroBatch
 from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
-from asyncstate.spark.progress import BatchStatistics, OperatorStatistics
+from asyncstate.spark.progress import (
+    BatchStatistics,
+    OnProgress,
+    OperatorStatistics,
+    Progress,
+    progress_of,
+)
+from asyncstate.spark.progress_log import ProgressReports
 from asyncstate.spark.session import settle_session
 from asyncstate.spark.task import RunPartition
 from asyncstate.storage import Manifest, OperatorManifest
@@ -45,6 +52,7 @@ class StreamingJob:
     ``options`` are ``async-state.*`` settings; they win over the session's, which are read once, here.
     ``name`` stands in the checkpoint: another job's checkpoint is refused. ``first_batch_id`` is the batch
     id with which a job without a checkpoint may start, for a query that already has run without it.
+    ``on_progress`` is called with the ``last_progress`` of each committed micro-batch; it cannot fail the batch.
 
     Raises ConfigurationError for settings that cannot hold and CheckpointError for a checkpoint that cannot
     be used.
@@ -59,6 +67,7 @@ class StreamingJob:
         *,
         first_batch_id: int = 0,
         clock: Clock | None = None,
+        on_progress: OnProgress | None = None,
         run: RunPartition | None = None,
     ) -> None:
         check_job_name(name)
@@ -85,6 +94,7 @@ class StreamingJob:
         self._function: BatchFunction | None = None
         self._schema: str | None = None
         self._running = False
+        self._reports = ProgressReports(on_progress)
         self._frame = JobFrame(
             job_id=self._ledger.job_id,
             name=name,
@@ -99,6 +109,11 @@ class StreamingJob:
     def statistics(self) -> BatchStatistics | None:
         """Figures of the last committed micro-batch."""
         return self.history[-1] if self.history else None
+
+    @property
+    def last_progress(self) -> Progress | None:
+        """Figures of the last committed micro-batch under stable names, ready for JSON; see ``docs/metrics.md``."""
+        return None if self.statistics is None else progress_of(self.statistics)
 
     def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
         """Decorator: turns ``function(df, batch)`` into what ``writeStream.foreachBatch`` takes."""
@@ -223,10 +238,10 @@ class StreamingJob:
             function_seconds=function_seconds,
             commit_seconds=commit_seconds,
             operators={uid: _operator_statistics(applied) for uid, applied in batch.applied.items()},
+            processing_time=batch.processing_time,
         )
         self.history.append(statistics)
-        if _log.isEnabledFor(logging.INFO):
-            _log.info("%s", statistics.to_json())
+        self._reports.report(progress_of(statistics))
 
 
 def _operator_statistics(applied: Applied) -> OperatorStatistics:

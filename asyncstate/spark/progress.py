@@ -1,12 +1,24 @@
 """What a micro-batch did: the figures of its operators and where its time went.
 
-Owns: ``BatchStatistics`` and the summing of commit records into it.
+Owns: ``BatchStatistics``, the summing of commit records into it, and ``progress_of``, its form for readers outside.
+Invariant: the names in a progress are stable and the same in both modes; a figure that a mode does not measure is None.
 Must not import pyspark.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
 import msgspec
+
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+
+Progress = dict[str, Any]
+"""What ``progress_of`` gives; see ``docs/metrics.md``."""
+
+OnProgress = Callable[[Progress], object]
 
 
 class OperatorStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +38,7 @@ class OperatorStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One micro-batch. Times of ``watermark`` are microseconds since the epoch.
+    """One micro-batch. Times of ``watermark`` and ``processing_time`` are microseconds since the epoch.
 
     ``seconds`` is the whole of it: finding the base version, the user's function with the stages inside it
     (``function_seconds``), and the commit (``commit_seconds``).
@@ -40,7 +52,92 @@ class BatchStatistics(msgspec.Struct, frozen=True, kw_only=True):
     function_seconds: float
     commit_seconds: float
     operators: dict[str, OperatorStatistics]
+    processing_time: int = 0
 
     def to_json(self) -> str:
         """One line of JSON."""
         return msgspec.json.encode(self).decode()
+
+
+COUNTS: Final = {
+    "rows_in": "rows_in",
+    "rows_out": "rows_out",
+    "keys": "keys",
+    "reads": "reads",
+    "cache_hits": "hits",
+    "cache_misses": "misses",
+    "store_reads": "store_reads",
+    "read_batches": "list_gets",
+    "read_batch_keys": "list_get_keys",
+    "scans": "scans",
+    "changes": "changes",
+    "calls": "calls",
+    "call_timeouts": "call_timeouts",
+}
+"""Whole numbers of a progress, summed over partitions, and what commit records call them."""
+
+BYTES: Final = {
+    "change_bytes": "change_bytes",
+    "delta_bytes": "delta_bytes",
+    "restore_bytes": "restore_bytes",
+    "state_bytes": "state_bytes",
+}
+SECONDS: Final = {
+    "io_wait_seconds": "io_wait_seconds",
+    "call_wait_seconds": "call_wait_seconds",
+    "restore_seconds": "restore_seconds",
+    "run_seconds": "run_seconds",
+    "commit_seconds": "commit_seconds",
+}
+PEAKS: Final = {
+    "in_flight_peak": "in_flight_peak",
+    "blocked_keys_peak": "blocked_keys_peak",
+    "io_threads_peak": "io_threads_peak",
+    "calls_in_flight_peak": "calls_in_flight_peak",
+    "cache_bytes_peak": "cache_bytes_peak",
+    "worker_rss_bytes_peak": "worker_rss_bytes_peak",
+}
+_COUNTER: Final = "counter."
+
+
+def progress_of(batch: BatchStatistics) -> Progress:
+    """The figures of a micro-batch under their stable names, ready for JSON."""
+    return {
+        "job": batch.job,
+        "batch_id": batch.batch_id,
+        "started_at": datetime.fromtimestamp(batch.processing_time / 1e6, UTC).isoformat(),
+        "final": batch.final,
+        "watermark_us": None if batch.watermark in (MIN_WATERMARK, MAX_WATERMARK) else batch.watermark,
+        "total_seconds": batch.seconds,
+        "function_seconds": batch.function_seconds,
+        "commit_seconds": batch.commit_seconds,
+        "operators": [_operator(operator) for operator in batch.operators.values()],
+    }
+
+
+def _operator(operator: OperatorStatistics) -> Progress:
+    sums, peaks = operator.sums, operator.peaks
+    reads, batches = sums.get("reads"), sums.get("list_gets")
+    return {
+        "uid": operator.uid,
+        "operator": operator.operator,
+        "parallelism": operator.parallelism,
+        **{name: _whole(sums.get(source)) for name, source in COUNTS.items()},
+        "cache_hit_ratio": sums.get("hits", 0) / reads if reads else None,
+        "read_batch_keys_mean": sums["list_get_keys"] / batches if batches else None,
+        "state_entries": _whole(sums.get("state_entries")),
+        **{name: _whole(sums.get(source)) for name, source in BYTES.items()},
+        **{name: _whole(peaks.get(source)) for name, source in PEAKS.items()},
+        "plan_seconds": operator.plan_seconds,
+        "stage_seconds": operator.stage_seconds,
+        **{name: sums.get(source) for name, source in SECONDS.items()},
+        "counters": {
+            name.removeprefix(_COUNTER): _whole(value)
+            for name, value in sums.items()
+            if name.startswith(_COUNTER)
+        },
+    }
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,134 @@
+"""The progress of micro-batches as Prometheus metrics.
+
+Owns: ``PrometheusProgress``, an ``on_progress`` for ``StreamingJob``. Optional: needs ``asyncstate[prometheus]``.
+Invariant: metrics are made once a registry; a figure that was not measured leaves its metric as it is.
+Must not import pyspark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from asyncstate.errors import ConfigurationError
+from asyncstate.spark.progress import BYTES, COUNTS, PEAKS, SECONDS, Progress
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client import CollectorRegistry
+
+_JOB: Final = ("job",)
+_OPERATOR: Final = ("job", "operator")
+_PREFIX: Final = "asyncstate_"
+_STATE: Final = ("state_bytes", "state_entries")  # a level, not something that adds up over micro-batches
+_TIMES: Final = ("total_seconds", "function_seconds", "commit_seconds")
+_SECONDS_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class PrometheusProgress:
+    """Counters, gauges and histograms, labelled by job and operator (its uid); see ``docs/metrics.md`` for their names.
+
+    ``registry`` is by default Prometheus' own of this process. One object serves any number of jobs:
+    ``StreamingJob(..., on_progress=PrometheusProgress())``. Raises ConfigurationError without prometheus-client.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        try:
+            import prometheus_client
+        except ImportError as error:
+            raise ConfigurationError(
+                "PrometheusProgress needs the package prometheus-client; install asyncstate[prometheus]"
+            ) from error
+        self._client = prometheus_client
+        self.registry = registry if registry is not None else prometheus_client.REGISTRY
+        self._batches = self._counter("micro_batches", "Committed micro-batches.", _JOB)
+        self._last = self._gauge("last_batch_id", "Batch id of the last committed micro-batch.", _JOB)
+        self._watermark = self._gauge(
+            "watermark_seconds", "Watermark of the last micro-batch, seconds since the epoch.", _JOB
+        )
+        self._times = {
+            name: self._histogram(f"micro_batch_{name}", "Duration of micro-batches.", _JOB)
+            for name in _TIMES
+        }
+        self._stage = self._histogram(
+            "stage_seconds", "Duration of an operator's stage with its exchange.", _OPERATOR
+        )
+        sums = [name for name in (*COUNTS, *BYTES, *SECONDS) if name not in _STATE]
+        self._sums = {
+            name: self._counter(name, f"{name} of an operator, over all micro-batches.", _OPERATOR)
+            for name in sums
+        }
+        self._levels = {
+            name: self._gauge(name, f"{name} of an operator in the last micro-batch.", _OPERATOR)
+            for name in (*_STATE, *PEAKS)
+        }
+        self._own = self._counter(
+            "operator_counter", "What operators count themselves.", (*_OPERATOR, "counter")
+        )
+
+    def __call__(self, progress: Progress) -> None:
+        """Take the figures of one micro-batch."""
+        job = progress["job"]
+        self._batches.labels(job).inc()
+        self._last.labels(job).set(progress["batch_id"])
+        if progress["watermark_us"] is not None:
+            self._watermark.labels(job).set(progress["watermark_us"] / 1e6)
+        for name, histogram in self._times.items():
+            histogram.labels(job).observe(progress[name])
+        for operator in progress["operators"]:
+            self._take(job, operator)
+
+    def serve(self, port: int, address: str = "127.0.0.1") -> MetricsServer:
+        """Answer scrapes at http://address:port/metrics until the server is closed; port 0 takes a free one."""
+        server, thread = self._client.start_http_server(port, address, self.registry)
+        return MetricsServer(server, thread)
+
+    def _take(self, job: str, operator: dict[str, Any]) -> None:
+        labels = job, operator["uid"]
+        self._stage.labels(*labels).observe(operator["stage_seconds"])
+        for name, counter in self._sums.items():
+            if operator[name] is not None:
+                counter.labels(*labels).inc(operator[name])
+        for name, gauge in self._levels.items():
+            if operator[name] is not None:
+                gauge.labels(*labels).set(operator[name])
+        for name, value in operator["counters"].items():
+            self._own.labels(*labels, name).inc(value)
+
+    def _counter(self, name: str, text: str, labels: Iterable[str]) -> Any:
+        return self._client.Counter(_PREFIX + name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: Iterable[str]) -> Any:
+        return self._client.Gauge(_PREFIX + name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, labels: Iterable[str]) -> Any:
+        return self._client.Histogram(
+            _PREFIX + name, text, labels, registry=self.registry, buckets=_SECONDS_BUCKETS
+        )
+
+
+class MetricsServer:
+    """A running exporter; a context manager that closes it."""
+
+    def __init__(self, server: WSGIServer, thread: Thread) -> None:
+        self._server = server
+        self._thread = thread
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.server_port)
+
+    def close(self) -> None:
+        """Stop answering; twice is allowed."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

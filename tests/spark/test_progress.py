@@ -1,0 +1,267 @@
+"""Progress: stable names, figures of a known micro-batch, log records, the hook, Prometheus."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from pyspark.sql import DataFrame, SparkSession
+
+from asyncstate.clock import ManualClock
+from asyncstate.errors import ConfigurationError
+from asyncstate.spark import MicroBatch, ProgressFormatter, PrometheusProgress, StreamingJob
+from asyncstate.spark.progress import BatchStatistics, OperatorStatistics, progress_of
+from asyncstate.spark.progress_log import LOGGER
+from tests.spark.parts import Echo, RunningTotal, echo
+
+pytestmark = pytest.mark.spark
+
+MakeJob = Callable[..., StreamingJob]
+
+BATCH_NAMES = {
+    "job", "batch_id", "started_at", "final", "watermark_us", "total_seconds", "function_seconds", "commit_seconds",
+    "operators",
+}  # fmt: skip
+OPERATOR_NAMES = {
+    "uid", "operator", "parallelism", "rows_in", "rows_out", "keys", "reads", "cache_hits", "cache_misses",
+    "cache_hit_ratio", "store_reads", "read_batches", "read_batch_keys", "read_batch_keys_mean", "scans", "changes",
+    "calls", "call_timeouts", "change_bytes", "delta_bytes", "restore_bytes", "state_bytes", "state_entries",
+    "in_flight_peak", "blocked_keys_peak", "io_threads_peak", "calls_in_flight_peak", "cache_bytes_peak",
+    "worker_rss_bytes_peak", "plan_seconds", "stage_seconds", "run_seconds", "commit_seconds", "io_wait_seconds",
+    "call_wait_seconds", "restore_seconds", "counters",
+}  # fmt: skip
+ONLY_ASYNC = {"in_flight_peak", "blocked_keys_peak", "io_threads_peak", "io_wait_seconds"}
+
+
+@pytest.fixture
+def rows(spark: SparkSession) -> DataFrame:
+    return spark.sql("select id, id % 7 as k, timestamp_seconds(100 + id) as at from range(70)")
+
+
+def totals(df: DataFrame, batch: MicroBatch) -> None:
+    batch.apply(
+        RunningTotal(), df, uid="totals", key="k", event_time="at", watermark_delay="0 seconds"
+    ).collect()
+
+
+def figures(batch_id: int = 3, **sums: float) -> BatchStatistics:
+    """A micro-batch made up, for what does not need one that has run."""
+    operator = OperatorStatistics(
+        uid="o",
+        operator="Operator",
+        parallelism=2,
+        plan_seconds=0.1,
+        stage_seconds=0.4,
+        sums={"rows_in": 5, "reads": 8, "hits": 6, "state_bytes": 100, "counter.late": 2, **sums},
+        peaks={"cache_bytes_peak": 64},
+    )
+    return BatchStatistics(
+        job="j",
+        batch_id=batch_id,
+        watermark=5_000_000,
+        final=False,
+        seconds=0.75,
+        function_seconds=0.5,
+        commit_seconds=0.25,
+        operators={"o": operator},
+        processing_time=1_000_000,
+    )
+
+
+def test_a_known_batch_in_each_mode(make_job: MakeJob, rows: DataFrame, async_enabled: bool) -> None:
+    job = make_job(options={"async-state.enabled": async_enabled}, clock=ManualClock(1_700_000_000_000_000))
+    assert job.last_progress is None
+    on_batch = job.micro_batch(totals)
+    on_batch(rows, 0)
+    on_batch(rows, 1)
+    progress = job.last_progress
+    assert progress is not None
+    assert progress.keys() == BATCH_NAMES
+    assert json.loads(json.dumps(progress)) == progress
+    assert (progress["job"], progress["batch_id"], progress["final"]) == ("job", 1, False)
+    assert progress["started_at"] == "2023-11-14T22:13:20+00:00"
+    assert progress["watermark_us"] == 169_000_000
+    assert progress["total_seconds"] >= progress["function_seconds"] + progress["commit_seconds"] > 0
+    (operator,) = progress["operators"]
+    assert operator.keys() == OPERATOR_NAMES
+    assert (operator["uid"], operator["operator"], operator["parallelism"]) == ("totals", "RunningTotal", 3)
+    assert (operator["rows_in"], operator["rows_out"], operator["keys"], operator["changes"]) == (
+        70,
+        70,
+        7,
+        7,
+    )
+    assert operator["reads"] == operator["cache_hits"] + operator["cache_misses"] >= 7
+    assert operator["cache_hit_ratio"] == operator["cache_hits"] / operator["reads"]
+    assert operator["read_batch_keys"] >= operator["read_batches"]
+    assert operator["state_entries"] >= 7
+    assert min(operator["delta_bytes"], operator["state_bytes"], operator["change_bytes"]) > 0
+    assert operator["stage_seconds"] > 0
+    for name in ONLY_ASYNC:
+        assert (operator[name] is not None) == async_enabled, name
+    assert [name for name in OPERATOR_NAMES - ONLY_ASYNC if operator[name] is None] in (
+        [],
+        ["read_batch_keys_mean"],
+    )
+
+
+def test_names_are_the_same_whatever_was_measured() -> None:
+    assert progress_of(figures()).keys() == BATCH_NAMES
+    (operator,) = progress_of(figures())["operators"]
+    assert operator.keys() == OPERATOR_NAMES
+    assert (operator["cache_hit_ratio"], operator["counters"], operator["calls"]) == (0.75, {"late": 2}, None)
+
+
+def test_before_and_after_event_time_there_is_no_watermark(
+    make_job: MakeJob, rows: DataFrame, run_log: str
+) -> None:
+    job = make_job(run=echo)
+    job.micro_batch(lambda df, batch: batch.apply(Echo(run_log), df, uid="e"))(rows, 0)
+    assert job.last_progress is not None
+    assert job.last_progress["watermark_us"] is None
+    assert job.last_progress["operators"][0]["rows_in"] == 70
+    job.finish()
+    assert (job.last_progress["final"], job.last_progress["watermark_us"]) == (True, None)
+
+
+# the hook
+
+
+def test_the_hook_gets_each_committed_batch_and_cannot_fail_one(
+    make_job: MakeJob, rows: DataFrame, run_log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Any] = []
+
+    def hook(progress: dict[str, Any]) -> None:
+        seen.append(progress)
+        raise ValueError("no route")
+
+    job = make_job(run=echo, on_progress=hook)
+    on_batch = job.micro_batch(lambda df, batch: batch.apply(Echo(run_log), df, uid="e"))
+    with caplog.at_level(logging.WARNING, LOGGER):
+        on_batch(rows, 0)
+        on_batch(rows, 1)
+    assert [progress["batch_id"] for progress in seen] == [0, 1]
+    assert seen[-1] == job.last_progress
+    assert job.last_error is None
+    warned = [record for record in caplog.records if "on_progress failed" in record.getMessage()]
+    assert len(warned) == 1
+    assert "job 'job', batch 0: on_progress failed (ValueError: no route)" in warned[0].getMessage()
+
+
+def test_a_batch_that_fails_is_not_reported(make_job: MakeJob, rows: DataFrame) -> None:
+    seen: list[Any] = []
+    job = make_job(run=echo, on_progress=seen.append)
+
+    def fail(df: DataFrame, batch: MicroBatch) -> None:
+        raise ValueError("the sink is down")
+
+    with pytest.raises(ValueError, match="the sink is down"):
+        job.micro_batch(fail)(rows, 0)
+    assert (seen, job.last_progress) == ([], None)
+
+
+# logs
+
+
+def test_one_log_record_a_batch_with_the_progress(
+    make_job: MakeJob, rows: DataFrame, run_log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = make_job(run=echo)
+    with caplog.at_level(logging.INFO, LOGGER):
+        job.micro_batch(lambda df, batch: batch.apply(Echo(run_log), df, uid="e"))(rows, 0)
+    (record,) = [record for record in caplog.records if record.name == LOGGER]
+    assert json.loads(record.getMessage()) == job.last_progress
+    assert "\n" not in record.getMessage()
+    line = json.loads(ProgressFormatter().format(record))
+    assert line["progress"] == job.last_progress
+    assert (line["level"], line["logger"]) == ("INFO", LOGGER)
+    assert line["message"].startswith("job 'job', batch 0: 70 rows into 1 operators in ")
+
+
+def test_the_formatter_takes_records_of_any_logger() -> None:
+    try:
+        raise ValueError("line 1\nline 2")
+    except ValueError:
+        record = logging.LogRecord("other", logging.ERROR, "f.py", 1, "it %s", ("broke",), sys.exc_info())
+    text = ProgressFormatter().format(record)
+    assert "\n" not in text
+    line = json.loads(text)
+    assert (line["message"], line["logger"], "progress" in line) == ("it broke", "other", False)
+    assert "line 2" in line["exception"]
+
+
+# Prometheus
+
+
+def scraped(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_figures_are_scraped_over_http() -> None:
+    metrics = PrometheusProgress(CollectorRegistry())
+    metrics(progress_of(figures()))
+    metrics(progress_of(figures(4, rows_in=7, state_bytes=90)))
+    with metrics.serve(0) as server:
+        found = scraped(server.port)
+    job, operator = frozenset({("job", "j")}), frozenset({("job", "j"), ("operator", "o")})
+    assert found["asyncstate_micro_batches_total", job] == 2
+    assert found["asyncstate_last_batch_id", job] == 4
+    assert found["asyncstate_watermark_seconds", job] == 5
+    assert found["asyncstate_rows_in_total", operator] == 12
+    assert found["asyncstate_cache_hits_total", operator] == 12
+    assert found["asyncstate_state_bytes", operator] == 90
+    assert found["asyncstate_cache_bytes_peak", operator] == 64
+    assert found["asyncstate_micro_batch_total_seconds_count", job] == 2
+    assert found["asyncstate_micro_batch_total_seconds_sum", job] == 1.5
+    assert found["asyncstate_stage_seconds_bucket", operator | {("le", "0.5")}] == 2
+    assert found["asyncstate_operator_counter_total", operator | {("counter", "late")}] == 4
+    assert not [name for name, labels in found if name.startswith("asyncstate_calls") and labels == operator]
+
+
+def test_a_job_reports_to_prometheus(make_job: MakeJob, rows: DataFrame) -> None:
+    metrics = PrometheusProgress(CollectorRegistry())
+    options = {
+        "async-state.enabled": True,
+        "async-state.batch-hot-reads": True,
+        "async-state.in-flight-limit": 50,
+    }
+    job = make_job(options=options, on_progress=metrics)
+    job.micro_batch(totals)(rows, 0)
+    with metrics.serve(0) as server:
+        found = scraped(server.port)
+    of_totals = frozenset({("job", "job"), ("operator", "totals")})
+    assert found["asyncstate_rows_in_total", of_totals] == 70
+    assert found["asyncstate_keys_total", of_totals] == 7
+    assert 1 < found["asyncstate_in_flight_peak", of_totals] <= 50
+    assert found["asyncstate_blocked_keys_peak", of_totals] > 0
+    assert found["asyncstate_read_batch_keys_total", of_totals] >= 7
+
+
+def test_without_its_package_the_exporter_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "from asyncstate.spark import PrometheusProgress\n"
+        "try: PrometheusProgress()\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(ConfigurationError.__name__)
+    assert "install asyncstate[prometheus]" in done.stdout
