@@ -60,8 +60,8 @@ def write_slow_disk_plot(results: Sequence[SlowDiskResult], path: Path, title: s
         places, speedups = zip(*points, strict=True)
         axes.plot(places, speedups, marker="o", ms=5, lw=1.8, color=colors(number), label=workload)
     axes.axhline(1, color="#333333", lw=1, ls="--")
-    right = {"textcoords": "offset points", "ha": "right", "fontsize": 9}
-    axes.annotate("as fast as sync", (max(len(devices) - 1, 0), 1), (0, -12), **right)
+    end = max(len(devices) - 1, 0), 1
+    axes.annotate("as fast as sync", end, (0, -12), textcoords="offset points", ha="right", fontsize=9)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}x" if f"{value:g}"[0] in "235" else "")
