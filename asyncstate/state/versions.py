@@ -100,9 +100,13 @@ def _way_out(refusal: Refusal, new: pa.Schema) -> str:
     if refusal.change is Change.REMOVED and _reached(new, refusal.field.rpartition(".")[0]):
         return f"drop-field {shlex.quote(field)}"
     if refusal.change in (Change.RETYPED, Change.NOT_NULL) and _reached(new, refusal.field):
-        nested = pa.types.is_nested(field_from_text("field", refusal.now).type)
+        nested = any(_is_nested(text) for text in (refusal.was, refusal.now))
         return "" if nested else f"cast-field {shlex.quote(field)} {shlex.quote(refusal.now)}"
     return "" if refusal.change is not Change.MOVED else "-"
+
+
+def _is_nested(text: str) -> bool:
+    return bool(pa.types.is_nested(field_from_text("field", text).type))
 
 
 def _reached(schema: pa.Schema, path: str) -> bool:
@@ -132,18 +136,13 @@ def _since(stored: Mapping[str, str], types: Texts) -> str:
 def _refused(uid: str, name: str, found: list[tuple[str, str]], place: str, since: str = "") -> str:
     where = f"{shlex.quote(place) if place else 'CHECKPOINT'} {uid} {name}"
     commands = [_command(arguments, where) for _, arguments in found if arguments != "-"]
-    if not commands:
-        ways = "Declare it as it is stored, or give the state a new name to start it empty"
-    elif all(arguments for _, arguments in found):
-        ways = (
-            f"Declare it as it is stored, or stop the query and rewrite what is stored: {' && '.join(commands)} "
-            "(rename-field keeps a removed field's values under another name)"
-        )
-    else:
-        ways = (
-            "Declare it as it is stored, give the state a new name to start it empty, or stop the query and drop what "
-            f"is stored: {_command('', where)}"
-        )
+    ways = "Declare it as it is stored, or give the state a new name to start it empty"
+    if commands and all(arguments for _, arguments in found):
+        ways += f"; or stop the query and rewrite what is stored: {' && '.join(commands)}"
+        if any(arguments.startswith("drop-field") for _, arguments in found):
+            ways += " (rename-field, with the new name behind, keeps the values instead)"
+    elif commands:
+        ways += f"; or stop the query and drop what is stored: {_command('', where)}"
     return (
         f"operator '{uid}', state '{name}': the declaration disagrees with the checkpoint: "
         f"{'; '.join(text for text, _ in found)}. {since}{ways}"
