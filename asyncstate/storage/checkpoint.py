@@ -8,6 +8,7 @@ it began, are versions. What a fenced driver still writes is therefore never see
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import msgspec
 
@@ -201,22 +202,30 @@ class Checkpoint:
         return self._decoded.get(view[version]) or self._read(version, view)
 
     def _view(self, listed: Listed | None = None) -> dict[int, str]:
-        """The manifest's name for each version."""
-        start, names = None, []
-        for _ in range(_LOOKS_MAX):
-            start = self._epochs.started(listed or self._epochs.look())
-            names = self.files.list(MANIFESTS)
-            view = _visible(names, start)
-            if view or not names or listed is not None:
-                return view
-            # Between the two looks a new owner may have begun: nothing of what it wrote since counts for its
-            # predecessor.
-        if start is None and any(map(manifest_key, names)):
+        """The manifest's name for each version. ``listed`` is what the owner has just seen."""
+        if listed is not None:
+            return _visible(self.files.list(MANIFESTS), self._epochs.started(listed))
+        # Between its two looks at the store new owners may begin, whose versions do not count for the epoch that a
+        # reader has seen first, and long past epochs are forgotten: look again.
+        for _ in range(_LOOKS_MAX - 1):
+            with suppress(CheckpointCorruptionError):
+                view, stray = self._look()
+                if not stray:
+                    return view
+        view, stray = self._look()
+        if stray and not self._epochs.look().starts:
             raise CheckpointCorruptionError(
-                f"{self.files.shown} has {names[0]}, but no owners/*.start.json, which says what counts; copy the "
-                f"whole checkpoint, or start with a new checkpoint folder"
+                f"{self.files.shown} has {stray}, but no owners/*.start.json, which says what counts; copy the whole "
+                f"checkpoint, or start with a new checkpoint folder"
             )
-        return {}
+        return view
+
+    def _look(self) -> tuple[dict[int, str], str]:
+        """The manifest's name for each version; if there is none, a manifest that does not count."""
+        start = self._epochs.started(self._epochs.look())
+        names = self.files.list(MANIFESTS)
+        view = _visible(names, start)
+        return view, "" if view else next(filter(manifest_key, names), "")
 
     def _checked_owner(self) -> Listed:
         if not self.epoch:

@@ -104,6 +104,7 @@ class Epochs:
     def begin(self, start: EpochStart) -> None:
         """Write the start of an epoch that was claimed, and forget long past ones."""
         self._files.put_bytes(_start_name(start.epoch), encode_start(start))
+        self._starts = {start.epoch: start}
         listed = self.look()
         past = [epoch for epoch in {*listed.claims, *listed.starts} if epoch <= start.epoch - _EPOCHS_KEPT]
         claims = [name for epoch in past for name in listed.claims.get(epoch, [])]
