@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from math import inf
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -44,12 +43,11 @@ class ReadPacer:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.us_per_key: float | None = None
-        """Of a read on the calling thread; a few times ``_SLOW_US`` stands for anything slower."""
+        """Of a read, as far as is known; a few times ``_SLOW_US`` stands for anything slower."""
         self.latency_us: float | None = None
         """Of a read on the threads, None before there were enough of them."""
         self._clock = clock
-        self._quickest_us = inf
-        self._answers = 0
+        self._answers_us: list[float] = []
         self._next_probe: float | None = None
 
     # -- measurements --------------------------------------------------------------------------------
@@ -79,14 +77,18 @@ class ReadPacer:
     def answered(self, keys: int, seconds: float) -> None:
         """Take in that a list get took ``seconds`` on one of the threads.
 
-        The wait for the interpreter only ever adds, so the quickest of some list gets tells the device's latency.
+        The wait for the interpreter only ever adds. So the quickest of some list gets tells the device's latency, and if
+        half of them were quick, reads do not wait for a device.
         """
-        self._quickest_us = min(self._quickest_us, seconds * 1e6 / keys)
-        self._answers += 1
-        if self._answers == _LATENCY_GETS:
-            self.latency_us = self._quickest_us
-            self._quickest_us = inf
-            self._answers = 0
+        answers_us = self._answers_us
+        answers_us.append(seconds * 1e6 / keys)
+        if len(answers_us) < _LATENCY_GETS:
+            return
+        answers_us.sort()
+        self.latency_us = answers_us[0]
+        if answers_us[_LATENCY_GETS // 2] < _SLOW_US:
+            self.us_per_key = answers_us[_LATENCY_GETS // 2]
+        answers_us.clear()
 
     # -- decisions -----------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ _BASE = "base.json"
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure. ``folder`` is where ``fill`` made the state; ``records`` is 0 for ``fill`` itself.
 
-    ``cached``: with the caches as configured by default; else with next to none, read around the page cache.
+    ``cached``: with a block cache larger than the state; else with next to none, read around the page cache.
     """
 
     workload: str
@@ -128,7 +128,9 @@ def _config(task: Task) -> Config:
         "async-state.snapshot-interval": 1_000,
         "async-state.bundle-size": _BUNDLE_ROWS,
     }
-    if not task.cached:
+    if task.cached:
+        options["async-state.rocksdb.block-cache-size"] = "1gb"
+    else:
         options |= {
             "async-state.cache-size": "256kb",
             "async-state.rocksdb.block-cache-size": "1mb",

@@ -114,7 +114,9 @@ def _compare(
         ready = msgspec.structs.replace(
             task,
             records=records,
-            warm_up=max(plan.records_min, records // _WARM_UP_SHARE),
+            warm_up=plan.state_keys // 4
+            if device.cached
+            else max(plan.records_min, records // _WARM_UP_SHARE),
             rounds=plan.rounds,
             asynchronous=asynchronous,
             cached=device.cached,

@@ -70,6 +70,18 @@ class TestWhetherReadsWait:
         assert not pacer.waits_for_device
         assert clock.now < 1
 
+    def test_quick_answers_of_the_threads_end_it_too(self) -> None:
+        pacer = _slow()
+        for number in range(64):
+            pacer.answered(16, 16 * 5e-6 + (0.005 if number % 3 == 0 else 0))
+        assert not pacer.waits_for_device
+
+    def test_a_few_quick_answers_of_the_threads_do_not(self) -> None:
+        pacer = _slow()
+        for number in range(640):
+            pacer.answered(16, 16 * (5e-6 if number % 3 == 0 else 1e-3))
+        assert pacer.waits_for_device
+
 
 class TestThreads:
     @pytest.mark.parametrize("limit", [1, 20, 256])
