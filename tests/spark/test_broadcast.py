@@ -175,7 +175,7 @@ def test_what_is_refused_before_a_row_is_read(spark: SparkSession, make_job: Mak
         **{"async-state.broadcast-size-limit": "2kb"},
     )
     run_batch(make_job(), apply(), rows, 0)
-    with pytest.raises(SchemaError, match=r"input1: column 'score' was double and is string"):
+    with pytest.raises(SchemaError, match=r"input1: column 'score' was float64 and is string"):
         run_batch(
             make_job(), apply(inputs=(sentences, rows.selectExpr("text as word", "'' as score"))), rows, 1
         )
