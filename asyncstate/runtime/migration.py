@@ -158,7 +158,11 @@ class _Migration:
             ]
         states = [self._after if spec.name == self._state.name else spec for spec in operator.states]
         operator = msgspec.structs.replace(
-            operator, partitions=partitions, states=[spec for spec in states if spec is not None]
+            operator,
+            partitions=partitions,
+            states=[spec for spec in states if spec is not None],
+            # The columns that fit the states are others now; which ones is for the states to say.
+            schema={what: text for what, text in operator.schema.items() if not what.startswith("input")},
         )
         return msgspec.structs.replace(
             self._manifest, operators={**self._manifest.operators, operator.uid: operator}

@@ -157,11 +157,13 @@ def check_fingerprint(uid: str, stored: Mapping[str, str], now: Mapping[str, str
     """Raise SchemaError for another key, another number of inputs, or a column that became something else.
 
     Columns may come and go and be widened: whether the state can live with that is for the state's own types to say,
-    field by field. Of the output nothing is stored.
+    field by field. Of the output nothing is stored. Behind a migration columns may have become anything.
     """
     stored = {what: text for what, text in stored.items() if what.startswith(("input", "key"))}
     now = {what: text for what, text in now.items() if what.startswith(("input", "key"))}
-    for what in sorted({*stored, *now}):
+    for what in sorted({*stored, *now}, reverse=True):  # the keys first
+        if what.startswith("input") and what not in stored and _count(stored) == _count(now):
+            continue  # a migration has changed states for other columns
         if what not in stored or what not in now:
             raise SchemaError(
                 f"operator '{uid}' had {_count(stored)} in its checkpoint and now has {_count(now)}; {_OUT}"
@@ -186,7 +188,7 @@ def _check_columns(uid: str, what: str, before: pa.Schema, after: pa.Schema) -> 
                 # Also where no state has the column: what is pickled or computed from it would mix two meanings.
                 raise SchemaError(
                     f"operator '{uid}', {what}: column '{refusal.field}' was {refusal.was} and is {refusal.now}; cast "
-                    "it back, or give the column a new name"
+                    "it back, give the column a new name, or migrate the states that hold it"
                 )
 
 
@@ -194,7 +196,7 @@ _OUT = "restore it, or give the operator a new uid to start with empty state"
 
 
 def _count(texts: Mapping[str, str]) -> str:
-    return f"{sum(name.startswith('input') for name in texts)} inputs"
+    return f"{sum(name.startswith('key') for name in texts)} inputs"
 
 
 def _fields(schema: pa.Schema) -> str:
