@@ -146,14 +146,16 @@ class Inspection:
     def problems(self) -> Iterator[Problem]:
         """Read every file of every version and compare size and checksum; what does not agree.
 
-        A manifest that cannot be read is a problem of its version.
+        A manifest that cannot be read is a problem of its version. Versions that a running job has given up meanwhile
+        are no problem.
         """
         needed: dict[str, tuple[FileRef, list[int]]] = {}
         for version in self.versions:
             try:
                 manifest = self.checkpoint.read(version)
             except CheckpointError as error:
-                yield Problem(f"manifest of version {version}", (version,), str(error))
+                if version in self.checkpoint.versions():
+                    yield Problem(f"manifest of version {version}", (version,), str(error))
                 continue
             for ref in manifest.files():
                 versions = needed.setdefault(ref.name, (ref, []))[1]
@@ -162,8 +164,17 @@ class Inspection:
         with _scratch(None) as folder:
             for name, (ref, versions) in sorted(needed.items()):
                 message = self._damage(ref, folder / "file")
-                if message:
-                    yield Problem(name, tuple(versions), message)
+                affected = self._still_needed(ref, versions) if message else ()
+                if message and affected:
+                    yield Problem(name, affected, message)
+
+    def _still_needed(self, ref: FileRef, versions: Sequence[int]) -> tuple[int, ...]:
+        kept = self.checkpoint.versions()
+        return tuple(
+            version
+            for version in versions
+            if version in kept and ref in self.checkpoint.read(version).files()
+        )
 
     def num_files(self) -> int:
         """How many files the readable versions need."""

@@ -363,6 +363,56 @@ def test_without_a_key_the_key_is_an_empty_struct(tmp_path: Path) -> None:
     ]
 
 
+class Widening(RecordOperator):
+    """Keeps the last value as ``value_type``."""
+
+    def __init__(self, value_type: pa.DataType, entry: Any) -> None:
+        self.value_type = value_type
+        self.entry = entry
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("v", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        self.last = context.get_state(ValueStateDescriptor("last", self.value_type))
+
+    def process(self, row: Row, ctx: RecordContext) -> None:
+        self.last.update(self.entry(row["v"]))
+
+
+def _narrow(value: int) -> dict[str, Any]:
+    return {"v": value}
+
+
+def _wide(value: int) -> dict[str, Any]:
+    return {"v": value * 10**12, "note": "new"}
+
+
+def test_values_of_older_types_are_read_as_the_newest(tmp_path: Path) -> None:
+    narrow = Widening(pa.struct([("v", pa.int32())]), _narrow)
+    wide = Widening(pa.struct([("v", pa.int64()), ("note", pa.string())]), _wide)
+    first = OperatorHarness(narrow, ROWS, KEY, folder=tmp_path)
+    first.push([("a", 1, 5, None), ("b", 1, 6, None)])
+    first.end_batch()
+    second = OperatorHarness(wide, ROWS, KEY, folder=tmp_path)
+    second.push([("b", 1, 7, None)])
+    second.end_batch()
+    assert by_key(decoded(tmp_path / "checkpoint", "last"), "value") == {
+        ("a", 1): [{"v": 5, "note": None}],
+        ("b", 1): [{"v": 7 * 10**12, "note": "new"}],
+    }
+    assert by_key(decoded(tmp_path / "checkpoint", "last", version=0), "value")["b", 1] == [{"v": 6}]
+
+
+def test_a_version_given_up_while_it_is_verified_is_no_problem(
+    harness: OperatorHarness, tmp_path: Path
+) -> None:
+    inspection = Inspection(str(tmp_path / "checkpoint"))
+    harness._checkpoint.retain(1)
+    assert inspection.versions == [0, 1]
+    assert list(inspection.problems()) == []
+
+
 # what is refused
 
 
@@ -405,6 +455,6 @@ def test_damaged_entries_are_an_error_that_names_the_state_or_decode(key: bytes,
         rows = list(decoder.read(store, range(1)))
     except CodecError as error:
         said = str(error)
-        assert decoder.owner in said  # noqa: PT017
+        assert decoder.owner in said
     else:
         assert sum(batch.num_rows for batch in rows) == 1
