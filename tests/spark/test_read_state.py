@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql import DataFrame, SparkSession
 
+from asyncstate import (
+    InputSpec,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    OperatorContext,
+    RecordContext,
+    RecordOperator,
+    Row,
+)
 from asyncstate.errors import (
     AsyncStateError,
     CheckpointCorruptionError,
@@ -22,6 +34,7 @@ from asyncstate.errors import (
 )
 from asyncstate.spark import MicroBatch, StreamingJob, read_state
 from asyncstate.spark.failures import restore
+from asyncstate.testing import OperatorHarness
 from tests.spark.parts import RunningTotal
 
 pytestmark = pytest.mark.spark
@@ -113,6 +126,66 @@ def test_several_states_come_as_json_texts(spark: SparkSession, place: str) -> N
     }
     assert values["totals", 2] == {"k": 2, "rows": 20, "total": 2 * sum(range(2, 30, 3))}
     assert values["global", None]["rows"] == 60
+
+
+ELABORATE = pa.struct(
+    [
+        pa.field("list", pa.list_(pa.int32())),
+        pa.field("map", pa.map_(pa.large_string(), pa.float32())),
+        pa.field("price", pa.decimal128(12, 2), nullable=False),
+        pa.field("at", pa.timestamp("ns", "UTC")),
+        pa.field("local", pa.timestamp("ms")),
+        pa.field("day", pa.date32()),
+        pa.field("raw", pa.large_binary()),
+    ]
+)
+
+
+class Elaborate(RecordOperator):
+    """A map of values of many types, and a list in namespaces."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("n", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        self.map = context.get_state(MapStateDescriptor("map", pa.decimal128(5, 1), ELABORATE))
+        self.list = context.get_state(ListStateDescriptor("list", pa.large_string(), namespaced=True))
+
+    def process(self, row: Row, ctx: RecordContext) -> None:
+        value = {
+            "list": [1, None],
+            "map": [("x", 0.5)],
+            "price": Decimal("12.30"),
+            "at": 1_700_000_000_123_456_000,
+            "local": 86_400_000,
+            "day": date(1970, 1, 2),
+            "raw": b"\x00",
+        }
+        self.map.put(Decimal("7.5"), value)
+        self.list.at(row["n"]).add_all(["p", "q"])
+
+
+def test_types_of_the_state_become_those_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+    schema = pa.schema([("day", pa.date32()), ("n", pa.int64())])
+    with OperatorHarness(Elaborate(), schema, ["day", "n"], folder=tmp_path) as harness:
+        harness.push([(None, 5)])
+        harness.end_batch()
+        place = str(tmp_path / "checkpoint")
+        (row,) = read_state(spark, place, "operator", "map").collect()
+        assert (tuple(row["key"]), row["user_key"]) == ((None, 5), Decimal("7.5"))
+        assert row["value"].asDict() == {
+            "list": [1, None],
+            "map": {"x": 0.5},
+            "price": Decimal("12.30"),
+            "at": datetime(2023, 11, 14, 22, 13, 20, 123456),
+            "local": datetime(1970, 1, 2),
+            "day": date(1970, 1, 2),
+            "raw": b"\x00",
+        }
+        rows = read_state(spark, place, "operator", "list").collect()
+        assert [(r["namespace"], r["position"], r["value"]) for r in rows] == [(5, 0, "p"), (5, 1, "q")]
+        texts = {r["state"]: json.loads(r["value"]) for r in read_state(spark, place, "operator").collect()}
+        assert (texts["map"]["price"], texts["map"]["raw"]) == ("12.30", "AA==")
 
 
 def test_reading_leaves_job_and_checkpoint_as_they_are(
