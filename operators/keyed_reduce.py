@@ -33,6 +33,7 @@ class KeyedReduce(FunctionOperator):
 
     State: ``_reduced``, a row of the input's columns for each key, kept for ever.
 
+    >>> import pyarrow as pa
     >>> from asyncstate.testing import OperatorHarness
     >>> sales = pa.schema([("shop", pa.string()), ("amount", pa.int64())])
     >>> totals = KeyedReduce(lambda a, b: (a.shop, a.amount + b.amount))
