@@ -160,6 +160,8 @@ class ObjectFiles(CheckpointFiles):
 
     def sweep(self, older_than_seconds: float = 3600.0) -> int:
         """Remove temporary files of killed writers; stores of whole objects have none."""
+        if self._fs.type_name in _WHOLE_OBJECTS:
+            return 0
         selector = fs.FileSelector(self._base, allow_not_found=True, recursive=True)
         found = self._try("list", "", lambda: self._fs.get_file_info(selector))
         limit_ns = (time.time() - older_than_seconds) * 1e9
