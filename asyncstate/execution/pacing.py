@@ -77,8 +77,8 @@ class ReadPacer:
     def answered(self, keys: int, seconds: float) -> None:
         """Take in that a list get took ``seconds`` on one of the threads.
 
-        The wait for the interpreter only ever adds. So the quickest of some list gets tells the device's latency, and if
-        half of them were quick, reads do not wait for a device.
+        The wait for the interpreter only ever adds. So the quickest of some list gets tells the device's latency, and
+        if half of them were quick, reads do not wait for a device.
         """
         answers_us = self._answers_us
         answers_us.append(seconds * 1e6 / keys)
