@@ -86,11 +86,15 @@ class InputSpec:
             return
         first = self.order_by[0]
         if self.event_time is None:
-            advice = f"but the input has no event time; declare event_time='{first.column}' with a watermark_delay"
+            advice = (
+                f"but the input has no event time; declare event_time='{first.column}' with a watermark_delay"
+            )
         elif first.column == self.event_time:
             advice = "descending, but rows can only be put in ascending order of time; sort other columns descending"
         else:
-            advice = f"but must begin with the event time column '{self.event_time}', ascending; name that first"
+            advice = (
+                f"but must begin with the event time column '{self.event_time}', ascending; name that first"
+            )
         raise SchemaError(f"{self.name}: order_by begins with column '{first.column}', {advice}")
 
     def column(self, name: str) -> pa.Field:
