@@ -46,9 +46,8 @@ class Traversal(Paradigm):
             self.seen.async_put(row.x, row.y)
             ctx.emit(row.key, total)
 
-        return (
-            self.seen.async_entries().then_compose(lambda entries: entries.on_next(add)).then_accept(finish)
-        )
+        entries = self.seen.async_entries()
+        return entries.then_compose(lambda found: found.on_next(add)).then_accept(finish)
 
     async def with_await(self, row: Row, ctx: RecordContext) -> None:
         total = 0

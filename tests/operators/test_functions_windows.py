@@ -499,7 +499,7 @@ def test_a_checkpoint_is_not_read_with_another_window() -> None:
         harness.push([(1, 5, 7)])
         harness.end_batch()
         with pytest.raises(
-            StateDeclarationError, match="window is event time hop.* but was event time tumble"
+            StateDeclarationError, match="window is event time hop.* but the checkpoint has event time tumble"
         ):
             harness.restore(harness.snapshot(), operator=make(hop("10 milliseconds", "5 milliseconds")))
 
