@@ -24,7 +24,9 @@ _LIMIT_US: Final = 5 * _SLOW_US  # one measurement counts for at most this: it m
 
 _THREADS_MIN: Final = 8
 _THREADS_FIRST: Final = 32  # until the latency is known
-_US_A_READ: Final = 8.0  # aimed at between two answers of the device; operators take longer over a record
+_US_A_READ: Final = (
+    16.0  # between two answers of the device; an operator takes longer over a record, all told
+)
 _LATENCY_GETS: Final = 32  # list gets of which the quickest tells the latency
 _CHUNK_KEYS_MIN: Final = 16  # a list get on a thread costs two turns at the interpreter: some reads' worth
 _CHUNK_KEYS_MAX: Final = 64  # longer ones leave threads idle at the end
