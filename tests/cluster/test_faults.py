@@ -49,6 +49,7 @@ STORIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STORIES)
 def test_nothing_is_lost_and_nothing_doubled(campaign: Campaign, name: str) -> None:
     drawn = Draw(STORIES[name], asynchronous=name == "query", seed=1)
