@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from bench.__main__ import app
+from bench.__main__ import app, console
 
 
 @pytest.mark.timeout(300)
-def test_the_micro_benchmarks_run_tiny(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_micro_benchmarks_run_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "width", 200)  # wide enough for a name to stand in one line
     done = CliRunner().invoke(app, ["micro", "--tiny", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
     written = msgspec.json.decode((tmp_path / "micro.json").read_bytes())
