@@ -28,7 +28,7 @@ class StateAccessError(AsyncStateError):
 
 
 class FutureStateError(AsyncStateError):
-    """A StateFuture was completed twice, combined with None, used by another record than its own, or never completed."""
+    """A StateFuture was completed twice, combined with None, used by another record than its own, or left pending."""
 
 
 class OperatorError(AsyncStateError):

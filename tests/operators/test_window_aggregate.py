@@ -209,7 +209,9 @@ def test_a_changed_window_is_refused_on_the_old_state() -> None:
         harness.end_batch()
         changed = WindowAggregate(tumble("20 milliseconds"), BASE)
         snapshot = harness.snapshot()
-        with pytest.raises(StateDeclarationError, match="tumble.size=20000us.* but the checkpoint has tumble.size=1000"):
+        with pytest.raises(
+            StateDeclarationError, match="tumble.size=20000us.* but the checkpoint has tumble.size=1000"
+        ):
             harness.restore(snapshot, operator=changed)
 
 

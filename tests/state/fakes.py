@@ -152,9 +152,7 @@ def _start(sink: FakeSink, queue: list[FakeRecord]) -> None:
         queue.pop(0)
 
 
-def record(
-    key: int, work: Callable[[], object] = lambda: None, timestamp: int | None = None
-) -> FakeRecord:
+def record(key: int, work: Callable[[], object] = lambda: None, timestamp: int | None = None) -> FakeRecord:
     """A record of a key that is one int64 column; key group 0 to 3."""
     encoded_key = b"\x01" + (key + 2**63).to_bytes(8, "big")
     return FakeRecord((key % 4).to_bytes(2, "big"), encoded_key, work, timestamp)

@@ -111,7 +111,6 @@ def test_the_bytes_of_a_list_do_not_depend_on_how_it_came(first: list[str], part
 # -- on the real controllers and stores ---------------------------------------------------------------------
 
 
-
 class ProgramOperator(RecordOperator):
     """A row is the number of a program; put out are the results of its steps."""
 

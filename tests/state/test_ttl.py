@@ -580,7 +580,11 @@ def test_a_replayed_micro_batch_gives_the_same(bench: Callable[..., Bench]) -> N
     [
         (None, "processing", "declared with no ttl but the checkpoint has a ttl in processing time"),
         ("processing", None, "declared with a ttl in processing time but the checkpoint has no ttl"),
-        ("event", "processing", "declared with a ttl in event time but the checkpoint has a ttl in processing time"),
+        (
+            "event",
+            "processing",
+            "declared with a ttl in event time but the checkpoint has a ttl in processing time",
+        ),
     ],
 )
 def test_switching_the_ttl_of_a_stored_state_is_refused(

@@ -125,7 +125,9 @@ def test_a_changed_state_type_is_refused_before_any_row(async_enabled: bool) -> 
     with harness(async_enabled, "rocksdb") as before:
         before.push([("a", 1, 100)])
         before.end_batch()
-        with pytest.raises(StateDeclarationError, match=r"state 'total'.*field 'value' changed from int64 to string"):
+        with pytest.raises(
+            StateDeclarationError, match=r"state 'total'.*field 'value' changed from int64 to string"
+        ):
             before.restore(before.snapshot(), operator=Totals(pa.string()))
 
 
