@@ -22,10 +22,13 @@ from tests.cluster.results import Difference, Results, difference
 from tests.cluster.story import DAMAGED_FILES, Outcome, Story
 
 BATCHES = 8
+FINAL = BATCHES  # the micro-batch that ``finish()`` runs
 _ROWS = 400
-_FAULTS_A_STORY = 4
+_FAULTS_A_STORY = 6
 _OUTSIDE_SECONDS_MAX = 2.0
-_ROUNDS_UNTIL_FIRST_RETENTION = 3
+_OUTSIDE_SECONDS_MAX_FINAL = 0.5  # it has no rows, and is over soon
+_BATCHES_UNTIL_FIRST_RETENTION = 3
+_NOT_IN_FINAL = ("in retention", "after batch")
 
 KINDS = (
     "executor in task",
@@ -48,10 +51,12 @@ def fault(kind: str, number: int, batch_id: int, rng: random.Random) -> Fault:
     """One fault of this kind at this micro-batch, the rest drawn."""
     task = {"uid": rng.choice(UIDS), "partition": rng.randrange(PARALLELISM)}
     at_task, at_driver = rng.choice(TASK_POINTS), rng.choice(DRIVER_POINTS)
-    delay_s = rng.uniform(0.0, _OUTSIDE_SECONDS_MAX)
+    delay_s = rng.uniform(0.0, _OUTSIDE_SECONDS_MAX_FINAL if batch_id == FINAL else _OUTSIDE_SECONDS_MAX)
     sink_point = rng.choice(("before sink", "in sink", "after sink"))
-    if batch_id < _ROUNDS_UNTIL_FIRST_RETENTION and at_driver == "in retention":
+    if batch_id < _BATCHES_UNTIL_FIRST_RETENTION and at_driver == "in retention":
         at_driver = "after manifest"
+    if batch_id == FINAL and at_driver in _NOT_IN_FINAL:
+        at_driver = "before claim"
     made: dict[str, tuple[str, str, dict[str, Any]]] = {
         "executor in task": ("kill executor", at_task, task),
         "executor from driver": (
@@ -96,8 +101,10 @@ def draw(rounds: int, seed: int) -> Iterator[Draw]:
     while number < rounds:
         faults = []
         count = min(_FAULTS_A_STORY, rounds - number)
-        for batch_id in sorted(rng.sample(range(1, BATCHES), count)):
+        for batch_id in sorted(rng.sample(range(FINAL + 1), count)):
             deck = deck or rng.sample(KINDS, len(KINDS))
+            if batch_id == FINAL and deck[-1] == "damaged file":  # nothing would read it again
+                deck = rng.sample(KINDS[:-1], len(KINDS) - 1) if len(deck) == 1 else [deck[-1], *deck[:-1]]
             kind = deck.pop()
             faults.append((kind, fault(kind, number, batch_id, rng)))
             number += 1

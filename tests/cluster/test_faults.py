@@ -16,7 +16,7 @@ pytest.importorskip("pyspark")
 from tests.cluster.cluster import Cluster
 from tests.cluster.points import Fault
 from tests.cluster.results import Results, difference
-from tests.cluster.rounds import Campaign, Draw, draw
+from tests.cluster.rounds import FINAL, Campaign, Draw, draw
 
 pytestmark = [
     pytest.mark.spark,
@@ -36,7 +36,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
 # Two stories: what Spark itself repairs, then what ends the query. Each fault stands before the next in time.
 STORIES = {
     "tasks": [
-        ("task raises", Fault(0, "raise", "task end", 1, "latest", 0)),
+        ("task raises", Fault(0, "raise", "task end", 0, "latest", 0)),
         ("worker in task", Fault(1, "kill worker", "after upload", 2, "totals", 1)),
         ("executor in task", Fault(2, "kill executor", "before upload", 3, "sold", 0)),
         ("slow task", Fault(3, "slow", "task end", 5, "latest", 1)),
@@ -45,6 +45,7 @@ STORIES = {
         ("driver", Fault(0, "kill driver", "in sink", 1)),
         ("disk full in task", Fault(1, "disk full", "before upload", 3, "sold", 1)),
         ("damaged file", Fault(2, "kill driver", "after manifest", 5, "delta")),
+        ("driver", Fault(3, "kill driver", "between stages", FINAL)),
     ],
 }
 
