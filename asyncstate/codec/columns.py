@@ -149,6 +149,18 @@ def binary_from(offsets: Int64Array, data: pa.Buffer | None) -> pa.LargeBinaryAr
     return pa.Array.from_buffers(LARGE_BINARY, len(offsets) - 1, [None, pa.py_buffer(offsets), data])
 
 
+def binary_slices(
+    data: bytes | pa.Buffer | ByteArray, starts: Int64Array, ends: Int64Array
+) -> pa.LargeBinaryArray:
+    """Slices of ``data`` as a binary column; each starts where the one before ends, or later."""
+    # Gaps and slices lie one behind the other, so they alternate in one binary column.
+    bounds = np.zeros(2 * len(starts) + 1, np.int64)
+    bounds[1::2] = starts
+    bounds[2::2] = ends
+    pieces = binary_from(bounds, pa.py_buffer(data))
+    return pieces.take(pa.array(np.arange(1, len(bounds), 2, dtype=np.int64)))
+
+
 def binary_rows(column: pa.LargeBinaryArray) -> list[Any]:
     """The bytes objects of a binary column, None for null."""
     rows: list[Any] = column.to_numpy(zero_copy_only=False).tolist()

@@ -39,8 +39,10 @@ from asyncstate.errors import CodecError
 _MAX_VARIABLE_BYTES = (1 << 32) - 1
 
 
-def encode_rows(layout: RowLayout, columns: Sequence[pa.Array], num_rows: int) -> list[bytes]:
-    """The bytes of each row."""
+def encode_rows(
+    layout: RowLayout, columns: Sequence[pa.Array], num_rows: int, prefix: ByteArray | None = None
+) -> list[bytes]:
+    """The bytes of each row, behind those of ``prefix`` (num_rows, width)."""
     header: Array = np.zeros(num_rows, layout.dtype)
     header["version"] = layout.version
     for index, column in enumerate(columns):
@@ -57,6 +59,8 @@ def encode_rows(layout: RowLayout, columns: Sequence[pa.Array], num_rows: int) -
         _check_lengths(layout, layout.variable[at], lengths)
         header["lengths"][:, at] = lengths
     matrix = header.view(np.uint8).reshape(num_rows, layout.dtype.itemsize)
+    if prefix is not None:
+        matrix = np.concatenate([prefix, matrix], axis=1)
     return binary_rows(join_binary([matrix_binary(matrix), *blobs])) if blobs else matrix_rows(matrix)
 
 

@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.columns import LARGE_BINARY, BoolArray, binary_parts, plain_columns, valid_mask
+from asyncstate.codec.columns import (
+    LARGE_BINARY,
+    BoolArray,
+    ByteArray,
+    binary_parts,
+    plain_columns,
+    valid_mask,
+)
 from asyncstate.codec.evolution import check_evolution, source_indices
 from asyncstate.codec.nested import upgrade, upgrade_column
 from asyncstate.codec.pages import DecodePacked, DecodeValues, value_pages
@@ -67,10 +74,11 @@ class RowCodec:
         """The version byte of what is written."""
         return len(self._layouts) - 1
 
-    def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
-        """The bytes of each row; ``CodecError`` if the columns have not exactly the schema's types."""
+    def encode(self, columns: Sequence[pa.Array], prefix: ByteArray | None = None) -> list[bytes]:
+        """The bytes of each row, behind those of ``prefix`` (n, width) if given; ``CodecError`` if the columns have not
+        exactly the schema's types."""
         plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
-        return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else 0)
+        return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else 0, prefix)
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[list[pa.Array], BoolArray]:
         """Columns of n rows, null in all columns where ``values`` is None, and the mask of rows present.

@@ -24,6 +24,7 @@ from asyncstate.codec.columns import (
     LARGE_BINARY,
     binary_from,
     binary_rows,
+    binary_slices,
     join_binary,
     matrix_binary,
     matrix_rows,
@@ -125,7 +126,7 @@ def read_rows(blocks: Sequence[bytes], owner: str) -> tuple[pa.LargeBinaryArray,
     if bool((bodies + offsets[last_row] - before != ends).any()):
         raise _damaged(owner)
     starts = offsets[:-1] + np.repeat(bodies - before, rows)
-    return _slices(data, starts, starts + lengths), rows
+    return binary_slices(data, starts, starts + lengths), rows
 
 
 class NewBlocks:
@@ -190,7 +191,7 @@ class NewBlocks:
             return [], data
         table = self._lengths.astype(_LENGTH).tobytes()
         return [
-            _slices(table, starts * _LENGTH_BYTES, np.where(variable, ends, starts) * _LENGTH_BYTES)
+            binary_slices(table, starts * _LENGTH_BYTES, np.where(variable, ends, starts) * _LENGTH_BYTES)
         ], data
 
     def _heads_with_sealed(
@@ -227,10 +228,10 @@ class _OldTails:
             return [], []
         ends = self._ends[owner]
         tables, bodies = (np.where(number == 0, at[owner], ends) for at in (self._tables, self._bodies))
-        data = _slices(self._blocks, bodies, ends)
+        data = binary_slices(self._blocks, bodies, ends)
         if not (width == VARIABLE).any():
             return [], [data]
-        table = _slices(self._blocks, tables, bodies)
+        table = binary_slices(self._blocks, tables, bodies)
         old_width, old_rows = self._heads.width[owner], self._heads.rows[owner]
         bare = (width == VARIABLE) & (number == 0) & (old_rows > 0) & (old_width != VARIABLE)
         if bare.any():
@@ -275,16 +276,6 @@ def _row_lengths(
     words = np.ascontiguousarray(data[positions[:, None] + np.arange(_LENGTH_BYTES)])
     lengths[np.repeat(has_table, rows)] = words.view(_LENGTH).ravel()
     return lengths
-
-
-def _slices(data: bytes, starts: Int64Array, ends: Int64Array) -> pa.LargeBinaryArray:
-    """Ascending slices of ``data`` as a binary column."""
-    # Rows lie one behind the other, so gaps (headers and tables) and rows alternate in one binary column.
-    bounds = np.zeros(2 * len(starts) + 1, np.int64)
-    bounds[1::2] = starts
-    bounds[2::2] = ends
-    pieces = binary_from(bounds, pa.py_buffer(data))
-    return pieces.take(pa.array(np.arange(1, len(bounds), 2, dtype=np.int64)))
 
 
 def _pieces(counts: Int64Array) -> tuple[Int64Array, Int64Array]:
