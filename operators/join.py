@@ -14,7 +14,6 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
@@ -23,7 +22,27 @@ from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec
 from asyncstate.state.list_columns import ListColumns
 from operators.join_changes import Changes, insertions, multiset_changes, row_ids, unique_changes
 from operators.join_condition import Condition, JoinCondition
-from operators.join_core import Emission, JoinKind, Matches, Residual, Rows, Rules, join, partners, rules
+from operators.join_core import (
+    Emission,
+    JoinKind,
+    Matches,
+    Residual,
+    Rows,
+    Rules,
+    equal_keys,
+    join,
+    oriented,
+    partners,
+    rules,
+)
+from operators.join_inputs import (
+    check_choice,
+    check_condition,
+    check_keys,
+    joined_schema,
+    matchable_keys,
+    take_rows,
+)
 from operators.join_state import ListSide, Own, SideState, UniqueSide
 
 BoolArray = npt.NDArray[np.bool_]
@@ -32,6 +51,7 @@ Int64Array = npt.NDArray[np.int64]
 UniqueKey = Literal["join_key"] | Sequence[str] | None
 """What identifies a row of an input: the join key alone, columns, or nothing (equal rows may repeat)."""
 
+_OWNER = "Join"
 _SIDES = ("left", "right")
 
 
@@ -80,10 +100,8 @@ class Join(BundleOperator):
         suffixes: tuple[str, str] = ("", "_right"),
         null_safe: bool = False,
     ) -> None:
-        if kind not in get_args(JoinKind):
-            raise SchemaError(f"Join: kind is {kind!r}; choose one of {', '.join(get_args(JoinKind))}")
-        if condition is not None and not callable(condition) and not isinstance(condition, pc.Expression):
-            raise SchemaError(f"Join: condition is {condition!r}; give a pyarrow expression or a function")
+        check_choice(kind, get_args(JoinKind), "kind", _OWNER)
+        check_condition(condition, _OWNER)
         self.kind: JoinKind = kind
         self.condition = condition
         self.unique = tuple(
@@ -95,33 +113,17 @@ class Join(BundleOperator):
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Left columns, then right columns; only the left ones for semi and anti."""
         left, right = inputs
-        _check_keys(left, right)
+        check_keys(left, right, _OWNER)
         for unique, spec in zip(self.unique, inputs, strict=True):
             for column in unique if isinstance(unique, tuple) else ():
                 spec.column(column)
         joined = self._joined_schema(inputs)
         if self.condition is not None:
-            Condition(self.condition, joined).check()
+            Condition(self.condition, joined, _OWNER).check()
         return left.schema if self.kind in ("semi", "anti") else joined
 
     def _joined_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        names = [spec.schema.names for spec in inputs]
-        shared = set(names[0]) & set(names[1])
-        nullable = (self.kind in ("right", "full"), self.kind in ("left", "full"))
-        fields = [
-            pa.field(
-                field.name + (suffix if field.name in shared else ""), field.type, field.nullable or padded
-            )
-            for spec, suffix, padded in zip(inputs, self.suffixes, nullable, strict=True)
-            for field in spec.schema
-        ]
-        for field in fields:
-            if [other.name for other in fields].count(field.name) > 1:
-                raise SchemaError(
-                    f"Join: column '{field.name}' would occur twice in the output; give other suffixes than "
-                    f"{self.suffixes!r}, or rename the column in one of the inputs"
-                )
-        return pa.schema(fields)
+        return joined_schema(self.kind, inputs, self.suffixes, _OWNER)
 
     def open(self, context: OperatorContext) -> None:
         """See ``Operator``."""
@@ -132,7 +134,9 @@ class Join(BundleOperator):
         )
         self._dropped = context.counter("retractions_without_state")
         self._residual = (
-            None if self.condition is None else Condition(self.condition, self._joined_schema(self._inputs))
+            None
+            if self.condition is None
+            else Condition(self.condition, self._joined_schema(self._inputs), _OWNER)
         )
 
     # -- one bundle ---------------------------------------------------------------------------------
@@ -161,11 +165,9 @@ class Join(BundleOperator):
         """The keys that can match, and the index of each row's key among them (-1: it never matches)."""
         keys = bundle.keys
         row_keys = keys.inverse.astype(np.int64)
-        if self.null_safe or not any(column.null_count for column in keys.columns):
+        matchable = matchable_keys(keys, self.null_safe)
+        if matchable is None:
             return keys, row_keys
-        matchable = np.ones(len(keys), np.bool_)
-        for column in keys.columns:
-            matchable &= column.is_valid().to_numpy(zero_copy_only=False)
         position = np.where(matchable, np.cumsum(matchable) - 1, -1)
         return keys.select(matchable), position[row_keys]
 
@@ -206,13 +208,13 @@ class Join(BundleOperator):
         self._dropped.add(changes.dropped)
         driving, kinds = _driving(bundle, matchable, row_keys, own, changes, with_null_keys=rule.unmatched)
         others = Rows(found.columns, found.key_index)
-        residual = self._oriented(side)
-        matches = Matches(driving, others, len(keys), residual)
+        residual = oriented(self._residual, side)
+        matches = Matches(driving, others, equal_keys(driving, others, len(keys)), residual)
         before = self._partners_before(own, others, len(keys), residual) if rule.watch else None
         for emission in join(rule, kinds, matches, before):
             self._emit(side, rule, driving, others, emission, ctx)
         added = matchable[changes.added]
-        columns = _take(bundle.batch.columns, added)
+        columns = take_rows(bundle.batch.columns, added)
         self._states[side].apply(keys, own, changes.removed, columns, row_keys[added])
 
     def _changes(self, bundle: Bundle, matchable: Int64Array, row_keys: Int64Array, own: Own) -> Changes:
@@ -223,7 +225,7 @@ class Join(BundleOperator):
             return insertions(kinds, stored.num_rows)
         columns = [
             pa.concat_arrays([old, new])
-            for old, new in zip(stored.columns, _take(bundle.batch.columns, matchable), strict=True)
+            for old, new in zip(stored.columns, take_rows(bundle.batch.columns, matchable), strict=True)
         ]
         groups = np.concatenate([stored.key_index, row_keys[matchable]])
         content = row_ids(columns, groups)
@@ -234,13 +236,6 @@ class Join(BundleOperator):
         chosen = [] if unique == "join_key" else [columns[names.index(name)] for name in unique]
         ids = row_ids(chosen, groups)
         return unique_changes(ids[:size], content[:size], ids[size:], content[size:], kinds)
-
-    def _oriented(self, side: int) -> Residual | None:
-        """The condition as a function of driving and other columns."""
-        residual = self._residual
-        if residual is None or side == 0:
-            return residual
-        return lambda driving, other: residual(other, driving)
 
     def _partners_before(
         self, own: Own, others: Rows, num_keys: int, residual: Residual | None
@@ -261,7 +256,7 @@ class Join(BundleOperator):
             parts.reverse()
         if not rule.pairs:
             parts = parts[:1]
-        columns = [column for rows, indices in parts for column in _take(rows.columns, indices)]
+        columns = [column for rows, indices in parts for column in take_rows(rows.columns, indices)]
         ctx.emit(columns, emission.kinds)
 
 
@@ -288,36 +283,12 @@ def _driving(
     if stored.any():
         columns = [pa.concat_arrays(pair) for pair in zip(columns, own.rows.columns, strict=True)]
         key_index = np.concatenate([row_keys, own.rows.key_index])
-    return Rows(_take(columns, rows), key_index[rows]), kinds
-
-
-def _take(columns: Sequence[pa.Array], indices: Int64Array) -> Sequence[pa.Array]:
-    """Rows of the columns; null where the index is -1."""
-    length = len(columns[0]) if columns else 0
-    if len(indices) == length and bool((indices == np.arange(length)).all()):
-        return columns
-    missing = indices < 0
-    rows = pa.array(indices, mask=missing) if missing.any() else pa.array(indices)
-    return [column.take(rows) for column in columns]
+    return Rows(take_rows(columns, rows), key_index[rows]), kinds
 
 
 def _unique(key: UniqueKey, side: str) -> Literal["join_key"] | tuple[str, ...] | None:
     if key is None or key == "join_key":
         return key
     if isinstance(key, str) or not key or not all(isinstance(name, str) for name in key):
-        raise SchemaError(f"Join: {side}_unique is {key!r}; give 'join_key', a list of columns, or None")
+        raise SchemaError(f"{_OWNER}: {side}_unique is {key!r}; give 'join_key', a list of columns, or None")
     return tuple(key)
-
-
-def _check_keys(left: InputSpec, right: InputSpec) -> None:
-    if len(left.key) != len(right.key):
-        raise SchemaError(
-            f"Join: {left.name} has the key ({', '.join(left.key)}), {right.name} ({', '.join(right.key)}); "
-            "give both inputs equally many key columns"
-        )
-    for one, other in zip(left.key_schema, right.key_schema, strict=True):
-        if one.type != other.type:
-            raise SchemaError(
-                f"Join: key column '{one.name}' of {left.name} is {one.type} but "
-                f"'{other.name}' of {right.name} is {other.type}; cast one of them"
-            )

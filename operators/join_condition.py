@@ -25,11 +25,15 @@ JoinCondition: TypeAlias = Callable[[pa.RecordBatch], Any] | pc.Expression
 
 
 class Condition:
-    """Evaluates ``condition`` over pairs of rows; ``schema`` has the left, then the right columns."""
+    """Evaluates ``condition`` over pairs of rows; ``schema`` has the left, then the right columns.
 
-    def __init__(self, condition: JoinCondition, schema: pa.Schema) -> None:
+    ``owner`` is the operator that errors name.
+    """
+
+    def __init__(self, condition: JoinCondition, schema: pa.Schema, owner: str) -> None:
         self._condition = condition
         self._schema = schema
+        self._owner = owner
 
     def check(self) -> None:
         """SchemaError if an expression does not fit the columns (a callable is not called without rows)."""
@@ -39,7 +43,7 @@ class Condition:
             self([pa.array([], field.type) for field in self._schema], [])
         except (pa.ArrowException, KeyError, OperatorError) as error:
             raise SchemaError(
-                f"Join: the condition {self._condition} does not fit the joined columns "
+                f"{self._owner}: the condition {self._condition} does not fit the joined columns "
                 f"({', '.join(self._schema.names)}): {error}"
             ) from error
 
@@ -47,7 +51,8 @@ class Condition:
         """True (n) for the pairs that match; ``left`` and ``right`` are columns of n rows each."""
         batch = pa.RecordBatch.from_arrays([*left, *right], schema=self._schema)
         expression = isinstance(self._condition, pc.Expression)
-        return _mask(self._evaluated(batch) if expression else self._condition(batch), batch.num_rows)
+        result = self._evaluated(batch) if expression else self._condition(batch)
+        return _mask(result, batch.num_rows, self._owner)
 
     def _evaluated(self, batch: pa.RecordBatch) -> pa.ChunkedArray:
         source = acero.TableSourceNodeOptions(pa.Table.from_batches([batch]))
@@ -59,13 +64,13 @@ class Condition:
         return plan.to_table(use_threads=False).column(0)
 
 
-def _mask(result: Any, num_rows: int) -> BoolArray:
+def _mask(result: Any, num_rows: int, owner: str) -> BoolArray:
     if isinstance(result, pa.ChunkedArray):
         result = result.combine_chunks()
     array = result if isinstance(result, pa.Array) else pa.array(result)
     if not pa.types.is_boolean(array.type) or len(array) != num_rows:
         raise OperatorError(
-            f"Join: the condition gave {len(array)} values of type {array.type} for {num_rows} candidate "
+            f"{owner}: the condition gave {len(array)} values of type {array.type} for {num_rows} candidate "
             "rows; return one boolean a row"
         )
     mask: BoolArray = array.fill_null(False).to_numpy(zero_copy_only=False)

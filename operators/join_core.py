@@ -1,7 +1,7 @@
-"""What a regular join puts out when rows of one input change.
+"""What a regular join puts out when rows of one input change, and what other joins share with it.
 
 Owns: the six join types as rules (``Rules``), the matching of driving rows with the rows stored for the other
-input, and the order of the output.
+input (``Matches``, over any ``Candidates``), and the order of the output.
 Invariant: summed over bundles the output is the join of the two tables; the other input does not change while
 a bundle drives.
 Pure functions over numpy and Arrow; must not know of state or contexts.
@@ -82,32 +82,56 @@ Residual = Callable[[Sequence[pa.Array], Sequence[pa.Array]], BoolArray]
 """The condition beside the keys: columns of driving rows and of other rows (n pairs) to a mask (n)."""
 
 
+def oriented(residual: Residual | None, side: int) -> Residual | None:
+    """A condition over (left, right) columns as one over (driving, other), if rows of ``side`` drive."""
+    if residual is None or side == 0:
+        return residual
+    return lambda driving, other: residual(other, driving)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The other rows that each of n driving rows is compared with: ``counts`` (n) rows, from ``first`` (n) on.
+
+    Both count in ``order``, indices of other rows; None: in their own order.
+    """
+
+    first: Int64Array
+    counts: Int64Array
+    order: Int64Array | None = None
+
+
+def equal_keys(driving: Rows, other: Rows, num_keys: int) -> Candidates:
+    """All other rows (ascending by key) with the key of the driving row."""
+    counts = np.append(np.bincount(other.key_index, minlength=num_keys), 0)  # the last is for key -1
+    return Candidates((np.cumsum(counts) - counts)[driving.key_index], counts[driving.key_index])
+
+
 class Matches:
-    """Pairs of driving rows and other rows (ascending by key) with equal keys that pass the residual.
+    """Pairs of driving rows and their candidates that pass the residual.
 
     Pairs are made in chunks of whole driving rows, about ``PAIRS`` candidates each.
     """
 
-    def __init__(self, driving: Rows, other: Rows, num_keys: int, residual: Residual | None) -> None:
+    def __init__(self, driving: Rows, other: Rows, candidates: Candidates, residual: Residual | None) -> None:
         self._driving = driving
         self._other = other
+        self._candidates = candidates
         self._residual = residual
-        counts = np.append(np.bincount(other.key_index, minlength=num_keys), 0)  # the last is for key -1
-        self.candidates: Int64Array = counts[driving.key_index]
-        """Candidates of each driving row."""
-        self._first = (np.cumsum(counts) - counts)[driving.key_index]
-        self.chunks = _chunks(self.candidates)
+        self.chunks = _chunks(candidates.counts)
         self._only: tuple[Int64Array, Int64Array] | None = None
 
     def pairs(self, chunk: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
-        """Indices of the driving and the other row of each pair, ordered by driving, then by other row."""
+        """Indices of the driving and the other row of each pair, by driving row, then in order of candidates."""
         if self._only is not None:
             return self._only
         low, high = chunk
-        counts = self.candidates[low:high]
+        counts = self._candidates.counts[low:high]
         driving = np.repeat(np.arange(low, high), counts)
         within = np.arange(len(driving)) - np.repeat(np.cumsum(counts) - counts, counts)
-        other = self._first[driving] + within
+        other = self._candidates.first[driving] + within
+        if self._candidates.order is not None:
+            other = self._candidates.order[other]
         if self._residual is not None and len(driving):
             passed = self._residual(
                 [column.take(pa.array(driving)) for column in self._driving.columns],
@@ -129,7 +153,7 @@ def _chunks(candidates: Int64Array) -> list[tuple[int, int]]:
 
 def partners(stored: Rows, other: Rows, num_keys: int, residual: Residual) -> Int64Array:
     """How many of the ``stored`` rows each of the other rows matches."""
-    matches = Matches(stored, other, num_keys, residual)
+    matches = Matches(stored, other, equal_keys(stored, other, num_keys), residual)
     counts = np.zeros(len(other), np.int64)
     for chunk in matches.chunks:
         counts += np.bincount(matches.pairs(chunk)[1], minlength=len(other))
