@@ -17,6 +17,7 @@ from rich.table import Table
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.rounds import Campaign, Draw, Figures
+from tests.cluster.story import RECOVERY_SECONDS_MAX
 
 WRONG = 1
 console = Console()
@@ -25,6 +26,9 @@ console = Console()
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Faults to inject.")] = 500,
     seed: Annotated[int, typer.Option(help="Says which faults happen where; a run can be repeated.")] = 1,
+    deadline: Annotated[
+        float, typer.Option(min=1, help="Seconds from a fault to the next commit; more is a hang.")
+    ] = RECOVERY_SECONDS_MAX,
     output: Annotated[Path | None, typer.Option(help="Folder for the JSON file and the plot.")] = None,
 ) -> None:
     """Kill, fail and damage a query on a real cluster, and compare with the undisturbed run."""
@@ -32,7 +36,7 @@ def main(
     console.print(f"seed {seed}, {rounds} rounds, files below {folder}")
     with Cluster(folder / "cluster") as cluster, _progress() as progress:
         line = progress.add_task("the undisturbed run", total=rounds)
-        campaign = Campaign(cluster, folder, seed)
+        campaign = Campaign(cluster, folder, seed, deadline)
 
         def told(drawn: Draw) -> None:
             figures = campaign.figures

@@ -19,7 +19,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.driver import PARALLELISM, UIDS, Settings, generate
 from tests.cluster.points import DRIVER_POINTS, TASK_POINTS, Fault
 from tests.cluster.results import Difference, Results, difference
-from tests.cluster.story import DAMAGED_FILES, Outcome, Story
+from tests.cluster.story import DAMAGED_FILES, RECOVERY_SECONDS_MAX, Outcome, Story
 
 BATCHES = 8
 FINAL = BATCHES  # the micro-batch that ``finish()`` runs
@@ -188,7 +188,10 @@ def distribution(seconds: list[float]) -> dict[str, float]:
 class Campaign:
     """Runs stories on one cluster against one undisturbed run over the same source."""
 
-    def __init__(self, cluster: Cluster, folder: Path, seed: int) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, seed: int, recovery_seconds_max: float = RECOVERY_SECONDS_MAX
+    ) -> None:
+        self._recovery_seconds_max = recovery_seconds_max
         self._cluster = cluster
         self._folder = folder
         self._source = folder / "source"
@@ -203,7 +206,8 @@ class Campaign:
     def tell(self, name: str, drawn: Draw) -> tuple[Outcome, Difference | None]:
         """Run one story and compare; its folder stays only if it went wrong."""
         settings = self._settings(name, drawn.asynchronous, drawn.speculation)
-        outcome = Story(self._cluster, settings, [planned for _, planned in drawn.faults], drawn.seed).run()
+        faults = [planned for _, planned in drawn.faults]
+        outcome = Story(self._cluster, settings, faults, drawn.seed, self._recovery_seconds_max).run()
         folder = Path(settings.story)
         ended = not outcome.hangs and not outcome.regrouped
         found = difference(self.expected, Results.read(folder)) if ended else None

@@ -22,6 +22,7 @@ from tests.cluster.driver import DONE, REGROUPED, Settings
 from tests.cluster.points import Fault, Plan
 
 RECOVERY_SECONDS_MAX = 120.0
+_STARTS_A_FAULT = 4  # a fault ends at most a few lives of the driver; one that fails for ever is a hang
 DAMAGED_FILES = ("delta", "snapshot", "manifest")
 _DAMAGES = ("flip", "cut", "missing")
 _WAY_BACK = re.compile(r"newest older version whose files are all present is (\d+): roll back to it")
@@ -43,8 +44,16 @@ class Outcome:
 class Story:
     """Runs to the end or to a hang; afterwards the folder holds checkpoint and sink."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, faults: list[Fault], seed: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        faults: list[Fault],
+        seed: int,
+        recovery_seconds_max: float = RECOVERY_SECONDS_MAX,
+    ) -> None:
         self._cluster = cluster
+        self._recovery_seconds_max = recovery_seconds_max
         self._settings = settings
         self._random = random.Random(seed)
         self._folder = Path(settings.story)
@@ -57,6 +66,8 @@ class Story:
             code = self._run_driver()
             if code == DONE:
                 break
+            if self.outcome.starts > _STARTS_A_FAULT * (len(self.plan.faults) + 1):
+                self.outcome.hangs.append(self._waiting())
             if code == REGROUPED:
                 self.outcome.regrouped = True
             self._repair()
@@ -80,7 +91,7 @@ class Story:
             while process.poll() is None:
                 self._outside(process.pid)
                 last = max([started, *(event["at"] for event in self.plan.events())])
-                if time.time() - last > RECOVERY_SECONDS_MAX:
+                if time.time() - last > self._recovery_seconds_max:
                     self.outcome.hangs.append(self._waiting())
                     return None
                 time.sleep(0.02)
