@@ -1,6 +1,6 @@
 """From old and new rows of keys to changelog rows: the net change of a bundle.
 
-Owns: ``net_changes``, ``take_changes`` and ``distinct``; pure functions of numpy and Arrow arrays.
+Owns: ``net_changes``, ``take_changes``, ``distinct`` and ``distinct_rows``; pure functions of numpy and Arrow arrays.
 Invariant: at most one change a key; -U stands directly before its +U; keys come in order of first appearance.
 Must not import anything of ``asyncstate`` but ``codec`` and ``changelog``.
 
@@ -89,6 +89,15 @@ def distinct(left: Sequence[pa.Array], right: Sequence[pa.Array], rows: int) -> 
     for first, second in zip(left, right, strict=True):
         differ |= _distinct_column(first, second)
     return differ
+
+
+def distinct_rows(old: Sequence[pa.Array], new: Sequence[pa.Array], candidates: BoolArray) -> BoolArray:
+    """Whether old and new rows differ, for the rows that are ``candidates``: as many as these are."""
+    count = int(candidates.sum())
+    if count == len(candidates):
+        return distinct(old, new, count)
+    mask = pa.array(candidates)
+    return distinct([column.filter(mask) for column in old], [column.filter(mask) for column in new], count)
 
 
 def _distinct_column(left: pa.Array, right: pa.Array) -> BoolArray:

@@ -18,7 +18,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
-from operators.changes import arrival_order, distinct, net_changes, take_changes
+from operators.changes import arrival_order, distinct_rows, net_changes, take_changes
 from operators.grouping import Groups
 
 BoolArray = npt.NDArray[np.bool_]
@@ -172,15 +172,6 @@ def extreme_rows(times: Int64Array, groups: Groups, last: bool) -> Int64Array:
         ends = groups.starts + groups.sizes
         return groups.order[hits[np.searchsorted(hits, ends) - 1]]
     return groups.order[hits[np.searchsorted(hits, groups.starts)]]
-
-
-def distinct_rows(old: Sequence[pa.Array], new: Sequence[pa.Array], candidates: BoolArray) -> BoolArray:
-    """Whether old and new rows differ, for the rows that are ``candidates``: as many as these are."""
-    count = int(candidates.sum())
-    if count == len(candidates):
-        return distinct(old, new, count)
-    mask = pa.array(candidates)
-    return distinct([column.filter(mask) for column in old], [column.filter(mask) for column in new], count)
 
 
 def _microseconds(column: pa.Array) -> Int64Array:
