@@ -7,7 +7,7 @@ out is held until its call, or a step of it, is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class BundleRunner(Runner):
 
     # -- running --------------------------------------------------------------------------------------
 
-    def run(self, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[InputBatch]) -> Generator[pa.RecordBatch]:
         """See ``Runner``; reads one bundle ahead in async mode."""
         waiting: Bundle | None = None
         for bundle in self._bundles(batches):

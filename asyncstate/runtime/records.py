@@ -7,7 +7,7 @@ ended; within a phase the records of a key run in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -68,7 +68,7 @@ class RecordRunner(Runner):
             context.counter("late_rows_dropped") if context.ordered else Counter("late_rows_dropped"),
         )
 
-    def run(self, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[InputBatch]) -> Generator[pa.RecordBatch]:
         """See ``Runner``. The phases of a micro-batch; each starts when the one before has ended."""
         # Due since before the rows came, so first. All partitions have the driver's time.
         yield from self._fire_timers(TimeDomain.PROCESSING_TIME)

@@ -8,7 +8,7 @@ Must not import Spark.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pyarrow as pa
 
@@ -36,7 +36,7 @@ class Runner(ABC):
         ]
 
     @abstractmethod
-    def run(self, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[InputBatch]) -> Generator[pa.RecordBatch]:
         """Run the operator over ``batches`` and the watermark; gives the output."""
 
     def _prepared(self, batches: Iterator[InputBatch]) -> Iterator[PreparedBatch]:

@@ -12,6 +12,7 @@ import os
 import resource
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ from asyncstate.runtime.records import RecordRunner
 from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.stores import PartitionStore, open_store
+from asyncstate.runtime.transfers import Transfers
 from asyncstate.storage import CacheLoan, PartitionKey, StateSpec, WorkerCache, WriteOverlay, group_range
 
 _AUTO_IO_PARALLELISM: Final = 256  # at most; ReadPacer says how many, by how slow the store is
@@ -61,12 +63,15 @@ def run_partition(
         overlay = WriteOverlay(opened.store, cache.limit_bytes, cache.entries)
         with _controller(spec, overlay) as controller:
             runner, states = _open_operator(spec, partition, controller)
+            transfers = Transfers()
             try:
-                with controller.calls:
-                    yield from runner.run(batches)
+                with controller.calls, closing(runner.run(transfers.awaited(batches))) as output:
+                    for out in output:
+                        yield from transfers.taken(out)
             finally:
                 spec.operator.close()
-            record = _commit(spec, partition, opened, runner, states, time.perf_counter() - started)
+            seconds = {"run_seconds": time.perf_counter() - started} | transfers.statistics()
+            record = _commit(spec, partition, opened, runner, states, seconds)
             # Named by what this attempt has made: if another one is committed, nobody asks for it.
             cache.keep(record.content.lineage, overlay.release())
             yield record
@@ -142,7 +147,7 @@ def _commit(
     opened: PartitionStore,
     runner: Runner,
     states: list[StateSpec],
-    seconds: float,
+    seconds: dict[str, float],
 ) -> CommitRecord:
     began = time.perf_counter()
     changes = runner.controller.overlay.changes()
@@ -151,12 +156,11 @@ def _commit(
     counts = runner.controller.statistics()
     store = opened.store.statistics()
     statistics = {name: float(value) for name, value in counts.items() if not name.endswith(_NOT_SUMMED)}
-    statistics |= opened.restored
+    statistics |= opened.restored | seconds
     statistics |= {
         "rows_in": runner.rows_in,
         "rows_out": runner.rows_out,
         "keys": runner.keys,
-        "run_seconds": seconds,
         "commit_seconds": committed,
         "delta_bytes": sum(
             delta.file.size_bytes for delta in content.deltas if delta.batch_id == spec.batch_id

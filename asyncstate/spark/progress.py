@@ -86,6 +86,9 @@ SECONDS: Final = {
     "io_wait_seconds": "io_wait_seconds",
     "call_wait_seconds": "call_wait_seconds",
     "restore_seconds": "restore_seconds",
+    "input_seconds": "input_seconds",
+    "output_seconds": "output_seconds",
+    "read_batch_seconds": "list_get_seconds",
     "run_seconds": "run_seconds",
     "commit_seconds": "commit_seconds",
 }

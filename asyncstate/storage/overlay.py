@@ -353,7 +353,8 @@ class WriteOverlay:
         """Return the counters; ``reads`` = ``hits`` (from memory) + ``misses``.
 
         ``cache_carried``: entries that an earlier micro-batch left; ``cache_evictions``: entries dropped for want
-        of room; ``store_reads``: keys that reached the store, by single and by list gets.
+        of room; ``store_reads``: keys that reached the store, by single and by list gets;
+        ``list_get_seconds``: what the task's own thread spent in list gets.
         """
         self._note_cache_bytes()
         return {
@@ -363,6 +364,7 @@ class WriteOverlay:
             "store_reads": self._store_reads,
             "list_gets": self._list_gets,
             "list_get_keys": self._list_get_keys,
+            "list_get_seconds": self._timed_seconds,
             "scans": self._scans,
             "changes": len(self._writes),
             "change_bytes": self.bytes_written,
