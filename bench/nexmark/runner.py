@@ -19,7 +19,7 @@ import duckdb
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import ConfigurationError
-from asyncstate.spark import StreamingJob, build_session
+from asyncstate.spark import StreamingJob
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.config import GeneratorConfig
 from bench.nexmark.events import narrow
@@ -28,6 +28,7 @@ from bench.nexmark.oracle import QUERIES, register_events
 from bench.nexmark.queries import PLANS
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
 from bench.report import QueryResult
+from bench.session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
     from asyncstate.spark import BatchStatistics, MicroBatch
 
-_ROOT = Path(__file__).resolve().parents[2]
-_PROGRESS_UPDATES = 100_000
 _WARM_UP_EVENTS = 10_000
 _WARM_UP_BATCHES = 2
 
@@ -81,20 +80,7 @@ def start_session(settings: RunSettings) -> SparkSession:
 
     Raises EnvironmentSetupError if the machine has no JDK that Spark can start.
     """
-    conf = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "2g",
-        "spark.executorEnv.PYTHONPATH": str(_ROOT),
-        "spark.local.dir": str(settings.folder / "spark"),
-        "spark.log.level": "ERROR",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        "spark.sql.shuffle.partitions": str(settings.cores),
-        "spark.sql.streaming.numRecentProgressUpdates": str(_PROGRESS_UPDATES),
-        "spark.sql.warehouse.dir": str(settings.folder / "warehouse"),
-        "spark.ui.enabled": "false",
-    }
-    return build_session("asyncstate-nexmark", f"local[{settings.cores}]", conf | CODEGEN_SETTINGS)
+    return local_session("asyncstate-nexmark", settings.folder, settings.cores, CODEGEN_SETTINGS)
 
 
 class NexmarkRunner:
