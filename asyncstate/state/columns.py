@@ -1,64 +1,27 @@
-"""Column state: one row of typed columns a key, read and written for many keys at once.
+"""Declarations of the column states of one row a key, and what both column states share.
 
-Owns: ``ColumnState``, the state of bundle-grain operators, and its descriptor.
-Invariant: for the same rows the stored bytes are those that ``RowCodec`` gives row by row.
+Owns: ``ColumnStateDescriptor`` and ``row_codec``; the state itself is in ``column_state``, with a time to live in
+``ttl_columns``.
 Must not import storage, execution or operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, encode_namespace, schema_from_text, schema_to_text
-from asyncstate.futures import StateFuture
-from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, OperatorContext, StateDescriptor
+from asyncstate.codec import RowCodec, schema_from_text, schema_to_text
+from asyncstate.operator import OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
+from asyncstate.state.column_expiry import column_expiry_of
+from asyncstate.state.column_state import Columns, ColumnState, TimeRange
+from asyncstate.state.ttl import StateTtl, check_ttl, ttl_texts
+from asyncstate.state.ttl_columns import TtlColumnState
 from asyncstate.state.versions import evolved, older_values
 
-_GROUP_BYTES = 2
-_PREFIX_BYTES = _GROUP_BYTES + 1  # group and state id
-_NAMESPACE_BYTES = 8
-
-
-@dataclass(frozen=True)
-class Columns:
-    """State rows for the u keys of a KeyBatch.
-
-    ``columns`` has an array (u) a field of the state's schema, null where there is no row; ``present`` (u) tells
-    where there is one.
-    """
-
-    columns: list[pa.Array]
-    present: npt.NDArray[np.bool_]
-
-    def numpy(self, index: int, fill: float = 0) -> npt.NDArray[np.generic]:
-        """Field ``index`` as numpy (u), missing rows and nulls as ``fill``."""
-        column = self.columns[index]
-        if column.null_count:
-            column = column.fill_null(pa.scalar(fill, column.type))
-        values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False)
-        return values
-
-
-@dataclass(frozen=True)
-class TimeRange:
-    """Entries of a time-first state, in order of (key group, namespace, key): m rows."""
-
-    store_keys: list[bytes]
-    namespaces: npt.NDArray[np.int64]
-    key_columns: list[pa.Array]
-    columns: list[pa.Array]
-
-    @property
-    def num_rows(self) -> int:
-        """m."""
-        return len(self.store_keys)
+__all__ = ["ColumnState", "ColumnStateDescriptor", "Columns", "TimeRange", "row_codec"]
 
 
 @dataclass(frozen=True)
@@ -68,24 +31,33 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
     ``time_first``: the state has a namespace (int64, a window end or a time in microseconds) that is ordered
     before the key, so that all entries up to a time can be read as ranges. ``fixed_fields``: no field may be added to
     a stored state, not even a nullable one, because a row that was written without it would tell something else.
+    ``ttl``: rows expire, each by itself.
     """
 
     name: str
     schema: pa.Schema
     time_first: bool = False
     fixed_fields: bool = False
+    ttl: StateTtl | None = None
     kind: ClassVar[str] = "column"
 
+    def __post_init__(self) -> None:
+        check_ttl(self.name, self.ttl)
+
     def type_texts(self) -> dict[str, str]:
-        """Schema and layout."""
-        return {"value": schema_to_text(self.schema), "layout": "time-first" if self.time_first else "key"}
+        """Schema, layout and what the ttl is measured in."""
+        layout = "time-first" if self.time_first else "key"
+        return {"value": schema_to_text(self.schema), "layout": layout, **ttl_texts(self.ttl)}
 
     def bind(
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> ColumnState:
         """See ``StateDescriptor``."""
         codec = row_codec(context.uid, self.name, self.schema, self.type_texts(), stored)
-        return ColumnState(self, sink, state_id, codec, context)
+        if self.ttl is None:
+            return ColumnState(sink, state_id, codec, context)
+        owner = f"operator '{context.uid}', state '{self.name}'"
+        return TtlColumnState(sink, state_id, codec, context, column_expiry_of(self.ttl, context, owner))
 
 
 def row_codec(
@@ -95,111 +67,3 @@ def row_codec(
     kept = types if stored is None else evolved(uid, name, types, stored)
     older = [schema_from_text(text) for text in older_values(kept)]
     return RowCodec(schema, older, owner=f"state '{name}' of operator '{uid}'")
-
-
-class ColumnState:
-    """One row a key (and namespace). Keys come as a ``KeyBatch`` of u sorted unique keys."""
-
-    def __init__(
-        self,
-        descriptor: ColumnStateDescriptor,
-        sink: StateSink,
-        state_id: int,
-        codec: RowCodec,
-        context: OperatorContext,
-    ) -> None:
-        self._descriptor = descriptor
-        self._sink = sink
-        self._id = state_id
-        self._codec = codec
-        self._groups = context.key_groups
-        self._key_codec = KeyCodec(
-            [field.type for field in context.key_schema],
-            list(context.key_schema.names),
-            context.max_parallelism,
-        )
-        self._page_size = context.page_size
-
-    def get(self, keys: KeyBatch) -> Columns:
-        """The rows of ``keys``."""
-        return self._decode(self._sink.get_many(keys.store_keys(self._id)))
-
-    def async_get(self, keys: KeyBatch) -> StateFuture[Columns]:
-        """A future of the rows of ``keys``."""
-        return self._sink.async_get_many(keys.store_keys(self._id)).then_apply(self._decode)
-
-    def prefetch(self, keys: KeyBatch) -> None:
-        """Start loading the rows of ``keys`` while other work goes on."""
-        self._sink.prefetch(keys.store_keys(self._id))
-
-    def put(self, keys: KeyBatch, columns: Sequence[pa.Array]) -> None:
-        """Write one row a key: an array (u) a field."""
-        self._sink.put_many(keys.store_keys(self._id), self._codec.encode(columns))
-
-    def remove(self, keys: KeyBatch) -> None:
-        """Remove the rows of ``keys``."""
-        self._sink.delete_many(keys.store_keys(self._id))
-
-    def write(self, keys: KeyBatch, columns: Sequence[pa.Array], keep: npt.NDArray[np.bool_]) -> None:
-        """Write the rows where ``keep`` (u) is true, remove the others."""
-        if keep.all():
-            self.put(keys, columns)
-            return
-        mask = pa.array(keep)
-        self.put(keys.select(keep), [column.filter(mask) for column in columns])
-        self.remove(keys.select(~keep))
-
-    def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        """Remove entries that ``up_to`` returned."""
-        self._sink.delete_many(store_keys)
-
-    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:
-        """All entries with start <= namespace <= ``until``, page by page; time-first states only.
-
-        Entries may be written or removed between pages. Order: key group, namespace, key.
-        """
-        pages: list[tuple[bytes, bytes]] = []
-        for group in self._groups:
-            for page in self._pages(group.to_bytes(_GROUP_BYTES, "big"), start, until):
-                pages.extend(page)
-                if len(pages) >= self._page_size:
-                    yield self._time_range(pages)
-                    pages = []
-        if pages:
-            yield self._time_range(pages)
-
-    def _pages(self, group: bytes, start: int, until: int) -> Iterator[list[tuple[bytes, bytes]]]:
-        prefix = group + bytes([self._id])
-        position = prefix + encode_namespace(start)
-        end = (
-            group + bytes([self._id + 1]) if until == MAX_WATERMARK else prefix + encode_namespace(until + 1)
-        )
-        while True:
-            page = self._sink.scan(position, end, self._page_size)
-            if page:
-                yield page
-            if len(page) < self._page_size:
-                return
-            position = page[-1][0] + b"\0"
-
-    def _time_range(self, entries: list[tuple[bytes, bytes]]) -> TimeRange:
-        store_keys = [key for key, _ in entries]
-        values: list[bytes | None] = [value for _, value in entries]
-        columns, _ = self._codec.decode(values)
-        return TimeRange(
-            store_keys=store_keys,
-            namespaces=_namespaces(store_keys),
-            key_columns=self._key_codec.decode(store_keys, _PREFIX_BYTES + _NAMESPACE_BYTES),
-            columns=columns,
-        )
-
-    def _decode(self, values: list[bytes | None]) -> Columns:
-        columns, present = self._codec.decode(values)
-        return Columns(columns, present)
-
-
-def _namespaces(store_keys: list[bytes]) -> npt.NDArray[np.int64]:
-    """The namespaces of time-first store keys: 8 bytes behind the prefix, big endian with the sign bit flipped."""
-    packed = b"".join([key[_PREFIX_BYTES : _PREFIX_BYTES + _NAMESPACE_BYTES] for key in store_keys])
-    biased = np.frombuffer(packed, dtype=">u8").astype(np.uint64)
-    return (biased ^ np.uint64(1 << 63)).view(np.int64)

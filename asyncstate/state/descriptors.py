@@ -29,7 +29,7 @@ from asyncstate.state.binding import NO_NAMESPACE, Binding
 from asyncstate.state.expiry import expiry_of
 from asyncstate.state.listing import ListState
 from asyncstate.state.mapping import MapState
-from asyncstate.state.ttl import StateTtl
+from asyncstate.state.ttl import StateTtl, check_ttl, ttl_texts
 from asyncstate.state.ttl_listing import TtlListState
 from asyncstate.state.ttl_states import TtlMapState, TtlValueState
 from asyncstate.state.value import ValueState
@@ -78,10 +78,7 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
-        if self.ttl is not None and not isinstance(self.ttl, StateTtl):
-            raise StateDeclarationError(
-                f"state '{self.name}': ttl={self.ttl!r} is no time to live; give StateTtl('10 minutes')"
-            )
+        check_ttl(self.name, self.ttl)
 
     def _value_field(self, attribute: str) -> None:
         """Check the value type in ``attribute`` and spell shorthands out."""
@@ -107,12 +104,11 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
         return arrow_type
 
     def _texts(self, value_type: pa.DataType | None) -> dict[str, str]:
-        texts = {
+        return {
             "value": PICKLED if value_type is None else type_to_text(value_type),
             "namespaced": "yes" if self.namespaced else "no",
+            **ttl_texts(self.ttl),
         }
-        # Only where there is one: the texts of states without stay what they are in every checkpoint.
-        return texts if self.ttl is None else {**texts, "ttl": str(self.ttl.time)}
 
     def _codec(
         self, value_type: pa.DataType | None, uid: str, stored: dict[str, str] | None

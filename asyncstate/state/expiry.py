@@ -143,14 +143,18 @@ class Expiry:
 
 
 def expiry_of(ttl: StateTtl, sink: StateSink, context: OperatorContext, owner: str) -> Expiry:
-    """The Expiry of a state in the micro-batch of ``context``; StateDeclarationError naming ``owner`` for a time to
-    live in event time where no input has any."""
+    """The Expiry of a state in the micro-batch of ``context``; see ``checked_time``."""
+    return Expiry(ttl, sink, checked_time(ttl, context, owner))
+
+
+def checked_time(ttl: StateTtl, context: OperatorContext, owner: str) -> int:
+    """``time_of``; StateDeclarationError naming ``owner`` for a time to live in event time where no input has any."""
     if ttl.time is TtlTime.EVENT and all(spec.event_time is None for spec in context.inputs):
         raise StateDeclarationError(
             f"{owner}: its time to live is in event time, but no input has an event time; declare event_time (and a "
             "watermark delay) on an input, or use StateTtl(..., time='processing')"
         )
-    return Expiry(ttl, sink, time_of(ttl, context))
+    return time_of(ttl, context)
 
 
 def time_of(ttl: StateTtl, context: OperatorContext) -> int:

@@ -55,6 +55,7 @@ class ListHeads:
 
     ``blocks`` (u) are the heads as stored. int64 arrays (u), zero where there is no list: ``chunks`` and
     ``sealed_rows`` count the sealed chunks and their rows, ``rows`` and ``width`` are of the head's own rows.
+    ``moment``: when they were read (see ``WrittenKeys``; always 0 without a ttl whose reads renew).
     """
 
     store_keys: list[bytes]
@@ -63,10 +64,11 @@ class ListHeads:
     sealed_rows: Int64Array
     rows: Int64Array
     width: Int64Array
+    moment: int = 0
 
     @property
     def counts(self) -> Int64Array:
-        """Rows of each key (u), sealed ones included."""
+        """Rows of each key (u), sealed ones included, and those that have expired but are still stored."""
         return self.sealed_rows + self.rows
 
     def select(self, chosen: BoolArray) -> ListHeads:
@@ -82,13 +84,14 @@ class ListHeads:
             self.sealed_rows[indices],
             self.rows[indices],
             self.width[indices],
+            self.moment,
         )
 
 
-def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str) -> ListHeads:
+def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str, moment: int = 0) -> ListHeads:
     """The heads of lists; CodecError naming ``owner`` if one is cut short."""
     fields = _headers([_NO_BLOCK if block is None else block for block in blocks], owner)
-    return ListHeads(store_keys, blocks, *fields)
+    return ListHeads(store_keys, blocks, *fields, moment)
 
 
 def empty_heads(store_keys: list[bytes]) -> ListHeads:

@@ -30,9 +30,16 @@ def merged_entries(
 
 def range_entries(sink: StateSink, start: bytes, end: bytes, page_size: int) -> Iterator[Entry]:
     """The entries with start <= key < end, ascending, read page by page."""
+    for page in range_pages(sink, start, end, page_size):
+        yield from page
+
+
+def range_pages(sink: StateSink, start: bytes, end: bytes, page_size: int) -> Iterator[Page]:
+    """The same in lists of ``page_size`` entries, the last one shorter; none is empty."""
     while True:
         page = sink.scan(start, end, page_size)
-        yield from page
+        if page:
+            yield page
         if len(page) < page_size:
             return
         start = page[-1][0] + _AFTER

@@ -90,6 +90,20 @@ class ExpiringState(Protocol):
         """Remove what has expired from a key group (2 bytes); the number of values, map entries or elements."""
 
 
+def check_ttl(name: str, ttl: object) -> None:
+    """Raise StateDeclarationError unless the state ``name`` may be declared with ``ttl``."""
+    if ttl is not None and not isinstance(ttl, StateTtl):
+        raise StateDeclarationError(
+            f"state '{name}': ttl={ttl!r} is no time to live; give StateTtl('10 minutes')"
+        )
+
+
+def ttl_texts(ttl: StateTtl | None) -> dict[str, str]:
+    """What a declaration with ``ttl`` adds to the type texts that a stored state keeps."""
+    # Only where there is one: the texts of states without stay what they are in every checkpoint.
+    return {} if ttl is None else {"ttl": str(ttl.time)}
+
+
 def _option(name: str, options: type[E], given: str) -> E:
     try:
         return options(given)

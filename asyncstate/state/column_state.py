@@ -1,0 +1,181 @@
+"""Column state: one row of typed columns a key, read and written for many keys at once.
+
+Owns: ``ColumnState``, the state of bundle-grain operators, and what its reads give; ``columns`` declares it.
+Invariant: for the same rows the stored bytes are those that ``RowCodec`` gives row by row.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, encode_namespace
+from asyncstate.codec.key_fields import payload_storage
+from asyncstate.futures import StateFuture
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, OperatorContext
+from asyncstate.requests import Page, StateSink
+from asyncstate.state.list_column_state import ListColumnState
+from asyncstate.state.ranges import range_pages
+
+Int64Array = npt.NDArray[np.int64]
+
+_GROUP_BYTES = 2
+_PREFIX_BYTES = _GROUP_BYTES + 1  # group and state id
+_NAMESPACE_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Columns:
+    """State rows for the u keys of a KeyBatch.
+
+    ``columns`` has an array (u) a field of the state's schema, null where there is no row; ``present`` (u) tells
+    where there is one.
+    """
+
+    columns: list[pa.Array]
+    present: npt.NDArray[np.bool_]
+
+    def numpy(self, index: int, fill: float = 0) -> npt.NDArray[np.generic]:
+        """Field ``index`` as numpy (u), missing rows and nulls as ``fill``."""
+        column = self.columns[index]
+        if column.null_count:
+            column = column.fill_null(pa.scalar(fill, column.type))
+        values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False)
+        return values
+
+
+@dataclass(frozen=True)
+class TimeRange:
+    """Entries of a time-first state, in order of (key group, namespace, key): m rows."""
+
+    store_keys: list[bytes]
+    namespaces: npt.NDArray[np.int64]
+    key_columns: list[pa.Array]
+    columns: list[pa.Array]
+
+    @property
+    def num_rows(self) -> int:
+        """m."""
+        return len(self.store_keys)
+
+
+class ColumnState:
+    """One row a key (and namespace). Keys come as a ``KeyBatch`` of u sorted unique keys."""
+
+    def __init__(self, sink: StateSink, state_id: int, codec: RowCodec, context: OperatorContext) -> None:
+        self._sink = sink
+        self._id = state_id
+        self._codec = codec
+        self._groups = context.key_groups
+        self._key_codec = KeyCodec(
+            [field.type for field in context.key_schema],
+            list(context.key_schema.names),
+            context.max_parallelism,
+        )
+        self._page_size = context.page_size
+
+    def stamps_at(self, times: Int64Array | None, count: int) -> Int64Array | None:
+        """What to give as ``stamps``: of ``count`` keys, or of rows whose event times are ``times`` (``count``
+        microseconds; None: there are none). None without a ttl."""
+        return None
+
+    def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
+        """The rows of ``keys``.
+
+        With a ttl whose reads renew, live rows get ``stamps`` (u, from ``stamps_at``; None: of this micro-batch), or
+        stay as they are with ``renew`` False.
+        """
+        return self._decode(self._sink.get_many(keys.store_keys(self._id)))
+
+    def async_get(
+        self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
+    ) -> StateFuture[Columns]:
+        """A future of the same."""
+        return self._sink.async_get_many(keys.store_keys(self._id)).then_apply(self._decode)
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        """Start loading the rows of ``keys`` while other work goes on."""
+        self._sink.prefetch(keys.store_keys(self._id))
+
+    def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
+        """Write one row a key: an array (u) a field; ``stamps`` as in ``get``."""
+        self._sink.put_many(keys.store_keys(self._id), self._codec.encode(columns))
+
+    def remove(self, keys: KeyBatch) -> None:
+        """Remove the rows of ``keys``."""
+        self._sink.delete_many(keys.store_keys(self._id))
+
+    def write(
+        self,
+        keys: KeyBatch,
+        columns: Sequence[pa.Array],
+        keep: npt.NDArray[np.bool_],
+        stamps: Int64Array | None = None,
+    ) -> None:
+        """Write the rows where ``keep`` (u) is true, remove the others."""
+        if keep.all():
+            self.put(keys, columns, stamps)
+            return
+        mask = pa.array(keep)
+        self.put(
+            keys.select(keep),
+            [column.filter(mask) for column in columns],
+            None if stamps is None else stamps[keep],
+        )
+        self.remove(keys.select(~keep))
+
+    def take_along(self, lists: ListColumnState) -> None:
+        """Have the clean-up remove the ``lists`` of every key whose row expires; nothing without a ttl."""
+
+    def remove_entries(self, store_keys: Sequence[bytes]) -> None:
+        """Remove entries that ``up_to`` returned."""
+        self._sink.delete_many(store_keys)
+
+    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:
+        """All entries with start <= namespace <= ``until``, page by page; time-first states only.
+
+        Entries may be written or removed between pages. Order: key group, namespace, key.
+        """
+        pages: Page = []
+        for group in self._groups:
+            for page in self._pages(group.to_bytes(_GROUP_BYTES, "big"), start, until):
+                pages.extend(page)
+                if len(pages) >= self._page_size:
+                    yield self._time_range(pages)
+                    pages = []
+        if pages:
+            yield self._time_range(pages)
+
+    def _pages(self, group: bytes, start: int, until: int) -> Iterator[Page]:
+        prefix = group + bytes([self._id])
+        end = (
+            group + bytes([self._id + 1]) if until == MAX_WATERMARK else prefix + encode_namespace(until + 1)
+        )
+        return range_pages(self._sink, prefix + encode_namespace(start), end, self._page_size)
+
+    def _time_range(self, entries: Page) -> TimeRange:
+        store_keys = [key for key, _ in entries]
+        values: list[bytes | None] = [value for _, value in entries]
+        columns, _ = self._codec.decode(values)
+        return TimeRange(
+            store_keys=store_keys,
+            namespaces=_namespaces(store_keys),
+            key_columns=self._key_codec.decode(store_keys, _PREFIX_BYTES + _NAMESPACE_BYTES),
+            columns=columns,
+        )
+
+    def _decode(self, values: list[bytes | None]) -> Columns:
+        columns, present = self._codec.decode(values)
+        return Columns(columns, present)
+
+
+def _namespaces(store_keys: list[bytes]) -> npt.NDArray[np.int64]:
+    """The namespaces of time-first store keys: 8 bytes behind the prefix, big endian with the sign bit flipped."""
+    packed = b"".join([key[_PREFIX_BYTES : _PREFIX_BYTES + _NAMESPACE_BYTES] for key in store_keys])
+    matrix = np.frombuffer(packed, np.uint8).reshape(-1, _NAMESPACE_BYTES)
+    return payload_storage(matrix, np.dtype(np.int64))
