@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.times import event_times
 from asyncstate.errors import SchemaError
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
@@ -148,7 +149,7 @@ class Deduplicate(BundleOperator):
             # By arrival the newest row wins; with the time in the key all rows of a key are of one time.
             return old.present & (self.keep == "last")
         assert bundle.times is not None
-        stored = _microseconds(old.columns[self._payload.index(self._time)])
+        stored = event_times(old.columns[self._payload.index(self._time)])
         new = bundle.times[chosen]
         return old.present & (stored <= new if self.keep == "last" else new < stored)
 
@@ -172,11 +173,3 @@ def extreme_rows(times: Int64Array, groups: Groups, last: bool) -> Int64Array:
         ends = groups.starts + groups.sizes
         return groups.order[hits[np.searchsorted(hits, ends) - 1]]
     return groups.order[hits[np.searchsorted(hits, groups.starts)]]
-
-
-def _microseconds(column: pa.Array) -> Int64Array:
-    """Stored times as int64 microseconds, rounded as the bundle's are; 0 where there is no row."""
-    if column.type.unit != "us":
-        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-    numbers = column.view(pa.int64())
-    return np.asarray((numbers.fill_null(0) if numbers.null_count else numbers).to_numpy())

@@ -1,6 +1,6 @@
 """Timestamps inside Arrow types, at any depth, as the integers that rows carry.
 
-Owns: ``in_microseconds``, ``has_timestamps`` and ``integers``.
+Owns: ``in_microseconds``, ``has_timestamps``, ``integers`` and ``event_times``.
 Invariant: only timestamps change; time zones are kept, since an instant is the same number in every zone.
 Must not import anything of the project.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 
@@ -44,6 +46,15 @@ def microsecond_struct(schema: pa.Schema) -> pa.DataType:
 def integers(column: pa.Array) -> pa.Array:
     """The column with its timestamps as the int64 that is stored, of their unit; as it is without any."""
     return column.cast(_as_integers(column.type)) if has_timestamps(column.type) else column
+
+
+def event_times(column: pa.Array) -> npt.NDArray[np.int64]:
+    """A timestamp column as int64 microseconds; what is finer is cut off, nulls are 0."""
+    if column.type.unit != "us":
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    numbers = column.view(pa.int64())
+    times: npt.NDArray[np.int64] = (numbers.fill_null(0) if numbers.null_count else numbers).to_numpy()
+    return times
 
 
 def _mapped(arrow_type: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
-from asyncstate.codec.times import in_microseconds, integers
+from asyncstate.codec.times import event_times, in_microseconds, integers
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.spec import InputBatch
@@ -70,10 +70,7 @@ def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
 
 def microseconds(column: pa.Array) -> npt.NDArray[np.int64]:
     """A timestamp column without nulls as int64 microseconds."""
-    if column.type.unit != "us":
-        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-    times: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
-    return times
+    return event_times(column)
 
 
 def python_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
