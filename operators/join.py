@@ -20,6 +20,8 @@ from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.list_columns import ListColumns
+from asyncstate.state.ttl import StateTtl, check_ttl
+from operators.expiring import key_times, row_times
 from operators.join_changes import Changes, insertions, multiset_changes, row_ids, unique_changes
 from operators.join_condition import Condition, JoinCondition
 from operators.join_core import (
@@ -80,6 +82,11 @@ class Join(BundleOperator):
     A retraction of a row that is not there is dropped and counted (``retractions_without_state``). Rows with
     a null key are not stored, since they never match: where they are padded a retraction is believed.
 
+    ``left_ttl`` and ``right_ttl``: how long a row of that input is kept. A row that has expired is not there: it meets
+    nothing, counts as nobody's partner, and its retraction finds nothing. Expiry itself puts nothing out. With reads
+    that renew, a row is renewed when rows of the other input come for its key. With a ttl, a stored row that is taken
+    back and comes again unchanged is stored and put out anew, so that what it keeps alive stays alive.
+
     State: ``left`` and ``right``: all columns of the rows, under the join key: a list of rows, or one row
     where the key is unique. A bundle reads the other side's rows for its keys, and of its own side the sizes
     only, unless it takes rows back (or replaces them) or a condition asks who had a partner before. Partners
@@ -99,6 +106,8 @@ class Join(BundleOperator):
         right_unique: UniqueKey = None,
         suffixes: tuple[str, str] = ("", "_right"),
         null_safe: bool = False,
+        left_ttl: StateTtl | None = None,
+        right_ttl: StateTtl | None = None,
     ) -> None:
         check_choice(kind, get_args(JoinKind), "kind", _OWNER)
         check_condition(condition, _OWNER)
@@ -109,6 +118,9 @@ class Join(BundleOperator):
         )
         self.suffixes = suffixes
         self.null_safe = null_safe
+        self.ttl = (left_ttl, right_ttl)
+        for side, ttl in zip(_SIDES, self.ttl, strict=True):
+            check_ttl(_OWNER, ttl, f"{side}_ttl")
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Left columns, then right columns; only the left ones for semi and anti."""
@@ -129,8 +141,8 @@ class Join(BundleOperator):
         """See ``Operator``."""
         self._inputs = tuple(context.inputs)
         self._states: tuple[SideState, ...] = tuple(
-            (UniqueSide if unique == "join_key" else ListSide)(name, spec.schema, context)
-            for name, unique, spec in zip(_SIDES, self.unique, self._inputs, strict=True)
+            (UniqueSide if unique == "join_key" else ListSide)(name, spec.schema, context, ttl)
+            for name, unique, spec, ttl in zip(_SIDES, self.unique, self._inputs, self.ttl, strict=True)
         )
         self._dropped = context.counter("retractions_without_state")
         self._residual = (
@@ -155,7 +167,8 @@ class Join(BundleOperator):
         keys, row_keys = self._matchable(bundle)
         full = self._full(bundle, len(keys), row_keys)
         watch = rules(self.kind, side).watch
-        others = self._states[1 - side].async_rows(keys)
+        met = key_times(bundle, self.ttl[1 - side], row_keys, len(keys))
+        others = self._states[1 - side].async_rows(keys, met)
         own = self._states[side].async_own(keys, full, watch)
         return others.then_combine(
             own, lambda found, mine: self._join(bundle, keys, row_keys, found, mine, ctx)
@@ -215,7 +228,9 @@ class Join(BundleOperator):
             self._emit(side, rule, driving, others, emission, ctx)
         added = matchable[changes.added]
         columns = take_rows(bundle.batch.columns, added)
-        self._states[side].apply(keys, own, changes.removed, columns, row_keys[added])
+        times = row_times(bundle, self.ttl[side])
+        times = None if times is None else times[added]
+        self._states[side].apply(keys, own, changes.removed, columns, row_keys[added], times)
 
     def _changes(self, bundle: Bundle, matchable: Int64Array, row_keys: Int64Array, own: Own) -> Changes:
         """The net change of the rows that can match (indices into ``matchable``)."""
@@ -230,12 +245,13 @@ class Join(BundleOperator):
         groups = np.concatenate([stored.key_index, row_keys[matchable]])
         content = row_ids(columns, groups)
         size, unique = stored.num_rows, self.unique[side]
+        refresh = self.ttl[side] is not None
         if unique is None:
-            return multiset_changes(content[:size], content[size:], kinds)
+            return multiset_changes(content[:size], content[size:], kinds, refresh)
         names = self._inputs[side].schema.names
         chosen = [] if unique == "join_key" else [columns[names.index(name)] for name in unique]
         ids = row_ids(chosen, groups)
-        return unique_changes(ids[:size], content[:size], ids[size:], content[size:], kinds)
+        return unique_changes(ids[:size], content[:size], ids[size:], content[size:], kinds, refresh)
 
     def _partners_before(
         self, own: Own, others: Rows, num_keys: int, residual: Residual | None

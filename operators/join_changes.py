@@ -80,8 +80,13 @@ def _column_codes(column: pa.Array) -> tuple[Int64Array, int]:
     return encoded.indices.to_numpy().astype(np.int64), max(len(encoded.dictionary), 1)
 
 
-def multiset_changes(stored: Int64Array, rows: Int64Array, kinds: Int8Array) -> Changes:
-    """Changes where a row is known by its whole content: ids of m stored and n bundle rows, kinds (n)."""
+def multiset_changes(
+    stored: Int64Array, rows: Int64Array, kinds: Int8Array, refresh: bool = False
+) -> Changes:
+    """Changes where a row is known by its whole content: ids of m stored and n bundle rows, kinds (n).
+
+    With ``refresh`` a stored row that is taken back and comes again is a change: it goes, and comes as a new one.
+    """
     accumulate = accumulates(kinds)
     ids = int(max(stored.max(initial=-1), rows.max(initial=-1))) + 1
     segments = _Segments(rows)
@@ -91,11 +96,12 @@ def multiset_changes(stored: Int64Array, rows: Int64Array, kinds: Int8Array) -> 
     low = np.minimum(segments.running_min(have + segments.running_sum(sign)), 0)
     dropped = low < segments.previous(low, 0)
     sign[dropped] = 0
-    net = segments.total(sign)
     plus, minus = (sign > 0).astype(np.int64), (sign < 0).astype(np.int64)
+    coming, going = segments.total(plus), segments.total(minus)
+    cancel = np.maximum(going - have, 0) if refresh else np.minimum(coming, going)
     # Of what comes the last rows stay, of what goes the first ones: steps in between cancel out.
-    come = (plus > 0) & (segments.total(plus) - segments.running_sum(plus) < net)
-    go = (minus > 0) & (segments.running_sum(minus) <= -net)
+    come = (plus > 0) & (coming - segments.running_sum(plus) < coming - cancel)
+    go = (minus > 0) & (segments.running_sum(minus) <= going - cancel)
     driving = np.sort(segments.order[come | go])
     taken = np.bincount(segments.ids[go], minlength=ids)
     return Changes(
@@ -109,11 +115,17 @@ def multiset_changes(stored: Int64Array, rows: Int64Array, kinds: Int8Array) -> 
 
 
 def unique_changes(
-    stored: Int64Array, stored_content: Int64Array, rows: Int64Array, content: Int64Array, kinds: Int8Array
+    stored: Int64Array,
+    stored_content: Int64Array,
+    rows: Int64Array,
+    content: Int64Array,
+    kinds: Int8Array,
+    refresh: bool = False,
 ) -> Changes:
     """Changes where a row is known by a unique key: ids of the key and ids of the whole content.
 
-    An accumulated row replaces the stored row of its key, whether or not a retraction came first.
+    An accumulated row replaces the stored row of its key, whether or not a retraction came first; with ``refresh`` also
+    one of the same content.
     """
     num_rows, accumulate = len(rows), accumulates(kinds)
     ids = int(max(stored.max(initial=-1), rows.max(initial=-1))) + 1
@@ -125,7 +137,7 @@ def unique_changes(
     first, last = segments.order[segments.starts], segments.order[segments.ends]
     key = segments.ids[segments.starts]
     stays = accumulate[last]
-    differs = np.where(stays, content[last] != old[key], old[key] >= 0)
+    differs = np.where(stays, refresh | (content[last] != old[key]), old[key] >= 0)
     replaced = np.zeros(ids, np.bool_)
     replaced[key[differs]] = True
     removed = replaced[stored]

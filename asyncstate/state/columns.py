@@ -42,7 +42,7 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
     kind: ClassVar[str] = "column"
 
     def __post_init__(self) -> None:
-        check_ttl(self.name, self.ttl)
+        check_ttl(f"state '{self.name}'", self.ttl)
 
     def type_texts(self) -> dict[str, str]:
         """Schema, layout and what the ttl is measured in."""

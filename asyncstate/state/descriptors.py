@@ -78,7 +78,7 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
-        check_ttl(self.name, self.ttl)
+        check_ttl(f"state '{self.name}'", self.ttl)
 
     def _value_field(self, attribute: str) -> None:
         """Check the value type in ``attribute`` and spell shorthands out."""

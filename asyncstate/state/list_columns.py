@@ -40,7 +40,7 @@ class ListColumnStateDescriptor(StateDescriptor["ListColumnState"]):
     kind: ClassVar[str] = "list-column"
 
     def __post_init__(self) -> None:
-        check_ttl(self.name, self.ttl)
+        check_ttl(f"state '{self.name}'", self.ttl)
 
     def type_texts(self) -> dict[str, str]:
         """Schema, layout and what the ttl is measured in."""

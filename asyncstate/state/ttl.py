@@ -90,11 +90,11 @@ class ExpiringState(Protocol):
         """Remove what has expired from a key group (2 bytes); the number of values, map entries or elements."""
 
 
-def check_ttl(name: str, ttl: object) -> None:
-    """Raise StateDeclarationError unless the state ``name`` may be declared with ``ttl``."""
+def check_ttl(owner: str, ttl: object, name: str = "ttl") -> None:
+    """Raise StateDeclarationError unless ``ttl``, the argument ``name`` of ``owner``, is a time to live or None."""
     if ttl is not None and not isinstance(ttl, StateTtl):
         raise StateDeclarationError(
-            f"state '{name}': ttl={ttl!r} is no time to live; give StateTtl('10 minutes')"
+            f"{owner}: {name}={ttl!r} is no time to live; give StateTtl('10 minutes')"
         )
 
 
