@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import event_times
 from asyncstate.errors import SchemaError
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.ttl import StateTtl, check_ttl
 from operators.changes import arrival_order, distinct_rows, net_changes, take_changes
+from operators.expiring import key_times, row_times
 from operators.grouping import Groups
 
 BoolArray = npt.NDArray[np.bool_]
@@ -42,6 +43,9 @@ class Deduplicate(BundleOperator):
     times "first" keeps the earlier arrival, "last" the later one. Rows without an event time never reach the
     operator: they are dropped and counted before.
 
+    ``ttl``: a key that has expired counts as unseen. With a ttl a row that takes the place of an equal one is stored
+    and put out, too, so that what it keeps alive stays alive.
+
     State: ``rows``, the columns that are not key (the key gives the others); first by arrival keeps only a
     mark a key. The input must be insert-only.
 
@@ -56,6 +60,7 @@ class Deduplicate(BundleOperator):
         keep: Literal["first", "last"] = "first",
         time: Literal["event", "processing"] = "event",
         emit_update_before: bool = True,
+        ttl: StateTtl | None = None,
     ) -> None:
         if keep not in ("first", "last"):
             raise SchemaError(f"{_OWNER}: keep is {keep!r}; choose 'first' or 'last'")
@@ -64,6 +69,8 @@ class Deduplicate(BundleOperator):
         self.keep = keep
         self.time = time
         self.emit_update_before = emit_update_before
+        check_ttl(_OWNER, ttl)
+        self.ttl = ttl
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """The input's columns."""
@@ -94,7 +101,9 @@ class Deduplicate(BundleOperator):
         fields = [spec.schema.field(index).with_nullable(True) for index in self._payload]
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = pa.schema([_MARK] if self._marks_only or not self._payload else fields)
-        self._state: ColumnState = context.get_state(ColumnStateDescriptor("rows", schema))
+        self._state: ColumnState = context.get_state(ColumnStateDescriptor("rows", schema, ttl=self.ttl))
+        # A mark says all of a key whose rows are all alike, unless newer ones are to keep it alive.
+        self._marks_only |= not self._payload and (self.keep == "first" or self.ttl is None)
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""
@@ -104,9 +113,10 @@ class Deduplicate(BundleOperator):
         """See ``BundleOperator``."""
         if not bundle.num_rows:
             return None
-        read = self._state.async_get(bundle.keys)
+        seen = key_times(bundle, self.ttl)
+        read = self._state.async_get(bundle.keys, self._state.stamps_at(seen, len(bundle.keys)))
         chosen = self._choose(bundle)  # while the read is under way
-        if self._marks_only or not self._payload:
+        if self._marks_only:
             return read.then_accept(lambda old: self._mark_new(bundle, chosen, old, ctx))
         return read.then_accept(lambda old: self._replace(bundle, chosen, old, ctx))
 
@@ -121,21 +131,21 @@ class Deduplicate(BundleOperator):
         unseen = ~old.present
         if not unseen.any():
             return
-        marked = bundle.keys.select(unseen)
-        self._state.put(marked, [pa.array(np.ones(len(marked), np.bool_))])
+        self._write(bundle, chosen, [_marks(len(chosen))], unseen)
         order = arrival_order(bundle.keys)
         rows = pa.array(chosen[order[unseen[order]]])
         ctx.emit([column.take(rows) for column in bundle.batch.columns])
 
     def _replace(self, bundle: Bundle, chosen: Int64Array, old: Columns, ctx: BundleContext) -> None:
         rows = pa.array(chosen)
-        new = [bundle.batch.column(index).take(rows) for index in self._payload]
+        new = [bundle.batch.column(index).take(rows) for index in self._payload] or [_marks(len(chosen))]
         keys = bundle.keys
         changed = self._takes_place(bundle, chosen, old)
-        changed[changed] = distinct_rows(old.columns, new, changed)
+        if self.ttl is None:  # otherwise a row like the one before keeps the key alive, here and further down
+            changed[changed] = distinct_rows(old.columns, new, changed)
         replaced = changed | ~old.present
         if replaced.any():
-            self._write(keys, new, replaced)
+            self._write(bundle, chosen, new, replaced)
         changes = net_changes(
             arrival_order(keys), old.present, np.ones(len(keys), np.bool_), changed, self.emit_update_before
         )
@@ -153,12 +163,19 @@ class Deduplicate(BundleOperator):
         new = bundle.times[chosen]
         return old.present & (stored <= new if self.keep == "last" else new < stored)
 
-    def _write(self, keys: KeyBatch, new: list[pa.Array], replaced: BoolArray) -> None:
-        if replaced.all():
-            self._state.put(keys, new)
-            return
-        mask = pa.array(replaced)
-        self._state.put(keys.select(replaced), [column.filter(mask) for column in new])
+    def _write(self, bundle: Bundle, chosen: Int64Array, new: list[pa.Array], replaced: BoolArray) -> None:
+        keys = bundle.keys
+        if not replaced.all():
+            mask = pa.array(replaced)
+            keys, chosen = keys.select(replaced), chosen[replaced]
+            new = [column.filter(mask) for column in new]
+        times = row_times(bundle, self.ttl)
+        times = None if times is None else times[chosen]
+        self._state.put(keys, new, self._state.stamps_at(times, len(chosen)))
+
+
+def _marks(count: int) -> pa.Array:
+    return pa.array(np.ones(count, np.bool_))
 
 
 def extreme_rows(times: Int64Array, groups: Groups, last: bool) -> Int64Array:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import OperatorContext
+from asyncstate.state.columns import ColumnState
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from operators.accumulators import Extreme
@@ -134,6 +135,18 @@ class MultisetState:
     def async_heads(self, keys: KeyBatch) -> StateFuture[ListHeads]:
         """A future of the sizes of the logs of ``keys``, to be given to ``update``."""
         return self._logs.async_heads(keys)
+
+    def expire_with(self, state: ColumnState) -> None:
+        """Have the logs go when the rows of the same keys in ``state`` expire."""
+        state.take_along(self._logs)
+
+    def forget(self, keys: KeyBatch, heads: ListHeads, expired: BoolArray) -> ListHeads:
+        """Remove the logs of the keys that are ``expired`` (u), if there are any; the heads as they are then."""
+        expired = expired & (heads.counts > 0)
+        if not expired.any():
+            return heads
+        self._logs.remove(keys.select(expired), heads.select(expired))
+        return heads.without(expired)
 
     def update(
         self, keys: KeyBatch, heads: ListHeads, changes: ValueCounts, new: list[pa.Array]

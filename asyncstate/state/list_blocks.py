@@ -87,6 +87,15 @@ class ListHeads:
             self.moment,
         )
 
+    def without(self, gone: BoolArray) -> ListHeads:
+        """The heads of all keys once the lists of some, a mask of u, have been removed."""
+        kept = np.where(gone, 0, 1)
+        blocks = [
+            None if is_gone else block for is_gone, block in zip(gone.tolist(), self.blocks, strict=True)
+        ]
+        numbers = (self.chunks * kept, self.sealed_rows * kept, self.rows * kept, self.width * kept)
+        return ListHeads(self.store_keys, blocks, *numbers, self.moment)
+
 
 def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str, moment: int = 0) -> ListHeads:
     """The heads of lists; CodecError naming ``owner`` if one is cut short."""
