@@ -67,7 +67,9 @@ def snapshot_if_due(
     if not base.rescaled and len(base.deltas) < snapshot_every_deltas:
         return None
     folder = snapshot_folder(uid, partition, batch_id, attempt)
-    return create_snapshot(lease.rocks, base.lineage, files, folder, base.snapshot)
+    # After a change of parallelism there are none: the sources' files hold other key groups.
+    present = PartitionManifest(partition, base.snapshot, base.deltas).files()
+    return create_snapshot(lease.rocks, base.lineage, files, folder, present)
 
 
 def upload_delta(

@@ -12,7 +12,6 @@ import functools
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -24,12 +23,11 @@ from asyncstate.errors import CheckpointCorruptionError, CheckpointError, Config
 from asyncstate.places import folder_of, is_uri, masked, scrubbed
 from asyncstate.storage.files import TEMPORARY_PREFIX, CheckpointFiles, LocalFiles, checked_name
 from asyncstate.storage.retries import Retries
+from asyncstate.storage.transfers import TRANSFERS_MAX, at_once
 
 T = TypeVar("T")
-A = TypeVar("A")
 
 _WHOLE_OBJECTS: Final = frozenset({"s3", "gcs", "abfs"})
-_TRANSFERS_MAX: Final = 8
 _DELETES_MAX: Final = 16
 _CHUNK_BYTES: Final = 8 << 20
 _SMALL_BYTES_MAX: Final = 4 << 20
@@ -116,7 +114,7 @@ class ObjectFiles(CheckpointFiles):
 
     def put_files(self, files: Iterable[tuple[Path, str]]) -> None:
         """Upload several files at a time."""
-        _at_once(_TRANSFERS_MAX, lambda file: self.put_file(*file), files)
+        at_once(TRANSFERS_MAX, lambda file: self.put_file(*file), files)
 
     def get_file(self, name: str, local: str | Path) -> None:
         """Download a file; after an error there is none at the local path."""
@@ -156,7 +154,7 @@ class ObjectFiles(CheckpointFiles):
 
     def delete_files(self, names: Iterable[str]) -> None:
         """Delete several objects at a time."""
-        _at_once(_DELETES_MAX, self.delete, names)
+        at_once(_DELETES_MAX, self.delete, names)
 
     def sweep(self, older_than_seconds: float = 3600.0) -> int:
         """Remove temporary files of killed writers; stores of whole objects have none."""
@@ -240,20 +238,3 @@ def _counts(info: fs.FileInfo) -> bool:
 
 def _is_temporary(name: str) -> bool:
     return name.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
-
-
-def _at_once(threads: int, action: Callable[[A], None], items: Iterable[A]) -> None:
-    """Run the action on all items; at the first error those not begun are left."""
-    work = list(items)
-    if len(work) < 2:
-        for item in work:
-            action(item)
-        return
-    with ThreadPoolExecutor(min(threads, len(work)), "checkpoint") as pool:
-        running = [pool.submit(action, item) for item in work]
-        try:
-            for done in running:
-                done.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,9 +21,10 @@ from asyncstate.storage.base import PartitionBase, group_bounds
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.delta import verify_file
 from asyncstate.storage.files import CheckpointFiles
-from asyncstate.storage.manifest import DeltaRef, FileRef, PartitionManifest
+from asyncstate.storage.manifest import DeltaRef, FileRef, PartitionManifest, SnapshotRef
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore, write_sst
-from asyncstate.storage.snapshot import restore_snapshot
+from asyncstate.storage.snapshot import snapshot_files, unlink_metadata
+from asyncstate.storage.transfers import TRANSFERS_MAX, at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class RestoreStatistics:
 
 
 class Fetcher:
-    """Fetches verified files; what the writing task left in ``kept`` (by base name) is not fetched again.
+    """Fetches verified files, several at a time; what the writing task left in ``kept`` (by base name) is not fetched
+    again.
 
     ``version`` is the one being restored: a damaged file's error says which older version to go back to.
     """
@@ -47,17 +50,19 @@ class Fetcher:
         self._kept = kept
         self.bytes_fetched = 0
 
-    def fetch(self, ref: FileRef, local: Path) -> None:
-        """Bring a file to a local path that does not exist yet, verified against its reference."""
-        if self._take_kept(ref, local):
-            return
+    def fetch(self, files: Iterable[tuple[FileRef, Path]]) -> None:
+        """Bring each file to its local path, which does not exist yet, verified against its reference."""
+        missing = [(ref, local) for ref, local in files if not self._take_kept(ref, local)]
+        at_once(TRANSFERS_MAX, lambda file: self._fetch(*file), missing)
+        self.bytes_fetched += sum(ref.size_bytes for ref, _ in missing)
+
+    def _fetch(self, ref: FileRef, local: Path) -> None:
         try:
             self._files.get_file(ref.name, local)
             verify_file(local, ref)
         except CheckpointCorruptionError as error:
             hint = Checkpoint(self._files).way_back(self._version, damaged=ref.name)
             raise CheckpointCorruptionError(f"{error}. {hint}") from error
-        self.bytes_fetched += ref.size_bytes
 
     def _take_kept(self, ref: FileRef, local: Path) -> bool:
         kept = None if self._kept is None else self._kept / Path(ref.name).name
@@ -71,19 +76,13 @@ class Fetcher:
         return True
 
 
-def advance(store: RocksDBStore, deltas: Iterable[DeltaRef], version: int, fetcher: Fetcher) -> None:
-    """Ingest the deltas in order; all are fetched and verified before the first one touches the store."""
-    folder = _scratch(store)
-    try:
-        fetched = []
-        for number, delta in enumerate(deltas):
-            local = folder / f"{number}.sst"
-            fetcher.fetch(delta.file, local)
-            fetched.append((local, delta.batch_id))
-        for local, batch_id in fetched:
-            store.ingest(local, batch_id)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def advance(store: RocksDBStore, deltas: Sequence[DeltaRef], version: int, fetcher: Fetcher) -> None:
+    """Ingest the deltas; all are fetched and verified before the first one touches the store."""
+    with _scratch(store.path) as folder:
+        files = _numbered(folder, deltas)
+        fetcher.fetch(files)
+        if files:
+            store.ingest([local for _, local in files], version)
     store.version = version
 
 
@@ -91,15 +90,29 @@ def build_store(path: Path, base: PartitionBase, fetcher: Fetcher, options: Rock
     """Make a new store folder with the content of ``base`` and return it open."""
     if base.rescaled:
         return restore_rescaled(path, base, fetcher, options)
-    if base.snapshot is not None:
-        restore_snapshot(fetcher.fetch, base.snapshot, path)
-    store = RocksDBStore(path, options, base.version)
-    try:
-        advance(store, base.deltas, base.version, fetcher)
-    except BaseException:
-        store.close()
-        raise
+    with _scratch(path) as folder:
+        deltas = _numbered(folder, base.deltas)
+        _fetch_all(fetcher, base.snapshot, path, deltas)
+        store = RocksDBStore(path, options, base.version)
+        try:
+            if deltas:
+                store.ingest([local for _, local in deltas], base.version)
+        except BaseException:
+            store.close()
+            raise
     return store
+
+
+def _fetch_all(
+    fetcher: Fetcher, snapshot: SnapshotRef | None, path: Path, deltas: list[tuple[FileRef, Path]]
+) -> None:
+    # All in one go: the deltas come while a large file of the snapshot is on its way.
+    if snapshot is None:
+        fetcher.fetch(deltas)
+        return
+    path.mkdir(parents=True)
+    fetcher.fetch([*snapshot_files(snapshot, path), *deltas])
+    unlink_metadata(path)
 
 
 def restore_rescaled(
@@ -108,19 +121,17 @@ def restore_rescaled(
     """Make a new store with the key groups that ``base`` takes from its sources, and their broadcast state."""
     assert base.groups is not None, "only a rescaled base has sources"
     store = RocksDBStore(path, options, base.version)
-    folder = _scratch(store)
     try:
-        entries = _entries(folder, base, fetcher, options)
-        first = next(entries, None)
-        if first is not None:  # RocksDB writes no empty SST file
-            collected = folder / "collected.sst"
-            write_sst(collected, chain([first], entries), options)
-            store.ingest(collected, base.version)
+        with _scratch(path) as folder:
+            entries = _entries(folder, base, fetcher, options)
+            first = next(entries, None)
+            if first is not None:  # RocksDB writes no empty SST file
+                collected = folder / "collected.sst"
+                write_sst(collected, chain([first], entries), options)
+                store.ingest([collected], base.version)
     except BaseException:
         store.close()
         raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return store
 
 
@@ -147,7 +158,15 @@ def _as_base(partition: PartitionManifest, version: int) -> PartitionBase:
     return PartitionBase(version, partition.snapshot, partition.deltas)
 
 
-def _scratch(store: RocksDBStore) -> Path:
-    folder = Path(f"{store.path}.scratch-{time.monotonic_ns():x}")
+def _numbered(folder: Path, deltas: Sequence[DeltaRef]) -> list[tuple[FileRef, Path]]:
+    return [(delta.file, folder / f"{number}.sst") for number, delta in enumerate(deltas)]
+
+
+@contextmanager
+def _scratch(path: str | Path) -> Iterator[Path]:
+    folder = Path(f"{path}.scratch-{time.monotonic_ns():x}")
     folder.mkdir()
-    return folder
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

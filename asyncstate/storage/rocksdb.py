@@ -109,6 +109,9 @@ def rocksdb_options(options: RocksDBOptions) -> Options:
     universal = UniversalCompactOptions()
     universal.size_ratio = 10
     universal.min_merge_width = 3
+    # A restored store starts with the deltas since its snapshot as runs of their own. Merged all at once they outweigh
+    # the runs below, which would then be rewritten as well before the first micro-batch could end.
+    universal.max_merge_width = 8
     universal.max_size_amplification_percent = 200
     opts = Options(raw_mode=True)
     opts.create_if_missing(True)
@@ -230,24 +233,30 @@ class RocksDBStore(KeyedStore):
             temporary = f"{self.path}.apply-{uuid.uuid4().hex}.sst"
             try:
                 write_sst(temporary, changes, self.options)
-                self.ingest(temporary, version)
+                self.ingest([temporary], version)
             finally:
                 Path(temporary).unlink(missing_ok=True)
         self.version = version
 
-    def ingest(self, sst_path: str | Path, version: int) -> None:
-        """Make an SST file part of the store: hard-linked if the file system can, else copied."""
+    def ingest(self, sst_paths: Sequence[str | Path], version: int) -> None:
+        """Make SST files part of the store, all or none; hard-linked if the file system can, else copied.
+
+        Of a key that several have, the last one's entry counts.
+        """
         db = self.db
-        # RocksDB unlinks a moved file: it gets a name of its own, so that the caller's name stays.
-        spare = f"{sst_path}.{uuid.uuid4().hex}.ingest"
+        # RocksDB unlinks moved files: they get names of their own, so that the caller's names stay.
+        spares = [f"{path}.{uuid.uuid4().hex}.ingest" for path in sst_paths]
         try:
+            linked = all(map(_hard_link, sst_paths, spares))
             ingestion = IngestExternalFileOptions()
-            ingestion.set_move_files(_hard_link(sst_path, spare))
-            db.ingest_external_file([spare if os.path.exists(spare) else str(sst_path)], ingestion)
+            ingestion.set_move_files(linked)
+            # In one call, so that compaction starts from all of them and not from the first few.
+            db.ingest_external_file(spares if linked else [str(path) for path in sst_paths], ingestion)
         except Exception as error:
-            raise self._failed(f"extended by {sst_path}", error) from error
+            raise self._failed(f"extended by {', '.join(map(str, sst_paths))}", error) from error
         finally:
-            Path(spare).unlink(missing_ok=True)
+            for spare in spares:
+                Path(spare).unlink(missing_ok=True)
         self.version = version
 
     def sorted_runs(self) -> int:

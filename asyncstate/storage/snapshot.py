@@ -1,7 +1,7 @@
-"""Snapshots: a full copy of one store in the checkpoint, uploading only files the previous snapshot lacks.
+"""Snapshots: a full copy of one store in the checkpoint, uploading only files that the checkpoint lacks.
 
 Owns: creating and restoring snapshots of a RocksDBStore. Invariants: a snapshot is RocksDB's own consistent
-set of files; a file is taken over from the previous snapshot only when its content is the same, by checksum.
+set of files; a file of the checkpoint is taken over only when its content is the same, by checksum.
 Must not import checkpoint or lease.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,13 +68,14 @@ def create_snapshot(
     lineage: str,
     files: CheckpointFiles,
     folder: str,
-    previous: SnapshotRef | None = None,
+    present: Iterable[FileRef] = (),
 ) -> SnapshotRef:
     """Copy the store's present version to the checkpoint under ``folder`` (unique to the attempt).
 
-    SST files that ``previous`` has with the same content are referenced, not uploaded again.
+    Files with the content of one in ``present``, which the checkpoint has and the snapshot may refer to, are not
+    uploaded again: those of the snapshot before that were not compacted since, and deltas that were not yet.
     """
-    shared = {} if previous is None else {(f.checksum, f.size_bytes): f for f in previous.files.values()}
+    shared = {(file.checksum, file.size_bytes): file for file in present}
     checksums = ChecksumCache(Path(f"{store.path}.checksums.json"))
     refs: dict[str, FileRef] = {}
     new: list[tuple[Path, str]] = []
@@ -113,18 +114,16 @@ def _frozen(store: RocksDBStore) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def restore_snapshot(fetch: Callable[[FileRef, Path], None], snapshot: SnapshotRef, folder: Path) -> None:
-    """Bring a snapshot into a new folder that RocksDB can open; ``fetch`` brings one verified file."""
-    folder.mkdir(parents=True)
-    for local_name, ref in snapshot.files.items():
-        local = folder / local_name
-        fetch(ref, local)
-        if not local_name.endswith(".sst"):
-            _own_copy(local)
+def snapshot_files(snapshot: SnapshotRef, folder: Path) -> list[tuple[FileRef, Path]]:
+    """What to bring where, so that RocksDB finds the snapshot in ``folder``; ``unlink_metadata`` comes after."""
+    return [(ref, folder / local_name) for local_name, ref in snapshot.files.items()]
 
 
-def _own_copy(path: Path) -> None:
-    # RocksDB appends to its MANIFEST; through a hard link that would alter the checkpoint.
-    copy = path.with_name(f"{path.name}.copy")
-    shutil.copyfile(path, copy)
-    copy.replace(path)
+def unlink_metadata(folder: Path) -> None:
+    """Give the fetched snapshot in ``folder`` files of its own where RocksDB does not only read them."""
+    for path in list(folder.iterdir()):
+        if path.suffix != ".sst":
+            # RocksDB appends to its MANIFEST; through a hard link that would alter the checkpoint.
+            copy = path.with_name(f"{path.name}.copy")
+            shutil.copyfile(path, copy)
+            copy.replace(path)

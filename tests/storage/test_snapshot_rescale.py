@@ -75,6 +75,26 @@ def test_snapshot_uploads_new_files_only(tmp_path: Path) -> None:
     assert new_bytes < 30_000  # RocksDB's own description of the files, and one small delta
 
 
+def test_snapshot_refers_to_deltas_that_are_not_compacted(tmp_path: Path) -> None:
+    job = MiniJob(tmp_path, snapshot_every_deltas=3)
+    expected: dict[bytes, bytes] = {}
+    for n in range(4):
+        writes: dict[bytes, bytes | None] = {key(n, "a"): b"%d" % n, key(0, "b"): None if n == 2 else b"b"}
+        expected = applied(expected, writes)
+        manifest = job.batch(writes)
+    snapshot = manifest.operators["op"].partition(0).snapshot
+    assert snapshot is not None
+    tables = [file.name for local, file in snapshot.files.items() if local.endswith(".sst")]
+    deltas = [file.name for file in job.checkpoint.read(2).files()]
+    assert sorted(tables) == sorted(deltas)
+    assert not [name for name in job.files.list("state/") if "/snap/" in name and name.endswith(".sst")]
+    job.batch({})
+    job.checkpoint.retain(1)  # no version has the deltas as deltas any more
+    fresh = MiniJob(tmp_path / "fresh")
+    fresh.stores._files = job.files
+    assert fresh.content(job.checkpoint.latest()) == expected
+
+
 def test_snapshot_does_not_trust_equal_names(tmp_path: Path) -> None:
     # Two local folders number their files alike; the content of equal names differs.
     left, right = MiniJob(tmp_path / "l", 1), MiniJob(tmp_path / "r", 1)

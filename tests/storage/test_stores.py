@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.errors import StoreError
-from asyncstate.storage import KeyedStore, MemoryStore, RocksDBOptions, RocksDBStore
+from asyncstate.storage import KeyedStore, MemoryStore, RocksDBOptions, RocksDBStore, rocksdb
 from asyncstate.storage.delta import file_checksum
 from asyncstate.storage.rocksdb import write_sst
 from tests.storage.minijob import SMALL, applied
@@ -129,11 +130,57 @@ def test_ingest_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     before = file_checksum(sst)
     made = RocksDBStore(tmp_path / "db", SMALL)
     made.apply([(b"a", b"0"), (b"b", b"0")], 0)
-    made.ingest(sst, 1)
+    made.ingest([sst], 1)
     assert file_checksum(sst) == before
     assert made.get_many([b"a", b"b"]) == [b"1", None]
     made.close()
     assert file_checksum(sst) == before
+
+
+@pytest.mark.parametrize("links", [True, False])
+@given(
+    deltas=st.lists(
+        st.dictionaries(st.binary(max_size=2), st.none() | st.binary(max_size=3), min_size=1), max_size=8
+    ),
+    below=st.dictionaries(st.binary(max_size=2), st.binary(max_size=3), min_size=1),
+)
+@settings(max_examples=25, deadline=None)
+def test_the_last_of_several_ingested_files_counts(
+    links: bool, deltas: list[dict[bytes, bytes | None]], below: dict[bytes, bytes]
+) -> None:
+    expected: dict[bytes, bytes | None] = dict(below)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        if not links:
+            patch.setattr(rocksdb.os, "link", _no_links)
+        made = RocksDBStore(Path(folder, "db"), SMALL)
+        made.apply(sorted(below.items()), 0)
+        paths = [Path(folder, f"{number}.sst") for number in range(len(deltas))]
+        for path, delta in zip(paths, deltas, strict=True):
+            write_sst(path, sorted(delta.items()), SMALL)
+            expected.update(delta)
+        if paths:
+            made.ingest(paths, len(paths))
+        assert all(path.exists() for path in paths)
+        assert dict(made.iterate()) == {k: v for k, v in expected.items() if v is not None}
+        assert made.version == len(paths)
+        made.close()
+        assert {path.name for path in Path(folder).iterdir()} == {"db", *(path.name for path in paths)}
+
+
+def _no_links(*_: object) -> None:
+    raise OSError("no hard links here")
+
+
+def test_of_several_files_one_that_is_damaged_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    made = RocksDBStore(tmp_path / "db", SMALL)
+    made.apply([(b"a", b"0")], 0)
+    good, bad = tmp_path / "good.sst", tmp_path / "bad.sst"
+    write_sst(good, [(b"a", b"1")], SMALL)
+    bad.write_bytes(good.read_bytes()[:-20])
+    with pytest.raises(StoreError, match=f"{good}, {bad}"):
+        made.ingest([good, bad], 1)
+    assert (made.version, dict(made.iterate())) == (0, {b"a": b"0"})
+    made.close()
 
 
 @pytest.mark.parametrize("changes", [[], [(b"b", b"1"), (b"a", b"1")], [(b"a", b"1"), (b"a", b"2")]])

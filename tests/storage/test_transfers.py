@@ -1,0 +1,86 @@
+"""Transfers at a time: they overlap, stop at an error, and none outlives the call."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from asyncstate.errors import CheckpointCorruptionError
+from asyncstate.storage import LocalFiles, LocalStores, partition_base
+from asyncstate.storage.transfers import TRANSFERS_MAX, at_once
+from tests.storage.minijob import MiniJob, key
+
+_DEADLINE_SECONDS = 20.0
+
+
+class MeetingFiles(LocalFiles):
+    """A place that gives a file when as many as there are transfers at a time have been asked for."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._meeting = threading.Barrier(TRANSFERS_MAX)
+
+    def get_file(self, name: str, local: str | Path) -> None:
+        self._meeting.wait(_DEADLINE_SECONDS)
+        super().get_file(name, local)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> MiniJob:
+    """A job with as many deltas as there are transfers at a time."""
+    made = MiniJob(tmp_path, snapshot_every_deltas=100)
+    for n in range(TRANSFERS_MAX):
+        made.batch({key(n, "a"): b"%d" % n, key(0, "last"): b"%d" % n})
+    return made
+
+
+def test_files_of_a_store_are_fetched_at_the_same_time(job: MiniJob, tmp_path: Path) -> None:
+    stores = LocalStores(tmp_path / "elsewhere", "job", MeetingFiles(job.files.root))
+    with stores.acquire("op", 0, partition_base(job.checkpoint.latest(), "op", 0, 1)) as lease:
+        found = dict(lease.store.iterate())
+        restored = lease.restored
+    newest = TRANSFERS_MAX - 1
+    expected = {key(n, "a"): b"%d" % n for n in range(TRANSFERS_MAX)} | {key(0, "last"): b"%d" % newest}
+    assert found == expected
+    stored = sum(job.files.size_bytes(name) or 0 for name in job.files.list("state/"))
+    assert (restored.deltas_applied, restored.bytes_fetched) == (TRANSFERS_MAX, stored)
+
+
+def test_of_several_damaged_files_the_oldest_is_named(job: MiniJob, tmp_path: Path) -> None:
+    manifest = job.checkpoint.read(TRANSFERS_MAX - 1)
+    names = [file.name for file in manifest.files()]
+    for name in names[3], names[5]:
+        (job.files.root / name).unlink()
+    stores = LocalStores(tmp_path / "elsewhere", "job", MeetingFiles(job.files.root))
+    with pytest.raises(CheckpointCorruptionError, match=f"{names[3]}.*all present is 2: roll back"):
+        stores.acquire("op", 0, partition_base(manifest, "op", 0, 1))
+    left = [path for path in (tmp_path / "elsewhere").rglob("*") if path.suffix == ".sst"]
+    assert left == []
+
+
+def test_after_an_error_nothing_is_begun_and_nothing_goes_on() -> None:
+    begun: list[int] = []
+    ended: list[int] = []
+    failed = threading.Event()
+
+    def act(number: int) -> None:
+        begun.append(number)
+        if number == 1:
+            failed.set()
+            raise ValueError(number)
+        assert failed.wait(_DEADLINE_SECONDS)
+        ended.append(number)
+
+    with pytest.raises(ValueError, match="1"):
+        at_once(2, act, range(100))
+    assert len(begun) < 100  # those that were waiting for a thread when it failed were left
+    assert sorted([*ended, 1]) == sorted(begun)
+
+
+@pytest.mark.parametrize("items", [[], [7], [7, 8, 9]])
+def test_all_items_are_done(items: list[int]) -> None:
+    done: list[int] = []
+    at_once(2, done.append, items)
+    assert sorted(done) == items
