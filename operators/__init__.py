@@ -9,9 +9,12 @@ from operators.broadcast_process import BroadcastProcess
 from operators.connected import CoFlatMap, CoMap, CoProcess
 from operators.deduplicate import Deduplicate
 from operators.group_aggregate import GroupAggregate
+from operators.interval_join import IntervalJoin
 from operators.join import Join
 from operators.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
 from operators.keyed_reduce import KeyedReduce
+from operators.ordering import OrderColumn, asc, desc
+from operators.rank import Rank
 from operators.window_aggregate import WindowAggregate
 from operators.window_functions import WindowApply, WindowProcess
 from operators.windows import cumulate, hop, session, tumble
@@ -24,18 +27,23 @@ __all__ = [
     "CoProcess",
     "Deduplicate",
     "GroupAggregate",
+    "IntervalJoin",
     "Join",
     "KeyedFilter",
     "KeyedFlatMap",
     "KeyedMap",
     "KeyedProcess",
     "KeyedReduce",
+    "OrderColumn",
+    "Rank",
     "WindowAggregate",
     "WindowApply",
     "WindowProcess",
+    "asc",
     "avg",
     "count",
     "cumulate",
+    "desc",
     "hop",
     "max_",
     "min_",

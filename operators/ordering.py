@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import check_key_type, type_to_text
+from asyncstate.codec import check_key_type
 from asyncstate.codec.columns import storage_dtype, to_storage, valid_mask
 from asyncstate.codec.key_batch import rank_column
 from asyncstate.codec.key_fields import to_ordered
@@ -33,11 +33,11 @@ class OrderColumn(NamedTuple):
     descending: bool = False
     nulls_first: bool = True
 
-    def text(self, data_type: pa.DataType) -> str:
-        """As it is kept in the checkpoint."""
+    @property
+    def text(self) -> str:
+        """As it is kept in a checkpoint."""
         direction = "descending" if self.descending else "ascending"
-        nulls = "first" if self.nulls_first else "last"
-        return f"{self.column} {type_to_text(data_type)} {direction} nulls {nulls}"
+        return f"{self.column} {direction} nulls {'first' if self.nulls_first else 'last'}"
 
 
 OrderBy = str | SortKey | OrderColumn | Sequence[str | SortKey | OrderColumn | tuple[str, str]]
@@ -115,12 +115,16 @@ def _column_codes(column: pa.Array, order: OrderColumn) -> Codes:
     return [nulls.view(np.uint8), np.where(valid, values, values.dtype.type(0))]
 
 
-def sorted_by(codes: Codes, *, major: npt.NDArray[Any], minor: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+def sorted_by(
+    codes: Codes, *, major: npt.NDArray[Any], minor: Sequence[npt.NDArray[Any]]
+) -> npt.NDArray[np.int64]:
     """The rows (n) by ``major``, then their codes, then each of ``minor``."""
     return np.lexsort((*reversed(minor), *reversed(codes), major))
 
 
-def differs_from_last(arrays: Sequence[npt.NDArray[Any]], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def differs_from_last(
+    arrays: Sequence[npt.NDArray[Any]], rows: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
     """Where one of ``rows`` differs in one of ``arrays`` from the one before it; true for the first."""
     differs = np.zeros(len(rows), np.bool_)
     differs[:1] = True
@@ -128,3 +132,12 @@ def differs_from_last(arrays: Sequence[npt.NDArray[Any]], rows: npt.NDArray[np.i
         values = array[rows]
         differs[1:] |= values[1:] != values[:-1]
     return differs
+
+
+def order_levels(codes: Codes, num_rows: int) -> npt.NDArray[np.int64]:
+    """One number a row that sorts as its codes do."""
+    levels = np.zeros(num_rows, np.int64)
+    if codes:
+        rows = np.lexsort(tuple(reversed(codes)))
+        levels[rows] = np.cumsum(differs_from_last(codes, rows))
+    return levels

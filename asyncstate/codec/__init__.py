@@ -8,6 +8,7 @@ from asyncstate.codec.hashing import (
     BROADCAST_GROUP,
     MAX_PARALLELISM_LIMIT,
     check_max_parallelism,
+    hash_columns,
     key_group,
     key_groups,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "encode_namespace",
     "field_from_text",
     "field_to_text",
+    "hash_columns",
     "key_group",
     "key_groups",
     "prefix_end",

@@ -1,0 +1,133 @@
+"""Rankings of rows that never get worse: only the best rows of each key are kept.
+
+Owns: ``BestRows``, ``Merged`` and the interface of both layouts, ``RankState``.
+Invariant: a row is kept exactly as long as its number is not above the last one shown; a row that falls behind that
+could come back only if another one got worse or went away.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+
+Source: Flink's ``AppendOnlyTopNFunction`` and ``UpdatableTopNFunction``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.errors import OperatorError
+from asyncstate.futures import StateFuture
+from asyncstate.operator import Counter, OperatorContext
+from asyncstate.state.list_columns import ListColumnState
+from operators.ordering import Codes, order_levels
+from operators.rank_core import (
+    BoolArray,
+    Int64Array,
+    Outcome,
+    Ranked,
+    RankTable,
+    sequences_differ,
+    take,
+)
+from operators.rank_plan import OWNER, RankListDescriptor, RankPlan, RankRows
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a bundle makes of its keys' rankings: rows of ``table``.
+
+    ``before`` and ``after`` have at least the rows that are shown. ``emptied`` (u): keys that had rows, before or
+    within the bundle, and have none.
+    """
+
+    table: RankTable
+    before: Ranked
+    after: Ranked
+    emptied: BoolArray
+
+
+Steps = Generator[StateFuture[Any], None, Merged]
+"""Futures to be done before the next step, then the result."""
+
+
+class RankState(ABC):
+    """The stored rows of a ranking."""
+
+    def __init__(self, plan: RankPlan, context: OperatorContext) -> None:
+        self._plan = plan
+        self._dropped: Counter = context.counter("retractions_without_state")
+
+    @abstractmethod
+    def prefetch(self, keys: KeyBatch) -> None:
+        """Start loading what ``merge`` will read."""
+
+    @abstractmethod
+    def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
+        """Put a bundle's rows into the rankings of ``keys``; ``ends`` (u) has the last number each shows."""
+
+    def _settle(self, stored: RankTable, rows: RankRows) -> tuple[RankTable, Codes, Outcome]:
+        """Stored rows, then the bundle's, with the arrival that each has now; their codes; what is left."""
+        table = stored.joined(rows.table)
+        codes = self._plan.codes(table.columns)
+        outcome = self._plan.outcome(table, codes, rows.accumulate)
+        self._dropped.add(outcome.dropped)
+        return RankTable(table.columns, table.key, outcome.arrival), codes, outcome
+
+
+class BestRows(RankState):
+    """State ``top``: a list a key of its best rows, in rank order."""
+
+    def __init__(self, plan: RankPlan, context: OperatorContext) -> None:
+        super().__init__(plan, context)
+        self._top: ListColumnState = context.get_state(
+            RankListDescriptor("top", pa.schema(plan.fields), ranking=plan.text)
+        )
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        """See ``RankState``."""
+        self._top.prefetch(keys)
+
+    def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
+        """See ``RankState``."""
+        heads = self._top.async_heads(keys)
+        yield heads
+        read = self._top.async_rows(heads.get())
+        yield read
+        found = read.get()
+        # Stored rows are in rank order, so that their places tell which of equal ones came first.
+        stored = RankTable(found.columns, found.key_index.astype(np.int64), np.arange(found.num_rows))
+        new = RankTable(rows.table.columns, rows.table.key, len(stored) + rows.table.arrival)
+        table, codes, outcome = self._settle(stored, RankRows(new, rows.accumulate))
+        old = np.arange(len(stored))
+        before = Ranked(old, self._plan.numbers(table.key, codes, old))
+        order = table.sort(codes, np.flatnonzero(outcome.alive))
+        numbers = self._plan.numbers(table.key, codes, order)
+        kept = numbers <= ends[table.key[order]]
+        after = Ranked(order[kept], numbers[kept])
+        if self._plan.has_unique:
+            self._check_better(codes, outcome, len(stored))
+        changed = sequences_differ(old, after.rows, table.key, len(keys))
+        if changed.any():
+            written = after.rows[changed[table.key[after.rows]]]
+            owners = (np.cumsum(changed) - 1)[table.key[written]]
+            columns = take(table.columns, written)
+            self._top.put(keys.select(changed), columns, owners, heads.get().select(changed))
+        return Merged(table, before, after, np.zeros(len(keys), np.bool_))
+
+    def _check_better(self, codes: Codes, outcome: Outcome, stored: int) -> None:
+        """Refuse a row that replaces a stored one and is worse: rows that it would let in are gone."""
+        assert outcome.newest is not None
+        newest = outcome.newest[:stored]
+        replaced = newest != np.arange(stored)
+        if not replaced.any():
+            return
+        levels = order_levels(codes, len(outcome.alive))
+        if bool((levels[newest] > levels[:stored])[replaced].any()):
+            raise OperatorError(
+                f"{OWNER}: a row is worse than the one before it with the same unique key, but monotonic=True promises "
+                "that rows only get better; leave monotonic out, which keeps all rows, with a new uid"
+            )

@@ -1,0 +1,153 @@
+"""What a Rank operator ranks: its parameters, bound to the columns of its input.
+
+Owns: ``RankSettings``, ``RankPlan``, ``RankRows`` (a bundle's rows as they are ranked) and ``RankListDescriptor``.
+Invariant: a state names the ranking it was made for, so that a checkpoint is never read with another one.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``codec``, ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import RowCodec, check_key_type, hash_columns, type_to_text
+from asyncstate.errors import SchemaError
+from asyncstate.operator import InputSpec
+from asyncstate.state.list_columns import ListColumnStateDescriptor
+from operators.join_changes import row_ids
+from operators.ordering import Codes, OrderColumn, check_order, order_codes
+from operators.rank_core import (
+    BoolArray,
+    Int64Array,
+    Outcome,
+    RankFunction,
+    RankTable,
+    by_content,
+    by_unique,
+    rank_numbers,
+)
+
+OWNER = "Rank"
+
+
+@dataclass(frozen=True)
+class RankListDescriptor(ListColumnStateDescriptor):
+    """A list column state of one ranking."""
+
+    ranking: str = ""
+
+    def type_texts(self) -> dict[str, str]:
+        """Schema, layout and ranking."""
+        return {**super().type_texts(), "ranking": self.ranking}
+
+
+@dataclass(frozen=True)
+class RankSettings:
+    """The parameters of a Rank operator, as ``Rank`` describes them."""
+
+    order: tuple[OrderColumn, ...]
+    n: int | str
+    offset: int
+    function: RankFunction
+    unique: tuple[str, ...] | None
+    monotonic: bool
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """n rows of a bundle: their stored columns and keys, and whether each is added or taken back."""
+
+    table: RankTable
+    accumulate: BoolArray
+
+
+class RankPlan:
+    """Settings bound to an input; SchemaError for what does not fit.
+
+    ``payload``: the input columns that are stored, all that are not key (the key gives the others). A *table* below
+    has exactly these columns. ``keeps_all``: rows may be taken back or get worse, so that all are kept.
+    """
+
+    def __init__(self, settings: RankSettings, spec: InputSpec) -> None:
+        self.settings = settings
+        names, key = spec.schema.names, set(spec.key)
+        check_order(settings.order, spec, OWNER)
+        for name in settings.unique or ():
+            spec.column(name)
+        self.payload = [index for index, name in enumerate(names) if name not in key] or [0]
+        self.fields = [spec.schema.field(index).with_nullable(True) for index in self.payload]
+        place = {names[index]: position for position, index in enumerate(self.payload)}
+        # Within a key its columns are all equal: they order and identify nothing.
+        self._order = [one for one in settings.order if one.column not in key]
+        self.order_at = [place[one.column] for one in self._order]
+        self.unique_at = [place[name] for name in settings.unique or () if name not in key]
+        self.has_unique = settings.unique is not None
+        self.keeps_all = not settings.monotonic if self.has_unique else spec.changelog
+        self._identity_at = self.unique_at if self.has_unique else list(range(len(self.fields)))
+        self._packed = [
+            None if _is_flat(self.fields[index]) else RowCodec(pa.schema([self.fields[index]]))
+            for index in self._identity_at
+        ]
+        self.text = self._text()
+
+    @property
+    def order_fields(self) -> list[pa.Field]:
+        """The fields that rows are ordered by."""
+        return [self.fields[index] for index in self.order_at]
+
+    def codes(self, columns: Sequence[pa.Array]) -> Codes:
+        """Order codes of rows, from the columns of a table."""
+        return self.codes_of([columns[index] for index in self.order_at])
+
+    def codes_of(self, order_columns: Sequence[pa.Array]) -> Codes:
+        """Order codes of rows, from the columns of ``order_fields``."""
+        return order_codes(order_columns, self._order)
+
+    def numbers(self, key: Int64Array, codes: Codes, rows: Int64Array) -> Int64Array:
+        """The number of each of ``rows``, which are in rank order."""
+        return rank_numbers(self.settings.function, key, codes, rows)
+
+    def outcome(self, table: RankTable, codes: Codes, accumulate: BoolArray) -> Outcome:
+        """What bundle rows, the last of ``table``, make of the stored ones before them."""
+        if not self.has_unique and accumulate.all():
+            return Outcome(np.ones(len(table), np.bool_), table.arrival)
+        ids = self.identities(table)
+        if self.has_unique:
+            return by_unique(ids, accumulate, table.arrival, codes)
+        return by_content(ids, accumulate, table.arrival)
+
+    def identities(self, table: RankTable) -> Int64Array:
+        """Numbers that are equal for rows of one key with equal identity: the unique columns, or all."""
+        return row_ids([table.columns[index] for index in self._identity_at], table.key)
+
+    def hashes(self, columns: Sequence[pa.Array]) -> Int64Array:
+        """Equal for rows of equal identity, and hardly ever otherwise; the same in every run."""
+        parts = [
+            columns[index] if codec is None else pa.array(codec.encode([columns[index]]), pa.binary())
+            for index, codec in zip(self._identity_at, self._packed, strict=True)
+        ]
+        return hash_columns(parts).view(np.int64) if parts else np.zeros(len(columns[0]), np.int64)
+
+    def _text(self) -> str:
+        settings = self.settings
+        order = ", ".join(one.text for one in settings.order)
+        last = f"{settings.n} from {settings.offset + 1}"
+        text = f"{settings.function} {last} by {order}"
+        if self.has_unique:
+            text += f"; unique {', '.join(settings.unique or ())}"
+        if not self.keeps_all:
+            return f"{text}; the best rows"
+        # Rows are found by the hash of their identity, which depends on its types.
+        types = ", ".join(type_to_text(self.fields[index].type) for index in self._identity_at)
+        return f"{text}; all rows, identified by {types}"
+
+
+def _is_flat(field: pa.Field) -> bool:
+    try:
+        check_key_type(field.name, field.type)
+    except SchemaError:
+        return False
+    return True

@@ -1,0 +1,190 @@
+"""Rank against a ranking kept row by row: all kinds of input, functions and limits, over blocks of any size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from asyncstate.operator import InputSpec
+from operators import Rank, asc, desc, rank_all
+from operators.rank_blocks import BlockSizes
+from tests.operators.direct import DirectRunner
+from tests.operators.rank_model import RankModel, Row, exact, expected_changes
+
+SCHEMA = pa.schema(
+    [("k", pa.int64()), ("a", pa.float64()), ("b", pa.string()), ("u", pa.int64()), ("n", pa.int32())]
+)
+A, B, U, N = 1, 2, 3, 4
+TINY = BlockSizes(spare_least=1, spare_most=2, block_rows=2, growth=2, spare_events=1)
+ORDERS: dict[str, tuple[Any, list[tuple[int, bool, bool]]]] = {
+    "one column down": (desc("a"), [(A, True, False)]),
+    "nulls where they are asked for": (
+        [desc("a", nulls="first"), asc("b", nulls="last")],
+        [(A, True, True), (B, False, False)],
+    ),
+    "strings": (["b", ("a", "desc")], [(B, False, True), (A, True, False)]),
+    "arrival alone": ("k", []),
+}
+
+
+@dataclass
+class Case:
+    input: str
+    order: str
+    n: int | str
+    offset: int
+    function: str
+    numbered: bool
+    emit_update_before: bool
+    tiny: bool
+
+    @property
+    def unique(self) -> list[int] | None:
+        return [U] if self.input in ("unique", "monotonic") else None
+
+    @property
+    def keeps_all(self) -> bool:
+        return self.input in ("retract", "unique")
+
+    def operator(self) -> Rank:
+        return Rank(
+            ORDERS[self.order][0],
+            self.n,
+            offset=self.offset,
+            function=self.function,  # type: ignore[arg-type]
+            rank_column="number" if self.numbered else None,
+            unique=["u"] if self.unique else None,
+            monotonic=self.input == "monotonic",
+            emit_update_before=self.emit_update_before,
+        )
+
+    def model(self) -> RankModel:
+        return RankModel(
+            ORDERS[self.order][1], self.n, self.offset, self.function, self.unique, N, self.keeps_all
+        )
+
+    @property
+    def identity(self) -> str:
+        if self.numbered and self.function == "row_number":
+            return "number"
+        return "unique" if self.unique else "nothing"
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    case = Case(
+        input=draw(st.sampled_from(["append", "retract", "unique", "monotonic"])),
+        order=draw(st.sampled_from(list(ORDERS))),
+        n=draw(st.one_of(st.integers(1, 4), st.just("n"))),
+        offset=draw(st.integers(0, 2)),
+        function=draw(st.sampled_from(["row_number", "rank", "dense_rank"])),
+        numbered=draw(st.booleans()),
+        emit_update_before=draw(st.booleans()),
+        tiny=draw(st.booleans()),
+    )
+    if case.input == "monotonic" and case.function == "dense_rank":
+        case.function = "rank"
+    return case
+
+
+ROWS = st.tuples(
+    st.integers(0, 1),
+    st.sampled_from([None, -0.5, 1.0, 2.0, 3.0, float("nan")]),
+    st.sampled_from([None, "x", "y"]),
+    st.integers(0, 9),
+    st.sampled_from([1, 1, 1, 2, 3, 0, -1, None]),
+)
+# A retraction is mostly of a row that was there: the number picks it.
+RECORDS = st.tuples(st.sampled_from(["+I", "+U", "-U", "-D"]), ROWS, st.integers(0, 30))
+BATCHES = st.lists(st.lists(RECORDS, min_size=1, max_size=25), min_size=1, max_size=5)
+
+
+def records_of(case: Case, model: RankModel, drawn: list[tuple[str, Row, int]]) -> list[tuple[str, Row]]:
+    """Records that the case's input may have; applies them to the model."""
+    records = []
+    for kind, row, pick in drawn:
+        if case.input == "append":
+            kind = "+I"
+        elif case.input == "monotonic":
+            kind = "+U" if kind == "-D" else kind
+            if kind != "-U" and model.worse(row):
+                continue
+        elif kind in ("-U", "-D") and pick < 25 and model.rows.get(row[0]):
+            row = model.rows[row[0]][pick % len(model.rows[row[0]])]
+        records.append((kind, row))
+        if case.input != "monotonic" or kind != "-U":
+            model.apply(kind, row)
+        elif row[N] is None and case.n == "n":
+            model.counts["rows_without_limit"] += 1
+    return records
+
+
+@settings(max_examples=300)
+@given(case=cases(), batches=BATCHES)
+def test_rank_is_what_row_by_row_ranking_gives(case: Case, batches: list[Any]) -> None:
+    event(f"{case.input}, {'tiny' if case.tiny else 'usual'} blocks")
+    with pytest.MonkeyPatch.context() as patch:
+        if case.tiny:
+            patch.setattr(rank_all, "SIZES", TINY)
+        _check(case, batches)
+
+
+def _check(case: Case, batches: list[Any]) -> None:
+    spec = InputSpec(SCHEMA, ("k",), changelog=case.input != "append")
+    runners = [DirectRunner(case.operator(), spec, deferred) for deferred in (False, True)]
+    model = case.model()
+    for drawn in batches:
+        before = {key: model.shown(key) for key in model.rows}
+        model.counts.clear()
+        records = records_of(case, model, drawn)
+        model.end_bundle()
+        kinds, rows = [kind for kind, _ in records], [row for _, row in records]
+        outputs = [runner.run(rows, kinds, 0) for runner in runners]
+        assert list(map(exact, outputs[0])) == list(map(exact, outputs[1]))
+        assert runners[0].sink.contents() == runners[1].sink.contents()
+        check_output(case, model, before, rows, outputs[0])
+        counts = {name: number for name, number in runners[0].counters.items() if number}
+        assert counts == dict(model.counts)
+
+
+def check_output(case: Case, model: RankModel, before: dict[Any, Any], rows: list[Row], output: list[Row]) -> None:
+    keys = [row[0] for row in rows if case.n != "n" or row[N] is not None]
+    expected = [
+        change
+        for key in dict.fromkeys([*[row[0] for row in rows]])
+        if key in keys
+        for change in expected_changes(
+            before.get(key, []), model.shown(key), case.identity, case.unique or [], case.numbered
+        )
+        if change[0] != "-U" or case.emit_update_before
+    ]
+    if case.identity == "nothing":  # of equal rows nothing tells which one stays
+        assert Counter(map(exact, output)) == Counter(map(exact, expected))
+        assert [row[:2] for row in output] == [row[:2] for row in expected]
+    else:
+        assert list(map(exact, output)) == list(map(exact, expected))
+
+
+@settings(max_examples=30)
+@given(batches=BATCHES, function=st.sampled_from(["row_number", "rank", "dense_rank"]))
+def test_the_size_of_bundles_does_not_matter(batches: list[Any], function: str) -> None:
+    """Many bundles a micro-batch and one end in the same ranking."""
+    case = Case("retract", "one column down", 2, 0, function, False, True, True)
+    spec = InputSpec(SCHEMA, ("k",), changelog=True)
+    netted: list[Counter[str]] = []
+    for bundle_rows in (1, 4, None):
+        runner, model, table = DirectRunner(case.operator(), spec), case.model(), Counter[str]()
+        for drawn in batches:
+            records = records_of(case, model, drawn)
+            output = runner.run([row for _, row in records], [kind for kind, _ in records], 0, bundle_rows)
+            for kind, *row in output:
+                table[exact(tuple(row))] += 1 if kind == "+I" else -1
+                assert table[exact(tuple(row))] >= 0
+        netted.append(+table)
+    assert netted[0] == netted[1] == netted[2]
