@@ -14,19 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, encode_namespace
-from asyncstate.codec.key_fields import payload_storage
+from asyncstate.codec import KeyBatch, KeyCodec, RowCodec
 from asyncstate.futures import StateFuture
-from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, OperatorContext
+from asyncstate.operator import MIN_WATERMARK, OperatorContext
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.list_column_state import ListColumnState
-from asyncstate.state.ranges import range_pages
+from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
 
 Int64Array = npt.NDArray[np.int64]
-
-_GROUP_BYTES = 2
-_PREFIX_BYTES = _GROUP_BYTES + 1  # group and state id
-_NAMESPACE_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -141,22 +136,8 @@ class ColumnState:
 
         Entries may be written or removed between pages. Order: key group, namespace, key.
         """
-        pages: Page = []
-        for group in self._groups:
-            for page in self._pages(group.to_bytes(_GROUP_BYTES, "big"), start, until):
-                pages.extend(page)
-                if len(pages) >= self._page_size:
-                    yield self._time_range(pages)
-                    pages = []
-        if pages:
-            yield self._time_range(pages)
-
-    def _pages(self, group: bytes, start: int, until: int) -> Iterator[Page]:
-        prefix = group + bytes([self._id])
-        end = (
-            group + bytes([self._id + 1]) if until == MAX_WATERMARK else prefix + encode_namespace(until + 1)
-        )
-        return range_pages(self._sink, prefix + encode_namespace(start), end, self._page_size)
+        for page in namespace_pages(self._sink, self._id, self._groups, start, until, self._page_size):
+            yield self._time_range(page)
 
     def _time_range(self, entries: Page) -> TimeRange:
         store_keys = [key for key, _ in entries]
@@ -164,18 +145,11 @@ class ColumnState:
         columns, _ = self._codec.decode(values)
         return TimeRange(
             store_keys=store_keys,
-            namespaces=_namespaces(store_keys),
-            key_columns=self._key_codec.decode(store_keys, _PREFIX_BYTES + _NAMESPACE_BYTES),
+            namespaces=namespaces_of(store_keys),
+            key_columns=self._key_codec.decode(store_keys, TIME_FIRST_PREFIX_BYTES),
             columns=columns,
         )
 
     def _decode(self, values: list[bytes | None]) -> Columns:
         columns, present = self._codec.decode(values)
         return Columns(columns, present)
-
-
-def _namespaces(store_keys: list[bytes]) -> npt.NDArray[np.int64]:
-    """The namespaces of time-first store keys: 8 bytes behind the prefix, big endian with the sign bit flipped."""
-    packed = b"".join([key[_PREFIX_BYTES : _PREFIX_BYTES + _NAMESPACE_BYTES] for key in store_keys])
-    matrix = np.frombuffer(packed, np.uint8).reshape(-1, _NAMESPACE_BYTES)
-    return payload_storage(matrix, np.dtype(np.int64))

@@ -1,0 +1,115 @@
+"""TimeFirstListState against a dict of lists: ranges have whole lists, removed ranges leave nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.errors import CodecError
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+from asyncstate.state.list_blocks import TAIL_ROWS
+from asyncstate.state.list_columns import ListColumnStateDescriptor
+from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
+from tests.state.fakes import FakeContext, FakeSink
+
+KEYS = KeyCodec([pa.int64()], ["k"], 4)
+SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
+TIMES = (MIN_WATERMARK, -7, 0, 5, 1_000_000, MAX_WATERMARK)
+
+Lists = dict[tuple[int, int], list[int]]  # by time and key
+
+
+def opened(page_size: int) -> tuple[FakeSink, TimeFirstListState]:
+    """A state between two others, which its ranges must not reach into."""
+    sink = FakeSink()
+    context = FakeContext(sink, page_size=page_size)
+    before, state, behind = (
+        context.get_state(TimeFirstListDescriptor(name, SCHEMA)) for name in ("before", "lists", "behind")
+    )
+    for neighbour in (before, behind):
+        append(neighbour, {(time, key): [0] for time in (MIN_WATERMARK, MAX_WATERMARK) for key in range(8)})
+    return sink, state
+
+
+def append(state: TimeFirstListState, lists: Lists) -> None:
+    pairs = [(time, key, number) for (time, key), numbers in lists.items() for number in numbers]
+    keys = KEYS.group(
+        [pa.array([key for _, key, _ in pairs], pa.int64())], np.array([time for time, *_ in pairs], np.int64)
+    )
+    order = np.argsort(keys.inverse, kind="stable")
+    numbers = pa.array([number for *_, number in pairs], pa.int64()).take(pa.array(order))
+    state.append(keys, [numbers, numbers.cast(pa.string())], keys.inverse[order])
+
+
+def read(state: TimeFirstListState, until: int, start: int) -> Lists:
+    """What the range has, checked for its order."""
+    found: Lists = {}
+    groups = []
+    for part in state.up_to(until, start):
+        keys, (numbers, texts) = (
+            part.key_columns[0].to_pylist(),
+            (column.to_pylist() for column in part.columns),
+        )
+        assert texts == [str(number) for number in numbers]
+        for store_key, time, key, number in zip(
+            part.store_keys, part.namespaces.tolist(), keys, numbers, strict=True
+        ):
+            groups.append((store_key[:2], time, key))
+            found.setdefault((time, key), []).append(number)
+    assert groups == sorted(groups)
+    return found
+
+
+steps = st.lists(
+    st.dictionaries(
+        st.tuples(st.sampled_from(TIMES), st.integers(0, 6)),
+        st.sampled_from([1, 2, TAIL_ROWS + 1, 200]),
+        max_size=6,
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps, st.sampled_from(TIMES), st.sampled_from(TIMES), st.sampled_from([1, 3, 100]))
+def test_ranges_have_whole_lists_and_nothing_of_what_was_removed(
+    appended: list[dict[tuple[int, int], int]], start: int, until: int, page_size: int
+) -> None:
+    sink, state = opened(page_size)
+    neighbours = sink.contents()
+    model: Lists = {}
+    number = 0
+    for sizes in appended:
+        new = {}
+        for place, size in sizes.items():
+            new[place] = list(range(number, number + size))
+            number += size
+        append(state, new)
+        model = {**model, **{place: model.get(place, []) + numbers for place, numbers in new.items()}}
+    chosen = {place: numbers for place, numbers in model.items() if start <= place[0] <= until}
+    assert read(state, until, start) == chosen
+    state.remove_up_to(until, start)
+    rest = {place: numbers for place, numbers in model.items() if place not in chosen}
+    assert read(state, MAX_WATERMARK, MIN_WATERMARK) == rest
+    state.remove_up_to(MAX_WATERMARK)
+    assert sink.contents() == neighbours
+
+
+def test_is_stored_as_lists_with_time_first_are() -> None:
+    one, other = TimeFirstListDescriptor("a", SCHEMA), ListColumnStateDescriptor("a", SCHEMA, time_first=True)
+    assert one.type_texts() == other.type_texts()
+    assert one.kind == other.kind
+
+
+def test_a_missing_chunk_is_an_error() -> None:
+    sink, state = opened(100)
+    append(state, {(5, 1): list(range(TAIL_ROWS + 1))})
+    keys = KEYS.group([pa.array([1])], np.array([5], np.int64))
+    assert isinstance(keys, KeyBatch)
+    sink.delete(keys.store_keys(9)[0] + bytes(4))
+    with pytest.raises(CodecError, match="state 'lists' of operator 'op': the parts of a stored list"):
+        list(state.up_to(5))
