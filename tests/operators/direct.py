@@ -23,6 +23,7 @@ from tests.state.fakes import FakeContext, FakeRecord, FakeSink
 
 @dataclass
 class _Context(FakeContext):
+    previous_watermark: int = MIN_WATERMARK
     counters: dict[str, Counter] = field(default_factory=dict)
 
     def counter(self, name: str) -> Counter:
@@ -34,6 +35,7 @@ class _BundleContext:
     watermark: int
     previous_watermark: int
     processing_time: int = 0
+    previous_processing_time: int = MIN_WATERMARK
     rows: list[tuple[Any, ...]] = field(default_factory=list)
 
     def emit(self, columns: Sequence[pa.Array], kinds: Any = RowKind.INSERT) -> None:
@@ -46,17 +48,18 @@ class _BundleContext:
 
 
 class DirectRunner:
-    """Runs micro-batches of one bundle-grain operator with one input; reads are deferred if asked for."""
+    """Runs micro-batches of one bundle-grain operator; reads are deferred if asked for."""
 
     def __init__(
-        self, operator: BundleOperator, spec: InputSpec, deferred: bool = False, page_size: int = 3
+        self, operator: BundleOperator, *specs: InputSpec, deferred: bool = False, page_size: int = 3
     ) -> None:
         self.sink = FakeSink(deferred)
         self.counters: dict[str, int] = {}
         self._operator = pickle.dumps(operator)
-        self._spec = spec
+        self._specs = specs
         self._page_size = page_size
         self._watermark = MIN_WATERMARK
+        self._processing_time = MIN_WATERMARK
         self.max_parallelism = 4
 
     def run(
@@ -66,22 +69,37 @@ class DirectRunner:
         watermark: int,
         bundle_rows: int | None = None,
     ) -> list[tuple[Any, ...]]:
-        """One micro-batch: output rows as the harness gives them. ``counters`` are those of this batch."""
-        operator: BundleOperator = pickle.loads(self._operator)
-        context = _Context(self.sink, self._page_size, inputs=(self._spec,), key_schema=self._spec.key_schema)
-        context.output_schema = operator.bind([self._spec])
-        operator.open(context)  # type: ignore[arg-type]
-        ctx = _BundleContext(watermark, self._watermark)
+        """One micro-batch of one input: output rows as the harness gives them."""
         size = bundle_rows or len(rows) or 1
-        for start in range(0, len(rows), size):
-            bundle = self._bundle(rows[start : start + size], kinds[start : start + size])
+        starts = range(0, len(rows), size)
+        return self.run_bundles(
+            [(0, rows[start : start + size], kinds[start : start + size]) for start in starts], watermark
+        )
+
+    def run_bundles(
+        self,
+        bundles: Sequence[tuple[int, Sequence[Sequence[Any]], Sequence[str]]],
+        watermark: int,
+        processing_time: int = 0,
+    ) -> list[tuple[Any, ...]]:
+        """One micro-batch of bundles: input, rows and their kinds. ``counters`` are those of this micro-batch."""
+        operator: BundleOperator = pickle.loads(self._operator)
+        context = _Context(
+            self.sink, self._page_size, inputs=self._specs, key_schema=self._specs[0].key_schema
+        )
+        context.previous_watermark, context.processing_time = self._watermark, processing_time
+        context.output_schema = operator.bind(self._specs)
+        operator.open(context)  # type: ignore[arg-type]
+        ctx = _BundleContext(watermark, self._watermark, processing_time, self._processing_time)
+        for side, rows, kinds in bundles:
+            bundle = self._bundle(side, rows, kinds)
             if self.sink.deferred:
                 operator.prefetch(bundle)
             self._settle(lambda bundle=bundle: operator.process_bundle(bundle, ctx))  # type: ignore[misc]
         self._settle(lambda: operator.on_watermark(watermark, ctx))
         operator.close()
         self.sink.commit()
-        self._watermark = watermark
+        self._watermark, self._processing_time = watermark, processing_time
         self.counters = {name: counter.value for name, counter in context.counters.items()}
         return ctx.rows
 
@@ -94,13 +112,14 @@ class DirectRunner:
             if isinstance(step, StateFuture):
                 step.get()
 
-    def _bundle(self, rows: Sequence[Sequence[Any]], kinds: Sequence[str]) -> Bundle:
-        schema = self._spec.schema
+    def _bundle(self, side: int, rows: Sequence[Sequence[Any]], kinds: Sequence[str]) -> Bundle:
+        spec = self._specs[side]
+        schema = spec.schema
         columns = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(schema)]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-        key = self._spec.key_schema
+        key = spec.key_schema
         codec = KeyCodec([field.type for field in key], list(key.names), self.max_parallelism)
         codes = np.array([ROW_KIND_TEXTS.index(kind) for kind in kinds], np.int8)
-        times = microseconds(batch.column(self._spec.event_time)) if self._spec.event_time else None
+        times = microseconds(batch.column(spec.event_time)) if spec.event_time else None
         keys = codec.group([batch.column(name) for name in key.names], num_rows=len(rows))
-        return Bundle(batch, keys, codes, times)
+        return Bundle(batch, keys, codes, times, side)
