@@ -355,6 +355,10 @@ class BundleContext(Protocol):
     def processing_time(self) -> int:
         """The time at which the driver started this micro-batch, microseconds."""
 
+    @property
+    def previous_processing_time(self) -> int:
+        """The processing time of the micro-batch before, microseconds; MIN_WATERMARK in the first one."""
+
     def emit(
         self, columns: Sequence[pa.Array], kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT
     ) -> None:

@@ -50,6 +50,11 @@ class BundleRunner(Runner):
         """See ``BundleContext``."""
         return self.spec.processing_time
 
+    @property
+    def previous_processing_time(self) -> int:
+        """See ``BundleContext``."""
+        return self.spec.previous_processing_time
+
     def emit(
         self, columns: Sequence[pa.Array], kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT
     ) -> None:
