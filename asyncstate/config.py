@@ -239,6 +239,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "Memory of a worker process, over all its partitions, for stored values that it has read or written, absent "
         "ones included; kept from micro-batch to micro-batch. `0b` turns it off.",
     ] = 128 << 20
+    write_cache_size_bytes: Annotated[
+        int,
+        size(1 << 10, 1 << 40),
+        "Memory for what one partition writes in a micro-batch. Beyond it writes go to disk, below "
+        "`async-state.local-dir`, until the micro-batch ends; results and stored bytes are the same.",
+    ] = 256 << 20
     store: Annotated[
         Literal["rocksdb", "memory"],
         Choice(("rocksdb", "memory")),

@@ -1,8 +1,9 @@
 """Reads of whole bundles: here while the store answers quickly, else side by side on the I/O threads.
 
 Owns: ``BundleReads`` and the chunks a bundle's list get is cut into.
-Invariant: only keys that memory does not know go to the store. The store does not change during a micro-batch, so what
-it and the read cache answer ahead of time stays good; this batch's writes are laid over it when the bundle asks.
+Invariant: only keys that memory does not know go to the store. Below this batch's writes nothing changes during a
+micro-batch, so what is answered ahead of time stays good; the writes, spilled or not, are laid over it when the bundle
+asks.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ class BundleRead:
     off any more, ``missing`` how many answers are outstanding.
     """
 
-    __slots__ = ("_overlay", "_positions", "done", "future", "keys", "missing", "values", "wanted")
+    __slots__ = ("_overlay", "_positions", "done", "future", "keys", "missing", "spills", "values", "wanted")
 
     def __init__(self, overlay: WriteOverlay, keys: list[bytes]) -> None:
         self._overlay = overlay
         self.keys = keys
+        self.spills = overlay.spills
         self.values, self._positions = overlay.peek_many(keys)
         known = len(self._positions) < len(keys)
         self.wanted = [keys[i] for i in self._positions] if known else keys
@@ -46,7 +48,8 @@ class BundleRead:
     def fill(self, start: int, values: Values) -> None:
         """The store's answers for the wanted keys from ``start`` on."""
         stop = start + len(values)
-        self._overlay.remember_many(self.wanted[start:stop], values)
+        if self.spills == self._overlay.spills:
+            self._overlay.remember_many(self.wanted[start:stop], values)
         if self.wanted is self.keys:
             self.values[start:stop] = values
         else:
@@ -93,7 +96,7 @@ class BundleReads:
             self._send_off(read)
             if read.future.done:
                 return completed_future(read.values)  # type: ignore[arg-type]  # all are known
-        return read.future.then_apply(lambda fetched: self._overlay.overlay_many(keys, fetched))
+        return read.future.then_apply(lambda fetched: self._overlay.overlay_many(keys, fetched, read.spills))
 
     def prefetch(self, keys: list[bytes]) -> None:
         """Start reading ``keys`` if that can happen beside other work."""

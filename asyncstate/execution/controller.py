@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn, Self
 from asyncstate.errors import FutureStateError, StateAccessError
 from asyncstate.execution.calls import OutsideCall, OutsideCalls
 from asyncstate.execution.failures import AWAIT_HINT, Failures
+from asyncstate.execution.read_ahead import ComingRows
 from asyncstate.execution.record import OutputRow, Record
 from asyncstate.futures import (
     PENDING,
@@ -29,6 +30,7 @@ from asyncstate.requests import Page, StateSink
 from asyncstate.storage import WriteOverlay
 
 _GENERATORS: Final = frozenset({GeneratorType, AsyncGeneratorType})
+_INDIFFERENT: Final = ComingRows()
 
 
 class ExecutionController(StateSink):
@@ -139,6 +141,24 @@ class ExecutionController(StateSink):
     def flush(self) -> None:
         """Send off what waits to be read; called before the caller may block on its input."""
 
+    def coming_rows(self, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows:
+        """Tell which rows come next, by key group (2 bytes) and encoded key: a hint for reading ahead."""
+        return _INDIFFERENT
+
+    def bound_writes(self, rows: int) -> None:
+        """To be called when ``rows`` rows have been handed over: spills the writes if they exceed their bound.
+
+        Records in flight are waited for: a read that is under way has to be answered as of when it was made.
+        """
+        if self.overlay.exceeds(rows):
+            self.drain()
+            self.overlay.spill()
+
+    @property
+    def may_spill(self) -> bool:
+        """True while no record waits for an answer, so that writes may be spilled in the middle of one."""
+        return True
+
     def close(self) -> None:
         """Give back threads; records in flight are dropped."""
 
@@ -185,10 +205,14 @@ class ExecutionController(StateSink):
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """See ``StateSink``."""
         self.overlay.put_many(keys, values)
+        if self.overlay.exceeds(len(keys), keys, values) and self.may_spill:
+            self.overlay.spill()
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """See ``StateSink``."""
         self.overlay.delete_many(keys)
+        if self.overlay.exceeds(len(keys), keys) and self.may_spill:
+            self.overlay.spill()
 
     # -- outside calls ------------------------------------------------------------------------------
 

@@ -133,6 +133,11 @@ class MailboxController(ExecutionController):
         if self._unhandled:
             self.failures.raise_all()
 
+    @property
+    def may_spill(self) -> bool:
+        """See ``ExecutionController``. Reads of bundles look for what was spilled meanwhile."""
+        return not (self._in_flight or self._buffer.requests)
+
     def end_epoch(self) -> None:
         """See ``ExecutionController``. Serial: wait for the epoch; else its records and the next one's overlap."""
         if self._limits.serial_epochs:

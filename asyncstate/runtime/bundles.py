@@ -106,9 +106,11 @@ class BundleRunner(Runner):
                 steps = None
 
         self.controller.run_bundle(call)
+        self.controller.bound_writes(0)
         yield from self._take()
         while steps is not None:
             self.controller.run_bundle(step)
+            self.controller.bound_writes(0)
             yield from self._take()
 
     def _take(self) -> Iterator[pa.RecordBatch]:

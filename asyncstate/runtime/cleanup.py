@@ -9,7 +9,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from asyncstate.operator import MIN_WATERMARK
@@ -21,14 +21,19 @@ _GROUP_BYTES: Final = 2
 _PERIOD_MIN_US: Final = 1_000
 
 
-def clean_up(spec: TaskSpec, context: TaskContext) -> None:
-    """Sweep what is due; the last thing before the commit, when no record is in flight any more."""
+def clean_up(spec: TaskSpec, context: TaskContext, removing: Callable[[int], None]) -> None:
+    """Sweep what is due; the last thing before the commit, when no record is in flight any more.
+
+    ``removing`` is told the number of entries that were removed, key group by key group.
+    """
     if not context.expiring or spec.base is None:  # without a base nothing is older than this micro-batch
         return
     removed = context.counter("ttl_expired")
     for ttl, state in context.expiring:
         for group in _due_groups(spec, context, ttl):
-            removed.add(state.sweep(group.to_bytes(_GROUP_BYTES, "big")))
+            expired = state.sweep(group.to_bytes(_GROUP_BYTES, "big"))
+            removed.add(expired)
+            removing(expired)
 
 
 def _due_groups(spec: TaskSpec, context: TaskContext, ttl: StateTtl) -> Iterator[int]:

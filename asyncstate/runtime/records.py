@@ -83,23 +83,26 @@ class RecordRunner(Runner):
         # All rows that belong before the watermark are out.
         self._pass_watermark()
         # Nothing reads any more in this micro-batch.
-        clean_up(self.spec, self.context)
+        clean_up(self.spec, self.context, self.controller.bound_writes)
         yield from self._outputs(1)
 
     def _process_broadcast(self) -> Iterator[pa.RecordBatch]:
         rows = BroadcastRows(self.spec, self.context, self.controller, self._operator, self._frame)
         for _ in rows.run(self._count):
+            self.controller.bound_writes(0)
             yield from self._outputs(_OUTPUT_ROWS)
 
     def _process_rows(self, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch]:
         for prepared in self._prepared(batches):
             if prepared.input_index in self._ordered:
                 self._ordered.add(prepared)
+                self.controller.bound_writes(0)
                 continue
             records = self._records(prepared)
-            while chunk := list(islice(records, _SLICE_ROWS)):
+            while chunk := list(islice(records, self.controller.overlay.rows_to_look(_SLICE_ROWS))):
                 for record in chunk:
                     self.controller.submit(record)
+                self.controller.bound_writes(len(chunk))
                 yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
 
@@ -111,6 +114,7 @@ class RecordRunner(Runner):
             records = {prepared.input_index: self._records(prepared) for prepared in inputs}
             for index in turns:
                 self.controller.submit(next(records[index]))
+            self.controller.bound_writes(len(turns))
             yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
 
@@ -153,6 +157,7 @@ class RecordRunner(Runner):
                     self.controller.end_epoch()
                     tick = due.time
                 self.controller.submit(self._timer_record(due))
+            self.controller.bound_writes(len(page))
             yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
 

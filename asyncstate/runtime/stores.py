@@ -8,7 +8,7 @@ Must not import Spark.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from asyncstate.codec import BROADCAST_GROUP
@@ -16,7 +16,7 @@ from asyncstate.config import Config
 from asyncstate.errors import StoreError
 from asyncstate.runtime.spec import TaskSpec
 from asyncstate.storage import (
-    Change,
+    Changes,
     CheckpointFiles,
     KeyedStore,
     Lease,
@@ -26,6 +26,7 @@ from asyncstate.storage import (
     PartitionManifest,
     Retries,
     RocksDBOptions,
+    WriteBound,
     checkpoint_files,
     commit_partition,
     partition_base,
@@ -52,12 +53,18 @@ class PartitionStore:
         return self._lease.base.lineage
 
     @property
+    def write_bound(self) -> WriteBound:
+        """How much memory the micro-batch's writes may take, and where they go beyond that."""
+        limit_bytes = self._spec.config.write_cache_size_bytes
+        return WriteBound(limit_bytes, self._lease.open_scratch, str(self._lease.scratch_folder))
+
+    @property
     def restored(self) -> dict[str, float]:
         """What it took to bring the store to the base version."""
         restored = self._lease.restored
         return {"restore_seconds": restored.seconds, "restore_bytes": restored.bytes_fetched}
 
-    def commit(self, changes: Sequence[Change]) -> PartitionManifest:
+    def commit(self, changes: Changes) -> PartitionManifest:
         """Upload sorted changes; the partition as it is after them. Nothing is visible before the driver commits."""
         spec = self._spec
         return commit_partition(

@@ -60,7 +60,7 @@ def run_partition(
     """
     started = time.perf_counter()
     with open_store(spec, partition) as opened, _cache(spec, partition, opened.lineage) as cache:
-        overlay = WriteOverlay(opened.store, cache.limit_bytes, cache.entries)
+        overlay = WriteOverlay(opened.store, cache.limit_bytes, cache.entries, opened.write_bound)
         with _controller(spec, overlay) as controller:
             runner, states = _open_operator(spec, partition, controller)
             transfers = Transfers()

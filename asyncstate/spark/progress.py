@@ -71,6 +71,7 @@ COUNTS: Final = {
     "read_batch_keys": "list_get_keys",
     "scans": "scans",
     "changes": "changes",
+    "spills": "spills",
     "calls": "calls",
     "call_timeouts": "call_timeouts",
 }
@@ -78,6 +79,7 @@ COUNTS: Final = {
 
 BYTES: Final = {
     "change_bytes": "change_bytes",
+    "spilled_bytes": "spilled_bytes",
     "delta_bytes": "delta_bytes",
     "restore_bytes": "restore_bytes",
     "state_bytes": "state_bytes",
@@ -98,6 +100,7 @@ PEAKS: Final = {
     "io_threads_peak": "io_threads_peak",
     "calls_in_flight_peak": "calls_in_flight_peak",
     "cache_bytes_peak": "cache_bytes_peak",
+    "write_cache_bytes_peak": "write_cache_bytes_peak",
     "worker_rss_bytes_peak": "worker_rss_bytes_peak",
 }
 _COUNTER: Final = "counter."

@@ -1,16 +1,17 @@
 """Committed state: stores, this batch's writes over them, and the checkpoint that makes them durable.
 
 ``contract`` says what a store is, ``memory`` and ``rocksdb`` are two; ``overlay`` holds a micro-batch's
-writes. ``files`` and ``object_files`` say where a checkpoint lies, ``manifest``, ``ownership`` and ``checkpoint`` are
-the driver's view of durable versions; ``lease`` gives a task a local store at a version, ``commit`` turns the task's
-writes into files, ``snapshot`` and ``restore`` copy and rebuild. rocksdict is imported below this package only.
+writes, which ``spilled`` keeps on disk when they are many. ``files`` and ``object_files`` say where a checkpoint
+lies, ``manifest``, ``ownership`` and ``checkpoint`` are the driver's view of durable versions; ``lease`` gives a
+task a local store at a version, ``commit`` turns the task's writes into files, ``snapshot`` and ``restore`` copy
+and rebuild. rocksdict is imported below this package only.
 """
 
 from asyncstate.storage.base import PartitionBase, group_bounds, group_range, partition_base
 from asyncstate.storage.cache import CachedEntries, CacheLoan, PartitionKey, WorkerCache
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.commit import commit_partition, snapshot_if_due, upload_delta
-from asyncstate.storage.contract import EMPTY_VERSION, Change, KeyedStore, StoreStatistics
+from asyncstate.storage.contract import EMPTY_VERSION, Change, Changes, KeyedStore, StoreStatistics
 from asyncstate.storage.delta import verify_file
 from asyncstate.storage.files import CheckpointFiles, LocalFiles
 from asyncstate.storage.lease import Lease, LocalStores
@@ -30,6 +31,7 @@ from asyncstate.storage.overlay import LIST_GET_KEYS, MISSING, WriteOverlay
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
 from asyncstate.storage.retries import Retries
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
+from asyncstate.storage.spilled import SpilledWrites, WriteBound, changes_from
 
 __all__ = [
     "EMPTY_VERSION",
@@ -38,6 +40,7 @@ __all__ = [
     "CacheLoan",
     "CachedEntries",
     "Change",
+    "Changes",
     "Checkpoint",
     "CheckpointFiles",
     "DeltaRef",
@@ -59,11 +62,14 @@ __all__ = [
     "RocksDBOptions",
     "RocksDBStore",
     "SnapshotRef",
+    "SpilledWrites",
     "StateSpec",
     "StoreStatistics",
     "WorkerCache",
+    "WriteBound",
     "WriteOverlay",
     "build_store",
+    "changes_from",
     "checkpoint_files",
     "commit_partition",
     "extend_lineage",

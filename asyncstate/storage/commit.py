@@ -6,10 +6,10 @@ manifest; all names are unique to the attempt. Must not write manifests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from asyncstate.storage.contract import Change
+from asyncstate.storage.contract import Changes
 from asyncstate.storage.delta import write_delta
 from asyncstate.storage.files import CheckpointFiles
 from asyncstate.storage.lease import Lease
@@ -30,7 +30,7 @@ SNAPSHOT_EVERY_DELTAS = 10
 def commit_partition(
     lease: Lease,
     files: CheckpointFiles,
-    changes: Sequence[Change],
+    changes: Changes,
     *,
     uid: str,
     partition: int,
@@ -75,7 +75,7 @@ def snapshot_if_due(
 def upload_delta(
     lease: Lease,
     files: CheckpointFiles,
-    changes: Sequence[Change],
+    changes: Changes,
     uid: str,
     partition: int,
     batch_id: int,

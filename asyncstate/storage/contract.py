@@ -8,13 +8,23 @@ Must not import rocksdict, threads or anything above storage.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 EMPTY_VERSION = -1
 
 Change = tuple[bytes, bytes | None]
 """A key and its new value; None deletes the key."""
+
+
+class Changes(Protocol):
+    """Changes sorted by key, each key once; they can be gone through more than once. A list, or more than memory holds:
+    then the length is known only when they have been gone through, and asking for it before does so."""
+
+    def __iter__(self) -> Iterator[Change]: ...
+
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,7 @@ class KeyedStore(ABC):
         """Return at most ``limit`` entries with start <= key < end, ascending; end None: to the last key."""
 
     @abstractmethod
-    def apply(self, changes: Sequence[Change], version: int) -> None:
+    def apply(self, changes: Changes, version: int) -> None:
         """Make sorted changes (each key once) part of the store and set its version."""
 
     @abstractmethod

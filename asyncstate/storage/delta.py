@@ -7,13 +7,12 @@ FileRef before a store sees it. Must not import checkpoint or lease.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import xxhash
 
 from asyncstate.errors import CheckpointCorruptionError
-from asyncstate.storage.contract import Change
+from asyncstate.storage.contract import Changes
 from asyncstate.storage.manifest import FileRef
 from asyncstate.storage.rocksdb import RocksDBOptions, write_sst
 
@@ -30,7 +29,7 @@ def file_checksum(path: str | Path) -> str:
 
 
 def write_delta(
-    changes: Sequence[Change], local: str | Path, name: str, options: RocksDBOptions | None = None
+    changes: Changes, local: str | Path, name: str, options: RocksDBOptions | None = None
 ) -> FileRef | None:
     """Write sorted changes to a local file that the checkpoint will call ``name``; None when empty."""
     if not changes:

@@ -56,6 +56,10 @@ class _Slot:
     def db(self) -> Path:
         return self.folder / "db"
 
+    @property
+    def scratch(self) -> Path:
+        return self.folder / "spilled"
+
     def record(self) -> SlotRecord | None:
         """Return what the slot holds, None when that is nothing or in doubt."""
         try:
@@ -112,11 +116,31 @@ class Lease:
         self.rocks = rocks
         self.store = store
         self.restored = restored
+        self._scratch: RocksDBStore | None = None
 
     @property
     def kept_folder(self) -> Path:
         """Where a delta file is left under its base name, so that the next lease need not fetch it."""
         return self._slot.folder / "kept"
+
+    @property
+    def scratch_folder(self) -> Path:
+        """Where ``open_scratch`` puts its store."""
+        return self._slot.scratch
+
+    def open_scratch(self) -> RocksDBStore:
+        """An empty store beside the leased one, for what does not fit into memory; it goes with the lease."""
+        with _explained(self._slot.scratch):
+            self._slot.scratch.mkdir()
+        self._scratch = RocksDBStore(self._slot.scratch / "db", self.rocks.options)
+        return self._scratch
+
+    def _drop_scratch(self) -> None:
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            with suppress(StoreError):  # nothing in it is of use any more
+                scratch.close()
+            shutil.rmtree(self._slot.scratch, ignore_errors=True)
 
     def release(self) -> None:
         """Close the store and free the slot; twice is allowed. A failed store will be rebuilt."""
@@ -129,6 +153,7 @@ class Lease:
                 self.rocks.settle()
         finally:
             try:
+                self._drop_scratch()
                 self.store.close()
                 self.rocks.close()
             finally:
@@ -185,7 +210,7 @@ class LocalStores:
             slot = self._take_slot(folder, base)
             try:
                 lease = self._open(slot, base, options or RocksDBOptions(), in_memory)
-                self._drop_stale(folder, base)
+                self._drop_leftovers(folder, base)
             except BaseException:
                 slot.unlock()
                 raise
@@ -218,18 +243,21 @@ class LocalStores:
         else:
             rocks = _rebuilt(slot, base, fetcher, options)
             way, applied = ("rescaled" if base.rescaled else "rebuilt"), len(base.deltas)
+        shutil.rmtree(slot.scratch, ignore_errors=True)
         shutil.rmtree(slot.folder / "kept", ignore_errors=True)
         (slot.folder / "kept").mkdir()
         restored = RestoreStatistics(way, applied, fetcher.bytes_fetched, time.monotonic() - started)
         store = MemoryStore(rocks.iterate(), base.version) if in_memory else rocks
         return Lease(slot, base, rocks, store, restored)
 
-    def _drop_stale(self, folder: Path, base: PartitionBase) -> None:
+    def _drop_leftovers(self, folder: Path, base: PartitionBase) -> None:
+        """Remove stores that nobody will use, and what processes that died had spilled."""
         for slot in self._slots(folder):
-            if _is_stale(slot, base) and slot.try_lock():
+            if (_is_stale(slot, base) or slot.scratch.exists()) and slot.try_lock():
                 try:
                     if _is_stale(slot, base):  # it may have been used between the two
                         slot.clear()
+                    shutil.rmtree(slot.scratch, ignore_errors=True)
                 finally:
                     slot.unlock()
 

@@ -7,10 +7,10 @@ Must not import rocksdict; its durable form is the same delta files, replayed by
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from asyncstate.errors import StoreError
-from asyncstate.storage.contract import EMPTY_VERSION, Change, KeyedStore, StoreStatistics
+from asyncstate.storage.contract import EMPTY_VERSION, Changes, KeyedStore, StoreStatistics
 
 
 class MemoryStore(KeyedStore):
@@ -41,7 +41,7 @@ class MemoryStore(KeyedStore):
         entries = self._entries
         return [(key, entries[key]) for key in keys[first : min(last, first + limit)]]
 
-    def apply(self, changes: Sequence[Change], version: int) -> None:
+    def apply(self, changes: Changes, version: int) -> None:
         """Apply changes in place."""
         self._check_open()
         for key, value in changes:

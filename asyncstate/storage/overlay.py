@@ -1,9 +1,8 @@
 """This micro-batch's writes over the committed store, with a bounded read cache between the two.
 
-Owns: WriteOverlay, MISSING. Invariants: writes live only here until they become a delta
-file; a key, once written, stays in ``_writes`` (a delete stores None), so the dict's insertion order tells
-which keys are new; the read cache holds what the store holds, never a write, until ``release`` folds the writes in.
-One thread uses an overlay (the mailbox); other threads may only call the store's reads.
+Owns: WriteOverlay, MISSING. Invariants: writes live only in its WriteBuffer until they become a delta file; the read
+cache holds what ``store`` says, spilled writes included, never a write in memory until ``spill`` or ``release`` folds
+it in. One thread uses an overlay (the mailbox); other threads may only call ``read_store``.
 Must not import rocksdict or anything of execution.
 """
 
@@ -11,19 +10,20 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
+from itertools import filterfalse
 from typing import Final, Literal
 
-from sortedcontainers import SortedList
-
 from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, CachedEntries, Entries, size_of
-from asyncstate.storage.contract import Change, KeyedStore
+from asyncstate.storage.contract import Changes, KeyedStore
+from asyncstate.storage.merging import scan_over
+from asyncstate.storage.spilled import SpilledWrites, WriteBound
+from asyncstate.storage.write_buffer import WriteBuffer
+from asyncstate.storage.write_meter import size_in_memory
 
 LIST_GET_KEYS: Final = 128
 """Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
 
-_SCAN_KEYS_MIN: Final = 64
 _YOUNG_OF: Final = 4
 _JUDGED_KEYS: Final = 10_000  # fewer take no time worth judging
 _KEEPING_FACTOR: Final = 2  # taking entries in and dropping them costs about as much as looking for them
@@ -44,21 +44,26 @@ Peeked = bytes | Literal[Missing.MISSING] | None
 
 
 class WriteOverlay:
-    """Reads see this batch's writes, then the read cache, then the store.
+    """Reads see this batch's writes in memory, then the read cache, then spilled writes, then the store.
 
     ``read_cache_bytes`` bounds the read cache: what was read lately, in a young generation of a quarter of it at
     most, and what was read or written before (see ``CachedEntries``). ``carried`` is the cache that an earlier
     micro-batch left for the store's very content; the overlay owns it from then on. Scans go by the cache: a page is
     the iteration's own, whatever the cache drops meanwhile.
+
+    ``bound`` says how much memory writes may take and where to spill them; without it they all stay in memory. Writes
+    are spilled when somebody calls ``spill``, never by a write: what was read before and is not answered yet must be
+    known to be safe (see ``spills``).
     """
 
     __slots__ = (
+        "_buffer",
         "_cache_bytes_max",
         "_cache_bytes_peak",
         "_cached",
         "_carried",
+        "_early",
         "_evictions",
-        "_indexed",
         "_list_get_keys",
         "_list_gets",
         "_misses",
@@ -68,7 +73,6 @@ class WriteOverlay:
         "_recalls",
         "_recalls_failed",
         "_scans",
-        "_sorted",
         "_store_get",
         "_store_reads",
         "_timed_keys",
@@ -77,19 +81,37 @@ class WriteOverlay:
         "_young",
         "_young_bytes",
         "_young_bytes_max",
+        "exceeds",
         "put",
+        "rows_to_look",
+        "spills",
         "store",
     )
 
     put: Callable[[bytes, bytes], None]
     """Write a value: ``put(key, value)``. It is the dict's own method, so that a write costs one C call."""
+    store: KeyedStore | SpilledWrites
+    """What lies below memory: the committed store, under spilled writes if there are any."""
+    exceeds: Callable[..., bool]
+    """True when the writes in memory exceed their bound: spill them when that is safe. See ``WriteMeter.look``."""
+    rows_to_look: Callable[[int], int]
+    """After how many rows to ask ``exceeds`` again: ``WriteMeter.rows_to_look``."""
+    spills: int
+    """How often writes have been moved to disk. What ``store`` said at another number is right only with newer writes
+    laid over it (``overlay_many``), and must not be remembered."""
 
     def __init__(
-        self, store: KeyedStore, read_cache_bytes: int = 16 << 20, carried: CachedEntries | None = None
+        self,
+        store: KeyedStore,
+        read_cache_bytes: int = 16 << 20,
+        carried: CachedEntries | None = None,
+        bound: WriteBound | None = None,
     ) -> None:
         self.store = store
         self._store_get = store.get
-        self._writes: Entries = {}
+        self._buffer = WriteBuffer(store, bound)
+        self._writes: Entries = self._buffer.entries
+        self.spills = 0
         self._cached = CachedEntries() if carried is None else carried
         self._carried = len(self._cached)
         self._cache_bytes_max = read_cache_bytes
@@ -98,13 +120,14 @@ class WriteOverlay:
         self._evictions = self._cached.shrink(read_cache_bytes - self._young_bytes_max)
         self._young: Entries = {}
         self._young_bytes = 0
+        self._early: Entries = {}
         self._older = [generation.entries for generation in self._cached.generations]
-        self._sorted: SortedList = SortedList()
-        self._indexed = 0
         self._reads = self._misses = self._store_reads = self._list_gets = self._list_get_keys = 0
         self._recalls = self._recalls_failed = self._timed_keys = self._scans = 0
         self._recall_seconds = self._timed_seconds = 0.0
         self.put = self._writes.__setitem__
+        self.exceeds = self._buffer.meter.look
+        self.rows_to_look = self._buffer.meter.rows_to_look
 
     def peek(self, key: bytes) -> Peeked:
         """Return the value if memory knows it, None if memory knows it absent, else MISSING."""
@@ -139,7 +162,10 @@ class WriteOverlay:
             if value is not MISSING:
                 self.remember(key, value)
                 return value
-        return MISSING
+        value = self._early.pop(key, MISSING)
+        if value is not MISSING:
+            self.remember(key, value)
+        return value
 
     def fetch(self, key: bytes) -> bytes | None:
         """Ask the store, for a key that ``peek`` did not know, and remember the answer."""
@@ -209,8 +235,40 @@ class WriteOverlay:
         self._recall_seconds += time.perf_counter() - started
         return unknown
 
-    def overlay_many(self, keys: list[bytes], fetched: Sequence[bytes | None]) -> list[bytes | None]:
-        """Lay this batch's writes over answers that the store gave earlier for the same keys."""
+    # -- what is read before it is asked for --------------------------------------------------------
+
+    def unknown(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Those of ``keys`` that memory does not know, in their order; counts as no read."""
+        left = filterfalse(self._writes.__contains__, keys)
+        for entries in (self._young, *self._older, self._early):
+            left = filterfalse(entries.__contains__, left)
+        return list(left)
+
+    def keep_read_ahead(self, keys: Iterable[bytes], values: Iterable[bytes | None]) -> None:
+        """Hold what ``store`` says until it is asked for, or dropped: beside the cache, so that it is not evicted."""
+        self._early.update(zip(keys, values, strict=True))
+
+    def drop_read_ahead(self, keys: Iterable[bytes]) -> int:
+        """Let go of what nobody has asked for; how many of ``keys`` those were."""
+        before = len(self._early)
+        for key in filter(self._early.__contains__, keys):
+            del self._early[key]
+        return before - len(self._early)
+
+    def read_store(self, keys: list[bytes]) -> list[bytes | None]:
+        """A list get below memory, in one piece; the one method for other threads."""
+        return self.store.get_many(keys)
+
+    def overlay_many(
+        self, keys: list[bytes], fetched: Sequence[bytes | None], spills: int | None = None
+    ) -> list[bytes | None]:
+        """Lay this batch's writes over answers for the same keys that memory and store gave earlier.
+
+        ``spills``: what ``self.spills`` was when they were asked for, if anything may have been spilled since.
+        """
+        if spills is not None and spills != self.spills:
+            assert isinstance(self.store, SpilledWrites)
+            fetched = self.store.laid_over(keys, fetched, LIST_GET_KEYS)
         if not self._writes:
             return list(fetched)
         return list(map(self._writes.get, keys, fetched))
@@ -246,52 +304,35 @@ class WriteOverlay:
             return []
         if not self._writes:
             return self.store.scan(start, end, limit)
-        self._index_new_keys()
-        found: list[tuple[bytes, bytes]] = []
-        while len(found) < limit:
-            wanted = limit - len(found)
-            page = self.store.scan(start, end, wanted)
-            mine = self._written_keys(start, end, max(wanted, _SCAN_KEYS_MIN))
-            merged, reached = self._merge(page, len(page) == wanted, mine, wanted)
-            found += merged
-            if reached is None:
-                break
-            start = reached + b"\0"
-        return found[:limit]
+        return scan_over(self._buffer.scan, self.store.scan, start, end, limit)
 
-    def _written_keys(self, start: bytes, end: bytes | None, count: int) -> list[bytes]:
-        return list(islice(self._sorted.irange(start, end, inclusive=(True, False)), count))
+    def spill(self) -> None:
+        """Move the writes to disk. Reads go on seeing them; the memory is free.
 
-    def _merge(
-        self, page: list[tuple[bytes, bytes]], page_full: bool, mine: list[bytes], wanted: int
-    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-        """Merge a store page with written keys; also tell up to which key both are complete, None for all."""
-        mine_full = len(mine) >= max(wanted, _SCAN_KEYS_MIN)
-        if not mine:
-            return page, page[-1][0] if page_full else None
-        ends = ([page[-1][0]] if page_full else []) + ([mine[-1]] if mine_full else [])
-        reached = min(ends) if ends else None
-        writes = self._writes
-        merged: dict[bytes, bytes | None] = dict(page)
-        merged.update((key, writes[key]) for key in mine)
-        live = sorted((key, value) for key, value in merged.items() if value is not None)
-        if reached is not None:
-            live = [entry for entry in live if entry[0] <= reached]
-        return live, reached
+        Nothing that was asked of ``store`` before may be remembered after this, nor answered without ``overlay_many``:
+        look at ``spills``. Raises StoreError with nothing lost when the disk cannot be written.
+        """
+        spilled = self._buffer.spill()
+        if spilled is None:
+            return
+        self.store, self._store_get = spilled, spilled.get
+        self.spills += 1
+        in_memory = size_in_memory(self._writes)
+        self._keep_spilled(in_memory)
+        self._buffer.clear(in_memory)
 
-    def _index_new_keys(self) -> None:
-        # Keys never leave the dict, so the ones written since the last scan are its last ones: point-only
-        # states keep no list of them, and a scan after few writes looks at few.
-        new = len(self._writes) - self._indexed
-        if new:
-            self._sorted.update(islice(reversed(self._writes), new))
-            self._indexed = len(self._writes)
+    def _keep_spilled(self, in_memory: int) -> None:
+        """Make the cache right for the store with the writes in it: by them, or empty."""
+        cached = self._cached
+        if cached.resting or not self._fold_in(self._writes.copy, in_memory):
+            cached.generations.clear()
+        self._young, self._young_bytes = {}, 0
+        self._early.clear()
+        self._older = [generation.entries for generation in cached.generations]
 
-    def changes(self) -> list[Change]:
-        """Return this batch's writes sorted by key; None marks a delete."""
-        writes = self._writes
-        keys = self._sorted if self._indexed == len(writes) else sorted(writes)
-        return list(zip(keys, map(writes.__getitem__, keys), strict=True))
+    def changes(self) -> Changes:
+        """Return this batch's writes sorted by key; None marks a delete. A list, unless writes have been spilled."""
+        return self._buffer.changes()
 
     def release(self) -> CachedEntries:
         """End of the micro-batch: the cache as it is right for the store with this batch's writes in it.
@@ -304,16 +345,21 @@ class WriteOverlay:
             cached.list_get_seconds = self._timed_seconds / self._timed_keys
         if cached.resting or not self._recalls_pay():
             return CachedEntries((cached.resting or _REST_BATCHES) - 1, cached.list_get_seconds)
-        writes, limit = self._writes, self._cache_bytes_max - self._young_bytes_max
-        written = self.bytes_written + ENTRY_OVERHEAD_BYTES * len(writes)
-        if written > limit:
-            return CachedEntries()
-        if not all(map(writes.__contains__, self._young)):
+        writes = self._writes
+        return cached if self._fold_in(lambda: writes, size_in_memory(writes)) else CachedEntries()
+
+    def _fold_in(self, entries: Callable[[], Entries], in_memory: int) -> bool:
+        """Lay the writes, as ``entries`` gives them, over the cache; False if they do not fit."""
+        limit = self._cache_bytes_max - self._young_bytes_max
+        if in_memory > limit:
+            return False
+        cached = self._cached
+        if not all(map(self._writes.__contains__, self._young)):
             cached.add(self._young, self._young_bytes)
-        cached.add(writes, written)
+        cached.add(entries(), in_memory)
         cached.shrink(limit)
         cached.merge(self._young_bytes_max)
-        return cached
+        return True
 
     def _recalls_pay(self) -> bool:
         """Whether looking into older generations, and keeping them, took less time than it saved.
@@ -326,16 +372,6 @@ class WriteOverlay:
             return True
         saved = (self._recalls - self._recalls_failed) * seconds
         return saved > _KEEPING_FACTOR * self._recall_seconds
-
-    @property
-    def num_changes(self) -> int:
-        """Number of keys written or deleted in this batch."""
-        return len(self._writes)
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of keys and values that the delta will hold, before compression; walks all writes."""
-        return sum(map(len, self._writes)) + sum(map(len, filter(None, self._writes.values())))
 
     def count_list_get(self, num_keys: int, seconds: float | None = None) -> None:
         """Count a list get made on the store for this overlay, possibly by another thread's hand.
@@ -354,7 +390,9 @@ class WriteOverlay:
 
         ``cache_carried``: entries that an earlier micro-batch left; ``cache_evictions``: entries dropped for want
         of room; ``store_reads``: keys that reached the store, by single and by list gets;
-        ``list_get_seconds``: what the task's own thread spent in list gets.
+        ``list_get_seconds``: what the task's own thread spent in list gets;
+        ``spilled_bytes``: keys and values moved to disk, in ``spills`` moves; ``write_cache_bytes_peak``: memory of
+        writes, estimated.
         """
         self._note_cache_bytes()
         return {
@@ -366,8 +404,7 @@ class WriteOverlay:
             "list_get_keys": self._list_get_keys,
             "list_get_seconds": self._timed_seconds,
             "scans": self._scans,
-            "changes": len(self._writes),
-            "change_bytes": self.bytes_written,
+            **self._buffer.statistics(),
             "cache_carried": self._carried,
             "cache_evictions": self._evictions,
             "cache_bytes_peak": self._cache_bytes_peak,

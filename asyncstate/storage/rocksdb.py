@@ -33,7 +33,7 @@ from rocksdict import (
 )
 
 from asyncstate.errors import StoreError
-from asyncstate.storage.contract import EMPTY_VERSION, Change, KeyedStore, StoreStatistics
+from asyncstate.storage.contract import EMPTY_VERSION, Change, Changes, KeyedStore, StoreStatistics
 
 _COMPRESSIONS = {
     "none": DBCompressionType.none,
@@ -227,7 +227,7 @@ class RocksDBStore(KeyedStore):
             raise self._failed("scanned", "the scan stopped before its end")
         return page
 
-    def apply(self, changes: Sequence[Change], version: int) -> None:
+    def apply(self, changes: Changes, version: int) -> None:
         """Write the sorted changes as an SST file and ingest it."""
         if changes:
             temporary = f"{self.path}.apply-{uuid.uuid4().hex}.sst"

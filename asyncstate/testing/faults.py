@@ -7,10 +7,9 @@ Invariant: without a fault asked for, everything is as in the store beneath.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
 from asyncstate.errors import StoreError
-from asyncstate.storage import Change, KeyedStore, StoreStatistics
+from asyncstate.storage import Changes, KeyedStore, StoreStatistics
 
 
 class FaultyStore(KeyedStore):
@@ -79,7 +78,7 @@ class FaultyStore(KeyedStore):
                 entries.append((key, shown))
         return entries
 
-    def apply(self, changes: Sequence[Change], version: int) -> None:
+    def apply(self, changes: Changes, version: int) -> None:
         """See ``KeyedStore``."""
         self._store.apply(changes, version)
         self.version = version

@@ -106,7 +106,8 @@ def test_put_many_last_value_counts_and_none_deletes() -> None:
     overlay.put_many([b"b", b"a", b"b"], [b"1", None, b"2"])
     overlay.delete_many([b"z"])
     assert overlay.changes() == [(b"a", None), (b"b", b"2"), (b"z", None)]
-    assert (overlay.num_changes, overlay.bytes_written) == (3, 4)
+    statistics = overlay.statistics()
+    assert (statistics["changes"], statistics["change_bytes"]) == (3, 4)
 
 
 def test_scan_is_complete_over_many_tombstones_and_pages() -> None:
@@ -346,4 +347,4 @@ TestOverlayMachine = OverlayMachine.TestCase
 def test_counts_of_written_keys(count: int) -> None:
     overlay = WriteOverlay(MemoryStore())
     overlay.put_many([b"%d" % n for n in range(count)], [b"v"] * count)
-    assert overlay.num_changes == count
+    assert overlay.statistics()["changes"] == count

@@ -1,0 +1,183 @@
+"""This micro-batch's writes that did not fit into memory: on the worker's disk, over the committed store.
+
+Owns: ``SpilledWrites``, ``SpilledChanges``, ``WriteBound``. Invariants: a key reads as it was last spilled, else as
+committed; a run becomes visible as a whole or not at all; the committed store is not touched.
+Runs are entries of a scratch store that belongs to the attempt: a value with one byte before it, a delete as no bytes
+at all, so that it is told from a key that was not written. Must not import rocksdict, lease or the overlay.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from asyncstate.errors import StoreError
+from asyncstate.storage.contract import Change, Changes, KeyedStore
+from asyncstate.storage.merging import changes_over, scan_over
+
+_LIVE: Final = b"\x01"
+_DELETED: Final = b""
+_PAGE_ENTRIES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBound:
+    """How much memory (bytes, estimated) a micro-batch's writes may take, and where more of them go.
+
+    ``open_scratch`` gives an empty store of this attempt's own in ``place``; it is called at most once, and whoever
+    made the bound closes the store.
+    """
+
+    limit_bytes: int
+    open_scratch: Callable[[], KeyedStore]
+    place: str
+
+
+class SpilledWrites:
+    """What lies below the writes in memory once some have been spilled. Reads may come from several threads."""
+
+    def __init__(self, below: KeyedStore, bound: WriteBound) -> None:
+        self._below = below
+        self._place = bound.place
+        try:
+            self._scratch = bound.open_scratch()
+        except StoreError as error:
+            raise self._failed(error) from error
+        self.runs = 0
+        self.entries = 0
+        """Entries of all runs: a key counts once in each run that has it."""
+
+    def add(self, changes: Iterable[Change], count: int) -> None:
+        """Take in ``count`` sorted changes, each key once, over what is there. Raises StoreError with nothing taken."""
+        try:
+            self._scratch.apply(_Marked(changes, count), self.runs)
+        except StoreError as error:
+            raise self._failed(error) from error
+        self.runs += 1
+        self.entries += count
+
+    def get(self, key: bytes) -> bytes | None:
+        """See ``KeyedStore``."""
+        marked = self._scratch.get(key)
+        return self._below.get(key) if marked is None else _unmarked(marked)
+
+    def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
+        """See ``KeyedStore``."""
+        found = self._scratch.get_many(keys, piece_keys)
+        if None not in found:
+            return [_unmarked(marked) for marked in found]  # type: ignore[arg-type]
+        unknown = [index for index, marked in enumerate(found) if marked is None]
+        if len(unknown) == len(keys):
+            return self._below.get_many(keys, piece_keys)
+        committed = self._below.get_many([keys[index] for index in unknown], piece_keys)
+        values = [None if marked is None else _unmarked(marked) for marked in found]
+        for index, value in zip(unknown, committed, strict=True):
+            values[index] = value
+        return values
+
+    def laid_over(
+        self, keys: list[bytes], values: Sequence[bytes | None], piece_keys: int
+    ) -> list[bytes | None]:
+        """Lay what is spilled by now over ``values``, which were read for ``keys`` at some time before."""
+        found = self._scratch.get_many(keys, piece_keys)
+        return [
+            value if marked is None else _unmarked(marked)
+            for marked, value in zip(found, values, strict=True)
+        ]
+
+    def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """See ``KeyedStore``."""
+        return scan_over(self._spilled, self._below.scan, start, end, limit)
+
+    def pages(self, start: bytes) -> Iterator[Sequence[Change]]:
+        """All spilled changes with key >= start, sorted, each key once."""
+        while page := self._spilled(start, None, _PAGE_ENTRIES):
+            yield page
+            if len(page) < _PAGE_ENTRIES:
+                return
+            start = page[-1][0] + b"\0"
+
+    def _spilled(self, start: bytes, end: bytes | None, limit: int) -> Sequence[Change]:
+        return [(key, _unmarked(marked)) for key, marked in self._scratch.scan(start, end, limit)]
+
+    def _failed(self, error: StoreError) -> StoreError:
+        return StoreError(
+            f"writes of this micro-batch could not be spilled to {self._place}: {error.__cause__ or error}. Make room "
+            "on that disk, put async-state.local-dir on a larger one, or raise async-state.write-cache-size if memory "
+            "allows"
+        )
+
+
+class SpilledChanges:
+    """A micro-batch's changes, sorted, each key once: runs with the ``writes`` in memory laid over them.
+
+    Gone through as often as is needed, each time from disk, with a page in memory. Nothing may be written meanwhile.
+    """
+
+    def __init__(
+        self, spilled: SpilledWrites, writes: Mapping[bytes, bytes | None], keys: Sequence[bytes]
+    ) -> None:
+        self._spilled = spilled
+        self._writes = writes
+        self._keys = keys
+        self._totals: tuple[int, int] | None = None
+
+    def __iter__(self) -> Iterator[Change]:
+        count = size_bytes = 0
+        for change in self.starting_at(b""):
+            count += 1
+            size_bytes += len(change[0]) + len(change[1] or b"")
+            yield change
+        self._totals = count, size_bytes
+
+    def starting_at(self, start: bytes) -> Iterator[Change]:
+        """The changes with key >= start."""
+        keys = self._keys[bisect_left(self._keys, start) :] if start else self._keys
+        return changes_over(self._writes, keys, self._spilled.pages(start))
+
+    def __len__(self) -> int:
+        return self.totals[0]
+
+    def __bool__(self) -> bool:
+        return True  # something was spilled
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Number of changes, and bytes of their keys and values. Known once they have been gone through."""
+        if self._totals is None:
+            for _ in self:
+                pass
+        assert self._totals is not None
+        return self._totals
+
+
+def changes_from(changes: Changes, start: bytes) -> Iterable[Change]:
+    """The sorted ``changes`` with key >= start, without going through those before."""
+    if isinstance(changes, SpilledChanges):
+        return changes.starting_at(start)
+    listed = changes if isinstance(changes, list) else list(changes)
+    return listed[bisect_left(listed, start, key=_key_of) :]
+
+
+class _Marked:
+    """Changes as a run keeps them: none of them is a delete of the scratch store."""
+
+    def __init__(self, changes: Iterable[Change], count: int) -> None:
+        self._changes = changes
+        self._count = count
+
+    def __iter__(self) -> Iterator[Change]:
+        return ((key, _DELETED if value is None else _LIVE + value) for key, value in self._changes)
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def _unmarked(marked: bytes) -> bytes | None:
+    return marked[1:] if marked else None
+
+
+def _key_of(change: Change) -> bytes:
+    return change[0]

@@ -1,0 +1,103 @@
+"""The writes of a micro-batch: in a dict up to a bound, in sorted runs on disk beyond it, as a delta at the end.
+
+Owns: WriteBuffer. Invariants: ``entries`` stays the same dict, because others write with its own method; a key, once
+written, stays in it up to the next spill (a delete stores None), so the dict's insertion order tells which keys are
+new.
+Must not import rocksdict, lease or the overlay.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import islice
+
+from sortedcontainers import SortedList
+
+from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, Entries
+from asyncstate.storage.contract import Change, Changes, KeyedStore
+from asyncstate.storage.spilled import SpilledChanges, SpilledWrites, WriteBound
+from asyncstate.storage.write_meter import WriteMeter, size_in_memory
+
+
+class WriteBuffer:
+    """Writes over ``store``; without a bound all of them stay in memory."""
+
+    def __init__(self, store: KeyedStore, bound: WriteBound | None) -> None:
+        self.entries: Entries = {}
+        self.meter = WriteMeter(self.entries, sys.maxsize if bound is None else bound.limit_bytes)
+        self.spilled: SpilledWrites | None = None
+        """What has been spilled, over the store; None before the first spill."""
+        self._store = store
+        self._bound = bound
+        self._sorted: SortedList = SortedList()
+        self._indexed = 0
+        self._spilled_bytes = 0
+        self._peak_bytes = 0
+        self._changes: SpilledChanges | None = None
+
+    def scan(self, start: bytes, end: bytes | None, count: int) -> list[Change]:
+        """The first ``count`` writes in memory with start <= key < end."""
+        self._index_new_keys()
+        keys = list(islice(self._sorted.irange(start, end, inclusive=(True, False)), count))
+        return list(zip(keys, map(self.entries.__getitem__, keys), strict=True))
+
+    def _index_new_keys(self) -> None:
+        # Keys leave the dict only all at once, so the ones written since the last scan are its last ones: point-only
+        # states keep no list of them, and a scan after few writes looks at few.
+        new = len(self.entries) - self._indexed
+        if new:
+            self._sorted.update(islice(reversed(self.entries), new))
+            self._indexed = len(self.entries)
+
+    def spill(self) -> SpilledWrites | None:
+        """Write what is in memory to disk; ``clear`` is to follow. None when there is nothing to be done.
+
+        Raises StoreError with nothing lost.
+        """
+        if not self.entries or self._bound is None:
+            return None
+        if self.spilled is None:
+            self.spilled = SpilledWrites(self._store, self._bound)
+        keys = self._sorted_keys()
+        self.spilled.add(zip(keys, map(self.entries.__getitem__, keys), strict=True), len(keys))
+        return self.spilled
+
+    def clear(self, in_memory: int) -> None:
+        """Let go of what has been spilled, which had ``in_memory`` bytes."""
+        self._spilled_bytes += in_memory - ENTRY_OVERHEAD_BYTES * len(self.entries)
+        self._peak_bytes = max(self._peak_bytes, in_memory)
+        self.entries.clear()
+        self._sorted.clear()
+        self._indexed = 0
+        self.meter.emptied()
+
+    def changes(self) -> Changes:
+        """All writes sorted by key; None marks a delete. A list, unless writes have been spilled."""
+        keys = self._sorted_keys()
+        if self.spilled is None:
+            return list(zip(keys, map(self.entries.__getitem__, keys), strict=True))
+        self._changes = SpilledChanges(self.spilled, self.entries, list(keys))
+        return self._changes
+
+    def _sorted_keys(self) -> Sequence[bytes]:
+        return self._sorted if self._indexed == len(self.entries) else sorted(self.entries)
+
+    def statistics(self) -> dict[str, float]:
+        """Counters. Before ``changes``, what was spilled and then written again counts twice among the changes."""
+        in_memory = size_in_memory(self.entries)
+        if self._changes is not None:
+            changes, change_bytes = self._changes.totals
+        else:
+            changes = len(self.entries) + (0 if self.spilled is None else self.spilled.entries)
+            change_bytes = self._spilled_bytes + in_memory - ENTRY_OVERHEAD_BYTES * len(self.entries)
+        found: dict[str, float] = {
+            "changes": changes,
+            "change_bytes": change_bytes,
+            "spills": 0 if self.spilled is None else self.spilled.runs,
+            "spilled_bytes": self._spilled_bytes,
+            "write_cache_bytes_peak": max(self._peak_bytes, in_memory),
+        }
+        if self._bound is not None:
+            found["write_cache_bytes_limit"] = self._bound.limit_bytes
+        return found
