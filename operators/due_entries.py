@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.operator import MIN_WATERMARK
-from asyncstate.state.columns import ColumnState, TimeRange
+from asyncstate.state.columns import TimeRange
 
 PART_ROWS = 1 << 19
 """Entries that are held at a time: about 100 bytes each, key and value."""
@@ -45,15 +45,20 @@ class Ends(Protocol):
         """The earliest namespace of the window with this end; the last one is the end itself."""
 
 
+class TimeFirst(Protocol):
+    """A state that is read by ranges of namespaces: ``ColumnState``, ``TimeFirstListState``."""
+
+    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:
+        """All entries with start <= namespace <= ``until``, by key group, namespace and key, page by page."""
+
+
 class DueReader:
     """Reads a time-first state whose namespaces are window ends or the ends of slices of windows.
 
     Entries that were read may be removed between parts.
     """
 
-    def __init__(
-        self, state: ColumnState, window: Ends, key_groups: range, part_rows: int = PART_ROWS
-    ) -> None:
+    def __init__(self, state: TimeFirst, window: Ends, key_groups: range, part_rows: int = PART_ROWS) -> None:
         self._state = state
         self._window = window
         self._groups = key_groups
