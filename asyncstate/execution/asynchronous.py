@@ -19,7 +19,6 @@ from asyncstate.execution.limits import AsyncLimits
 from asyncstate.execution.loop import Completion
 from asyncstate.execution.mailbox import MailboxController
 from asyncstate.execution.pacing import ReadPacer
-from asyncstate.execution.read_ahead import AheadBlock, AheadChunk, ComingRecords, ComingRows, ReadAhead
 from asyncstate.execution.read_threads import ListGet, ReadThreads
 from asyncstate.execution.record_reads import RecordReads
 from asyncstate.execution.stalls import unanswered
@@ -61,7 +60,6 @@ class AsyncExecutionController(MailboxController):
             overlay, self._pacer, self._answer, self._read_failed, self._send, limits.io_parallelism
         )
         self._bundles = BundleReads(overlay, self._pacer, self._send, limits.io_parallelism)
-        self._ahead = ReadAhead(overlay, self._pacer, self._send, limits.io_parallelism, limits.in_flight)
         self._wait_seconds = 0.0
         self._reads_hang = False
         self._peek = overlay.peek
@@ -98,7 +96,6 @@ class AsyncExecutionController(MailboxController):
         future: StateFuture[T] = pending_future(record)
         record.pending += 1
         self._buffer.add(StateRequest(key, decode, future, record))
-        self._ahead.waited(key, record.encoded_key)
         return future
 
     def _read_measured(self, key: bytes) -> bytes | None:
@@ -129,16 +126,6 @@ class AsyncExecutionController(MailboxController):
         self._bundles.prefetch(keys)
 
     # -- reading -------------------------------------------------------------------------------------
-
-    def coming_rows(self, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows:
-        """See ``ExecutionController``."""
-        if self._limits.batch_hot_reads:
-            return super().coming_rows(groups, keys)
-        return ComingRecords(self._ahead, self._await_block, groups, keys)
-
-    def _await_block(self, block: AheadBlock) -> None:
-        while block.missing:
-            self._await_completion()
 
     def flush(self) -> None:
         """Send off what is buffered; short of that, nothing waits."""
@@ -215,14 +202,12 @@ class AsyncExecutionController(MailboxController):
             self._pacer.answered(len(completion.values), completion.seconds)
             if isinstance(ticket, BundleChunk):
                 ticket.arrived(completion.values)
-            elif isinstance(ticket, AheadChunk):
-                self._ahead.arrived(ticket, completion.values)
             else:
                 self._answer(ticket, completion.values)
 
     def _read_failed(self, ticket: Any, error: BaseException) -> NoReturn:
         """Errors of the store are not for operators to recover from."""
-        if isinstance(ticket, BundleChunk | AheadChunk):
+        if isinstance(ticket, BundleChunk):
             self.failures.read_failed(error, ticket.first_key)
             self.failures.raise_named(error, None)
         self.failures.read_failed(error, ticket[0].key)
@@ -291,7 +276,6 @@ class AsyncExecutionController(MailboxController):
         return {
             **self.overlay.statistics(),
             **self.calls.statistics(),
-            **self._ahead.statistics(),
             "io_wait_seconds": self._wait_seconds,
             "overlapping_epochs": self._epochs_done,
             "in_flight_limit": self._limits.in_flight,
