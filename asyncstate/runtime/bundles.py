@@ -17,6 +17,7 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import Bundle, BundleOperator
+from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.rows import PreparedBatch, output_batch
 from asyncstate.runtime.runner import Runner
@@ -82,6 +83,8 @@ class BundleRunner(Runner):
         if waiting is not None:
             yield from self._process(waiting)
         yield from self._call(lambda: self._operator.on_watermark(self.spec.watermark, self))
+        # Nothing reads any more in this micro-batch.
+        clean_up(self.spec, self.context, self.controller.bound_writes)
 
     def _process(self, bundle: Bundle) -> Iterator[pa.RecordBatch]:
         return self._call(lambda: self._operator.process_bundle(bundle, self))
