@@ -102,11 +102,9 @@ class AllRows(RankState):
         ranking = yield from self._spill(keys, ranking, ends)
         next_arrival = stored.next_arrival + np.bincount(rows.table.key, minlength=len(keys))
         self._write(keys, heads.get(), before, ranking, next_arrival)
-        had = np.zeros(len(keys), np.bool_)
-        had[stored.table.key] = True
+        had = _has_rows(stored.table.key, stored.bounds, len(keys))
         had[rows.table.key[rows.accumulate]] = True
-        has = ranking.bounds.has(len(keys))
-        has[ranking.table.key[ranking.ranked.rows]] = True
+        has = _has_rows(ranking.table.key[ranking.ranked.rows], ranking.bounds, len(keys))
         return Merged(ranking.table, before, ranking.ranked, had & ~has)
 
     # -- the bundle's changes ------------------------------------------------------------------------
@@ -250,3 +248,11 @@ def _arrived(rows: RankTable, next_arrival: Int64Array) -> RankTable:
     arrival = np.empty(len(rows), np.int64)
     arrival[order] = next_arrival[rows.key[order]] + within_runs(rows.key[order])
     return RankTable(rows.columns, rows.key, arrival)
+
+
+def _has_rows(best: Int64Array, bounds: Bounds, num_keys: int) -> BoolArray:
+    """The keys (u) with rows: ``best`` has the key of each of the best ones."""
+    has = np.zeros(num_keys, np.bool_)
+    has[best] = True
+    has[bounds.key[bounds.rows > 0]] = True
+    return has

@@ -104,9 +104,7 @@ class Bounds:
 
 
 def block_of(plan: RankPlan, table: RankTable, rows: Int64Array, bounds: Bounds) -> Int64Array:
-    """The index into ``bounds`` of the block that each of ``rows`` belongs to, -1 for those before all blocks."""
-    if not len(bounds):
-        return np.full(len(rows), -1, np.int64)
+    """The index into ``bounds`` (b > 0) of the block that each of ``rows`` belongs to, -1 for those before all blocks."""
     places = take([table.columns[index] for index in plan.order_at], rows)
     pairs = zip(bounds.columns, places, strict=True)
     codes = plan.codes_of([pa.concat_arrays(pair) for pair in pairs])

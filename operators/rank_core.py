@@ -125,8 +125,6 @@ def by_content(ids: Int64Array, accumulate: BoolArray, arrival: Int64Array) -> O
     """
     stored, total = len(ids) - len(accumulate), int(ids.max(initial=-1)) + 1
     alive = np.concatenate([np.ones(stored, np.bool_), accumulate])
-    if accumulate.all():
-        return Outcome(alive, arrival)
     known, owners = np.unique(ids[stored:], return_inverse=True)
     before = np.bincount(ids[:stored], minlength=total)[known]
     signs = np.where(accumulate, 1, -1).astype(np.int8)

@@ -21,8 +21,10 @@ from operators import (
     Deduplicate,
     GroupAggregate,
     Join,
+    Rank,
     WindowAggregate,
     count,
+    desc,
     hop,
     max_,
     min_,
@@ -185,6 +187,16 @@ def q18(batch: MicroBatch, events: DataFrame) -> DataFrame:
     )
 
 
+def q19(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """The ten highest bids of each auction, the earlier of equal ones first."""
+    return batch.apply(
+        Rank([desc("price"), "dateTime"], 10, rank_column="rank_number"),
+        bids(events),
+        key="auction",
+        uid="highest",
+    )
+
+
 def q20(batch: MicroBatch, events: DataFrame) -> DataFrame:
     """Bids joined with their auctions of category 10."""
     bid = bids(events).withColumnsRenamed({"dateTime": "bid_dateTime", "extra": "bid_extra"})
@@ -194,6 +206,6 @@ def q20(batch: MicroBatch, events: DataFrame) -> DataFrame:
 
 
 STATEFUL_PLANS: Mapping[str, Callable[[MicroBatch, DataFrame], DataFrame]] = {
-    plan.__name__: plan for plan in (q3, q4, q5, q7, q8, q11, q17, q18, q20)
+    plan.__name__: plan for plan in (q3, q4, q5, q7, q8, q11, q17, q18, q19, q20)
 }
 """The queries with state that can be run, by name."""

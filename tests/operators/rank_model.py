@@ -104,7 +104,9 @@ class RankModel:
         rows = sorted(self.rows.get(key, []), key=functools.cmp_to_key(self.compare))
         limit = self.limits.get(key, 0) if isinstance(self.n, str) else self.n
         numbered = list(zip(rows, self.numbers(rows), strict=True))
-        return [(row, number) for row, number in numbered if self.offset < number <= self.offset + max(limit, 0)]
+        return [
+            (row, number) for row, number in numbered if self.offset < number <= self.offset + max(limit, 0)
+        ]
 
     def numbers(self, rows: list[Row]) -> list[int]:
         numbers: list[int] = []
@@ -119,7 +121,9 @@ class RankModel:
         return numbers
 
 
-def expected_changes(before: Shown, after: Shown, identity: str, unique: Sequence[int], numbered: bool) -> list[Row]:
+def expected_changes(
+    before: Shown, after: Shown, identity: str, unique: Sequence[int], numbered: bool
+) -> list[Row]:
     """The changelog of one key, as (kind, *row, number if ``numbered``)."""
 
     def out(kind: str, row: Row, number: int) -> Row:
@@ -132,10 +136,15 @@ def expected_changes(before: Shown, after: Shown, identity: str, unique: Sequenc
         old, new = ({number: row for row, number in shown} for shown in (before, after))
         changes = []
         for number in sorted({*old, *new}):
-            changes += _pair(old.get(number), new.get(number), lambda kind, row, at=number: out(kind, row, at))  # type: ignore[misc]
+            changes += _pair(
+                old.get(number), new.get(number), lambda kind, row, at=number: out(kind, row, at)
+            )
         return changes
     if identity == "unique":
-        by_key = [{exact(tuple(row[c] for c in unique)): (row, at) for row, at in shown} for shown in (before, after)]
+        by_key = [
+            {exact(tuple(row[c] for c in unique)): (row, at) for row, at in shown}
+            for shown in (before, after)
+        ]
         changes = [out("-D", *shown) for key, shown in by_key[0].items() if key not in by_key[1]]
         for key, shown in by_key[1].items():
             if key not in by_key[0]:
