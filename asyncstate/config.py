@@ -151,6 +151,8 @@ class Option:
         try:
             if isinstance(given, os.PathLike):
                 given = os.fspath(given)
+            if isinstance(given, bool) and isinstance(self.kind, Choice):
+                given = str(given)  # true and false may be two of the words
             value = self.kind.parse(given.strip()) if isinstance(given, str) else given
             if value is None:
                 raise ValueError("leave the key out to get the default")
@@ -227,6 +229,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bundle_size: Annotated[
         int, Number(1, 10_000_000), "Rows that a bundle-grain operator gets at a time."
     ] = 100_000
+    local_aggregation: Annotated[
+        Literal["auto", "true", "false"],
+        Choice(("auto", "true", "false")),
+        "Put rows of a key together before the exchange (two-phase aggregation), where the operator can. `auto`: over "
+        "insert-only inputs, where the micro-batch before shows that it pays; see "
+        "[operators.md](operators.md#two-phase-aggregation).",
+    ] = "auto"
     broadcast_size_limit_bytes: Annotated[
         int,
         size(1 << 10, 1 << 30),

@@ -24,6 +24,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN, RowKind
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
+from asyncstate.local_phase import LocalPhase
 from asyncstate.requests import StateSink
 
 S = TypeVar("S")
@@ -56,6 +57,8 @@ class InputSpec:
     key). ``event_time`` names a timestamp column. ``changelog`` tells whether rows other than ``+I`` can come.
     ``broadcast``: every partition gets all rows of the input, which then has no key. ``order_by``: rows are held
     back until the watermark has passed them and come in this order; its first column is the event time, ascending.
+    ``local``: what was done to the rows before they came (None: nothing); they then are of ``row_schema``, all +I, and
+    ``changelog`` tells of the rows that they were made of.
     """
 
     schema: pa.Schema
@@ -65,6 +68,7 @@ class InputSpec:
     name: str = "input"
     broadcast: bool = False
     order_by: tuple[SortKey, ...] = ()
+    local: LocalPhase | None = None
 
     def __post_init__(self) -> None:
         sorted_by = [sort.column for sort in self.order_by]
@@ -110,6 +114,13 @@ class InputSpec:
     def key_schema(self) -> pa.Schema:
         """The key columns, in key order."""
         return pa.schema([self.column(name) for name in self.key])
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """The columns of the rows that reach the operator: ``schema``, or what the local phase makes of it."""
+        if self.local is None:
+            return self.schema
+        return self.local.row_schema(self.schema, self.key, self.event_time)
 
 
 class StateDescriptor(ABC, Generic[S]):
@@ -312,7 +323,7 @@ def row_type(schema: pa.Schema) -> type[Row]:
 class Bundle:
     """Rows of one input, as columns, with their unique keys.
 
-    ``batch`` has the payload columns of ``InputSpec.schema`` (n rows). ``kinds`` is int8 (n), ``times`` int64
+    ``batch`` has the payload columns of ``InputSpec.row_schema`` (n rows). ``kinds`` is int8 (n), ``times`` int64
     microseconds (n) or None without an event time. ``keys`` has the u unique keys and ``keys.inverse`` (n) maps
     a row to its key. Rows are in arrival order.
     """
@@ -381,6 +392,14 @@ class Operator(ABC):
     @abstractmethod
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``."""
+
+    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
+        """What may be done to the rows of the only input before the exchange; None: nothing.
+
+        Called on the driver, after ``bind``. If the job makes use of it, ``inputs[0].local`` is what was returned, in
+        ``bind`` and ``open`` of the tasks. State must not depend on it: it may change from one micro-batch to the next.
+        """
+        return None
 
     def open(self, context: OperatorContext) -> None:
         """Declare state with ``context.get_state``.

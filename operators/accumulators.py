@@ -3,7 +3,7 @@
 Owns: ``Accumulator`` and its three kinds, ``Count``, ``Sum`` and ``Extreme``.
 Invariant: lifting rows and combining them in any grouping and order gives the same state (floats: up to
 rounding), so the same parts serve bundles, windows, shared slices and both phases of a two-phase aggregation.
-Must not import anything of ``asyncstate`` but ``codec`` and ``errors``.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors`` and ``local_phase``.
 
 Source: the accumulate, retract and merge functions of Flink's built-in aggregates.
 """
@@ -11,6 +11,7 @@ Source: the accumulate, retract and merge functions of Flink's built-in aggregat
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.errors import OperatorError
+from asyncstate.local_phase import LocalColumn, LocalFunction
 from operators.grouping import (
     BoolArray,
     Groups,
@@ -26,9 +28,13 @@ from operators.grouping import (
     group_extreme,
     group_sum,
     group_sum_decimal,
+    group_sum_halves,
     narrow_decimal,
     pair_extreme,
 )
+
+_LOCAL_DIGITS = 28
+"""Decimals of more digits are not summed by a local phase: ten billion others still fit the 38 digits of a sum."""
 
 
 class Accumulator(ABC):
@@ -60,6 +66,17 @@ class Accumulator(ABC):
     @abstractmethod
     def merge(self, state: pa.Array, partial: pa.Array) -> pa.Array:
         """Two states row by row (u)."""
+
+    def local(self) -> tuple[LocalColumn, ...] | None:
+        """What a local phase computes for this part; None: it needs the rows themselves."""
+        return None
+
+    def gather(self, columns: Sequence[pa.Array], groups: Groups) -> pa.Array:
+        """The states of each group (u) from the columns (n each) that ``local`` asks for."""
+        return self.combine(columns[0], groups)
+
+    def _local(self, function: LocalFunction, result: pa.DataType) -> LocalColumn:
+        return LocalColumn(function, result, self.column, self.condition)
 
     def chosen(self, batch: pa.RecordBatch) -> BoolArray | None:
         """Rows (n) that take part: value not null and condition true. None for all."""
@@ -95,12 +112,17 @@ class Count(Accumulator):
         """See ``Accumulator``."""
         return pc.add(_filled(state), _filled(partial))
 
+    def local(self) -> tuple[LocalColumn, ...]:
+        """See ``Accumulator``."""
+        return (self._local(LocalFunction.COUNT, pa.int64()),)
+
 
 class Sum(Accumulator):
     """The sum of a column: int64 of integers, float64 of floats, decimal128(38, s) of decimals; no wrap."""
 
     def __init__(self, owner: str, column: str, condition: str | None, input_type: pa.DataType) -> None:
         super().__init__(owner, "sum", column, condition, sum_type(input_type))
+        self._input_type = input_type
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> pa.Array:
         """See ``Accumulator``."""
@@ -132,6 +154,23 @@ class Sum(Accumulator):
             wide = pa.decimal256(38, state.type.scale)
             return narrow_decimal(pc.add(state.cast(wide), partial.cast(wide)), state.type)
 
+    def local(self) -> tuple[LocalColumn, ...] | None:
+        """See ``Accumulator``."""
+        if self._input_type == pa.int64():
+            halves = (LocalFunction.SUM_HIGH, LocalFunction.SUM_LOW)
+            return tuple(self._local(half, pa.int64()) for half in halves)
+        if pa.types.is_decimal(self._input_type) and self._input_type.precision > _LOCAL_DIGITS:
+            return None
+        return (self._local(LocalFunction.SUM, self.field.type),)
+
+    def gather(self, columns: Sequence[pa.Array], groups: Groups) -> pa.Array:
+        """See ``Accumulator``."""
+        if len(columns) == 1:
+            return self.combine(columns[0], groups)
+        high, low = (_filled(column).to_numpy() for column in columns)
+        with _Refusal(self):
+            return pa.array(group_sum_halves(high, low, groups))
+
 
 class Extreme(Accumulator):
     """The smallest or largest value of a column, of any type that can be a key; NaN is the largest float.
@@ -152,6 +191,7 @@ class Extreme(Accumulator):
         label = ("current_" if retract else "") + ("max" if largest else "min")
         super().__init__(owner, label, column, condition, input_type)
         self.largest = largest
+        self._retract = retract
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> pa.Array:
         """See ``Accumulator``."""
@@ -170,6 +210,12 @@ class Extreme(Accumulator):
     def merge(self, state: pa.Array, partial: pa.Array) -> pa.Array:
         """See ``Accumulator``."""
         return pair_extreme(state, partial, self.largest)
+
+    def local(self) -> tuple[LocalColumn, ...] | None:
+        """See ``Accumulator``."""
+        if self._retract:
+            return None
+        return (self._local(LocalFunction.MAX if self.largest else LocalFunction.MIN, self.field.type),)
 
 
 def sum_type(input_type: pa.DataType) -> pa.DataType | None:

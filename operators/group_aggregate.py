@@ -3,7 +3,8 @@
 Owns: the operator. When to emit what is decided in ``operators.changes``, what the aggregates are in
 ``operators.aggregates``.
 Invariant: after every bundle the netted output is the aggregation of the netted input.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
+``local_phase``.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, combine_all
+from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, Counter, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.list_blocks import ListHeads
 from operators.aggregates import Aggregate, AggregatePlan, check_distinct_names
 from operators.changes import arrival_order, distinct, net_changes, take_changes
 from operators.grouping import Groups, clamp_retractions
+from operators.local_layout import LocalLayout, rows_missing
 from operators.multiset import MultisetState
 
 _OWNER = "GroupAggregate"
@@ -47,8 +50,11 @@ class GroupAggregate(BundleOperator):
     or max also a log of values a key (``operators.multiset``). An insert-only DISTINCT keeps a mark a key. Of
     retractions only the number is checked against the state: each must be of a row that was added.
 
-    Source: Flink's ``MiniBatchGroupAggFunction``. Raises SchemaError for columns that do not fit and
-    OperatorError for sums that do not.
+    With a local phase its bundles are accumulators of rows that were put together before the exchange; output, state
+    and errors are the same, but over a changelog only the net change of a key's rows is checked against its state.
+
+    Source: Flink's ``MiniBatchGroupAggFunction`` and ``MiniBatchGlobalGroupAggFunction``. Raises SchemaError for
+    columns that do not fit and OperatorError for sums that do not.
     """
 
     def __init__(self, aggregates: Sequence[Aggregate] = (), emit_update_before: bool = True) -> None:
@@ -81,6 +87,11 @@ class GroupAggregate(BundleOperator):
             ColumnStateDescriptor("accumulators", schema, fixed_fields=True)
         )
         self._multisets: list[MultisetState] = [part.open(context) for part in self._aggregation.multisets]
+        self._local = LocalLayout(self._aggregation, spec.changelog) if spec.local is not None else None
+
+    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
+        """Rows of a key as accumulators; none for minima and maxima of a changelog, which need every value."""
+        return LocalLayout(self._plan(inputs[0]), inputs[0].changelog).phase
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""
@@ -96,6 +107,9 @@ class GroupAggregate(BundleOperator):
         if self._mark_only:
             return read.then_accept(lambda old: self._mark_new(bundle.keys, old, ctx))
         groups = Groups.of(bundle.keys)
+        if self._local is not None:
+            partial = self._local.gather(bundle.batch, groups)
+            return read.then_accept(lambda old: self._merge_local(bundle, old, partial, ctx))
         if self._multisets:
             heads = combine_all([multiset.async_heads(bundle.keys) for multiset in self._multisets])
             return heads.then_compose(
@@ -118,6 +132,11 @@ class GroupAggregate(BundleOperator):
         signs = self._signs(bundle, groups, old)
         partial = self._aggregation.partial(bundle.batch, groups, signs)
         self._finish(bundle.keys, old, self._merged(old, partial), ctx)
+
+    def _merge_local(self, bundle: Bundle, old: Columns, partial: list[pa.Array], ctx: BundleContext) -> None:
+        new = self._merged(old, partial)
+        self._dropped.add(rows_missing(new))
+        self._finish(bundle.keys, old, new, ctx)
 
     def _merge_values(
         self, bundle: Bundle, groups: Groups, heads: list[ListHeads], old: Columns, ctx: BundleContext

@@ -78,8 +78,18 @@ def _may_overflow(values: Int64Array, groups: Groups) -> bool:
 
 def _exact_sum(values: Int64Array, groups: Groups) -> Int64Array:
     """Sum the two halves of each value apart: partial sums may pass int64 as long as the total fits."""
-    low = np.add.reduceat(values & _LOW_BITS, groups.starts)
-    high = np.add.reduceat(values >> 32, groups.starts) + (low >> 32)
+    return _joined_halves(
+        np.add.reduceat(values >> 32, groups.starts), np.add.reduceat(values & _LOW_BITS, groups.starts)
+    )
+
+
+def group_sum_halves(high: Int64Array, low: Int64Array, groups: Groups) -> Int64Array:
+    """Sum of ``high * 2**32 + low`` (n) per group (u); OverflowError where a total does not fit int64."""
+    return _joined_halves(group_sum(high, groups), group_sum(low, groups))
+
+
+def _joined_halves(high: Int64Array, low: Int64Array) -> Int64Array:
+    high = high + (low >> 32)
     if bool(((high < -(1 << 31)) | (high >= 1 << 31)).any()):
         raise OverflowError("a total does not fit int64")
     return np.asarray((high << 32) | (low & _LOW_BITS), np.int64)

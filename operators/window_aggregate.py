@@ -2,7 +2,8 @@
 
 Owns: the operator. Slices and sessions are in ``operators.window_slices`` and ``operators.window_sessions``.
 Invariant: what it puts out is final: insert-only, each key and window once.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
+``local_phase``.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 import pyarrow as pa
 
 from asyncstate.errors import SchemaError
+from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from operators.aggregates import Aggregate
 from operators.window_output import OWNER, WindowPlan
 from operators.window_sessions import SessionAggregation
-from operators.window_slices import SliceAggregation
+from operators.window_slices import SliceAggregation, local_layout
 from operators.windows import SessionWindow, SlicedWindow, Window
 
 
@@ -37,13 +39,16 @@ class WindowAggregate(BundleOperator):
     hopping window that is late for some windows counts for the others. For sessions see
     ``SessionAggregation``.
 
+    With a local phase its bundles are accumulators of rows of one slice that were put together before the exchange;
+    output, state and errors are the same, but over a changelog only the net change of a slice's rows is checked.
+
     A changelog input may take rows back as long as their windows have not fired; only min and max over
     sessions cannot.
 
     State: see ``SliceAggregation`` and ``SessionAggregation``; the window belongs to the state's declaration.
 
-    Source: Flink SQL's window aggregation over window table-valued functions. Raises SchemaError for columns
-    that do not fit and OperatorError for sums that do not.
+    Source: Flink SQL's window aggregation over window table-valued functions, in one phase and in two. Raises
+    SchemaError for columns that do not fit and OperatorError for sums that do not.
     """
 
     def __init__(self, window: Window, aggregates: Sequence[Aggregate] = ()) -> None:
@@ -71,6 +76,12 @@ class WindowAggregate(BundleOperator):
             self._aggregation = SessionAggregation(self.window, plan, context)
         else:
             self._aggregation = SliceAggregation(self.window, plan, context)
+
+    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
+        """Rows of a key and slice as accumulators; none for sessions, nor for minima and maxima of a changelog."""
+        if isinstance(self.window, SessionWindow):
+            return None
+        return local_layout(WindowPlan(self.window, self.aggregates, inputs[0]), self.window).phase
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""

@@ -60,6 +60,7 @@ class WindowPlan:
             )
         if isinstance(window, SessionWindow) and spec.changelog:
             _refuse_extremes(aggregates, spec)
+        self.changelog = spec.changelog
         self.aggregation = AggregatePlan(aggregates, spec.schema, OWNER, retract=spec.changelog)
         self._time_type = pa.timestamp("us", spec.schema.field(spec.event_time).type.tz)
         times = [pa.field(name, self._time_type) for name in WINDOW_COLUMNS]

@@ -3,9 +3,11 @@
 Owns: ``SliceAggregation`` and how windows are put together from slices.
 Invariant: each input row changes one slice, however many windows share it; a slice is removed when its last
 window has fired; a window fires once, for all keys that have a row in it.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
+``local_phase``.
 
-Source: Flink's ``SlicingWindowOperator`` and ``SliceSharedWindowAggProcessor``.
+Source: Flink's ``SlicingWindowOperator``, ``SliceSharedWindowAggProcessor`` and, with a local phase, its
+``GlobalWindowAggregate``.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, KeyCodec
 from asyncstate.futures import StateFuture, combine_all
+from asyncstate.local_phase import LocalSlices, local_rows
 from asyncstate.operator import MIN_WATERMARK, Bundle, BundleContext, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState
 from asyncstate.state.list_blocks import ListHeads
 from operators.due_entries import DuePart, DueReader
 from operators.grouping import Groups, clamp_retractions
+from operators.local_layout import LocalLayout, rows_missing
 from operators.multiset import MultisetState
 from operators.window_output import WindowPlan, WindowStateDescriptor
 from operators.windows import SlicedWindow, due_until, positions_within
@@ -58,6 +62,8 @@ class SliceAggregation:
         self._multisets: list[MultisetState] = [
             part.open(context, time_first=True) for part in self._aggregation.multisets
         ]
+        local = context.inputs[0].local is not None
+        self._local = local_layout(plan, window) if local else None
         self._reader = DueReader(self._slices, window, context.key_groups)
         key = context.key_schema
         self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
@@ -83,6 +89,9 @@ class SliceAggregation:
             return None
         groups = Groups.of(rows.keys)
         read = self._slices.async_get(rows.keys)
+        if self._local is not None:
+            gathered = self._local.gather(rows.batch, groups)
+            return read.then_accept(lambda old: self._add_local(rows.keys, old, gathered))
         if rows.accumulate.all() and not self._multisets:
             partial = self._aggregation.partial(rows.batch, groups)  # while the read is under way
             return read.then_accept(lambda old: self._add(rows.keys, old, partial))
@@ -99,10 +108,9 @@ class SliceAggregation:
     def _on_time(self, bundle: Bundle, slices: Int64Array, keys: KeyBatch, fired: int) -> _Rows:
         """The rows with a window that has not fired yet; ``fired``: the watermark at the last firing."""
         late = self._window.last_window(slices) <= due_until(fired)
-        count = int(late.sum())
-        if not count:
+        if not late.any():
             return _Rows(bundle.batch, keys, bundle.accumulate)
-        self._late.add(count)
+        self._late.add(int(late.sum() if self._local is None else local_rows(bundle.batch)[late].sum()))
         rows = np.flatnonzero(~late)
         return _Rows(
             bundle.batch.take(pa.array(rows)),
@@ -112,6 +120,11 @@ class SliceAggregation:
 
     def _add(self, keys: KeyBatch, old: Columns, partial: list[pa.Array]) -> None:
         self._slices.put(keys, self._aggregation.merge(old.columns, partial))
+
+    def _add_local(self, keys: KeyBatch, old: Columns, partial: list[pa.Array]) -> None:
+        new = self._aggregation.merge(old.columns, partial)
+        self._dropped.add(rows_missing(new))
+        self._write(keys, old, new)
 
     def _change(self, rows: _Rows, groups: Groups, heads: list[ListHeads], old: Columns) -> StateFuture[None]:
         signs = np.where(rows.accumulate, 1, -1).astype(np.int8)
@@ -208,6 +221,11 @@ class SliceAggregation:
             keys = self._codec.group(columns, entries.namespaces[done])
             for multiset in self._multisets:
                 multiset.remove(keys)
+
+
+def local_layout(plan: WindowPlan, window: SlicedWindow) -> LocalLayout:
+    """The local phase of a plan: rows of a key and slice are put together."""
+    return LocalLayout(plan.aggregation, plan.changelog, LocalSlices(window.step, window.offset))
 
 
 def window_ends(slices: Int64Array, window: SlicedWindow, first: int, last: int) -> Int64Array:

@@ -13,6 +13,7 @@ from asyncstate.runtime.driver import (
     sum_records,
     watermark_after,
 )
+from asyncstate.runtime.local_choice import chosen_local_phase
 from asyncstate.runtime.sort_keys import Order, OrderBy, sort_keys_of_inputs
 from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.stores import read_state, retries_of
@@ -27,6 +28,7 @@ __all__ = [
     "TaskSpec",
     "advance_sources",
     "check_operator",
+    "chosen_local_phase",
     "operator_after",
     "pack_broadcast",
     "previous_processing_time",

@@ -11,9 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from asyncstate.codec import KeyCodec
 from asyncstate.execution import ExecutionController
+from asyncstate.local_phase import local_rows
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.rows import PreparedBatch, prepare
 from asyncstate.runtime.spec import InputBatch, TaskSpec
@@ -28,6 +30,7 @@ class Runner(ABC):
         self.controller = controller
         self.rows_in = 0
         self.rows_out = 0
+        self.local_rows_in = 0
         self.keys = 0
         self.max_event_times: list[int | None] = [None] * len(spec.inputs)
         self._codecs = [
@@ -43,6 +46,7 @@ class Runner(ABC):
         for given in batches:
             prepared = prepare(self.spec.uid, self.spec.inputs[given.input_index], given)
             self._count(prepared)
+            self._count_local(given)
             if prepared.batch.num_rows:
                 yield prepared
             self.controller.flush()  # the next batch may be long in coming
@@ -57,6 +61,19 @@ class Runner(ABC):
         known = self.max_event_times[index]
         if newest is not None:
             self.max_event_times[index] = newest if known is None else max(known, newest)
+
+    def _count_local(self, given: InputBatch) -> None:
+        """Where rows were put together before they came, count what they were made of."""
+        spec = self.spec.inputs[given.input_index]
+        if spec.local is None:
+            return
+        rows = local_rows(given.batch)
+        self.local_rows_in += int(rows.sum())
+        times = given.batch.column(spec.event_time) if spec.event_time is not None else None
+        if times is not None and times.null_count:
+            without = pc.is_null(times).to_numpy(zero_copy_only=False)
+            # Each row that came was counted as one.
+            self.context.counter("null_event_times").add(int((rows[without] - 1).sum()))
 
     def _key_columns(self, prepared: PreparedBatch) -> list[pa.Array]:
         return [prepared.batch.column(name) for name in self.spec.inputs[prepared.input_index].key]

@@ -168,6 +168,8 @@ def _commit(
         "state_bytes": store.size_bytes,
         "state_entries": store.num_entries,
     }
+    if any(given.local is not None for given in spec.inputs):
+        statistics["local_rows_in"] = runner.local_rows_in
     statistics |= {
         f"counter.{name}": float(counter.value) for name, counter in runner.context.counters.items()
     }

@@ -20,6 +20,7 @@ from asyncstate.runtime import (
     OrderBy,
     TaskSpec,
     check_operator,
+    chosen_local_phase,
     previous_processing_time,
     previous_watermark,
     sort_keys_of_inputs,
@@ -38,6 +39,7 @@ from asyncstate.spark.checks import (
 )
 from asyncstate.spark.exchange import Stage, exchange, input_spec, run_stage, stage_schema, wire_schema
 from asyncstate.spark.failures import translated
+from asyncstate.spark.local_phase import runs_locally
 from asyncstate.spark.task import PartitionTask, RunPartition
 from asyncstate.storage import Manifest, OperatorManifest
 
@@ -203,7 +205,11 @@ class MicroBatch:
         if stored is not None:
             check_fingerprint(uid, stored.schema, schemas)
         schema = stage_schema(uid, output)
-        spec = self._task_spec(operator, uid, specs.inputs, config, stored)
+        phase = chosen_local_phase(operator, specs.inputs, config, stored, self.batch_id)
+        ready = specs.inputs
+        if phase is not None and runs_locally(inputs[0], ready[0], phase):
+            ready = (replace(ready[0], local=phase),)
+        spec = self._task_spec(operator, uid, ready, config, stored)
         return _Prepared(
             spec, PartitionTask(spec, wire_schema(schema), self._frame.run), schema, specs.delays, schemas
         )

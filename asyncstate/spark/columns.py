@@ -1,6 +1,6 @@
 """The columns that travel between the driver's plan and the tasks beside the payload.
 
-Owns: their names and the encoding of ``ROUTE``; both sides import it from here.
+Owns: their names, how SQL spells a name, and the encoding of ``ROUTE``; both sides import it from here.
 Must not import pyspark.
 """
 
@@ -25,3 +25,8 @@ MARKER_TAG: Final = 3
 def struct_name(index: int) -> str:
     """With several inputs: the struct column that has the payload of input ``index``."""
     return f"__asyncstate_input{index}"
+
+
+def quoted(name: str) -> str:
+    """A column name in SQL, dots and backticks taken literally."""
+    return "`" + name.replace("`", "``") + "`"

@@ -32,8 +32,17 @@ from pyspark.storagelevel import StorageLevel
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec
-from asyncstate.spark.columns import ATTEMPT_BYTES, COMMIT, MARKER_TAG, ROUTE, TAG_BITS, struct_name
+from asyncstate.spark.columns import (
+    ATTEMPT_BYTES,
+    COMMIT,
+    MARKER_TAG,
+    ROUTE,
+    TAG_BITS,
+    quoted,
+    struct_name,
+)
 from asyncstate.spark.failures import marked
+from asyncstate.spark.local_phase import put_together
 from asyncstate.spark.task import PartitionTask, regular_inputs
 
 if TYPE_CHECKING:
@@ -125,19 +134,25 @@ def exchange(
     regular = regular_inputs(specs)
     payloads = _payloads(specs, regular)
     selected = [
-        inputs[index].selectExpr(_route(index, specs[index], parallelism, max_parallelism), *payload)
+        _rows(inputs[index], specs[index], parallelism).selectExpr(
+            _route(index, specs[index], parallelism, max_parallelism), *payload
+        )
         for index, payload in zip(regular, payloads, strict=True)
     ]
     # One row a partition without payload: every task runs and knows its partition, also without data.
     marker = f"cast(id * {1 << TAG_BITS} + {MARKER_TAG} as int) as {ROUTE}"
-    nulls = [f"null as {_quoted(f'c{index}')}" for index in range(len(payloads[0]))]
+    nulls = [f"null as {quoted(f'c{index}')}" for index in range(len(payloads[0]))]
     markers = inputs[0].sparkSession.range(0, parallelism, 1, 1).selectExpr(marker, *nulls)
     rows = functools.reduce(DataFrame.union, [*selected, markers])
     return rows.repartitionById(parallelism, sf.expr(f"shiftright({ROUTE}, {TAG_BITS})"))
 
 
+def _rows(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
+    return df if spec.local is None else put_together(df, spec, parallelism)
+
+
 def _route(index: int, spec: InputSpec, parallelism: int, max_parallelism: int) -> str:
-    key = ", ".join(map(_quoted, spec.key))
+    key = ", ".join(map(quoted, spec.key))
     group = f"pmod(xxhash64({key}), {max_parallelism})" if spec.key else "0"
     partition = f"({group} * {parallelism}) div {max_parallelism}"
     return f"cast({partition} * {1 << TAG_BITS} + {index} as int) as {ROUTE}"
@@ -158,16 +173,12 @@ def _payloads(specs: Sequence[InputSpec], regular: Sequence[int]) -> list[list[s
 
 
 def _columns(spec: InputSpec) -> list[str]:
-    return [_quoted(name) for name in (*spec.schema.names, *([ROW_KIND_COLUMN] if spec.changelog else []))]
+    kinds = [ROW_KIND_COLUMN] if spec.changelog and spec.local is None else []
+    return [quoted(name) for name in (*spec.row_schema.names, *kinds)]
 
 
 def _struct(columns: Sequence[str]) -> str:
     return f"struct({', '.join(columns)})"
-
-
-def _quoted(name: str) -> str:
-    """A column name in SQL, dots and backticks taken literally."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 @dataclass(frozen=True)

@@ -151,15 +151,17 @@ def _runs(
 
 
 def payload_of(spec: InputSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int8] | None]:
-    """The payload columns with the declared types, and the kinds (None for an insert-only input)."""
+    """The payload columns with the declared types, and the kinds (None where no row can be taken back)."""
     named = dict(zip(rows.schema.names, rows.columns, strict=True))
-    columns = [_cast(named[field.name], field.type) for field in spec.schema]
+    schema = spec.row_schema
+    columns = [_cast(named[field.name], field.type) for field in schema]
     payload = (
-        pa.RecordBatch.from_arrays(columns, schema=spec.schema)
+        pa.RecordBatch.from_arrays(columns, schema=schema)
         if columns
         else pa.RecordBatch.from_struct_array(pa.array([{}] * rows.num_rows, pa.struct([])))
     )
-    return payload, _kinds(spec, named[ROW_KIND_COLUMN]) if spec.changelog else None
+    with_kinds = spec.changelog and spec.local is None
+    return payload, _kinds(spec, named[ROW_KIND_COLUMN]) if with_kinds else None
 
 
 def _kinds(spec: InputSpec, texts: pa.Array) -> npt.NDArray[np.int8]:

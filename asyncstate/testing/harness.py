@@ -34,6 +34,7 @@ from asyncstate.runtime import (
     TaskSpec,
     advance_sources,
     check_operator,
+    chosen_local_phase,
     operator_after,
     pack_broadcast,
     previous_processing_time,
@@ -46,6 +47,7 @@ from asyncstate.runtime import (
     watermark_after,
 )
 from asyncstate.storage import Checkpoint, CheckpointFiles, LocalFiles, Manifest, StateSpec, checkpoint_files
+from asyncstate.testing.local_phase import put_together
 
 _UID = "operator"
 _JOB = "harness"
@@ -250,8 +252,9 @@ class OperatorHarness:
             raise JobError("the harness has been finished; make a new one")
         wanted = self.watermark if self._watermark is None else self._watermark
         watermark = MAX_WATERMARK if final else max(self.watermark, wanted)
-        spec = replace(self._spec(self._manifest, watermark), broadcast=self._broadcast())
-        parts = self._exchange()
+        spec = self._spec(self._manifest, watermark)
+        spec = replace(spec, broadcast=self._broadcast(), inputs=self._with_local_phase(spec))
+        parts = self._exchange(spec.inputs)
         rows: list[OutputRow] = []
         records: list[CommitRecord] = []
         for partition in range(self.parallelism):
@@ -293,13 +296,19 @@ class OperatorHarness:
         pushed = [batch for batch in self._pending if batch.input_index == index]
         return pack_broadcast(_UID, self._specs[index], pushed, self._config.broadcast_size_limit_bytes)
 
-    def _exchange(self) -> list[list[InputBatch]]:
+    def _with_local_phase(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
+        phase = chosen_local_phase(spec.operator, spec.inputs, spec.config, spec.base, spec.batch_id)
+        return spec.inputs if phase is None else (replace(spec.inputs[0], local=phase),)
+
+    def _exchange(self, inputs: Sequence[InputSpec]) -> list[list[InputBatch]]:
         """The pushed rows by partition, as the exchange of a Spark job would deliver them."""
         parts: list[list[InputBatch]] = [[] for _ in range(self.parallelism)]
         for pushed in self._pending:
-            spec = self._specs[pushed.input_index]
+            spec = inputs[pushed.input_index]
             if spec.broadcast:
                 continue
+            if spec.local is not None:
+                pushed = put_together(pushed, spec, self._config.max_parallelism)
             codec = KeyCodec(
                 [field.type for field in spec.key_schema], list(spec.key), self._config.max_parallelism
             )

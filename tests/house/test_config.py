@@ -27,6 +27,7 @@ DOCUMENTED_DEFAULTS = {
     "async-state.call-limit": 100,
     "async-state.call-timeout": 60_000,
     "async-state.bundle-size": 100_000,
+    "async-state.local-aggregation": "auto",
     "async-state.broadcast-size-limit": 64 * 1024 * 1024,
     "async-state.cache-size": 128 * 1024 * 1024,
     "async-state.store": "rocksdb",
@@ -121,6 +122,9 @@ def test_an_operator_option_that_is_no_key_at_all_is_refused() -> None:
     [
         ("enabled", "TRUE", True),
         ("enabled", " false ", False),
+        ("local-aggregation", "TRUE", "true"),
+        ("local-aggregation", False, "false"),
+        ("local-aggregation", "auto", "auto"),
         ("buffer-timeout", "250ms", 250),
         ("buffer-timeout", "2s", 2_000),
         ("buffer-timeout", "3 min", 180_000),

@@ -1,0 +1,98 @@
+"""What of an aggregation can be done before the exchange: its local phase, described for any engine.
+
+Owns: ``LocalFunction``, ``LocalColumn``, ``LocalPhase``: which rows are put together and what is computed over them.
+Invariant: rows made by a local phase can be merged in any grouping and any order; a local phase that finds nothing to
+put together gives a row a row.
+Must not import anything of the project.
+
+Source: the local half of Flink's two-phase aggregation (``MiniBatchLocalGroupAggFunction``, ``LocalSlicingWindowAgg``).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+_PREFIX = "__asyncstate_local"
+LOCAL_ROWS = f"{_PREFIX}_rows"
+"""The column of a local row that has the number of input rows it stands for: int64, at least 1."""
+
+LOW_BITS = 32
+"""How many bits of an int64 ``SUM_LOW`` adds up; ``SUM_HIGH`` adds the others."""
+
+
+class LocalFunction(enum.Enum):
+    """What a local column holds. Rows taken back (-U, -D) count negative in counts and sums, 0 without a row.
+
+    An int64 sum travels in two halves, ``sum(v >> 32)`` and ``sum(v & 0xFFFFFFFF)``: they cannot overflow, so what does
+    not fit is found where the total is known. NaN is the largest float; extremes of nothing are null, and so may sums
+    and counts be.
+    """
+
+    COUNT = "count"
+    SUM = "sum"
+    SUM_HIGH = "sum of high halves"
+    SUM_LOW = "sum of low halves"
+    MIN = "min"
+    MAX = "max"
+
+
+@dataclass(frozen=True)
+class LocalColumn:
+    """One function over the rows whose ``column`` is not null and whose boolean column ``condition`` is true.
+
+    ``column`` None: over all rows (only COUNT); ``condition`` None: whatever else they have. ``type``: of the result.
+    """
+
+    function: LocalFunction
+    type: pa.DataType
+    column: str | None = None
+    condition: str | None = None
+
+
+@dataclass(frozen=True)
+class LocalSlices:
+    """Slices of event time [end - step, end), whose ends lie on a grid; all in microseconds."""
+
+    step: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class LocalPhase:
+    """Rows of one input with equal keys become one row of ``columns``, in each part of the input for itself.
+
+    With an event time the row has the highest one under the input's own column name, and rows without an event time
+    are put together apart from the others; with ``slices`` only rows of the same slice are put together.
+    """
+
+    columns: tuple[LocalColumn, ...]
+    slices: LocalSlices | None = None
+
+    def row_schema(self, schema: pa.Schema, key: Sequence[str], event_time: str | None) -> pa.Schema:
+        """What the rows look like that come out: key columns, event time, their number, the columns."""
+        names = [*key, *([event_time] if event_time and event_time not in key else [])]
+        fields = [schema.field(name).with_nullable(True) for name in names]
+        columns = [pa.field(local_name(index), column.type) for index, column in enumerate(self.columns)]
+        return pa.schema([*fields, pa.field(LOCAL_ROWS, pa.int64()), *columns])
+
+
+def local_name(index: int) -> str:
+    """The name of the column ``LocalPhase.columns[index]``."""
+    return f"{_PREFIX}_{index}"
+
+
+def local_columns(batch: pa.RecordBatch, indices: Sequence[int]) -> list[pa.Array]:
+    """The columns ``LocalPhase.columns[index]`` of local rows (n)."""
+    return [batch.column(local_name(index)) for index in indices]
+
+
+def local_rows(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """How many input rows each local row (n) stands for."""
+    rows: npt.NDArray[np.int64] = batch.column(LOCAL_ROWS).to_numpy()
+    return rows

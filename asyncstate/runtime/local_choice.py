@@ -1,0 +1,76 @@
+"""Whether an operator's local phase runs in a micro-batch.
+
+Owns: ``chosen_local_phase`` and the rule of ``auto``.
+Invariant: the choice follows from the configuration and the version that the micro-batch starts from, so every attempt
+at a micro-batch, also after a restart, makes the same one.
+Must not import Spark.
+
+Source: the adaptive partial aggregation of Trino, which also goes by how much the rows before were reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from asyncstate.config import Config
+from asyncstate.local_phase import LocalFunction, LocalPhase
+from asyncstate.operator import InputSpec, Operator
+from asyncstate.storage import OperatorManifest
+
+ROWS_MIN: Final = 50_000
+"""Fewer rows in the micro-batch before: what a further stage costs is more than it can save."""
+REDUCTION_MIN: Final = 4.0
+"""Fewer rows put into one, and the local phase costs more than it saves (decision 0024)."""
+TRIAL_BATCHES: Final = 32
+"""Without the local phase every so many micro-batches one has it, to see whether the keys have changed."""
+
+
+def chosen_local_phase(
+    operator: Operator,
+    inputs: Sequence[InputSpec],
+    config: Config,
+    base: OperatorManifest | None,
+    batch_id: int,
+) -> LocalPhase | None:
+    """The local phase for this micro-batch; None where rows go to the operator as they are."""
+    if config.local_aggregation == "false" or len(inputs) != 1:
+        return None
+    phase = operator.local_phase(inputs)
+    if phase is None or config.local_aggregation == "true":
+        return phase
+    # Of a changelog's rows only the net change would be checked, which nobody should get unasked.
+    if inputs[0].changelog or _sorts(phase) or base is None or not _pays(_sums(base), batch_id):
+        return None
+    return phase
+
+
+def _sorts(phase: LocalPhase) -> bool:
+    """True for extremes of values without a fixed size: Catalyst sorts the rows for them instead of hashing."""
+    extremes = (LocalFunction.MIN, LocalFunction.MAX)
+    return any(column.function in extremes and not _fixed(column.type) for column in phase.columns)
+
+
+def _fixed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind))
+
+
+def _sums(base: OperatorManifest) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for partition in base.partitions:
+        for name, value in partition.statistics.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def _pays(before: dict[str, float], batch_id: int) -> bool:
+    """By the figures of the micro-batch before."""
+    arrived = before.get("rows_in", 0.0)
+    if "local_rows_in" in before:
+        rows = before["local_rows_in"]
+        return rows >= ROWS_MIN and rows >= REDUCTION_MIN * arrived
+    # One state a unique key of a bundle is asked for, of windows one a key and slice: the rows that would be left.
+    left = before.get("reads", arrived)
+    return arrived >= ROWS_MIN and (arrived >= REDUCTION_MIN * left or batch_id % TRIAL_BATCHES == 0)
