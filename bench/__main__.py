@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from asyncstate.errors import AsyncStateError
 from bench.paradigms.command import paradigms
+from bench.peers.command import peers
 from bench.report import QueryResult, results_table, write_json, write_plot
 from bench.slowdisk.command import slow_disk
 
@@ -119,6 +120,7 @@ def micro(
 
 app.command()(paradigms)
 app.command()(slow_disk)
+app.command()(peers)
 
 
 def _described(repeat: int) -> str:

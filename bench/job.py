@@ -22,7 +22,7 @@ class Job:
     """Micro-batch after micro-batch through the real runtime, store and delta.
 
     ``base`` is what another Job over the same folder's content left in its own ``base``, None for an empty state.
-    ``config`` may be replaced between micro-batches.
+    ``config`` and ``watermark`` may be replaced between micro-batches.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Job:
         folder: Path,
         operator: Operator,
         config: Config,
-        spec: InputSpec,
+        spec: InputSpec | Sequence[InputSpec],
         base: OperatorManifest | None = None,
         batch_id: int = 0,
     ) -> None:
@@ -41,17 +41,19 @@ class Job:
         """Statistics and peaks of the last micro-batch."""
         self._folder = folder
         self._operator = operator
-        self._inputs = (spec,)
+        self._inputs = (spec,) if isinstance(spec, InputSpec) else tuple(spec)
+        self.watermark = self._previous_watermark = MIN_WATERMARK
 
-    def run(self, batches: Sequence[pa.RecordBatch]) -> float:
+    def run(self, batches: Sequence[pa.RecordBatch | InputBatch]) -> float:
         """Run and commit one micro-batch; the seconds it took, from the open store to the uploaded delta."""
         record = None
-        for out in run_partition(self._spec(), 0, map(InputBatch, batches)):
+        for out in run_partition(self._spec(), 0, map(_input_batch, batches)):
             if isinstance(out, CommitRecord):
                 record = out
         assert record is not None
         self.base = operator_after("op", "Operator", self.batch_id, 1, [record], {})
         self.batch_id += 1
+        self._previous_watermark = self.watermark
         self.statistics = record.statistics | record.peaks
         return record.statistics["run_seconds"] + record.statistics["commit_seconds"]
 
@@ -67,9 +69,13 @@ class Job:
             batch_id=self.batch_id,
             base_version=self.batch_id - 1,
             base=self.base,
-            watermark=MIN_WATERMARK,
-            previous_watermark=MIN_WATERMARK,
+            watermark=self.watermark,
+            previous_watermark=self._previous_watermark,
             processing_time=0,
             checkpoint=str(self._folder / "checkpoint"),
             local_dir=str(self._folder / "local"),
         )
+
+
+def _input_batch(batch: pa.RecordBatch | InputBatch) -> InputBatch:
+    return batch if isinstance(batch, InputBatch) else InputBatch(batch)

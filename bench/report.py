@@ -52,7 +52,7 @@ class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def _count(value: float) -> str:
+def short_count(value: float) -> str:
     """Three digits and a unit: 1,234,567 is 1.23M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit * 0.9995:
@@ -64,9 +64,9 @@ _COLUMNS: Sequence[tuple[str, Callable[[QueryResult], str]]] = (
     ("\nevents/s", lambda r: f"{r.events_per_second:,.0f}"),
     ("batch\np50 ms", lambda r: f"{r.batch_ms_p50:,.0f}"),
     ("batch\np95 ms", lambda r: f"{r.batch_ms_p95:,.0f}"),
-    ("state\nreads", lambda r: _count(r.state_reads)),
-    ("read\nbatches", lambda r: _count(r.read_batches)),
-    ("cache\nhits", lambda r: _count(r.cache_hits)),
+    ("state\nreads", lambda r: short_count(r.state_reads)),
+    ("read\nbatches", lambda r: short_count(r.read_batches)),
+    ("cache\nhits", lambda r: short_count(r.cache_hits)),
     ("state\nMiB", lambda r: f"{r.state_bytes / _MIB:,.1f}"),
     ("\nresult", lambda r: "right" if r.checked else "WRONG"),
 )
@@ -123,7 +123,7 @@ def write_plot(results: Sequence[QueryResult], path: Path, title: str = "Nexmark
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.yaxis.set_major_formatter(lambda value, _: _count(value))
+        axes.yaxis.set_major_formatter(lambda value, _: short_count(value))
     rate.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
@@ -151,9 +151,9 @@ def _bars(
         axes.errorbar(places, heights, (none_below, above), fmt="none", ecolor="#333333", capsize=3, lw=1)
     label = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
     for place, low, high in zip(places, heights, above, strict=True):
-        axes.annotate(_count(low + high), (place, low + high), (0, 3), **label)
+        axes.annotate(short_count(low + high), (place, low + high), (0, 3), **label)
         if top:
-            axes.annotate(_count(low), (place, low), (0, -4), va="top", color="white", **label)
+            axes.annotate(short_count(low), (place, low), (0, -4), va="top", color="white", **label)
 
 
 def _by_query(results: Sequence[QueryResult]) -> dict[str, dict[str, QueryResult]]:

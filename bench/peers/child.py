@@ -1,0 +1,179 @@
+"""One peer in a process of its own: the program ``python -m bench.peers.child``.
+
+Owns: the session, the streaming query, the turn that each micro-batch waits for.
+Invariant: a micro-batch does nothing before it is told to, but what Spark does before ``foreachBatch``: planning and
+the log of its offsets, which follow the micro-batch before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+
+from bench.peers.ours import OURS, SIDE
+from bench.peers.parts import parts_of
+from bench.peers.peers import PEERS
+from bench.peers.protocol import GO, Run, Said, Start, Timed
+from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
+from bench.session import local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from asyncstate.spark import MicroBatch
+
+Keep = Callable[["DataFrame", int], None]
+
+
+class Turns:
+    """The other end of the line; ``waited`` has the seconds for which each micro-batch was held up."""
+
+    def __init__(self, lines: IO[str], out: IO[str]) -> None:
+        self._lines = lines
+        self._out = out
+        self.waited: dict[int, float] = {}
+
+    def next_run(self) -> Run | None:
+        """The next Run; None when there is none."""
+        line = self._lines.readline()
+        return msgspec.json.decode(line, type=Run) if line else None
+
+    def wait(self, batch_id: int) -> None:
+        """Wait for this micro-batch's turn."""
+        started = time.perf_counter()
+        self.say(Said(what="ready"))
+        if self._lines.readline() != GO:
+            os._exit(1)  # whoever gives the turns is gone
+        self.waited[batch_id] = time.perf_counter() - started
+
+    def say(self, said: Said) -> None:
+        """One line."""
+        self._out.write(msgspec.json.encode(said).decode() + "\n")
+        self._out.flush()
+
+
+def _streams(spark: SparkSession, run: Run) -> dict[str, DataFrame]:
+    found = {}
+    for table in run.input.tables:
+        path = str(Path(run.input.folder) / table)
+        reader = spark.readStream.schema(spark.read.parquet(path).schema)
+        found[table] = reader.option("maxFilesPerTrigger", run.input.files).parquet(path)
+    return found
+
+
+def _one_stream(streams: dict[str, DataFrame]) -> DataFrame:
+    """All tables as one stream, for a job of asyncstate has one: which table a row is of stands in SIDE."""
+    if len(streams) == 1:
+        return next(iter(streams.values()))
+    left, right = (
+        stream.selectExpr("*", f"{number} AS {SIDE}") for number, stream in enumerate(streams.values())
+    )
+    return left.unionByName(right, allowMissingColumns=True)
+
+
+def _sink(run: Run) -> Keep:
+    """Takes every row of a micro-batch; keeps them if they are to be checked."""
+
+    def keep(rows: DataFrame, batch_id: int) -> None:
+        if batch_id >= run.first_kept:
+            rows.write.mode("overwrite").parquet(str(Path(run.folder) / "sink" / f"batch={batch_id:06d}"))
+        else:
+            rows.write.format("noop").mode("overwrite").save()
+
+    return keep
+
+
+def run_ours(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed:
+    """A Run of asyncstate."""
+    from asyncstate.spark import StreamingJob
+
+    peer, folder, keep = PEERS[start.peer], Path(run.folder), _sink(run)
+    plan = OURS[start.work, peer.result]
+    options = {
+        "async-state.enabled": str(peer.async_enabled).lower(),
+        "async-state.local-dir": str(folder / "local"),
+    }
+    job = StreamingJob(spark, str(folder / "state"), options | start.options, name="peers")
+    parts: list[dict[str, float]] = []
+
+    def micro_batch(rows: DataFrame, batch: MicroBatch) -> None:
+        keep(plan(batch, rows), batch.batch_id)
+
+    process = job.micro_batch(micro_batch)
+
+    def on_batch(rows: DataFrame, batch_id: int) -> None:
+        turns.wait(batch_id)
+        process(rows, batch_id)
+        assert job.statistics is not None
+        parts.append(parts_of(job.statistics))
+
+    stream = _one_stream(_streams(spark, run)).writeStream.foreachBatch(on_batch)
+    query = stream.option("checkpointLocation", str(folder / "query")).trigger(availableNow=True).start()
+    job.await_termination(query)
+    seconds = _seconds(query, turns)
+    spark_seconds = [whole - sum(part.values()) for whole, part in zip(seconds, parts, strict=True)]
+    return Timed(
+        seconds=seconds,
+        parts=[{"Spark": rest} | part for rest, part in zip(spark_seconds, parts, strict=True)],
+    )
+
+
+def run_spark(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed:
+    """A Run of Spark, on a session with ``spark_conf``."""
+    plan, mode = PYTHON[start.peer] if start.peer in PYTHON else NATIVE[start.work]
+    keep = _sink(run)
+
+    def on_batch(rows: DataFrame, batch_id: int) -> None:
+        turns.wait(batch_id)
+        keep(rows, batch_id)
+
+    stream = plan(_streams(spark, run)).writeStream.foreachBatch(on_batch).outputMode(mode)
+    query = stream.option("checkpointLocation", str(Path(run.folder) / "query"))
+    running = query.trigger(availableNow=True).start()
+    running.awaitTermination()
+    return Timed(seconds=_seconds(running, turns))
+
+
+def _seconds(query: StreamingQuery, turns: Turns) -> list[float]:
+    by_batch = {update.batchId: update.durationMs["triggerExecution"] for update in query.recentProgress}
+    return [by_batch[batch_id] / 1e3 - turns.waited[batch_id] for batch_id in sorted(turns.waited)]
+
+
+def serve(start: Start, turns: Turns) -> None:
+    """Carry out Runs until there are no more."""
+    peer = PEERS[start.peer]
+    conf = {} if peer.ours else spark_conf(peer.changelog)
+    spark = local_session(f"peers-{peer.name}", Path(start.folder), start.cores, conf)
+    carry_out = run_ours if peer.ours else run_spark
+    try:
+        while (run := turns.next_run()) is not None:
+            turns.waited.clear()
+            turns.say(Said(what="done", timed=carry_out(spark, start, run, turns)))
+    finally:
+        spark.stop()
+
+
+def main() -> None:
+    """Read a Start from the first argument, then lines from standard input."""
+    # What a JVM or a library prints must not come between the lines: they get a channel of their own.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    turns = Turns(sys.stdin, out)
+    try:
+        serve(msgspec.json.decode(sys.argv[1], type=Start), turns)
+    except Exception as error:
+        traceback.print_exc()
+        turns.say(Said(what="failed", error=f"{type(error).__name__}: {error}"[:2000]))
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""asyncstate beside itself and beside rocksdict by hand: the program ``python -m bench.peers.itself``.
+
+Owns: ``Task``, ``measure_itself``, and the three measurements: raw, growth and modes.
+Invariant: no Spark: one operator on one partition and one core, from the Arrow batch to the uploaded delta, in a
+process of its own with the garbage collector set as in Spark's workers.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.config import Config, resolve
+from asyncstate.operator import InputSpec
+from asyncstate.runtime import InputBatch
+from asyncstate.spark.task import settle_worker
+from bench.job import Job
+from bench.micro import bundle_grain
+from bench.peers.modes import CASES, Case, rows, watermark
+from bench.peers.results import GROWTH_AIM, MODES_AIM, RAW_AIM, Figure
+from bench.peers.turns import PeerError
+from operators import GroupAggregate, count, max_, sum_
+
+ROOT = Path(__file__).resolve().parents[2]
+MEASUREMENTS = ("raw", "growth", "modes")
+_ARROW_ROWS = 100_000
+_MODES = (False, True)
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """``rows`` a micro-batch, ``pairs`` counted ones of each; ``sizes`` of the growing state, in keys."""
+
+    measurement: str
+    folder: str
+    rows: int
+    state_keys: int
+    pairs: int
+    sizes: tuple[int, ...]
+    seed: int = 1
+
+
+def measure_itself(task: Task) -> list[Figure]:
+    """The figures of one measurement, made in a process of its own. Raises PeerError if it fails."""
+    command = [sys.executable, "-m", "bench.peers.itself", msgspec.json.encode(task).decode()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PeerError(
+            f"measuring {task.measurement} failed; the end of what it said:\n{done.stderr[-2000:]}"
+        )
+    return msgspec.json.decode(done.stdout, type=list[Figure])
+
+
+def raw(task: Task) -> list[Figure]:
+    """Bundle grain beside the same loop in plain rocksdict: what ``python -m bench micro`` measures."""
+    return [
+        Figure(
+            group="raw",
+            name=f"{result.name}, time by that of {result.floor}",
+            ratio=result.ratio,
+            low=result.ratio_min,
+            high=result.ratio_max,
+            aim=RAW_AIM,
+            at_most=True,
+        )
+        for result in bundle_grain(task.state_keys, task.rows, task.pairs, task.seed)
+    ]
+
+
+def growth(task: Task) -> list[Figure]:
+    """The cost of a row while the state grows, in both modes by turns; keys uniform over all of the state."""
+    random = np.random.default_rng(task.seed)
+    jobs = {mode: _GrowingState(Path(task.folder) / str(mode), mode) for mode in _MODES}
+    costs: dict[bool, dict[int, list[float]]] = {mode: {} for mode in _MODES}
+    for size in sorted(task.sizes):
+        for job in jobs.values():
+            job.grow(size)
+        for number in range(task.pairs + 1):
+            keys = random.integers(0, size, task.rows)
+            for mode, job in jobs.items():
+                seconds = job.update(keys)
+                if number:
+                    costs[mode].setdefault(size, []).append(seconds / task.rows * 1e6)
+    small, large = _compared_sizes(task.sizes)
+    return [_growth_figure(mode, costs[mode], small, large) for mode in _MODES]
+
+
+def _compared_sizes(sizes: Sequence[int]) -> tuple[int, int]:
+    """1M keys and the largest; without 1M the smallest."""
+    return (1_000_000 if 1_000_000 in sizes else min(sizes)), max(sizes)
+
+
+def _growth_figure(mode: bool, costs: dict[int, list[float]], small: int, large: int) -> Figure:
+    base = statistics.median(costs[small])
+    return Figure(
+        group="growth",
+        name=f"{large:,} keys by {small:,}, {'async' if mode else 'sync'}",
+        ratio=statistics.median(costs[large]) / base,
+        low=min(costs[large]) / base,
+        high=max(costs[large]) / base,
+        aim=GROWTH_AIM,
+        at_most=True,
+        points={str(size): statistics.median(each) for size, each in costs.items()},
+    )
+
+
+class _GrowingState:
+    """Count, sum and max a key, with the settings that a job has by default."""
+
+    def __init__(self, folder: Path, asynchronous: bool) -> None:
+        operator = GroupAggregate(
+            [count().alias("n"), sum_("value").alias("total"), max_("value").alias("highest")],
+            emit_update_before=False,
+        )
+        schema = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+        self._job = Job(folder, operator, _config(asynchronous), InputSpec(schema, ("key",)))
+        self._keys = 0
+        self._number = 0
+
+    def grow(self, keys: int) -> None:
+        """Add keys up to this number, each with a row."""
+        for first in range(self._keys, keys, 1_000_000):
+            self.update(np.arange(first, min(first + 1_000_000, keys)))
+        self._keys = keys
+
+    def update(self, keys: np.ndarray) -> float:
+        """One micro-batch; its seconds."""
+        self._number += 1
+        values = (keys * 31 + self._number) % 1_000_003
+        whole = pa.RecordBatch.from_pydict({"key": pa.array(keys), "value": pa.array(values)})
+        gc.collect()
+        return self._job.run([whole.slice(start, _ARROW_ROWS) for start in range(0, len(keys), _ARROW_ROWS)])
+
+
+def modes(task: Task) -> list[Figure]:
+    """Throughput of async by that of sync for each built-in operator, on the same micro-batches by turns."""
+    figures: list[Figure] = []
+    for name, case in CASES.items():
+        ratios = _mode_ratios(case, task, Path(task.folder) / str(len(figures)))
+        figures.append(
+            Figure(
+                group="modes",
+                name=name,
+                ratio=statistics.median(ratios),
+                low=min(ratios),
+                high=max(ratios),
+                aim=MODES_AIM,
+                at_most=False,
+            )
+        )
+    return figures
+
+
+def _mode_ratios(case: Case, task: Task, folder: Path) -> list[float]:
+    """Sync seconds by async seconds of each counted pair; who goes first turns round each time."""
+    count_of_rows = max(10, int(task.rows * case.share))
+    keys = max(10, int(task.state_keys * case.share))
+    jobs = {mode: Job(folder / str(mode), case.make(), _config(mode), case.specs) for mode in _MODES}
+    random = np.random.default_rng(task.seed)
+    ratios = []
+    for number in range(task.pairs + 2):  # the first fills the state, the second warms up
+        chosen = np.arange(keys) if number == 0 else random.integers(0, keys, count_of_rows)
+        given = rows(chosen, number)
+        seconds = {}
+        for mode in _MODES if number % 2 else _MODES[::-1]:
+            job = jobs[mode]
+            job.watermark = watermark(number)
+            gc.collect()
+            seconds[mode] = job.run([InputBatch(given, None, index) for index in range(case.inputs)])
+        if number > 1:
+            ratios.append(seconds[False] / seconds[True])
+    return ratios
+
+
+def _config(asynchronous: bool) -> Config:
+    return resolve({"async-state.enabled": asynchronous}, {})
+
+
+_MEASURED: dict[str, Callable[[Task], list[Figure]]] = {"raw": raw, "growth": growth, "modes": modes}
+
+
+def main() -> None:
+    """Read a Task from the first argument; print its figures as JSON."""
+    settle_worker()
+    task = msgspec.json.decode(sys.argv[1], type=Task)
+    with tempfile.TemporaryDirectory(dir=task.folder) as scratch:
+        figures = _MEASURED[task.measurement](msgspec.structs.replace(task, folder=scratch))
+    print(msgspec.json.encode(figures).decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What asyncstate runs for each piece of work.
+
+Owns: ``OURS``: (work, result) to the plan of a micro-batch, and the operator of record grain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
+from asyncstate.state import ValueState, ValueStateDescriptor
+from bench.peers.works import BOUND, DELAY, HOP, TUMBLE
+from operators import (
+    Deduplicate,
+    GroupAggregate,
+    IntervalJoin,
+    WindowAggregate,
+    count,
+    hop,
+    max_,
+    sum_,
+    tumble,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from asyncstate.spark import MicroBatch
+
+Plan = Callable[["MicroBatch", "DataFrame"], "DataFrame"]
+SIDE = "side"
+"""Of the join's rows: which of the two tables, 0 or 1; in a stream that has the columns of both."""
+
+
+class CountRecords(RecordOperator):
+    """Each row with how many of its key there have been."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """See ``Operator``."""
+        return pa.schema([("key", pa.int64()), ("n", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        """See ``Operator``."""
+        self._count: ValueState[Any] = context.get_state(ValueStateDescriptor("n", pa.int64(), default=0))
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """Read, add one, put out, write."""
+        key, state = row[0], self._count
+
+        def counted(before: Any) -> Any:
+            ctx.emit(key, before + 1)
+            return state.async_update(before + 1)
+
+        return state.async_value().then_compose(counted)
+
+
+def _aggregate(batch: MicroBatch, rows: DataFrame) -> DataFrame:
+    aggregates = [count().alias("n"), sum_("value").alias("total"), max_("value").alias("highest")]
+    return batch.apply(GroupAggregate(aggregates, emit_update_before=False), rows, key="key", uid="aggregate")
+
+
+def _first(batch: MicroBatch, rows: DataFrame) -> DataFrame:
+    return batch.apply(Deduplicate(keep="first", time="processing"), rows, key="key", uid="first")
+
+
+def _join(batch: MicroBatch, rows: DataFrame) -> DataFrame:
+    left, right = (
+        rows.where(f"{SIDE} = {number}").select(*(f"{name}_{column}" for column in ("key", "id", "time")))
+        for number, name in enumerate(("left", "right"))
+    )
+    joined = batch.apply(
+        IntervalJoin(lower="0 seconds", upper=BOUND),
+        left,
+        right,
+        key=("left_key", "right_key"),
+        event_time=("left_time", "right_time"),
+        watermark_delay=DELAY,
+        uid="join",
+    )
+    return joined.selectExpr("left_key AS key", "left_id", "right_id", "row_kind")
+
+
+def _records(batch: MicroBatch, rows: DataFrame) -> DataFrame:
+    return batch.apply(CountRecords(), rows, key="key", uid="records")
+
+
+def _counts(batch: MicroBatch, rows: DataFrame) -> DataFrame:
+    operator = GroupAggregate([count().alias("n")], emit_update_before=False)
+    return batch.apply(operator, rows, key="key", uid="counts")
+
+
+def _windowed(window: Any) -> Plan:
+    def plan(batch: MicroBatch, rows: DataFrame) -> DataFrame:
+        counts = batch.apply(
+            WindowAggregate(window(), [count().alias("n"), sum_("value").alias("total")]),
+            rows,
+            key="key",
+            event_time="time",
+            watermark_delay=DELAY,
+            uid="windows",
+        )
+        return counts.select("key", "window_end", "n", "total", "row_kind")
+
+    return plan
+
+
+OURS: Mapping[tuple[str, str], Plan] = {
+    ("a", ""): _aggregate,
+    ("b", ""): _first,
+    ("c", ""): _join,
+    ("d", ""): _records,
+    ("d", "bundle"): _counts,
+    ("e-tumble", ""): _windowed(lambda: tumble(*TUMBLE)),
+    ("e-hop", ""): _windowed(lambda: hop(*HOP)),
+}
+"""By work and result."""

@@ -1,0 +1,111 @@
+"""What Spark runs for each piece of work, with operators of its own and with Python code for each key.
+
+Owns: ``NATIVE``, ``PYTHON`` and ``spark_conf``.
+Invariant: nothing of asyncstate is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
+
+from bench.peers.works import BOUND, DELAY, HOP, TUMBLE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Streams = Mapping[str, "DataFrame"]
+Plan = Callable[[Streams], "DataFrame"]
+
+_STORE = "spark.sql.streaming.stateStore"
+_COUNTED, _STATE = "key bigint, n bigint", "n bigint"
+
+
+def spark_conf(changelog: bool) -> dict[str, str]:
+    """Spark's best: RocksDB, no counting of its rows, which reads before each write, no micro-batches without rows."""
+    return {
+        f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        f"{_STORE}.rocksdb.changelogCheckpointing.enabled": str(changelog).lower(),
+        f"{_STORE}.rocksdb.trackTotalNumberOfRows": "false",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    }
+
+
+def _aggregate(streams: Streams) -> DataFrame:
+    aggregates = [
+        F.count("*").alias("n"),
+        F.sum("value").alias("total"),
+        F.max("value").alias("highest"),
+    ]
+    return streams["rows"].groupBy("key").agg(*aggregates)
+
+
+def _first(streams: Streams) -> DataFrame:
+    return streams["rows"].dropDuplicates(["key"])
+
+
+def _join(streams: Streams) -> DataFrame:
+    left = streams["left"].withWatermark("left_time", DELAY)
+    right = streams["right"].withWatermark("right_time", DELAY)
+    bound = f"right_time >= left_time AND right_time <= left_time + INTERVAL {BOUND}"
+    joined = left.join(right, F.expr(f"left_key = right_key AND {bound}"))
+    return joined.selectExpr("left_key AS key", "left_id", "right_id")
+
+
+def _windowed(*window: str) -> Plan:
+    def plan(streams: Streams) -> DataFrame:
+        rows = streams["rows"].withWatermark("time", DELAY)
+        counts = rows.groupBy(F.window("time", *window), "key").agg(
+            F.count("*").alias("n"), F.sum("value").alias("total")
+        )
+        return counts.selectExpr("key", "window.end AS window_end", "n", "total")
+
+    return plan
+
+
+def _apply_pandas(streams: Streams) -> DataFrame:
+    keyed = streams["rows"].groupBy("key")
+    return keyed.applyInPandasWithState(_count_with_state, _COUNTED, _STATE, "update", "NoTimeout")
+
+
+def _count_with_state(key: tuple[Any, ...], frames: Iterator[Any], state: Any) -> Iterator[Any]:
+    import pandas as pd
+
+    count = state.get[0] if state.exists else 0
+    for frame in frames:
+        rows = len(frame)
+        yield pd.DataFrame({"key": [key[0]] * rows, "n": range(count + 1, count + rows + 1)})
+        count += rows
+    state.update((count,))
+
+
+def _tws_row(streams: Streams) -> DataFrame:
+    from bench.peers.spark_processors import CountRows
+
+    return streams["rows"].groupBy("key").transformWithState(CountRows(), _COUNTED, "Update", "None")
+
+
+def _tws_pandas(streams: Streams) -> DataFrame:
+    from bench.peers.spark_processors import CountFrames
+
+    keyed = streams["rows"].groupBy("key")
+    return keyed.transformWithStateInPandas(CountFrames(), _COUNTED, "Update", "None")
+
+
+NATIVE: Mapping[str, tuple[Plan, str]] = {
+    "a": (_aggregate, "update"),
+    "b": (_first, "append"),
+    "c": (_join, "append"),
+    "e-tumble": (_windowed(*TUMBLE), "append"),
+    "e-hop": (_windowed(*HOP), "append"),
+}
+"""By work, with the output mode: update, or append where each row comes once, as from asyncstate."""
+
+PYTHON: Mapping[str, tuple[Plan, str]] = {
+    "tws-row": (_tws_row, "update"),
+    "tws-pandas": (_tws_pandas, "update"),
+    "apply-pandas": (_apply_pandas, "update"),
+}
+"""By peer: the counter of work d."""

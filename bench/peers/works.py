@@ -1,0 +1,225 @@
+"""The work that all peers do: its rows, and what must come out of it.
+
+Owns: ``Scale``, ``Work``, ``Result`` and ``WORKS``.
+Invariant: rows are a function of work, scale, seed and micro-batch alone, and every result has one answer: rows of one
+key in one micro-batch never differ in a way that shows.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Tables = dict[str, pa.Table]
+
+SPAN_US = 20_000_000
+"""Event time of a micro-batch; those of two never overlap, so that no row is late."""
+DELAY = "1 second"
+BOUND = "10 seconds"
+TUMBLE, HOP = ("10 seconds",), ("10 seconds", "2 seconds")
+_DELAY_US = 1_000_000
+_BASE_US = 1_600_000_000_000_000
+_FILL_ROWS_MAX = 2_500_000
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much. ``rows`` a counted micro-batch; ``keys`` that its rows are drawn from.
+
+    Micro-batches: those that fill the state with a row a key, ``warm_up``, ``counted``, and one whose rows are checked.
+    """
+
+    rows: int
+    keys: int
+    warm_up: int
+    counted: int
+    seed: int = 1
+
+    def fill(self, work: Work) -> int:
+        """Micro-batches that fill the state."""
+        return -(-self.keys // _FILL_ROWS_MAX) if work.fills else 0
+
+    def first_counted(self, work: Work) -> int:
+        """The first micro-batch that counts."""
+        return self.fill(work) + self.warm_up
+
+    def micro_batches(self, work: Work) -> int:
+        """All of them."""
+        return self.first_counted(work) + self.counted + 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What must come out.
+
+    ``sql`` is the answer in DuckDB: the rows that the micro-batches from ``{first}`` to ``{last}`` put out, over the
+    tables with a column ``batch``. With ``upsert`` (key columns) a peer may put out any number of rows a key, of which
+    the last counts.
+    """
+
+    sql: str
+    upsert: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Work:
+    """One line of the table."""
+
+    name: str
+    title: str
+    make: Callable[[Scale, int, np.random.Generator], Tables]
+    results: Mapping[str, Result]
+    peers: tuple[str, ...]
+    fills: bool = True
+
+    def tables(self, scale: Scale, batch: int) -> Tables:
+        """The rows of micro-batch ``batch``."""
+        random = np.random.default_rng((scale.seed, scale.rows, scale.keys, batch))
+        fill = scale.fill(self)
+        if batch < fill:
+            return _filling(scale, batch, fill, random)
+        return self.make(scale, batch, random)
+
+
+def _table(keys: npt.NDArray[np.int64], batch: int, times: npt.NDArray[np.int64] | None = None) -> pa.Table:
+    """``value`` follows from key and micro-batch, so that equal keys of a micro-batch have equal rows."""
+    columns = {"key": pa.array(keys), "value": pa.array((keys * 31 + batch * 7) % 1_000_003)}
+    if times is not None:
+        columns["time"] = pa.array(times).cast(pa.timestamp("us", "UTC"))
+    return pa.table(columns)
+
+
+def _filling(scale: Scale, batch: int, fill: int, random: np.random.Generator) -> Tables:
+    """Each key once, in no order."""
+    start, end = scale.keys * batch // fill, scale.keys * (batch + 1) // fill
+    return {"rows": _table(random.permutation(np.arange(start, end, dtype=np.int64)), batch)}
+
+
+def _uniform(scale: Scale, batch: int, random: np.random.Generator) -> Tables:
+    return {"rows": _table(random.integers(0, scale.keys, scale.rows), batch)}
+
+
+def _half_new(scale: Scale, batch: int, random: np.random.Generator) -> Tables:
+    """Half of the rows have keys of the fill, half keys that only this micro-batch has."""
+    new = scale.rows // 2
+    first = scale.keys + batch * new
+    keys = np.concatenate(
+        [random.integers(0, scale.keys, scale.rows - new), random.integers(first, first + new, new)]
+    )
+    return {"rows": _table(random.permutation(keys), batch)}
+
+
+def _times(batch: int, rows: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Ascending, inside the micro-batch's span; the last one pinned, so that the watermark falls into a window."""
+    times = np.sort(random.integers(0, SPAN_US - 2_000, rows)) + _BASE_US + batch * SPAN_US
+    times[-1] = _BASE_US + (batch + 1) * SPAN_US - 1_000
+    return times
+
+
+def _timed(scale: Scale, batch: int, random: np.random.Generator) -> Tables:
+    keys = random.integers(0, scale.keys, scale.rows)
+    return {"rows": _table(keys, batch, _times(batch, scale.rows, random))}
+
+
+def _two_sides(scale: Scale, batch: int, random: np.random.Generator) -> Tables:
+    """Two inputs of half the rows each, with ids; a row has about one partner within the bound."""
+    tables = {}
+    rows = scale.rows // 2
+    for number, side in enumerate(("left", "right")):
+        keys = random.integers(0, max(scale.rows // 4, 1), rows)
+        ids = (np.arange(rows, dtype=np.int64) + batch * rows) * 2 + number
+        times = pa.array(_times(batch, rows, random)).cast(pa.timestamp("us", "UTC"))
+        names = [f"{side}_{column}" for column in ("key", "id", "time")]
+        tables[side] = pa.table([pa.array(keys), pa.array(ids), times], names=names)
+    return tables
+
+
+_HERE = "batch BETWEEN {first} AND {last}"
+_LATEST = f"""
+    SELECT key, {{columns}} FROM rows WHERE batch <= {{last}}
+        AND key IN (SELECT key FROM rows WHERE {_HERE}) GROUP BY key"""
+_AGGREGATES = "count(*) AS n, CAST(sum(value) AS BIGINT) AS total, max(value) AS highest"
+
+
+def _latest(columns: str) -> Result:
+    return Result(_LATEST.replace("{columns}", columns), upsert=("key",))
+
+
+_FIRST = Result(
+    f"""
+    SELECT key, min(value) AS value FROM rows GROUP BY key, batch
+    QUALIFY {_HERE} AND batch = min(batch) OVER (PARTITION BY key)"""
+)
+
+_COUNTED = Result(
+    f"""
+    SELECT key, n FROM (
+        SELECT key, batch, row_number() OVER (PARTITION BY key ORDER BY batch) AS n
+        FROM rows WHERE batch <= {{last}}
+    ) WHERE {_HERE}"""
+)
+
+_JOINED = Result(
+    """
+    SELECT left_key AS key, left_id, right_id
+    FROM "left" AS L JOIN "right" AS R
+    ON left_key = right_key AND right_time BETWEEN left_time AND left_time + INTERVAL '10 seconds'
+    WHERE greatest(L.batch, R.batch) BETWEEN {first} AND {last}"""
+)
+
+
+def _windows(size_us: int, slide_us: int) -> Result:
+    """The windows whose end the watermark passes from micro-batch to micro-batch; append, so each one once."""
+    hops = size_us // slide_us
+    return Result(
+        f"""
+        WITH marks AS (
+            SELECT coalesce(max(epoch_us("time")) FILTER (batch < {{first}} - 1) - {_DELAY_US}, 0) AS before,
+                coalesce(max(epoch_us("time")) FILTER (batch < {{last}}) - {_DELAY_US}, 0) AS after
+            FROM rows
+        ), copies AS (
+            SELECT key, value,
+                (epoch_us("time") // {slide_us} - unnest(range({hops}))) * {slide_us} + {size_us} AS window_end
+            FROM rows
+        )
+        SELECT key, CAST(make_timestamp(window_end) AS TIMESTAMP) AS window_end,
+            count(*) AS n, CAST(sum(value) AS BIGINT) AS total
+        FROM copies, marks WHERE window_end > before AND window_end <= after
+        GROUP BY ALL"""
+    )
+
+
+_NATIVE = ("ours-sync", "ours-async", "spark-changelog", "spark-snapshot")
+_PYTHON = ("tws-row", "tws-pandas", "apply-pandas")
+_OURS_TWICE = ("ours-sync", "ours-async", "bundle-sync", "bundle-async")
+
+WORKS: Mapping[str, Work] = {
+    work.name: work
+    for work in (
+        Work("a", "count, sum, max a key", _uniform, {"": _latest(_AGGREGATES)}, _NATIVE),
+        Work("b", "first row a key", _half_new, {"": _FIRST}, _NATIVE),
+        Work("c", "join within 10 s", _two_sides, {"": _JOINED}, _NATIVE, fills=False),
+        Work(
+            "d",
+            "counter a key",
+            _uniform,
+            {"": _COUNTED, "bundle": _latest("count(*) AS n")},
+            (*_OURS_TWICE, *_PYTHON),
+        ),
+        Work(
+            "e-tumble",
+            "tumbling windows",
+            _timed,
+            {"": _windows(10_000_000, 10_000_000)},
+            _NATIVE,
+            fills=False,
+        ),
+        Work("e-hop", "hopping windows", _timed, {"": _windows(10_000_000, 2_000_000)}, _NATIVE, fills=False),
+    )
+}
+"""By name."""
