@@ -169,8 +169,8 @@ class Model:
 class Columns(BundleOperator):
     """One row a key and a list of rows a key, of the input's columns; puts out both as they are after each bundle."""
 
-    def __init__(self, fixed_fields: bool = False) -> None:
-        self.fixed_fields = fixed_fields
+    def __init__(self, fixed_fields: bool = False, ttl: StateTtl | None = None) -> None:
+        self.options: Any = {"fixed_fields": fixed_fields, "ttl": ttl}
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         fields = [field.with_name(f"one_{field.name}") for field in inputs[0].schema]
@@ -178,10 +178,8 @@ class Columns(BundleOperator):
 
     def open(self, context: OperatorContext) -> None:
         schema = context.inputs[0].schema
-        self.one = context.get_state(ColumnStateDescriptor("one", schema, fixed_fields=self.fixed_fields))
-        self.many = context.get_state(
-            ListColumnStateDescriptor("many", schema, fixed_fields=self.fixed_fields)
-        )
+        self.one = context.get_state(ColumnStateDescriptor("one", schema, **self.options))
+        self.many = context.get_state(ListColumnStateDescriptor("many", schema, **self.options))
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         if not bundle.num_rows:

@@ -189,13 +189,16 @@ def reopened(operator: Any, schemas: Any, key: Any, folder: Any, **more: Any) ->
 
 @BOTH_MODES
 @BOTH_STORES
-def test_columns_of_several_versions(tmp_path: Any, store: str, async_enabled: bool) -> None:
+@pytest.mark.parametrize("ttl", [None, StateTtl("1 day")], ids=["for ever", "with a ttl"])
+def test_columns_of_several_versions(
+    tmp_path: Any, store: str, async_enabled: bool, ttl: StateTtl | None
+) -> None:
     mode = {"store": store, "async_enabled": async_enabled}
     old = [(key % 5, key, key / 2, {"a": key % 100}) for key in range(400)]
-    harness = reopened(Columns(), NARROW, ["k"], tmp_path, **mode)
+    harness = reopened(Columns(ttl=ttl), NARROW, ["k"], tmp_path, **mode)
     harness.push(old)
     harness.end_batch()
-    harness = reopened(Columns(), WIDE, ["k"], tmp_path, **mode, parallelism=2)
+    harness = reopened(Columns(ttl=ttl), WIDE, ["k"], tmp_path, **mode, parallelism=2)
     harness.push([(3, "text", 2**40, 0.1, {"a": 2**20, "b": "c"})])
     expected = [(3, 3, None, n, x, {"a": s["a"], "b": None}, 81) for k, n, x, s in old if k == 3]
     expected.append((3, 3, "text", 2**40, 0.1, {"a": 2**20, "b": "c"}, 81))

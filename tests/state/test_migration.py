@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+from asyncstate import StateTtl
 from asyncstate.cli.app import app
 from asyncstate.errors import ConcurrentJobError, StateDeclarationError
 from asyncstate.runtime.migration import (
@@ -96,18 +97,19 @@ WIDE = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("t", pa.string())])
 NARROW = pa.schema([("k", pa.int64()), ("n", pa.int32()), ("t", pa.string())])
 
 
+@pytest.mark.parametrize("ttl", [None, StateTtl("1 day")], ids=["for ever", "with a ttl"])
 @pytest.mark.parametrize("text", ["t" * 60, ""])
-def test_columns_are_as_if_declared_like_that(text: str, tmp_path: Path) -> None:
+def test_columns_are_as_if_declared_like_that(text: str, ttl: StateTtl | None, tmp_path: Path) -> None:
     rows = [(at % 3, at, text or None) for at in range(2500)] + [(9, None, "x")]
-    with OperatorHarness(Columns(), NARROW, ["k"]) as new:
+    with OperatorHarness(Columns(ttl=ttl), NARROW, ["k"]) as new:
         new.push(rows)
         new.end_batch()
-        with OperatorHarness(Columns(), WIDE, ["k"], folder=tmp_path) as old:
+        with OperatorHarness(Columns(ttl=ttl), WIDE, ["k"], folder=tmp_path) as old:
             old.push(rows)
             old.end_batch()
         for state in ("one", "many"):
             migrate(str(tmp_path / "checkpoint"), "operator", state, CastField("n", "int32"))
-        with OperatorHarness(Columns(), NARROW, ["k"], folder=tmp_path) as migrated:
+        with OperatorHarness(Columns(ttl=ttl), NARROW, ["k"], folder=tmp_path) as migrated:
             assert migrated.state_entries() == new.state_entries()
             migrated.push([(9, 1, "y")])
             assert [row[1:] for row in migrated.end_batch()] == [(9, 9, None, "x", 2), (9, 9, 1, "y", 2)]

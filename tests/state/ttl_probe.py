@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -105,7 +105,7 @@ class Bench:
         self.harness = OperatorHarness(operator, INPUT, ["key"], **given)
         self.domain = domain
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,9 +118,9 @@ class Bench:
         self.harness.push([(key, time * MS, op, number) for op, number, key in rows])
         return self.harness.end_batch()
 
-    def restored(self, **changes: Any) -> Bench:
+    def restored(self, **changes: Any) -> Self:
         """The same over a copy of the checkpoint."""
-        bench = Bench.__new__(Bench)
+        bench = type(self).__new__(type(self))
         bench.domain = self.domain
         clock = ManualClock(self.harness.clock.now_us())
         bench.harness = self.harness.restore(self.harness.snapshot(), **{"clock": clock, **changes})
