@@ -16,15 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, combine_all
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, Counter, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.list_blocks import ListHeads
+from asyncstate.state.ttl import StateTtl, check_ttl
 from operators.aggregates import Aggregate, AggregatePlan, check_distinct_names
 from operators.changes import arrival_order, distinct, net_changes, take_changes
+from operators.expiring import key_times
 from operators.grouping import Groups, clamp_retractions
 from operators.local_layout import LocalLayout, rows_missing
 from operators.multiset import MultisetState
@@ -46,6 +47,9 @@ class GroupAggregate(BundleOperator):
     rows a key does not have are dropped and counted (``retractions_without_state``). Without key columns
     there is one row, once there is input.
 
+    ``ttl``: a key expires when nothing has changed it for that long; it then starts anew (+I), and rows of it that are
+    taken back are not there. With a ttl a row that stays as it was is put out again.
+
     State: ``accumulators``, one row a key of ``AggregatePlan.state_schema``; with a changelog input and min
     or max also a log of values a key (``operators.multiset``). An insert-only DISTINCT keeps a mark a key. Of
     retractions only the number is checked against the state: each must be of a row that was added.
@@ -57,7 +61,12 @@ class GroupAggregate(BundleOperator):
     columns that do not fit and OperatorError for sums that do not.
     """
 
-    def __init__(self, aggregates: Sequence[Aggregate] = (), emit_update_before: bool = True) -> None:
+    def __init__(
+        self,
+        aggregates: Sequence[Aggregate] = (),
+        emit_update_before: bool = True,
+        ttl: StateTtl | None = None,
+    ) -> None:
         for aggregate in aggregates:
             if not isinstance(aggregate, Aggregate):
                 raise SchemaError(
@@ -65,6 +74,8 @@ class GroupAggregate(BundleOperator):
                 )
         self.aggregates = tuple(aggregates)
         self.emit_update_before = emit_update_before
+        check_ttl(_OWNER, ttl)
+        self.ttl = ttl
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Key columns and a column an aggregate."""
@@ -84,13 +95,18 @@ class GroupAggregate(BundleOperator):
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
         self._state: ColumnState = context.get_state(
-            ColumnStateDescriptor("accumulators", schema, fixed_fields=True)
+            ColumnStateDescriptor("accumulators", schema, fixed_fields=True, ttl=self.ttl)
         )
         self._multisets: list[MultisetState] = [part.open(context) for part in self._aggregation.multisets]
+        for multiset in self._multisets:
+            multiset.expire_with(self._state)
         self._local = LocalLayout(self._aggregation, spec.changelog) if spec.local is not None else None
 
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
-        """Rows of a key as accumulators; none for minima and maxima of a changelog, which need every value."""
+        """Rows of a key as accumulators; none for minima and maxima of a changelog, which need every value, nor for a
+        changelog with a ttl: of rows that replace each other the one taken back may have expired."""
+        if self.ttl is not None and inputs[0].changelog:
+            return None
         return LocalLayout(self._plan(inputs[0]), inputs[0].changelog).phase
 
     def prefetch(self, bundle: Bundle) -> None:
@@ -103,9 +119,9 @@ class GroupAggregate(BundleOperator):
         """See ``BundleOperator``."""
         if not bundle.num_rows:
             return None
-        read = self._state.async_get(bundle.keys)
+        read = self._state.async_get(bundle.keys, self._stamps(bundle))
         if self._mark_only:
-            return read.then_accept(lambda old: self._mark_new(bundle.keys, old, ctx))
+            return read.then_accept(lambda old: self._mark_new(bundle, old, ctx))
         groups = Groups.of(bundle.keys)
         if self._local is not None:
             partial = self._local.gather(bundle.batch, groups)
@@ -120,7 +136,7 @@ class GroupAggregate(BundleOperator):
         if not bundle.insert_only:
             return read.then_accept(lambda old: self._merge_changelog(bundle, groups, old, ctx))
         partial = self._aggregation.partial(bundle.batch, groups)  # while the read is under way
-        return read.then_accept(lambda old: self._finish(bundle.keys, old, self._merged(old, partial), ctx))
+        return read.then_accept(lambda old: self._finish(bundle, old, self._merged(old, partial), ctx))
 
     def _plan(self, spec: InputSpec) -> AggregatePlan:
         return AggregatePlan(self.aggregates, spec.schema, _OWNER, retract=spec.changelog)
@@ -131,23 +147,26 @@ class GroupAggregate(BundleOperator):
     def _merge_changelog(self, bundle: Bundle, groups: Groups, old: Columns, ctx: BundleContext) -> None:
         signs = self._signs(bundle, groups, old)
         partial = self._aggregation.partial(bundle.batch, groups, signs)
-        self._finish(bundle.keys, old, self._merged(old, partial), ctx)
+        self._finish(bundle, old, self._merged(old, partial), ctx)
 
     def _merge_local(self, bundle: Bundle, old: Columns, partial: list[pa.Array], ctx: BundleContext) -> None:
         new = self._merged(old, partial)
         self._dropped.add(rows_missing(new))
-        self._finish(bundle.keys, old, new, ctx)
+        self._finish(bundle, old, new, ctx)
 
     def _merge_values(
         self, bundle: Bundle, groups: Groups, heads: list[ListHeads], old: Columns, ctx: BundleContext
     ) -> StateFuture[None]:
         signs = self._signs(bundle, groups, old)
+        if self.ttl is not None:  # what an expired key has left does not count
+            pairs = zip(self._multisets, heads, strict=True)
+            heads = [state.forget(bundle.keys, sizes, ~old.present) for state, sizes in pairs]
         new = self._merged(old, self._aggregation.partial(bundle.batch, groups, signs))
         updates = [
             state.update(bundle.keys, sizes, state.multiset.changes(bundle.batch, bundle.keys, signs), new)
             for state, sizes in zip(self._multisets, heads, strict=True)
         ]
-        return combine_all(updates).then_accept(lambda _: self._finish(bundle.keys, old, new, ctx))
+        return combine_all(updates).then_accept(lambda _: self._finish(bundle, old, new, ctx))
 
     def _signs(self, bundle: Bundle, groups: Groups, old: Columns) -> npt.NDArray[np.int8]:
         signs = np.where(bundle.accumulate, 1, -1).astype(np.int8)
@@ -156,33 +175,42 @@ class GroupAggregate(BundleOperator):
         self._dropped.add(dropped)
         return signs
 
-    def _finish(self, keys: KeyBatch, old: Columns, new: list[pa.Array], ctx: BundleContext) -> None:
+    def _finish(self, bundle: Bundle, old: Columns, new: list[pa.Array], ctx: BundleContext) -> None:
         """Write the new states and emit the net change."""
+        keys = bundle.keys
         present = new[0].to_numpy() > 0
-        self._write(keys, old.present, present, new)
+        self._write(bundle, old.present, present, new)
         before = self._aggregation.results(old.columns)
         after = self._aggregation.results(new)
-        changed = distinct(before, after, len(keys))
+        if self.ttl is None:
+            changed = distinct(before, after, len(keys))
+        else:  # what stays the same is put out too, to keep alive what was made of it
+            changed = np.ones(len(keys), np.bool_)
         changes = net_changes(arrival_order(keys), old.present, present, changed, self.emit_update_before)
         if len(changes.keys):
             ctx.emit(take_changes(changes, keys.columns, before, after), changes.kinds)
 
-    def _write(
-        self, keys: KeyBatch, before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_], new: list[pa.Array]
-    ) -> None:
-        known = before | after  # a key that came and went within the bundle needs no write
-        if known.all():
-            self._state.write(keys, new, after)
-            return
-        mask = pa.array(known)
-        self._state.write(keys.select(known), [column.filter(mask) for column in new], after[known])
+    def _stamps(self, bundle: Bundle) -> npt.NDArray[np.int64] | None:
+        return self._state.stamps_at(key_times(bundle, self.ttl), len(bundle.keys))
 
-    def _mark_new(self, keys: KeyBatch, old: Columns, ctx: BundleContext) -> None:
-        unseen = ~old.present
-        if not unseen.any():
+    def _write(
+        self, bundle: Bundle, before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_], new: list[pa.Array]
+    ) -> None:
+        keys, stamps = bundle.keys, self._stamps(bundle)
+        known = before | after  # a key that came and went within the bundle needs no write
+        if not known.all():
+            mask = pa.array(known)
+            keys, after, new = keys.select(known), after[known], [column.filter(mask) for column in new]
+            stamps = None if stamps is None else stamps[known]
+        self._state.write(keys, new, after, stamps)
+
+    def _mark_new(self, bundle: Bundle, old: Columns, ctx: BundleContext) -> None:
+        keys, seen = bundle.keys, old.present
+        written = ~seen if self.ttl is None else np.ones(len(keys), np.bool_)
+        if not written.any():
             return
-        marked = keys.select(unseen)
-        self._state.put(marked, [pa.array(np.ones(len(marked), np.bool_))])
-        order = arrival_order(keys)
-        new = pa.array(order[unseen[order]])
-        ctx.emit([column.take(new) for column in keys.columns])
+        self._write(bundle, seen & written, written, [pa.array(np.ones(len(keys), np.bool_))])
+        changes = net_changes(
+            arrival_order(keys), seen, np.ones(len(keys), np.bool_), written, self.emit_update_before
+        )
+        ctx.emit(take_changes(changes, keys.columns, [], []), changes.kinds)
