@@ -21,6 +21,7 @@ from bench.paradigms.command import paradigms
 from bench.peers.command import peers
 from bench.report import QueryResult, results_table, write_json, write_plot
 from bench.slowdisk.command import slow_disk
+from bench.twophase.command import two_phase
 
 if TYPE_CHECKING:
     from bench.nexmark.runner import NexmarkRunner, RunSettings
@@ -120,6 +121,7 @@ def micro(
 
 app.command()(paradigms)
 app.command()(slow_disk)
+app.command()(two_phase)
 app.command()(peers)
 
 

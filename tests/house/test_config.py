@@ -140,7 +140,7 @@ def test_an_operator_option_that_is_no_key_at_all_is_refused() -> None:
         ("checkpoint-dir", "s3://bucket/x", "s3://bucket/x"),
     ],
 )
-def test_texts(key: str, text: str, value: object) -> None:
+def test_texts(key: str, text: object, value: object) -> None:
     config = resolve({}, {f"async-state.{key}": text})
     name = next(name for name, option in OPTIONS.items() if option.key == f"async-state.{key}")
     assert getattr(config, name) == value

@@ -1,0 +1,53 @@
+"""The results of the two-phase benchmark as a table.
+
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from bench.twophase.measure import TwoPhaseResult
+
+_HEADINGS = (
+    "exchanged\nrows",
+    "operator\nrows",
+    "one\nms",
+    "two\nms",
+    "one/two\ntime",
+    "one/two\nCPU",
+    "one/auto\ntime",
+    "one/auto\nCPU",
+    "auto\nlocal",
+)
+
+
+def two_phase_table(results: Sequence[TwoPhaseResult], title: str) -> Table:
+    """A row a case."""
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
+    )
+    table.add_column("\ncase", no_wrap=True)
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        table.add_row(
+            result.case,
+            f"{result.rows_exchanged:,}",
+            f"{result.rows_operator:,}",
+            f"{1_000 * result.one_seconds:,.0f}",
+            f"{1_000 * result.two_seconds:,.0f}",
+            _times(result.two_ratio),
+            _times(result.two_cpu),
+            _times(result.auto_ratio),
+            _times(result.auto_cpu),
+            f"{result.auto_local:.0%}",
+        )
+    return table
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"

@@ -1,0 +1,434 @@
+"""Two phases of aggregation: the same rows, the same stored bytes and the same counts as in one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from itertools import product
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncstate.errors import AsyncStateError
+from asyncstate.local_phase import LocalFunction
+from asyncstate.operator import InputSpec
+from asyncstate.testing import OperatorHarness
+from operators import (
+    Aggregate,
+    GroupAggregate,
+    WindowAggregate,
+    avg,
+    count,
+    cumulate,
+    hop,
+    max_,
+    min_,
+    session,
+    sum_,
+    tumble,
+)
+from operators.windows import SlicedWindow
+from tests.operators.window_model import MAX, MIN, MS, Batch, WindowModel, schedules
+
+SCHEMA = pa.schema(
+    [
+        ("k", pa.string()),
+        ("n", pa.int64()),
+        ("small", pa.int16()),
+        ("x", pa.float64()),
+        ("d", pa.decimal128(12, 2)),
+        ("s", pa.string()),
+        ("b", pa.binary()),
+        ("flag", pa.bool_()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+    ]
+)
+SUMS: list[Aggregate] = [
+    count().alias("c"),
+    count("s").where("flag").alias("texts"),
+    count().where("flag").alias("flags"),
+    sum_("n"),
+    sum_("n").where("flag").alias("flagged"),
+    sum_("small"),
+    sum_("x"),
+    sum_("d"),
+    avg("n"),
+    avg("x").where("flag").alias("mean"),
+    avg("d"),
+]
+EXTREMES: list[Aggregate] = [
+    *(function(column) for function in (min_, max_) for column in SCHEMA.names if column != "k"),
+    min_("n").where("flag").alias("least"),
+    max_("x").where("flag").alias("most"),
+    max_("s").where("flag").alias("last"),
+]
+Row = tuple[Any, ...]
+BIG = 2**63 - 1
+
+ROWS = st.tuples(
+    st.sampled_from(["a", "b", "", None]),
+    st.none() | st.integers(-(2**58), 2**58),
+    st.none() | st.integers(-(2**15), 2**15 - 1),
+    st.none() | st.integers(-9, 9).map(float),
+    st.none() | st.integers(-(10**11), 10**11).map(lambda cents: Decimal(cents) / 100),
+    st.none() | st.text("abé", max_size=2),
+    st.none() | st.binary(max_size=2),
+    st.none() | st.booleans(),
+    st.none() | st.dates(),
+    st.none() | st.integers(0, 10**12),
+)
+STEPS = st.lists(st.lists(st.one_of(ROWS, st.integers(0, 10**6)), max_size=25), min_size=2, max_size=4)
+"""Micro-batches of steps: a row to insert, or a number that picks a row to take back."""
+
+
+def phases(value: bool | str) -> dict[str, str]:
+    return {"async-state.local-aggregation": str(value).lower()}
+
+
+def make(
+    operator: GroupAggregate | WindowAggregate, two: bool, schema: pa.Schema = SCHEMA, **settings: Any
+) -> OperatorHarness:
+    """A harness that runs in one phase or in two."""
+    options = {**settings.pop("options", {}), **phases(two)}
+    settings = {"key": ["k"], "changelog": False, "store": "memory", **settings}
+    return OperatorHarness(operator, schema, options=options, **settings)
+
+
+@pytest.fixture(params=[(False, "rocksdb"), (True, "memory")], ids=["sync-rocksdb", "async-memory"])
+def ways(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A mode and a store."""
+    async_enabled, store = request.param
+    return {"async_enabled": async_enabled, "store": store}
+
+
+def pushes(batch: Sequence[Any], live: list[Row], retract: bool) -> Iterator[tuple[list[Row], list[str]]]:
+    """The steps as pushes of three rows, each with its kinds: what tasks of a job have together."""
+    rows: list[Row] = []
+    kinds: list[str] = []
+    for step in batch:
+        if isinstance(step, tuple):
+            live.append(step)
+            rows.append(step)
+            kinds.append("+U" if retract and len(live) % 3 == 0 else "+I")
+        elif live and retract:
+            rows.append(live.pop(step % len(live)))
+            kinds.append("-U" if step % 2 else "-D")
+    for start in range(0, len(rows), 3):
+        yield rows[start : start + 3], kinds[start : start + 3]
+
+
+def run_batch(harness: OperatorHarness, steps: Sequence[tuple[list[Row], list[str]]]) -> list[Row]:
+    for rows, kinds in steps:
+        harness.push(rows, kinds=kinds)
+    return harness.end_batch()
+
+
+def same(left: Sequence[Row], right: Sequence[Row]) -> bool:
+    """Equal in order; NaN equals NaN."""
+    return repr(list(left)) == repr(list(right))
+
+
+# -- GroupAggregate -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retract", [False, True], ids=["inserts", "changelog"])
+@settings(max_examples=8)
+@given(steps=STEPS, async_enabled=st.booleans(), turns=st.lists(st.booleans(), min_size=4, max_size=4))
+def test_rows_and_bytes_are_those_of_one_phase(
+    retract: bool, steps: list[list[Any]], async_enabled: bool, turns: list[bool]
+) -> None:
+    """Also where each micro-batch runs in one phase or in two as it likes."""
+    operator = GroupAggregate(SUMS if retract else SUMS + EXTREMES)
+    settings = {"changelog": retract, "async_enabled": async_enabled}
+    one, two = make(operator, False, **settings), make(operator, True, **settings)
+    changing = make(operator, False, **settings)
+    live: list[Row] = []
+    try:
+        for batch, turn in zip(steps, turns, strict=False):
+            given_steps = list(pushes(batch, live, retract))
+            expected = run_batch(one, given_steps)
+            assert same(run_batch(two, given_steps), expected)
+            changing = changing.restore(changing.snapshot(), options=phases(turn))
+            assert same(run_batch(changing, given_steps), expected)
+            assert one.state_entries() == two.state_entries() == changing.state_entries()
+    finally:
+        for harness in (one, two, changing):
+            harness.close()
+
+
+def test_modes_and_stores_agree_byte_by_byte() -> None:
+    rows = [
+        (key, n, n % 100, n / 4, Decimal(n), str(n % 7), bytes([n % 5]), n % 3 > 0, None, n)
+        for n in range(200)
+        for key in ("a", "b", None)
+    ]
+    results = []
+    for two, async_enabled, store in product((False, True), (False, True), ("rocksdb", "memory")):
+        operator = GroupAggregate(SUMS + EXTREMES)
+        with make(operator, two, async_enabled=async_enabled, store=store) as harness:
+            for start in range(0, len(rows), 100):
+                harness.push(rows[start : start + 100])
+                if start % 200:
+                    harness.end_batch()
+            results.append((harness.output, harness.state_entries()))
+    assert len(results[0][0]) == 3 + 2 * 2 * 3  # a +I a key, then a -U and a +U in each of the others
+    assert all(result == results[0] for result in results)
+
+
+def test_fewer_rows_reach_the_operator_and_all_are_counted(ways: dict[str, Any]) -> None:
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64())])
+    with make(GroupAggregate([count().alias("c"), sum_("n")]), True, schema, **ways) as harness:
+        harness.push([("a", 1), ("b", 2), ("a", 3), ("a", 4)])
+        harness.push([("b", 5), ("b", 6)])
+        assert harness.end_batch() == [("+I", "a", 3, 8), ("+I", "b", 3, 13)]
+        figures = harness.statistics()
+        assert (figures["local_rows_in"], figures["rows_in"], figures["keys"]) == (6, 3, 2)
+        harness.push([("a", 1)])
+        assert harness.end_batch() == [("-U", "a", 3, 8), ("+U", "a", 4, 9)]
+        assert harness.statistics()["local_rows_in"] == 1
+
+
+def test_keys_of_every_kind(ways: dict[str, Any]) -> None:
+    """Null, zeros of both signs and every NaN: the same keys as in one phase."""
+    schema = pa.schema([("k", pa.float64()), ("t", pa.timestamp("ms")), ("n", pa.int32())])
+    nan = float("nan")
+    rows = [(key, time, 1) for key in (0.0, nan, None, -0.0, -nan, math.inf) for time in (5, None, 5)]
+    outputs = []
+    for two in (False, True):
+        operator = GroupAggregate([sum_("n"), count().alias("c")])
+        with make(operator, two, schema, key=["k", "t"], **ways) as harness:
+            harness.push(rows)
+            outputs.append((repr(harness.end_batch()), harness.state_entries()))
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0][1]) == 8
+
+
+def test_nan_is_the_largest_number(ways: dict[str, Any]) -> None:
+    schema = pa.schema([("k", pa.string()), ("x", pa.float32())])
+    nan = float("nan")
+    rows = [("a", nan), ("a", 1.0), ("b", nan), ("b", None), ("c", None), ("d", -math.inf), ("d", math.inf)]
+    with make(GroupAggregate([min_("x"), max_("x")]), True, schema, **ways) as harness:
+        harness.push(rows)
+        assert same(
+            harness.end_batch(),
+            [
+                ("+I", "a", 1.0, nan),
+                ("+I", "b", nan, nan),
+                ("+I", "c", None, None),
+                ("+I", "d", -math.inf, math.inf),
+            ],
+        )
+
+
+def test_one_row_without_key_columns_and_none_without_rows(ways: dict[str, Any]) -> None:
+    schema = pa.schema([("n", pa.int64())])
+    with make(GroupAggregate([count().alias("c"), max_("n")]), True, schema, key=[], **ways) as harness:
+        assert harness.end_batch() == []
+        harness.push([(1,), (3,)])
+        harness.push([(2,)])
+        assert harness.end_batch() == [("+I", 3, 3)]
+        assert harness.statistics()["rows_in"] == 2
+
+
+@pytest.mark.parametrize("changelog", [False, True])
+def test_distinct(ways: dict[str, Any], changelog: bool) -> None:
+    schema = pa.schema([("k", pa.string())])
+    with make(GroupAggregate(), True, schema, changelog=changelog, **ways) as harness:
+        harness.push([("b",), ("a",), ("b",)])
+        assert harness.end_batch() == [("+I", "b"), ("+I", "a")]
+        harness.push([("a",), ("c",), ("c",)])
+        assert harness.end_batch() == [("+I", "c")]
+        assert harness.statistics()["local_rows_in"] == 3
+        if changelog:
+            harness.push([("b",), ("b",), ("c",)], kind="-D")
+            assert harness.end_batch() == [("-D", "b")]
+
+
+def test_rows_taken_back_beyond_those_there_are_dropped_and_counted(ways: dict[str, Any]) -> None:
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64())])
+    operator = GroupAggregate([count().alias("c"), sum_("n")])
+    with make(operator, True, schema, changelog=True, **ways) as harness:
+        harness.push([("a", 1), ("a", 2), ("b", 7), ("b", 7)], kinds=["+I", "+I", "-D", "-U"])
+        assert harness.end_batch() == [("+I", "a", 2, 3)]
+        assert harness.statistics()["counter.retractions_without_state"] == 2
+        harness.push([("a", 1), ("a", 2), ("a", 2)], kind="-D")
+        assert harness.end_batch() == [("-D", "a", 2, 3)]
+        assert harness.statistics()["counter.retractions_without_state"] == 1
+        assert harness.state_entries() == {}
+
+
+def test_null_event_times_are_dropped_and_counted_by_row(ways: dict[str, Any]) -> None:
+    schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("us"))])
+    operator = GroupAggregate([count().alias("c"), max_("at").alias("newest")])
+    with make(operator, True, schema, event_time="at", watermark_delay=10, **ways) as harness:
+        harness.push([("a", None), ("a", 5), ("a", None), ("b", None), ("a", 90), ("a", 70)])
+        assert harness.end_batch() == [("+I", "a", 3, 90)]
+        figures = harness.statistics()
+        assert figures["counter.null_event_times"] == 3
+        assert (figures["local_rows_in"], figures["rows_in"]) == (6, 3)
+        assert harness.watermark == 80
+
+
+def test_an_event_time_that_is_part_of_the_key(ways: dict[str, Any]) -> None:
+    schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("us"))])
+    operator = GroupAggregate([count().alias("c")])
+    with make(operator, True, schema, key=["at", "k"], event_time="at", watermark_delay=0, **ways) as harness:
+        harness.push([("a", 5), ("a", 6), ("a", 5), ("a", None)])
+        assert harness.end_batch() == [("+I", 5, "a", 2), ("+I", 6, "a", 1)]
+        assert harness.watermark == 6
+
+
+# -- sums ---------------------------------------------------------------------------------------------------
+
+NUMBERS = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+
+
+@settings(max_examples=30)
+@given(
+    numbers=st.lists(st.integers(-BIG - 1, BIG) | st.sampled_from([BIG, -BIG - 1, 2**32 - 1]), max_size=12),
+    cut=st.integers(1, 5),
+)
+def test_integer_sums_are_exact_or_refused(numbers: list[int], cut: int) -> None:
+    """Whatever the sums on the way would be: only the total of the bundle counts, as in one phase."""
+    with make(GroupAggregate([sum_("n")]), True, NUMBERS) as harness:
+        for start in range(0, len(numbers), cut):
+            harness.push([(1, number) for number in numbers[start : start + cut]])
+        total = sum(numbers)
+        if -BIG - 1 <= total <= BIG:
+            assert harness.end_batch() == ([("+I", 1, total)] if numbers else [])
+        else:
+            with pytest.raises(
+                AsyncStateError, match="GroupAggregate: the sum of column 'n' does not fit int64"
+            ):
+                harness.end_batch()
+
+
+def test_a_stored_sum_that_overflows_is_refused(ways: dict[str, Any]) -> None:
+    with make(GroupAggregate([sum_("n")]), True, NUMBERS, **ways) as harness:
+        harness.push([(1, BIG), (1, -5)])
+        harness.end_batch()
+        harness.push([(1, 6)])
+        with pytest.raises(AsyncStateError, match="column 'n' does not fit int64"):
+            harness.end_batch()
+
+
+# -- WindowAggregate ----------------------------------------------------------------------------------------
+
+WINDOW_SCHEMA = pa.schema(
+    [("k", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.int64()), ("odd", pa.bool_())]
+)
+WINDOW_SUMS = [count(), sum_("v"), avg("v"), count().where("odd").alias("odd")]
+WINDOW_ALL = [*WINDOW_SUMS, min_("v"), max_("v")]
+WINDOWS = [
+    tumble("10 milliseconds", "3 milliseconds"),
+    hop("20 milliseconds", "5 milliseconds"),
+    hop("9 milliseconds", "3 milliseconds", "-1 millisecond"),
+    cumulate("12 milliseconds", "3 milliseconds", "2 milliseconds"),
+    cumulate("20 milliseconds", "5 milliseconds", "7 milliseconds"),
+]
+
+
+def run_windows(harness: OperatorHarness, batch: Batch) -> list[Row]:
+    rows = [(k, time * MS, v, None if v is None else v % 2 == 1) for _, (k, time, v) in batch.ops]
+    kinds = [kind for kind, _ in batch.ops]
+    for start in range(0, len(rows), 4):
+        harness.push(rows[start : start + 4], kinds=kinds[start : start + 4])
+    if batch.watermark > MIN:
+        harness.advance_watermark(min(batch.watermark, MAX))
+    return [row[1:] for row in (harness.finish() if batch.watermark == MAX else harness.end_batch())]
+
+
+def well_formed(batches: list[Batch]) -> list[Batch]:
+    """Without the rows that are taken back though they never came: only their net would be seen."""
+    return [Batch([op for op in batch.ops if op[1][0] != 77], batch.watermark) for batch in batches]
+
+
+@pytest.mark.parametrize("retract", [False, True], ids=["inserts", "changelog"])
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text)
+@settings(max_examples=4)
+@given(data=st.data(), async_enabled=st.booleans())
+def test_windows_give_what_a_loop_gives(
+    window: SlicedWindow, retract: bool, data: st.DataObject, async_enabled: bool
+) -> None:
+    """Late rows are counted one by one; the phases may change at every micro-batch; nothing is left at the end."""
+    batches = well_formed(data.draw(schedules(retract)))
+    model = WindowModel(window, extremes=not retract)
+    operator = WindowAggregate(window, WINDOW_SUMS if retract else WINDOW_ALL)
+    settings = {"changelog": retract, "event_time": "ts", "async_enabled": async_enabled}
+    two = make(operator, True, WINDOW_SCHEMA, **settings)
+    other = make(operator, False, WINDOW_SCHEMA, **settings)
+    try:
+        for batch in batches:
+            late = model.late
+            expected = model.run(batch)
+            other = other.restore(other.snapshot(), options=phases(data.draw(st.booleans())))
+            found = run_windows(two, batch)
+            assert sorted(found, key=repr) == sorted(expected, key=repr)
+            assert run_windows(other, batch) == found
+            assert two.state_entries() == other.state_entries()
+            for harness in (two, other):
+                assert harness.statistics()["counter.late_rows"] == model.late - late
+        assert two.state_entries() == {}
+    finally:
+        two.close()
+        other.close()
+
+
+def test_late_rows_and_rows_without_a_time_are_counted_as_rows(ways: dict[str, Any]) -> None:
+    window = tumble("10 milliseconds")
+    settings = {"event_time": "ts", "watermark_delay": 0, **ways}
+    with make(WindowAggregate(window, WINDOW_SUMS), True, WINDOW_SCHEMA, **settings) as harness:
+        harness.push([(1, 5 * MS, 1, True), (1, 25 * MS, 3, True), (1, None, 9, True), (1, 9 * MS, 4, False)])
+        harness.end_batch()
+        assert harness.watermark == 25 * MS
+        first = (1, 0, 10 * MS, 9 * MS, 2, 5, 2.5, 1)
+        assert harness.end_batch() == [("+I", *first)]
+        harness.push([(1, 5 * MS, 1, True)] * 3 + [(1, 26 * MS, 1, True)] * 2 + [(2, None, 1, True)] * 4)
+        harness.end_batch()
+        figures = harness.statistics()
+        assert (figures["counter.late_rows"], figures["counter.null_event_times"]) == (3, 4)
+        assert (figures["local_rows_in"], figures["rows_in"]) == (9, 3)
+        assert harness.finish() == [("+I", 1, 20 * MS, 30 * MS, 29 * MS, 3, 5, 5 / 3, 3)]
+
+
+# -- what has no local phase --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operator", "changelog"),
+    [
+        (GroupAggregate([count(), min_("n")]), True),
+        (GroupAggregate([sum_("wide")]), False),
+        (GroupAggregate([avg("wide").where("flag")]), False),
+        (WindowAggregate(session("1 second"), [count()]), False),
+        (WindowAggregate(tumble("1 second"), [max_("n")]), True),
+    ],
+)
+def test_what_needs_every_row_stays_in_one_phase(
+    operator: GroupAggregate | WindowAggregate, changelog: bool
+) -> None:
+    schema = SCHEMA.append(pa.field("wide", pa.decimal128(29, 2)))
+    assert operator.local_phase([InputSpec(schema, ("k",), "at", changelog)]) is None
+    with make(operator, True, schema, changelog=changelog, event_time="at") as harness:
+        row = ("a", 1, 1, 1.0, Decimal(1), "x", b"x", True, None, 1, Decimal("1.25"))
+        harness.push([row, row])
+        harness.end_batch()
+        assert harness.statistics()["rows_in"] == 2
+        assert "local_rows_in" not in harness.statistics()
+
+
+def test_the_number_of_rows_of_an_insert_only_input_travels_once() -> None:
+    """Every local row has it anyway."""
+    operator = GroupAggregate([count().alias("c"), count("s").alias("v"), avg("small")])
+    inserts = operator.local_phase([InputSpec(SCHEMA, ("k",))])
+    changelog = operator.local_phase([InputSpec(SCHEMA, ("k",), changelog=True)])
+    assert inserts is not None
+    assert changelog is not None
+    counts = [column.column for column in inserts.columns if column.function is LocalFunction.COUNT]
+    assert counts == ["s", "small"]
+    assert len(changelog.columns) == len(inserts.columns) + 1
