@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncstate.storage import MISSING, Change, KeyedStore, MemoryStore, WriteOverlay
+from asyncstate.storage import MISSING, CachedEntries, KeyedStore, MemoryStore, WriteOverlay
 
 KEYS = st.binary(min_size=1, max_size=2) | st.sampled_from([b"a", b"ab", b"b", b"\xff", b"\xff\xff"])
 VALUES = st.binary(max_size=4)
@@ -261,11 +261,14 @@ class OverlayMachine(RuleBasedStateMachine):
     @initialize(stored=st.dictionaries(KEYS, VALUES, max_size=30), cache=st.sampled_from([0, 300, 1 << 20]))
     def start(self, stored: dict[bytes, bytes], cache: int) -> None:
         self.store: KeyedStore = MemoryStore(stored.items())
-        self.base = dict(stored)
         self.cache = cache
-        self.overlay = WriteOverlay(self.store, cache)
+        self.overlay = self.over_the_store(None)
         self.model: dict[bytes, bytes] = dict(stored)
         self.changed: dict[bytes, bytes | None] = {}
+
+    def over_the_store(self, carried: CachedEntries | None) -> WriteOverlay:
+        """The overlay of the next micro-batch."""
+        return WriteOverlay(self.store, self.cache, carried)
 
     def _note(self, key: bytes, value: bytes | None) -> None:
         self.changed[key] = value
@@ -308,7 +311,7 @@ class OverlayMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def remember_what_the_store_says(self, key: bytes) -> None:
-        self.overlay.remember(key, self.base.get(key))
+        self.overlay.remember(key, self.overlay.store.get(key))
 
     @rule(keys=st.lists(KEYS | written, max_size=12))
     def get_many(self, keys: list[bytes]) -> None:
@@ -316,7 +319,7 @@ class OverlayMachine(RuleBasedStateMachine):
 
     @rule(keys=st.lists(KEYS | written, max_size=12))
     def prefetched(self, keys: list[bytes]) -> None:
-        fetched = self.store.get_many(keys)
+        fetched = self.overlay.read_store(keys)
         assert self.overlay.overlay_many(keys, fetched) == [self.model.get(key) for key in keys]
 
     @rule(start=KEYS | st.just(b""), end=st.none() | KEYS, limit=st.integers(0, 6))
@@ -326,18 +329,16 @@ class OverlayMachine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        changes: list[Change] = self.overlay.changes()
-        self.store.apply(changes, self.store.version + 1)
+        self.store.apply(self.overlay.changes(), self.store.version + 1)
         released = self.overlay.release()
         assert released.size_bytes <= self.cache
-        self.overlay = WriteOverlay(self.store, self.cache, released)
-        self.base = dict(self.model)
+        self.overlay = self.over_the_store(released)
         self.changed = {}
 
     @invariant()
     def changes_are_sorted_and_exact(self) -> None:
         if hasattr(self, "overlay"):
-            assert self.overlay.changes() == sorted(self.changed.items())
+            assert list(self.overlay.changes()) == sorted(self.changed.items())
 
 
 TestOverlayMachine = OverlayMachine.TestCase
