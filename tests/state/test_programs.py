@@ -130,9 +130,16 @@ class ProgramOperator(RecordOperator):
 
 
 def run_harness(
-    batches: list[MicroBatch], store: str, async_enabled: bool
+    batches: list[MicroBatch], store: str, async_enabled: bool, **options: str
 ) -> tuple[list[str], dict[bytes, bytes]]:
     """The results of all records as text, in the order of the records, and the bytes stored at the end."""
+    return _run_harness(batches, store, async_enabled, options)[:2]
+
+
+def _run_harness(
+    batches: list[MicroBatch], store: str, async_enabled: bool, options: dict[str, str]
+) -> tuple[list[str], dict[bytes, bytes], float]:
+    """The same, and how often writes were spilled."""
     programs = [row.program for batch in batches for row in batch.records]
     numbers = iter(range(len(programs)))
     with OperatorHarness(
@@ -142,14 +149,16 @@ def run_harness(
         event_time="time",
         store=store,
         async_enabled=async_enabled,
-        options={"async-state.iterate-response-batch-size": "2"},
+        options={"async-state.iterate-response-batch-size": "2"}
+        | {f"async-state.{name.replace('_', '-')}": value for name, value in options.items()},
     ) as harness:
         for batch in batches:
             harness.advance_processing_time(batch.processing_time - harness.clock.now_us())
             harness.advance_watermark(batch.watermark)
             harness.push([(row.key, row.time, next(numbers)) for row in batch.records])
             harness.end_batch()
-        return [text for _, text in harness.output], harness.state_entries()
+        spills = sum(figures["spills"] for figures in harness.batches)
+        return [text for _, text in harness.output], harness.state_entries(), spills
 
 
 @given(small_programs())
@@ -189,6 +198,29 @@ def test_programs_by_the_thousand(seed: int, monkeypatch: pytest.MonkeyPatch) ->
         results, entries = run_harness(batches, store, async_enabled)
         _same(seed, batches, expected, results)
         assert entries == stored, f"seed {seed}: {store}, async {async_enabled} stored other bytes"
+
+
+@pytest.mark.parametrize("seed", SEEDS[:2])
+@pytest.mark.parametrize("slow", [False, True], ids=["quick", "slow"])
+def test_programs_whose_writes_are_spilled_all_the_time(
+    seed: int, slow: bool, store_kind: Literal["rocksdb", "memory"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for some writes only, results and stored bytes are as without a bound, also while reads are slow."""
+    batches = generate(SeededDraw(seed), keys=50, records=60, steps=6, batches=3)
+    expected = [repr(results) for results in Model().run(batches)]
+    _, stored = run_harness(batches, store_kind, async_enabled=False)
+    if slow:
+        monkeypatch.setattr(task, "_pacer", AlwaysSlow())
+    for async_enabled in (False, True):
+        options = {
+            "write_cache_size": "1kb",
+            "cache_size": "1kb" if seed % 2 else "1mb",
+            "in_flight_limit": "20",
+        }
+        results, entries, spills = _run_harness(batches, store_kind, async_enabled, options)
+        _same(seed, batches, expected, results)
+        assert entries == stored
+        assert spills > len(batches)
 
 
 def _same(seed: int, batches: list[MicroBatch], expected: list[str], results: list[str]) -> None:
