@@ -13,21 +13,25 @@ from asyncstate.execution.epochs import Epoch, EpochManager
 from asyncstate.execution.limits import AsyncLimits, CallLimits
 from asyncstate.execution.loop import Completion, Completions
 from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.read_ahead import BLOCK_ROWS, ComingRows, Interests
 from asyncstate.execution.read_threads import ListGet, ReadThreads
 from asyncstate.execution.record import BatchFrame, BroadcastRecord, OutputRow, Record
 from asyncstate.execution.sync import SyncExecutionController
 
 __all__ = [
+    "BLOCK_ROWS",
     "AsyncExecutionController",
     "AsyncLimits",
     "BatchFrame",
     "BroadcastRecord",
     "CallLimits",
+    "ComingRows",
     "Completion",
     "Completions",
     "Epoch",
     "EpochManager",
     "ExecutionController",
+    "Interests",
     "KeyAccountingUnit",
     "ListGet",
     "OutputRow",

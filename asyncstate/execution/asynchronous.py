@@ -19,6 +19,14 @@ from asyncstate.execution.limits import AsyncLimits
 from asyncstate.execution.loop import Completion
 from asyncstate.execution.mailbox import MailboxController
 from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.read_ahead import (
+    AheadBlock,
+    AheadChunk,
+    ComingRecords,
+    ComingRows,
+    Interests,
+    ReadAhead,
+)
 from asyncstate.execution.read_threads import ListGet, ReadThreads
 from asyncstate.execution.record_reads import RecordReads
 from asyncstate.execution.stalls import unanswered
@@ -51,6 +59,7 @@ class AsyncExecutionController(MailboxController):
         limits: AsyncLimits,
         pacer: ReadPacer | None = None,
         calls: OutsideCalls | None = None,
+        interests: Interests | None = None,
     ) -> None:
         super().__init__(overlay, uid, state_names, limits, calls)
         self._pacer = pacer if pacer is not None else ReadPacer()
@@ -60,6 +69,9 @@ class AsyncExecutionController(MailboxController):
             overlay, self._pacer, self._answer, self._read_failed, self._send, limits.io_parallelism
         )
         self._bundles = BundleReads(overlay, self._pacer, self._send, limits.io_parallelism)
+        self._ahead = ReadAhead(
+            overlay, self._pacer, self._send, limits.io_parallelism, limits.in_flight, interests
+        )
         self._wait_seconds = 0.0
         self._reads_hang = False
         self._peek = overlay.peek
@@ -96,6 +108,7 @@ class AsyncExecutionController(MailboxController):
         future: StateFuture[T] = pending_future(record)
         record.pending += 1
         self._buffer.add(StateRequest(key, decode, future, record))
+        self._ahead.waited(key, record.encoded_key)
         return future
 
     def _read_measured(self, key: bytes) -> bytes | None:
@@ -126,6 +139,16 @@ class AsyncExecutionController(MailboxController):
         self._bundles.prefetch(keys)
 
     # -- reading -------------------------------------------------------------------------------------
+
+    def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows:
+        """See ``ExecutionController``."""
+        if self._limits.batch_hot_reads:
+            return super().coming_rows(kind, groups, keys)
+        return ComingRecords(self._ahead, self._await_block, kind, groups, keys)
+
+    def _await_block(self, block: AheadBlock) -> None:
+        while block.missing:
+            self._await_completion()
 
     def flush(self) -> None:
         """Send off what is buffered; short of that, nothing waits."""
@@ -202,12 +225,14 @@ class AsyncExecutionController(MailboxController):
             self._pacer.answered(len(completion.values), completion.seconds)
             if isinstance(ticket, BundleChunk):
                 ticket.arrived(completion.values)
+            elif isinstance(ticket, AheadChunk):
+                self._ahead.arrived(ticket, completion.values)
             else:
                 self._answer(ticket, completion.values)
 
     def _read_failed(self, ticket: Any, error: BaseException) -> NoReturn:
         """Errors of the store are not for operators to recover from."""
-        if isinstance(ticket, BundleChunk):
+        if isinstance(ticket, BundleChunk | AheadChunk):
             self.failures.read_failed(error, ticket.first_key)
             self.failures.raise_named(error, None)
         self.failures.read_failed(error, ticket[0].key)
@@ -276,6 +301,7 @@ class AsyncExecutionController(MailboxController):
         return {
             **self.overlay.statistics(),
             **self.calls.statistics(),
+            **self._ahead.statistics(),
             "io_wait_seconds": self._wait_seconds,
             "overlapping_epochs": self._epochs_done,
             "in_flight_limit": self._limits.in_flight,

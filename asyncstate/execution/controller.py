@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn, Self
 from asyncstate.errors import FutureStateError, StateAccessError
 from asyncstate.execution.calls import OutsideCall, OutsideCalls
 from asyncstate.execution.failures import AWAIT_HINT, Failures
+from asyncstate.execution.read_ahead import ComingRows
 from asyncstate.execution.record import OutputRow, Record
 from asyncstate.futures import (
     PENDING,
@@ -29,6 +30,7 @@ from asyncstate.requests import Page, StateSink
 from asyncstate.storage import WriteOverlay
 
 _GENERATORS: Final = frozenset({GeneratorType, AsyncGeneratorType})
+_INDIFFERENT: Final = ComingRows()
 
 
 class ExecutionController(StateSink):
@@ -138,6 +140,13 @@ class ExecutionController(StateSink):
 
     def flush(self) -> None:
         """Send off what waits to be read; called before the caller may block on its input."""
+
+    def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows:
+        """Tell which rows come next, by key group (2 bytes) and encoded key: a hint for reading ahead.
+
+        Rows of one ``kind`` are taken to read alike: those of an input (its number), or timers.
+        """
+        return _INDIFFERENT
 
     def bound_writes(self, rows: int) -> None:
         """To be called when ``rows`` rows have been handed over: spills the writes if they exceed their bound.

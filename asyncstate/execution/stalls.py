@@ -12,6 +12,7 @@ from asyncstate.execution.bundle_reads import BundleChunk
 from asyncstate.execution.calls import OutsideCall
 from asyncstate.execution.failures import state_label
 from asyncstate.execution.loop import Outstanding
+from asyncstate.execution.read_ahead import AheadChunk
 
 _SHOWN: Final = 3
 
@@ -42,7 +43,7 @@ def unanswered(uid: str, state_names: Mapping[int, str], outstanding: Sequence[O
 def _describe(ticket: Any, state_names: Mapping[int, str]) -> str:
     if isinstance(ticket, OutsideCall):
         return f"call of {ticket.name}, key {ticket.record.key!r}"
-    if isinstance(ticket, BundleChunk):
+    if isinstance(ticket, BundleChunk | AheadChunk):
         return f"{state_label(ticket.first_key, state_names)}, store key {ticket.first_key.hex()}"
     first = ticket[0]
     others = f" and {len(ticket) - 1} more" if len(ticket) > 1 else ""

@@ -7,14 +7,14 @@ ended; within a phase the records of a key run in order.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
-from asyncstate.execution import BatchFrame, ExecutionController, Record
+from asyncstate.execution import BLOCK_ROWS, BatchFrame, ComingRows, ExecutionController, Record
 from asyncstate.operator import MIN_WATERMARK, Counter, RecordOperator, Row, TimeDomain, row_type
 from asyncstate.runtime.broadcast import BroadcastRows
 from asyncstate.runtime.cleanup import clean_up
@@ -36,6 +36,7 @@ from asyncstate.state import DueTimer, KeyedTimers
 _OUTPUT_ROWS: Final = 10_000
 _SLICE_ROWS: Final = 2_000
 _GROUP_BYTES: Final = 2
+_TIMERS: Final = -1  # a kind of rows, beside the numbers of the inputs
 
 
 class RecordRunner(Runner):
@@ -99,12 +100,20 @@ class RecordRunner(Runner):
                 self.controller.bound_writes(0)
                 continue
             records = self._records(prepared)
-            while chunk := list(islice(records, self.controller.overlay.rows_to_look(_SLICE_ROWS))):
-                for record in chunk:
-                    self.controller.submit(record)
-                self.controller.bound_writes(len(chunk))
+            rows = 1
+            while rows:
+                rows = self._submit(islice(records, self.controller.overlay.rows_to_look(_SLICE_ROWS)))
+                self.controller.bound_writes(rows)
                 yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
+
+    def _submit(self, records: Iterator[Record]) -> int:
+        """Hand over records, each before the next is made; returns how many."""
+        count = 0
+        for record in records:
+            self.controller.submit(record)
+            count += 1
+        return count
 
     def _deliver_ordered(self) -> Iterator[pa.RecordBatch]:
         watermark = self.spec.watermark
@@ -135,10 +144,16 @@ class RecordRunner(Runner):
         rows = map(self._row_types[index], python_rows(prepared.batch))
         frame, work = self._frame, self._operator.process
         self.keys += len(set(keys))
-        for key, group, values, row, kind, time in zip(
-            keys, key_groups, values_of_keys, rows, kinds_of(prepared.kinds), times, strict=True
-        ):
-            yield Record(frame, groups[group], key, values, work, row, index, kind, time)
+        groups_of_rows = list(map(groups.__getitem__, key_groups))
+        made = zip(keys, groups_of_rows, values_of_keys, rows, kinds_of(prepared.kinds), times, strict=True)
+        coming = self.controller.coming_rows(index, groups_of_rows, keys)
+        try:
+            for start in range(0, len(keys), BLOCK_ROWS):
+                coming.at(start)
+                for key, group, values, row, kind, time in islice(made, BLOCK_ROWS):
+                    yield Record(frame, group, key, values, work, row, index, kind, time)
+        finally:
+            coming.done()
 
     def _fire_timers(self, *domains: TimeDomain) -> Iterator[pa.RecordBatch]:
         """Rounds over ``domains`` in turn until nothing is due: a timer may register others that are due already."""
@@ -152,14 +167,21 @@ class RecordRunner(Runner):
         for page in self._timers.due(
             domain, self.context.key_groups, self._time_of(domain), self.context.page_size
         ):
-            for due in page:
+            coming = self._coming_timers(page)
+            for number, due in enumerate(page):
+                if number % BLOCK_ROWS == 0:
+                    coming.at(number)
                 if due.time != tick:
                     self.controller.end_epoch()
                     tick = due.time
                 self.controller.submit(self._timer_record(due))
+            coming.done()
             self.controller.bound_writes(len(page))
             yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
+
+    def _coming_timers(self, page: Sequence[DueTimer]) -> ComingRows:
+        return self.controller.coming_rows(_TIMERS, [due.group for due in page], [due.key for due in page])
 
     def _may_be_due(self, domain: TimeDomain) -> bool:
         until = self._time_of(domain)

@@ -24,6 +24,7 @@ from asyncstate.execution import (
     AsyncLimits,
     CallLimits,
     ExecutionController,
+    Interests,
     OutsideCalls,
     ReadPacer,
     SyncExecutionController,
@@ -45,6 +46,10 @@ _NOT_SUMMED: Final = ("_peak", "_limit")  # figures of which the highest over pa
 
 # How slow this worker's last reads were, kept between micro-batches: the disk does not change with the batch.
 _pacer = ReadPacer()
+
+# Which states the records of an operator read, by checkpoint, job and uid: what they did in the micro-batch before.
+_interests: dict[tuple[str, str, str], Interests] = {}
+_INTERESTS_MAX: Final = 1_000
 
 # What this worker has read and written, for the micro-batches to come.
 worker_cache = WorkerCache()
@@ -87,7 +92,15 @@ def _controller(spec: TaskSpec, overlay: WriteOverlay) -> ExecutionController:
     calls = _calls(spec)
     if not spec.config.enabled:
         return SyncExecutionController(overlay, spec.uid, names, calls)
-    return AsyncExecutionController(overlay, spec.uid, names, _limits(spec.config), _pacer, calls)
+    return AsyncExecutionController(
+        overlay, spec.uid, names, _limits(spec.config), _pacer, calls, _interests_of(spec)
+    )
+
+
+def _interests_of(spec: TaskSpec) -> Interests:
+    if len(_interests) >= _INTERESTS_MAX:
+        _interests.clear()  # they are learned again
+    return _interests.setdefault((spec.checkpoint, spec.job_id, spec.uid), {})
 
 
 def _calls(spec: TaskSpec) -> OutsideCalls:

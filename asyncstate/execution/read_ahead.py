@@ -1,0 +1,246 @@
+"""Reads of the records to come, made before the records ask: what record grain has of a bundle's prefetch.
+
+Owns: ``ReadAhead`` and ``ComingRows``: which states are read ahead, for which rows, and how far.
+Invariant: a hint only. What is read ahead lies in the overlay below writes and cache, where every read looks; a record
+that finds nothing there reads as if nobody had read ahead. Nothing is read ahead while the store answers quickly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.read_threads import ListGet
+from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
+
+BLOCK_ROWS: Final = 1_000
+"""Rows that are read ahead together."""
+
+_WANTED_SHARE: Final = 0.25  # of the rows that have waited for a read of a state's own key
+_USED_SHARE: Final = 0.5  # of the keys read ahead that records have then asked for
+_REST_BLOCKS_MAX: Final = 64
+_ID_AT: Final = 2
+_PREFIX_BYTES: Final = 3  # key group and state id
+
+Send = Callable[[Sequence[ListGet]], None]
+
+
+@dataclass(slots=True)
+class Interest:
+    """What records do with one state: whether it is read ahead, and after how many blocks that may be tried again."""
+
+    wanted: bool = False
+    rest: int = 0
+    next_rest: int = 1
+
+
+Interests = dict[tuple[int, bytes], Interest]
+"""By kind of rows and state id; kept between the micro-batches of an operator, whose records do alike."""
+
+
+@dataclass(slots=True)
+class AheadBlock:
+    """Rows that are read ahead together, by key group and key; ``missing`` of its list gets have not come back."""
+
+    kind: int
+    groups: Sequence[bytes]
+    keys: Sequence[bytes]
+    read: dict[bytes, list[bytes]] = field(default_factory=dict)
+    missing: int = 0
+
+
+@dataclass(slots=True)
+class AheadChunk:
+    """The ticket of one list get."""
+
+    block: AheadBlock
+    keys: list[bytes]
+    spills: int
+
+    @property
+    def first_key(self) -> bytes:
+        """The first store key of the chunk, for messages."""
+        return self.keys[0]
+
+
+class ReadAhead:
+    """Reads for the rows to come the states that rows lately had to wait for under their key alone.
+
+    A record-grain operator decides for itself what it reads; but mostly each row reads the same states of its key.
+    Those can be read for many rows at once, in large list gets, and when a row comes, its chain of futures runs
+    through without a wait. ``interests`` is what micro-batches before have taught, and goes on learning.
+    """
+
+    def __init__(
+        self,
+        overlay: WriteOverlay,
+        pacer: ReadPacer,
+        send: Send,
+        parallelism: int,
+        rows_ahead: int,
+        interests: Interests | None = None,
+    ) -> None:
+        self.rows_ahead = rows_ahead
+        self._overlay = overlay
+        self._pacer = pacer
+        self._send = send
+        self._parallelism = parallelism
+        self._interests: Interests = interests if interests is not None else {}
+        self._waited: Counter[bytes] = Counter()
+        self._on_the_way: set[bytes] = set()
+        self._keys_read = self._keys_unused = 0
+
+    def waited(self, key: bytes, encoded_key: bytes) -> None:
+        """A record waits for the store's answer for ``key``; counts if that follows from the record's key alone."""
+        if len(key) == _PREFIX_BYTES + len(encoded_key):
+            self._waited[key[_ID_AT:_PREFIX_BYTES]] += 1
+
+    def wanted(self, kind: int) -> list[bytes]:
+        """Ids of the states to read ahead for rows of this kind; none while the store answers quickly."""
+        if not self._pacer.waits_for_device:
+            return []
+        return [
+            state_id for (of, state_id), interest in self._interests.items() if of == kind and interest.wanted
+        ]
+
+    def learn(self, kind: int, rows: int) -> None:
+        """Take in what the last ``rows`` rows, of this kind, have waited for."""
+        for state_id, count in self._waited.items():
+            interest = self._interests.setdefault((kind, state_id), Interest())
+            if interest.rest:
+                interest.rest -= 1
+            elif count >= _WANTED_SHARE * rows:
+                interest.wanted = True
+        self._waited.clear()
+
+    def read(self, block: AheadBlock) -> None:
+        """Start reading, for the rows of ``block``, the wanted states that have not been read for them."""
+        for state_id in self.wanted(block.kind):
+            if state_id not in block.read:
+                rows = zip(block.groups, block.keys, strict=True)
+                keys = dict.fromkeys([group + state_id + key for group, key in rows])
+                coming = [key for key in self._overlay.unknown(keys) if key not in self._on_the_way]
+                coming.sort()
+                block.read[state_id] = coming
+                self._start(block, coming)
+
+    def _start(self, block: AheadBlock, keys: list[bytes]) -> None:
+        self._keys_read += len(keys)
+        if probe := self._pacer.probe_keys():
+            self._read_here(keys[:probe])
+            keys = keys[probe:]
+        if not keys:
+            return
+        self._on_the_way.update(keys)
+        threads = self._pacer.threads(self._parallelism)
+        # All blocks under way share the threads, so a list get may be as long as if they were one.
+        blocks = max(1, self.rows_ahead // BLOCK_ROWS)
+        chunks = self._pacer.cut(keys, self._pacer.chunk_keys(len(keys) * blocks, threads))
+        block.missing += len(chunks)
+        spills = self._overlay.spills
+        self._send([ListGet(list(chunk), AheadChunk(block, list(chunk), spills)) for chunk in chunks])
+
+    def _read_here(self, keys: list[bytes]) -> None:
+        """Read on this thread, so that a device that has become quick is noticed."""
+        started = time.perf_counter()
+        values = self._overlay.store.get_many(keys, LIST_GET_KEYS)
+        seconds = time.perf_counter() - started
+        self._pacer.measured(len(keys), seconds)
+        self._overlay.count_list_get(len(keys), seconds)
+        self._overlay.keep_read_ahead(keys, values)
+
+    def arrived(self, chunk: AheadChunk, values: list[bytes | None]) -> None:
+        """An answer is there. One older than a spill of writes is dropped: it may contradict what was spilled."""
+        self._on_the_way.difference_update(chunk.keys)
+        chunk.block.missing -= 1
+        if chunk.spills == self._overlay.spills:
+            self._overlay.keep_read_ahead(chunk.keys, values)
+
+    def end(self, block: AheadBlock) -> None:
+        """The block's rows have been handed over: what they did not ask for is dropped, and counted."""
+        for state_id, keys in block.read.items():
+            unused = self._overlay.drop_read_ahead(keys)
+            self._keys_unused += unused
+            interest = self._interests[block.kind, state_id]
+            if unused > (1 - _USED_SHARE) * len(keys):
+                interest.wanted = False
+                interest.rest = interest.next_rest
+                interest.next_rest = min(2 * interest.next_rest, _REST_BLOCKS_MAX)
+            else:
+                interest.next_rest = 1
+
+    def statistics(self) -> dict[str, float]:
+        """``read_ahead_keys``: keys that were read before a record asked; ``read_ahead_unused``: for nothing."""
+        return {"read_ahead_keys": self._keys_read, "read_ahead_unused": self._keys_unused}
+
+
+class ComingRows:
+    """What a controller is told of the rows to come; this one does not care.
+
+    The runner calls ``at`` before it makes the records of each ``BLOCK_ROWS`` rows, from row 0 on, and ``done`` when
+    all records have been handed over.
+    """
+
+    def at(self, row: int) -> None:
+        """The records of ``BLOCK_ROWS`` rows from ``row`` on are made next."""
+
+    def done(self) -> None:
+        """All records have been handed over."""
+
+
+class ComingRecords(ComingRows):
+    """The rows of one input batch, or a page of timers, of which records are being made in order.
+
+    Rows of one ``kind``, an input or timers, read alike.
+    """
+
+    def __init__(
+        self,
+        ahead: ReadAhead,
+        wait: Callable[[AheadBlock], None],
+        kind: int,
+        groups: Sequence[bytes],
+        keys: Sequence[bytes],
+    ) -> None:
+        self._ahead = ahead
+        self._wait = wait
+        self._kind = kind
+        self._groups = groups
+        self._keys = keys
+        self._coming: deque[AheadBlock] = deque()
+        self._passed: deque[AheadBlock] = deque()
+        self._next_row = 0
+
+    def at(self, row: int) -> None:
+        """See ``ComingRows``. Starts the reads of the blocks ahead; waits for those of this one."""
+        ahead = self._ahead
+        if row:
+            ahead.learn(self._kind, BLOCK_ROWS)
+        # Records may be under way for as many rows as are read ahead, and still ask.
+        while len(self._passed) * BLOCK_ROWS > ahead.rows_ahead:
+            ahead.end(self._passed.popleft())
+        distance = ahead.rows_ahead if ahead.wanted(self._kind) else 0
+        self._announce(min(len(self._keys), row + distance + BLOCK_ROWS))
+        for coming in self._coming:
+            ahead.read(coming)
+        block = self._coming.popleft()
+        self._passed.append(block)
+        if block.missing:
+            self._wait(block)
+
+    def _announce(self, until: int) -> None:
+        while self._next_row < until:
+            rows = slice(self._next_row, self._next_row + BLOCK_ROWS)
+            self._coming.append(AheadBlock(self._kind, self._groups[rows], self._keys[rows]))
+            self._next_row += BLOCK_ROWS
+
+    def done(self) -> None:
+        """See ``ComingRows``."""
+        if self._keys:
+            self._ahead.learn(self._kind, len(self._keys) % BLOCK_ROWS or BLOCK_ROWS)
+        while self._passed:
+            self._ahead.end(self._passed.popleft())

@@ -1,0 +1,268 @@
+"""Reading ahead of the records: what is read early, when that ends, and that nobody sees a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncstate.execution import BLOCK_ROWS, ListGet, ReadPacer
+from asyncstate.execution.read_ahead import AheadBlock, AheadChunk, ComingRecords, ReadAhead
+from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row, Timer
+from asyncstate.state import MapStateDescriptor, ValueStateDescriptor
+from asyncstate.storage import MemoryStore, WriteOverlay
+from asyncstate.storage.spilled import WriteBound
+from asyncstate.testing import OperatorHarness
+
+GROUP, A = b"\0\0", b"\x08"
+
+
+class Slow(ReadPacer):
+    """Takes the store for a slow one, without measuring."""
+
+    @property
+    def waits_for_device(self) -> bool:
+        return True
+
+    def probe_keys(self) -> int:
+        return 0
+
+
+class Bench:
+    """A ReadAhead whose list gets are answered when the test says so."""
+
+    def __init__(self, pacer: ReadPacer | None = None, rows_ahead: int = 2 * BLOCK_ROWS) -> None:
+        self.store = MemoryStore([(GROUP + A + key(n), b"a%d" % n) for n in range(0, 10_000, 2)])
+        self.overlay = WriteOverlay(self.store)
+        self.sent: list[ListGet] = []
+        self.ahead = ReadAhead(self.overlay, pacer or Slow(), self.sent.extend, 4, rows_ahead)
+
+    def wait(self, block: Any) -> None:
+        self.answer()
+        assert not block.missing
+
+    def answer(self) -> None:
+        sent, self.sent[:] = list(self.sent), []
+        for get in sent:
+            assert isinstance(get.ticket, AheadChunk)
+            self.ahead.arrived(get.ticket, self.store.get_many(get.keys))
+
+    def rows(self, numbers: Sequence[int]) -> ComingRecords:
+        return ComingRecords(self.ahead, self.wait, 0, [GROUP] * len(numbers), [key(n) for n in numbers])
+
+    def want(self, *state_ids: bytes) -> None:
+        for state_id in state_ids:
+            for _ in range(BLOCK_ROWS):
+                self.ahead.waited(GROUP + state_id + key(1), key(1))
+        self.ahead.learn(0, BLOCK_ROWS)
+
+    @property
+    def read(self) -> float:
+        return self.ahead.statistics()["read_ahead_keys"]
+
+
+def key(number: int) -> bytes:
+    return b"k%06d" % number
+
+
+def test_nothing_is_read_before_records_have_waited() -> None:
+    bench = Bench()
+    rows = bench.rows(range(3_000))
+    for row in range(0, 3_000, BLOCK_ROWS):
+        rows.at(row)
+    rows.done()
+    assert bench.read == 0
+
+
+def test_what_records_waited_for_is_read_for_the_rows_to_come() -> None:
+    bench = Bench()
+    bench.want(A)
+    rows = bench.rows(range(5_000))
+    rows.at(0)
+    assert bench.read == 3 * BLOCK_ROWS, "this block and two ahead"
+    reads = bench.overlay.statistics()["store_reads"]
+    assert bench.overlay.peek(GROUP + A + key(4)) == b"a4"
+    assert bench.overlay.peek(GROUP + A + key(5)) is None, "absence is read ahead, too"
+    rows.at(BLOCK_ROWS)
+    assert bench.read == 4 * BLOCK_ROWS
+    assert bench.overlay.statistics()["store_reads"] == reads
+
+
+def test_nothing_is_read_while_the_store_is_quick() -> None:
+    quick = ReadPacer()
+    bench = Bench(quick)
+    bench.want(A)
+    bench.rows(range(5_000)).at(0)
+    assert bench.read == 0
+    for _ in range(50):
+        quick.measured(1, 1.0)
+    bench.rows(range(5_000)).at(0)
+    assert bench.read == 3 * BLOCK_ROWS
+
+
+def test_reads_of_map_entries_are_not_foretold() -> None:
+    bench = Bench()
+    for _ in range(BLOCK_ROWS):
+        bench.ahead.waited(GROUP + A + key(1) + b"entry", key(1))
+    bench.ahead.learn(0, BLOCK_ROWS)
+    assert bench.ahead.wanted(0) == []
+
+
+def test_a_state_that_few_records_read_is_left_alone() -> None:
+    bench = Bench()
+    for _ in range(BLOCK_ROWS // 10):
+        bench.ahead.waited(GROUP + A + key(1), key(1))
+    bench.ahead.learn(0, BLOCK_ROWS)
+    assert bench.ahead.wanted(0) == []
+
+
+def test_what_nobody_asks_for_ends_the_reading_ahead_for_longer_each_time() -> None:
+    bench = Bench(rows_ahead=0)
+    blocks_until_wanted = []
+    for _ in range(4):
+        waited = 0
+        while not bench.ahead.wanted(0):
+            bench.want(A)
+            waited += 1
+        blocks_until_wanted.append(waited)
+        rows = bench.rows(range(2 * BLOCK_ROWS))
+        rows.at(0)
+        bench.answer()
+        rows.done()
+    assert blocks_until_wanted == [1, 2, 3, 5]
+    assert bench.ahead.statistics()["read_ahead_unused"] == bench.read
+    assert bench.overlay.drop_read_ahead([GROUP + A + key(n) for n in range(5_000)]) == 0, "all gone"
+
+
+def test_a_key_is_read_once_and_known_keys_not_at_all() -> None:
+    bench = Bench()
+    bench.want(A)
+    bench.overlay.put(GROUP + A + key(3), b"written")
+    bench.overlay.remember(GROUP + A + key(4), b"cached")
+    rows = bench.rows([1, 2, 3, 4] * 750)
+    rows.at(0)
+    assert bench.read == 2
+    assert bench.overlay.peek(GROUP + A + key(3)) == b"written"
+
+
+def test_an_answer_from_before_a_spill_is_not_believed() -> None:
+    bench = Bench()
+    bench.overlay = WriteOverlay(bench.store, bound=WriteBound(1 << 20, MemoryStore, "memory"))
+    bench.ahead = ReadAhead(bench.overlay, Slow(), bench.sent.extend, 4, 0)
+    bench.want(A)
+    block = AheadBlock(0, [GROUP], [key(2)])
+    bench.ahead.read(block)
+    bench.overlay.put(GROUP + A + key(2), b"new")
+    bench.overlay.spill()
+    bench.wait(block)
+    assert bench.overlay.get(GROUP + A + key(2)) == b"new"
+
+
+def test_a_spill_ends_what_was_read_ahead() -> None:
+    bench = Bench()
+    bench.overlay = WriteOverlay(bench.store, 0, bound=WriteBound(1 << 20, MemoryStore, "memory"))
+    bench.ahead = ReadAhead(bench.overlay, Slow(), bench.sent.extend, 4, 0)
+    bench.want(A)
+    block = AheadBlock(0, [GROUP], [key(2)])
+    bench.ahead.read(block)
+    bench.wait(block)
+    bench.overlay.delete(GROUP + A + key(2))
+    bench.overlay.spill()
+    assert bench.overlay.get(GROUP + A + key(2)) is None
+
+
+# -- in a whole operator ---------------------------------------------------------------------------------
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+
+
+class Sums(RecordOperator):
+    """Two sums a key, of which ``second`` is only read for odd values; a map by value; a timer that takes the sum."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("k", pa.int64()), ("first", pa.int64()), ("second", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        self.first: Any = context.get_state(ValueStateDescriptor("first", pa.int64()))
+        self.second: Any = context.get_state(ValueStateDescriptor("second", pa.int64()))
+        self.seen: Any = context.get_state(MapStateDescriptor("seen", pa.int64(), pa.int64()))
+
+    async def process(self, row: Row, ctx: RecordContext) -> None:
+        first = (await self.first.async_value() or 0) + row.v
+        await self.first.async_update(first)
+        second = None
+        if row.v % 2:
+            second = (await self.second.async_value() or 0) + 1
+            await self.second.async_update(second if row.v % 3 else None)
+        seen = await self.seen.async_get(row.v % 4) or 0
+        await self.seen.async_put(row.v % 4, seen + 1)
+        if row.v % 5 == 0:
+            ctx.timers.register_processing_time(ctx.processing_time)
+        ctx.emit(row.k, first, second)
+
+    async def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
+        first = await self.first.async_value()
+        ctx.emit(ctx.key[0], -1 if first is None else first, timer.time)
+        if first is not None and first % 2:
+            self.first.clear()
+
+
+def _run(
+    batches: list[list[tuple[int, int]]], asynchronous: bool, **options: Any
+) -> tuple[list[Any], Any, dict[str, float]]:
+    settled = {"async-state.enabled": asynchronous, **{f"async-state.{n}": v for n, v in options.items()}}
+    figures: dict[str, float] = {}
+    out = []
+    with OperatorHarness(Sums(), SCHEMA, ["k"], options=settled) as harness:
+        for rows in batches:
+            harness.push(rows)
+            out.append(harness.end_batch())
+            for name, value in harness.statistics().items():
+                figures[name] = figures.get(name, 0) + value
+        return out, harness.state_entries(), figures
+
+
+@pytest.fixture
+def slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReadPacer, "waits_for_device", property(lambda self: True))
+
+
+@pytest.mark.usefixtures("slow_store")
+@pytest.mark.parametrize("store", ["rocksdb", "memory"])
+@pytest.mark.parametrize(
+    "more", [{}, {"write-cache-size": "1mb", "cache-size": "0b"}, {"in-flight-limit": 7}]
+)
+def test_results_and_state_are_as_without(store: str, more: dict[str, Any]) -> None:
+    batches = [[((n * 7919) % 3_000, n + batch) for n in range(6_000)] for batch in range(2)]
+    options = {"store": store, "cache-size": "64kb", **more}
+    sync, stored, _ = _run(batches, False, **options)
+    out, stored_async, figures = _run(batches, True, **options)
+    assert out == sync
+    assert stored_async == stored
+    assert figures["read_ahead_keys"] > 4_000
+
+
+@pytest.mark.usefixtures("slow_store")
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 2_500), st.integers(1, 50), st.integers(1, 2_000)), min_size=1, max_size=3
+    )
+)
+def test_any_rows_give_what_sync_gives(shapes: list[tuple[int, int, int]]) -> None:
+    batches = [[((n * 31 + salt) % keys, n * salt) for n in range(rows)] for rows, salt, keys in shapes]
+    sync = _run(batches, False, store="memory")[:2]
+    assert _run(batches, True, store="memory")[:2] == sync
+
+
+@pytest.mark.usefixtures("slow_store")
+def test_most_reads_of_a_record_are_there_when_it_comes() -> None:
+    batches = [[(n, n) for n in range(10_000)] for _ in range(2)]
+    *_, figures = _run(batches, True, store="memory", **{"cache-size": "64kb"})
+    # "first" for each row, and "second" for each though half of them do not ask; but for the block that taught it
+    assert figures["read_ahead_keys"] >= 2 * 2 * (10_000 - BLOCK_ROWS)
+    assert figures["read_ahead_unused"] <= 2 * 5_000
