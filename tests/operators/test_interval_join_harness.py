@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -388,6 +389,31 @@ def test_columns_may_have_the_names_that_the_state_uses_and_times_any_unit() -> 
         harness.push([("a", 2)], input=1)
         assert harness.end_batch() == [("+I", "a", 2 * 10**9 + 999, "a", 2)]
         assert harness.finish() == [("+I", "b", 5, None, None)]
+
+
+@pytest.mark.parametrize("async_enabled", [False, True])
+def test_a_column_may_be_added_and_widened_between_runs(async_enabled: bool, tmp_path: Path) -> None:
+    narrow = pa.schema([("k", pa.int64()), ("v", pa.int32()), ("at", pa.timestamp("us"))])
+    wide = pa.schema([*LEFT, ("note", pa.string())])
+    join = IntervalJoin("full", lower=0, upper=0)
+
+    def opened(left: pa.Schema) -> OperatorHarness:
+        return OperatorHarness(
+            join, [left, RIGHT], [["k"], ["k"]], event_time="at", async_enabled=async_enabled, folder=tmp_path
+        )
+
+    before = opened(narrow)
+    before.push([(1, 10, 5), (2, 20, 5)], input=0)
+    before.end_batch()
+    after = opened(wide)
+    after.push([(1, 11, 5)], input=1)
+    after.push([(3, 1 << 40, 6, "new")], input=0)
+    assert after.end_batch() == [("+I", 1, 10, 5, None, 1, 11, 5)]
+    assert after.finish() == [
+        ("+I", 2, 20, 5, None, None, None, None),
+        ("+I", 3, 1 << 40, 6, "new", None, None, None),
+    ]
+    assert after.state_entries() == {}
 
 
 # -- refusals -----------------------------------------------------------------------------------------
