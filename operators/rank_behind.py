@@ -136,14 +136,15 @@ class Behind:
         table = found.table.take(stays).joined(added)
         self._store(found, table, np.concatenate([found.pair[stays], added_pair]), changed)
         gone = np.flatnonzero(~left)
-        gone_table = found.table.take(gone)
+        new = np.arange(len(added))
+        if self._plan.has_unique:
+            taken = found.table.take(gone)
+            new = np.flatnonzero(~occurs_in(added.key, added.arrival, taken.key, taken.arrival))
+            gone = gone[~occurs_in(taken.key, taken.arrival, added.key, added.arrival)]
         hashes = found.pairs.namespaces
         assert hashes is not None
-        kept = occurs_in(gone_table.key, gone_table.arrival, added.key, added.arrival)
-        new = np.flatnonzero(~occurs_in(added.key, added.arrival, gone_table.key, gone_table.arrival))
-        gone = np.flatnonzero(~kept)
-        moved = gone_table.take(gone).joined(added.take(new))
-        moved_hashes = hashes[np.concatenate([found.pair[~left][gone], added_pair[new]])]
+        moved = found.table.take(gone).joined(added.take(new))
+        moved_hashes = hashes[np.concatenate([found.pair[gone], added_pair[new]])]
         comes = np.arange(len(moved)) >= len(gone)
         return (yield from self._log(keys, moved, moved_hashes, comes, bounds))
 

@@ -22,6 +22,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Counter, OperatorContext
+from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumnState
 from operators.ordering import Codes, order_levels
 from operators.rank_core import (
@@ -100,8 +101,11 @@ class BestRows(RankState):
         found = read.get()
         # Stored rows are in rank order, so that their places tell which of equal ones came first.
         stored = RankTable(found.columns, found.key_index.astype(np.int64), np.arange(found.num_rows))
-        new = RankTable(rows.table.columns, rows.table.key, len(stored) + rows.table.arrival)
-        table, codes, outcome = self._settle(stored, RankRows(new, rows.accumulate))
+        arrival = len(stored) + rows.table.arrival
+        rows = RankRows(RankTable(rows.table.columns, rows.table.key, arrival), rows.accumulate)
+        if not self._plan.has_unique:
+            stored, rows = self._in_reach(stored, rows, ends)
+        table, codes, outcome = self._settle(stored, rows)
         old = np.arange(len(stored))
         before = Ranked(old, self._plan.numbers(table.key, codes, old))
         order = table.sort(codes, np.flatnonzero(outcome.alive))
@@ -110,13 +114,49 @@ class BestRows(RankState):
         after = Ranked(order[kept], numbers[kept])
         if self._plan.has_unique:
             self._check_better(codes, outcome, len(stored))
-        changed = sequences_differ(old, after.rows, table.key, len(keys))
+        self._write(keys, heads.get(), table, before, after)
+        return Merged(table, before, after, np.zeros(len(keys), np.bool_))
+
+    def _in_reach(self, stored: RankTable, rows: RankRows, ends: Int64Array) -> tuple[RankTable, RankRows]:
+        """The rows that do not fall behind the stored ones at once, and what is stored for their keys.
+
+        Most rows of a long stream are never among the best; this spares them, and keys without others, the sort.
+        """
+        if not len(stored):
+            return stored, rows
+        last = np.full(len(ends), -1, np.int64)
+        last[stored.key] = np.arange(len(stored))  # of repeated indices the last assignment stays
+        behind = self._plan.next_number(stored, last, len(ends)) > ends
+        rivals = np.flatnonzero((last >= 0) & behind)
+        rival_of = np.full(len(ends), -1, np.int64)
+        rival_of[rivals] = len(rows.table) + np.arange(len(rivals))
+        rival = rival_of[rows.table.key]
+        columns = [
+            pa.concat_arrays([rows.table.columns[at], stored.columns[at].take(pa.array(last[rivals]))])
+            for at in self._plan.order_at
+        ]
+        worse, equal = np.zeros(len(rival), np.bool_), rival >= 0
+        for code in self._plan.codes_of(columns):
+            mine, other = code[: len(rival)], code[rival]
+            worse |= equal & (mine > other)
+            equal &= mine == other
+        out = worse | equal if self._plan.settings.function == "row_number" else worse
+        if not out.any():
+            return stored, rows
+        chosen = np.flatnonzero(~out)
+        rows = RankRows(rows.table.take(chosen), rows.accumulate[chosen])
+        touched = np.zeros(len(ends), np.bool_)
+        touched[rows.table.key] = True
+        return stored.take(np.flatnonzero(touched[stored.key])), rows
+
+    def _write(
+        self, keys: KeyBatch, heads: ListHeads, table: RankTable, before: Ranked, after: Ranked
+    ) -> None:
+        changed = sequences_differ(before.rows, after.rows, table.key, len(keys))
         if changed.any():
             written = after.rows[changed[table.key[after.rows]]]
             owners = (np.cumsum(changed) - 1)[table.key[written]]
-            columns = take(table.columns, written)
-            self._top.put(keys.select(changed), columns, owners, heads.get().select(changed))
-        return Merged(table, before, after, np.zeros(len(keys), np.bool_))
+            self._top.put(keys.select(changed), take(table.columns, written), owners, heads.select(changed))
 
     def _check_better(self, codes: Codes, outcome: Outcome, stored: int) -> None:
         """Refuse a row that replaces a stored one and is worse: rows that it would let in are gone."""

@@ -104,7 +104,7 @@ class Bounds:
 
 
 def block_of(plan: RankPlan, table: RankTable, rows: Int64Array, bounds: Bounds) -> Int64Array:
-    """The index into ``bounds`` (b > 0) of the block that each of ``rows`` belongs to, -1 for those before all blocks."""
+    """The index into ``bounds`` (b > 0) of the block of each of ``rows``, -1 for those before all blocks."""
     places = take([table.columns[index] for index in plan.order_at], rows)
     pairs = zip(bounds.columns, places, strict=True)
     codes = plan.codes_of([pa.concat_arrays(pair) for pair in pairs])

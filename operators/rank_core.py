@@ -58,8 +58,10 @@ class RankTable:
 
     def sort(self, codes: Codes, rows: Int64Array) -> Int64Array:
         """``rows`` by key, order and arrival; ``codes`` are of all rows."""
-        chosen = [code[rows] for code in codes]
-        return rows[sorted_by(chosen, major=self.key[rows], minor=[self.arrival[rows]])]
+        chosen, arrival = [code[rows] for code in codes], self.arrival[rows]
+        # The sort is stable: rows that come in order of arrival need not be sorted by it.
+        minor = [arrival] if bool((arrival[1:] < arrival[:-1]).any()) else []
+        return rows[sorted_by(chosen, major=self.key[rows], minor=minor)]
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,14 @@ class RankPlan:
         """The number of each of ``rows``, which are in rank order."""
         return rank_numbers(self.settings.function, key, codes, rows)
 
+    def next_number(self, table: RankTable, last: Int64Array, num_keys: int) -> Int64Array:
+        """The number that a row behind all others of its key would get (u); the rows of ``table`` are in rank order and
+        ``last`` (u) is the last one of each key, -1 without any."""
+        if self.settings.function != "dense_rank":
+            return np.bincount(table.key, minlength=num_keys) + 1
+        numbers = self.numbers(table.key, self.codes(table.columns), np.arange(len(table)))
+        return np.where(last < 0, 0, numbers[last]) + 1
+
     def outcome(self, table: RankTable, codes: Codes, accumulate: BoolArray) -> Outcome:
         """What bundle rows, the last of ``table``, make of the stored ones before them."""
         if not self.has_unique and accumulate.all():
