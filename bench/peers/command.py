@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,18 +99,21 @@ def peers(
     from bench.peers.measure import Plan
     from bench.peers.peers import PEERS
     from bench.peers.turns import PeerError
+    from bench.peers.works import Scale
 
     console = Console()
     amount = Amount(rows, _numbers(keys), batches, warm_up, repeat, cores, seed, events)
     if tiny:
-        amount = Amount(600, (500,), 2, 1, 1, cores, seed, 5_000, 0.2, (300, 900))
-        work = "a,d,growth" if work == _DEFAULT else work
-        peers = "ours-sync,bundle-sync,spark-changelog,apply-pandas" if peers == "all" else peers
+        amount = Amount(600, (500,), 1, 1, 1, cores, seed, 5_000, 0.2, (300, 900))
+        work = "a,growth" if work == _DEFAULT else work
+        peers = "ours-sync,spark-changelog" if peers == "all" else peers
     works = _chosen(work, (*_SPARK_WORK, _NEXMARK, *_ITSELF), "--work")
     names = _chosen(peers, (*PEERS, "flink-sql", "flink-sql-async", "pyflink"), "--peers")
     scratch = Path(tempfile.mkdtemp(prefix="asyncstate-peers-", dir=folder))
     report = Report(output, _facts(amount))
     plan = Plan(scratch, cores, amount.repeat, amount.slow_seconds)
+    if tiny:
+        plan = replace(plan, check=Scale(rows=300, keys=100, warm_up=0, counted=1))
     started = time.perf_counter()
 
     def tell(text: str) -> None:

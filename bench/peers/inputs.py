@@ -1,6 +1,6 @@
 """The rows of a piece of work as Parquet files, written once for all peers, and DuckDB's view of them.
 
-Owns: ``Input``, ``write_input``, ``check``.
+Owns: ``write_input`` and ``check``.
 Invariant: files sort by name and by modification time in the order of their micro-batches, ``files`` of them each.
 Must not import Spark.
 """
@@ -12,26 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import duckdb
-import msgspec
 import pyarrow.parquet as pq
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from bench.nexmark.comparison import ComparisonResult, compare
+from bench.peers.protocol import Input
 from bench.peers.works import Result, Scale, Work
 
 _FIRST_MTIME_S = 1_577_836_800
-
-
-class Input(msgspec.Struct, frozen=True):
-    """A folder with a folder of files for each table.
-
-    ``files`` a micro-batch and table; ``rows`` of each micro-batch, all tables together.
-    """
-
-    folder: str
-    tables: tuple[str, ...]
-    files: int
-    rows: tuple[int, ...]
 
 
 def write_input(work: Work, scale: Scale, folder: Path, files: int) -> Input:

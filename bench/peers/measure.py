@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from bench.peers.inputs import Input, check, write_input
+from bench.peers.inputs import check, write_input
 from bench.peers.parts import PARTS
 from bench.peers.peers import PEERS, Peer
-from bench.peers.protocol import Run, Start, Timed
+from bench.peers.protocol import Input, Run, Start, Timed
 from bench.peers.results import Throughput
 from bench.peers.turns import PeerError, Running, take_turns
 from bench.peers.works import Scale, Work

@@ -1,7 +1,7 @@
 """What the driver of the benchmark and the process of a peer say to each other: a line of JSON each.
 
-Owns: ``Start``, ``Run``, ``Timed`` and ``Said``.
-Must not import Spark or asyncstate.
+Owns: ``Input``, ``Start``, ``Run``, ``Timed`` and ``Said``.
+Must not import Spark, asyncstate or DuckDB.
 
 A process is started with a Start as its argument, and then gets a line for each of its Runs, and a line ``go`` for each
 micro-batch of one. It answers ``Said(what="ready")`` when it waits for a ``go``, and ``Said(what="done")`` at the end.
@@ -11,9 +11,19 @@ from __future__ import annotations
 
 import msgspec
 
-from bench.peers.inputs import Input
-
 GO = "go\n"
+
+
+class Input(msgspec.Struct, frozen=True):
+    """A folder with a folder of files for each table.
+
+    ``files`` a micro-batch and table; ``rows`` of each micro-batch, all tables together.
+    """
+
+    folder: str
+    tables: tuple[str, ...]
+    files: int
+    rows: tuple[int, ...]
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
