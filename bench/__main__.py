@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asyncstate.errors import AsyncStateError
+from bench.checkpoints.command import checkpoints
 from bench.paradigms.command import paradigms
 from bench.peers.command import peers
 from bench.report import QueryResult, results_table, write_json, write_plot
@@ -119,6 +120,7 @@ def micro(
         console.print(f"written: {output / 'micro.json'}", highlight=False)
 
 
+app.command()(checkpoints)
 app.command()(paradigms)
 app.command()(slow_disk)
 app.command()(two_phase)

@@ -1,15 +1,16 @@
 """One operator on one partition without Spark: what the benchmarks that compare state access run.
 
-Owns: ``Job``.
+Owns: ``Job`` and ``JobBase``.
 Invariant: a Job runs exactly what a Spark task runs, from the open store to the uploaded delta.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 
 from asyncstate.config import Config
@@ -17,12 +18,22 @@ from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, operator_after, run_partition
 from asyncstate.storage import OperatorManifest
 
+JOB, UID = "bench", "op"
+
+
+class JobBase(msgspec.Struct, frozen=True):
+    """Where another process can go on: what a Job left, and the batch id that comes next."""
+
+    manifest: OperatorManifest
+    batch_id: int
+
 
 class Job:
     """Micro-batch after micro-batch through the real runtime, store and delta.
 
     ``base`` is what another Job over the same folder's content left in its own ``base``, None for an empty state.
-    ``config`` and ``watermark`` may be replaced between micro-batches.
+    ``config`` and ``watermark`` may be replaced between micro-batches. The store is kept in ``local``, by default in
+    ``folder``, beside the checkpoint; ``on_output`` is given the output.
     """
 
     def __init__(
@@ -33,6 +44,8 @@ class Job:
         spec: InputSpec | Sequence[InputSpec],
         base: OperatorManifest | None = None,
         batch_id: int = 0,
+        local: Path | None = None,
+        on_output: Callable[[pa.RecordBatch], object] | None = None,
     ) -> None:
         self.config = config
         self.base = base
@@ -40,6 +53,8 @@ class Job:
         self.statistics: dict[str, float] = {}
         """Statistics and peaks of the last micro-batch."""
         self._folder = folder
+        self._local = local or folder / "local"
+        self.on_output = on_output
         self._operator = operator
         self._inputs = (spec,) if isinstance(spec, InputSpec) else tuple(spec)
         self.watermark = self._previous_watermark = MIN_WATERMARK
@@ -47,25 +62,28 @@ class Job:
     def run(self, batches: Sequence[pa.RecordBatch | InputBatch]) -> float:
         """Run and commit one micro-batch; the seconds it took, from the open store to the uploaded delta."""
         record = None
-        for out in run_partition(self._spec(), 0, map(_input_batch, batches)):
+        for out in run_partition(self.spec(), 0, map(_input_batch, batches)):
             if isinstance(out, CommitRecord):
                 record = out
+            elif self.on_output is not None:
+                self.on_output(out)
         assert record is not None
-        self.base = operator_after("op", "Operator", self.batch_id, 1, [record], {})
+        self.base = operator_after(UID, "Operator", self.batch_id, 1, [record], {})
         self.batch_id += 1
         self._previous_watermark = self.watermark
         self.statistics = record.statistics | record.peaks
         return record.statistics["run_seconds"] + record.statistics["commit_seconds"]
 
-    def _spec(self) -> TaskSpec:
+    def spec(self) -> TaskSpec:
+        """What the next micro-batch runs."""
         return TaskSpec(
-            job_id="bench",
-            uid="op",
+            job_id=JOB,
+            uid=UID,
             operator=self._operator,
             inputs=self._inputs,
             config=self.config,
             parallelism=1,
-            max_parallelism=128,
+            max_parallelism=self.config.max_parallelism,
             batch_id=self.batch_id,
             base_version=self.batch_id - 1,
             base=self.base,
@@ -73,7 +91,7 @@ class Job:
             previous_watermark=self._previous_watermark,
             processing_time=0,
             checkpoint=str(self._folder / "checkpoint"),
-            local_dir=str(self._folder / "local"),
+            local_dir=str(self._local),
         )
 
 

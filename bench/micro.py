@@ -30,10 +30,9 @@ from asyncstate.storage import LIST_GET_KEYS, RocksDBOptions
 from asyncstate.storage.rocksdb import rocksdb_options
 from bench.iteration import ENTRIES, OPERATORS, HandIterations, Iterations, MapEntries
 from bench.job import Job
+from bench.rows import INPUT, batches, draws
 from operators import Deduplicate, GroupAggregate, count, sum_
 
-_SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
-_INPUT = InputSpec(_SCHEMA, ("key",))
 _COUNT = struct.Struct("<Bq")
 
 
@@ -147,13 +146,6 @@ def _packed(keys: np.ndarray) -> list[bytes]:
     return packed
 
 
-def _batches(keys: np.ndarray, rows: int) -> list[pa.RecordBatch]:
-    # other values each time: an operator that finds nothing changed writes nothing
-    value = np.random.default_rng(int(keys[0])).integers(0, 1_000_000, len(keys))
-    whole = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(value)], schema=_SCHEMA)
-    return [whole.slice(start, rows) for start in range(0, len(keys), rows)]
-
-
 def _config(enabled: bool) -> Config:
     return resolve({"async-state.enabled": enabled, "async-state.snapshot-interval": 1000}, {})
 
@@ -161,25 +153,19 @@ def _config(enabled: bool) -> Config:
 def _paired(
     floor: Callable[[np.ndarray], float],
     ours: Callable[[np.ndarray], float],
-    draws: Iterator[np.ndarray],
+    drawn: Iterator[np.ndarray],
     rounds: int,
 ) -> tuple[list[float], list[float]]:
     """Seconds of ``rounds`` alternating runs on the same keys, after one that does not count."""
     floors, our = [], []
     for number in range(rounds + 1):
-        keys = next(draws)
+        keys = next(drawn)
         gc.collect()
         pair = floor(keys), ours(keys)
         if number:
             floors.append(pair[0])
             our.append(pair[1])
     return floors, our
-
-
-def _draws(state_keys: int, unique: int, seed: int) -> Iterator[np.ndarray]:
-    random = np.random.default_rng(seed)
-    while True:
-        yield random.choice(state_keys, unique, replace=False).astype(np.int64)
 
 
 def _result(
@@ -211,14 +197,14 @@ def bundle_grain(state_keys: int, unique: int, rounds: int, seed: int) -> list[M
     for name, make in operators.items():
         for enabled in (False, True):
             with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
-                floor, job = Floor(Path(folder)), Job(Path(folder), make(), _config(enabled), _INPUT)
+                floor, job = Floor(Path(folder)), Job(Path(folder), make(), _config(enabled), INPUT)
                 everything = np.arange(state_keys, dtype=np.int64)
                 floor.fill(everything)
-                job.run(_batches(everything, 100_000))
+                job.run(batches(everything, 100_000))
                 times = _paired(
                     floor.bundle,
-                    lambda keys, job=job: job.run(_batches(keys, 100_000)),  # type: ignore[misc]
-                    _draws(state_keys, unique, seed),
+                    lambda keys, job=job: job.run(batches(keys, 100_000)),  # type: ignore[misc]
+                    draws(state_keys, unique, seed),
                     rounds,
                 )
             mode = "async" if enabled else "sync"
@@ -231,14 +217,14 @@ def record_grain(state_keys: int, records: int, rounds: int, seed: int) -> list[
     results = []
     for enabled in (False, True):
         with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
-            floor, job = Floor(Path(folder)), Job(Path(folder), CountPerKey(), _config(enabled), _INPUT)
+            floor, job = Floor(Path(folder)), Job(Path(folder), CountPerKey(), _config(enabled), INPUT)
             everything = np.arange(state_keys, dtype=np.int64)
             floor.records(everything.tolist())
-            job.run(_batches(everything, 100_000))
+            job.run(batches(everything, 100_000))
             times = _paired(
                 lambda keys, floor=floor: floor.records(keys.tolist()),  # type: ignore[misc]
-                lambda keys, job=job: job.run(_batches(keys, 100_000)),  # type: ignore[misc]
-                _draws(state_keys, records, seed),
+                lambda keys, job=job: job.run(batches(keys, 100_000)),  # type: ignore[misc]
+                draws(state_keys, records, seed),
                 rounds,
             )
         mode = "async" if enabled else "sync"

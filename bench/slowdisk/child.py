@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from asyncstate.config import Config, resolve
 from asyncstate.spark.task import settle_worker
-from asyncstate.storage import OperatorManifest
-from bench.job import Job
+from bench.job import Job, JobBase
 from bench.slowdisk import shim
 from bench.slowdisk.workloads import INPUT, WORKLOADS, Workload, fill_batches, rows
 
@@ -57,11 +56,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int
 
 
-class _Base(msgspec.Struct):
-    manifest: OperatorManifest
-    batch_id: int
-
-
 def fill(task: Task) -> None:
     """Make the state of a workload in ``task.folder``, for any number of measurements."""
     folder = Path(task.folder)
@@ -70,14 +64,14 @@ def fill(task: Task) -> None:
     job.run(fill_batches(workload, task.state_keys))
     job.run([])  # brings the local store up to the first delta
     assert job.base is not None
-    (folder / _BASE).write_bytes(msgspec.json.encode(_Base(job.base, job.batch_id)))
+    (folder / _BASE).write_bytes(msgspec.json.encode(JobBase(job.base, job.batch_id)))
 
 
 def measure(task: Task) -> Measured:
     """Run the workload's micro-batches on a copy of the state."""
     settle_worker()
     source = Path(task.folder)
-    base = msgspec.json.decode((source / _BASE).read_bytes(), type=_Base)
+    base = msgspec.json.decode((source / _BASE).read_bytes(), type=JobBase)
     workload = WORKLOADS[task.workload]
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=source.parent))
     try:

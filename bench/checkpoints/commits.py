@@ -1,0 +1,124 @@
+"""What a commit costs: the same micro-batches with and without a checkpoint, in turns.
+
+Owns: ``CommitResult``, ``Pair``, ``commit_cost`` and ``compared``.
+Invariant: both jobs of a pair get the same rows over the same history, each once in front and once behind.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from bench.checkpoints.bare import without_checkpoint
+from bench.checkpoints.driven import BATCH_ROWS, DrivenJob, aggregate, fill_keys, settings
+from bench.job import Job
+from bench.rows import INPUT, batches, draws
+
+AIM = 0.15
+WARM_UP = 2
+"""Pairs that do not count."""
+
+
+class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians of micro-batches, in milliseconds, and what a checkpoint adds, as a share of the time without.
+
+    ``plain`` are micro-batches without a snapshot, ``snapshot`` those with one, ``every`` is the mean over a snapshot
+    interval. ``spread`` is the least and the greatest ``plain`` share of a pair.
+    """
+
+    name: str
+    changed_keys: int
+    state_keys: int
+    pairs: int
+    snapshots: int
+    without_ms: float
+    plain_ms: float
+    snapshot_ms: float
+    plain: float
+    snapshot: float
+    every: float
+    spread: tuple[float, float]
+    aim: float | None
+
+
+class Pair(NamedTuple):
+    """Seconds of one micro-batch, and whether the checkpoint got a snapshot with it."""
+
+    without: float
+    checkpointed: float
+    snapshot: bool
+
+    @property
+    def over(self) -> float:
+        """What the checkpoint added, as a share."""
+        return self.checkpointed / self.without - 1
+
+
+def commit_cost(
+    folder: Path, enabled: bool, state_keys: int, changed: int, rounds: int, seed: int, aim: float | None
+) -> CommitResult:
+    """Measure one partition, without Spark. Both jobs open their stores and give them back in each micro-batch."""
+    driven = DrivenJob(folder / "with", settings(folder / "with", enabled))
+    bare = Job(folder / "without", aggregate(), settings(folder / "without", enabled), INPUT)
+
+    def run_bare(rows: Sequence[pa.RecordBatch]) -> float:
+        started = time.perf_counter()
+        with without_checkpoint():
+            bare.run(rows)
+        return time.perf_counter() - started
+
+    for keys in fill_keys(state_keys):
+        rows = batches(keys, BATCH_ROWS)
+        driven.run(rows)
+        run_bare(rows)
+    drawn = draws(state_keys, changed, seed)
+    pairs = []
+    for number in range(WARM_UP + rounds):
+        rows = batches(next(drawn), BATCH_ROWS)
+        before = driven.partition.snapshot
+        with_it, without = in_turns(number, lambda: driven.run(rows), lambda: run_bare(rows))  # noqa: B023
+        pairs.append(Pair(without, with_it, driven.partition.snapshot != before))
+    name = "async" if enabled else "sync"
+    interval = settings(folder).snapshot_interval
+    return compared(name, changed, state_keys, pairs[WARM_UP:], interval, aim)
+
+
+def in_turns(number: int, first: Callable[[], float], second: Callable[[], float]) -> tuple[float, float]:
+    """The times of both, of which the second goes first in each odd turn."""
+    times = {}
+    for which in (0, 1) if number % 2 == 0 else (1, 0):
+        gc.collect()
+        times[which] = (first, second)[which]()
+    return times[0], times[1]
+
+
+def compared(
+    name: str, changed: int, state_keys: int, pairs: Sequence[Pair], interval: int, aim: float | None
+) -> CommitResult:
+    """The figures of the pairs; there must be some of both kinds."""
+    plain = [pair for pair in pairs if not pair.snapshot]
+    with_snapshot = [pair for pair in pairs if pair.snapshot]
+    overs = [pair.over for pair in plain]
+    usual, rare = statistics.median(overs), statistics.median(pair.over for pair in with_snapshot)
+    return CommitResult(
+        name=name,
+        changed_keys=changed,
+        state_keys=state_keys,
+        pairs=len(pairs),
+        snapshots=len(with_snapshot),
+        without_ms=statistics.median(pair.without for pair in pairs) * 1e3,
+        plain_ms=statistics.median(pair.checkpointed for pair in plain) * 1e3,
+        snapshot_ms=statistics.median(pair.checkpointed for pair in with_snapshot) * 1e3,
+        plain=usual,
+        snapshot=rare,
+        every=((interval - 1) * usual + rare) / interval,
+        spread=(min(overs), max(overs)),
+        aim=aim,
+    )

@@ -1,0 +1,117 @@
+"""The benchmark of checkpoints runs, tiny, and measures what it says; no time is checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from asyncstate.errors import AsyncStateError
+from asyncstate.storage import LocalFiles
+from asyncstate.storage.manifest import batch_of
+from bench.__main__ import app
+from bench.checkpoints import recovery as recoveries
+from bench.checkpoints.bare import without_checkpoint
+from bench.checkpoints.child import Recovered, Recovery
+from bench.checkpoints.commits import Pair, compared
+from bench.checkpoints.driven import aggregate, settings
+from bench.checkpoints.sizes import checkpoint_bytes
+from bench.job import Job
+from bench.rows import INPUT, batches
+
+
+@pytest.mark.timeout(300)
+def test_checkpoints_run_tiny_and_draw_a_picture(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["checkpoints", "--tiny", "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    results = msgspec.json.decode((tmp_path / "checkpoints.json").read_bytes())["results"]
+    commits = [result for result in results if "without_ms" in result]
+    assert [(result["name"], result["changed_keys"]) for result in commits] == [
+        ("sync", 500),
+        ("async", 500),
+    ]
+    assert all(result["snapshots"] == 1 and result["without_ms"] > 0 for result in commits)
+    recovered = [result for result in results if "replay_s" in result]
+    assert [result["name"] for result in recovered] == ["files linked", "files copied"]
+    assert all(result["deltas"] == 20 and result["open_s"] > 0 for result in recovered)
+    sizes = [result for result in results if "delta_bytes" in result and "series" in result]
+    assert [(result["series"], result["changed_keys"], result["state_keys"]) for result in sizes] == [
+        ("changed keys", 10, 1_000),
+        ("changed keys", 100, 1_000),
+        ("state", 100, 1_000),
+        ("state", 100, 4_000),
+        ("long run", 100, 500),
+    ]
+    assert all(
+        name in done.output for name in ("Commits", "Recovery of 3,000 keys", "Bytes in the checkpoint")
+    )
+    assert (tmp_path / "checkpoints.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_checkpoint_the_state_is_kept_and_nothing_else_is_written(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = []
+    job = Job(
+        tmp_path,
+        aggregate(),
+        settings(tmp_path, snapshot_interval=1),
+        INPUT,
+        on_output=lambda out: rows.extend(out.to_pylist()),
+    )
+    keys = np.arange(5, dtype=np.int64)
+    with without_checkpoint():
+        for _ in range(3):
+            rows.clear()
+            job.run(batches(keys, 10))
+    assert [row["n"] for row in rows if row["row_kind"] == "+U"] == [3] * 5
+    assert not (tmp_path / "checkpoint").exists()
+    assert job.base is not None
+    partition = job.base.partition(0)
+    assert partition.snapshot is None
+    assert [delta.file.checksum for delta in partition.deltas] == ["", "", ""]
+
+
+def test_bytes_are_all_that_is_written(tmp_path: Path) -> None:
+    result = checkpoint_bytes(tmp_path, "all", 200, 50, 20, 1)
+    assert (result.micro_batches, result.snapshots) == (20, 2)
+    checkpoint = LocalFiles(tmp_path / "checkpoint")
+    # Micro-batch 0 fills, 10 takes the snapshot that comes before those that count, and retention keeps ten.
+    left = {name: batch_of(name) or 0 for name in checkpoint.list("state/")}
+    deltas = sum(
+        checkpoint.size_bytes(name) or 0 for name, batch in left.items() if batch > 20 and "/delta-" in name
+    )
+    last = sum(
+        checkpoint.size_bytes(name) or 0 for name, batch in left.items() if batch == 30 and "/snap/" in name
+    )
+    assert result.delta_bytes * 20 == pytest.approx(
+        2 * deltas, rel=0.05
+    )  # ten of them are there, all about as large
+    assert 0 < last < result.snapshot_bytes * 20
+    manifest = checkpoint.size_bytes(checkpoint.list("manifests/")[-1]) or 0
+    assert 0 < result.driver_bytes < 1.5 * manifest
+
+
+def test_the_mean_over_a_snapshot_interval_weighs_both_kinds() -> None:
+    plain = [Pair(1.0, 1.0 + over, snapshot=False) for over in (0.02, 0.04, 0.06)]
+    result = compared("x", 1, 1, [*plain, Pair(2.0, 3.0, snapshot=True)], 10, None)
+    assert [result.plain, result.snapshot] == pytest.approx([0.04, 0.5])
+    assert result.every == pytest.approx((9 * 0.04 + 0.5) / 10)
+    assert list(result.spread) == pytest.approx([0.02, 0.06])
+
+
+def test_a_recovery_that_gives_other_output_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recoveries, "start", lambda task: Recovered(seconds=1.0, digest="other"))
+    with pytest.raises(AsyncStateError, match="files linked: the recovered state gives another output"):
+        recoveries.recovery(tmp_path, 100, 10, 1, 1, lambda _: None)
+
+
+def test_a_recovery_that_fails_says_why(tmp_path: Path) -> None:
+    task = Recovery(
+        folder=str(tmp_path), state_keys=1, changed_keys=1, seed=1, copied=False, micro_batch=False
+    )
+    with pytest.raises(AsyncStateError, match=r"exit code 1(.|\n)*No such file(.|\n)*base\.json"):
+        recoveries.start(task)
