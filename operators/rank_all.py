@@ -44,11 +44,12 @@ from operators.rank_plan import RankListDescriptor, RankPlan, RankRows
 SIZES = BlockSizes()
 
 _ROW, _COUNTER = 0, -1
-_ENTRY = [
+BOOKKEEPING = (
     ARRIVAL,
     pa.field("rank:block", pa.int64(), nullable=False),
     pa.field("rank:rows", pa.int64(), nullable=False),
-]
+)
+"""What an entry has behind the stored columns."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class AllRows(RankState):
     def __init__(self, plan: RankPlan, context: OperatorContext) -> None:
         super().__init__(plan, context)
         self._top: ListColumnState = context.get_state(
-            RankListDescriptor("top", pa.schema([*plan.fields, *_ENTRY]), ranking=plan.text)
+            RankListDescriptor("top", pa.schema([*plan.fields, *BOOKKEEPING]), ranking=plan.text)
         )
         self._sizes = SIZES
         self._behind = Behind(plan, context, SIZES)

@@ -399,6 +399,31 @@ def test_a_change_behind_the_best_reads_a_few_values_of_many(unique: list[str] |
     assert 20 < most < 250  # the log of 4,000 rows, and a read for each row that comes up
 
 
+def test_a_new_payload_behind_the_best_leaves_the_order_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_all, "SIZES", SMALL)
+    schema = pa.schema([("id", pa.int64()), ("price", pa.int64()), ("note", pa.string())])
+    runner = DirectRunner(Rank(desc("price"), 1, unique=["id"]), InputSpec(schema, (), changelog=True))
+    runner.run([(number, number // 2, "old") for number in range(40)], ["+I"] * 40, 0)
+    before = runner.sink.contents()
+    assert runner.run([(3, 1, "new")], ["+U"], 0) == []
+    after = runner.sink.contents()
+    assert before.keys() == after.keys()
+    assert len([key for key in before if before[key] != after[key]]) == 1
+
+
+@pytest.mark.parametrize("function", ["rank", "dense_rank"])
+def test_ties_behind_the_best_come_up_together(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_all, "SIZES", SMALL)
+    runner = DirectRunner(
+        Rank(desc("price"), 1, function=function), InputSpec(SCHEMA, ("k",), changelog=True)
+    )
+    ties = [(number, "a", 5) for number in range(30)]
+    runner.run([(99, "a", 6), *ties], ["+I"] * 31, 0)
+    kept = [(number, "a", 5) for number in range(SMALL.spare_least - 1, 30)]
+    assert runner.run(ties[: SMALL.spare_least - 1], ["-D"] * (SMALL.spare_least - 1), 0) == []
+    assert runner.run([(99, "a", 6)], ["-D"], 0) == [("-D", 99, "a", 6), *[("+I", *row) for row in kept]]
+
+
 def test_blocks_are_read_up_to_the_first_that_is_larger_than_those_before() -> None:
     zero = np.zeros(6, np.int64)
     key, rows = np.array([0, 0, 0, 0, 1, 2]), np.array([4, 3, 8, 5, 9, 1])

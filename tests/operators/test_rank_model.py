@@ -13,11 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncstate.codec import KeyCodec
 from asyncstate.operator import InputSpec
 from operators import Rank, asc, desc, rank_all
 from operators.rank_blocks import BlockSizes
+from operators.rank_plan import RankListDescriptor, RankPlan
 from tests.operators.direct import DirectRunner
 from tests.operators.rank_model import RankModel, Row, exact, expected_changes
+from tests.state.fakes import FakeContext
 
 SCHEMA = pa.schema(
     [("k", pa.int64()), ("a", pa.float64()), ("b", pa.string()), ("u", pa.int64()), ("n", pa.int32())]
@@ -163,8 +166,25 @@ def check(case: Case, seed: int) -> None:
         assert list(map(exact, outputs[0])) == list(map(exact, outputs[1]))
         assert runners[0].sink.contents() == runners[1].sink.contents()
         check_output(case, model, before, rows, outputs[0])
+        if case.keeps_all and model.rows:
+            check_counts(case, model, spec, runners[0])
         counts = {name: number for name, number in runners[0].counters.items() if number}
         assert counts == dict(model.counts)
+
+
+def check_counts(case: Case, model: RankModel, spec: InputSpec, runner: DirectRunner) -> None:
+    """The best rows and the blocks behind them have as many rows as there are."""
+    plan = RankPlan(case.operator().settings, spec)
+    context = FakeContext(runner.sink)
+    top = RankListDescriptor("top", pa.schema([*plan.fields, *rank_all.BOOKKEEPING]), ranking=plan.text)
+    keys = KeyCodec([pa.int64()], ["k"], 4).group([pa.array(sorted(model.rows))])
+    entries = top.bind(runner.sink, 8, context, None).get(keys)  # type: ignore[arg-type]
+    _, blocks, rows = (column.to_pylist() for column in entries.columns[-3:])
+    found: Counter[int] = Counter()
+    for key, block, count in zip(entries.key_index, blocks, rows, strict=True):
+        found[keys.columns[0][int(key)].as_py()] += {0: 1, -1: 0}.get(block, count)
+        assert count >= 0
+    assert found == {key: len(rows) for key, rows in model.rows.items()}
 
 
 def check_output(
