@@ -16,15 +16,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyCodec, RowCodec
+from asyncstate.errors import CodecError
 from asyncstate.operator import MIN_WATERMARK, OperatorContext, StateDescriptor
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.columns import TimeRange, row_codec
-from asyncstate.state.inspect_lists import ListPieces, Read
+from asyncstate.state.list_blocks import chunk_keys, read_heads, read_rows
 from asyncstate.state.list_columns import ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
 
 _REMOVED_PAGE: Final = 256
 """Entries that are read at a time only to be removed: a chunk of rows may be large."""
+_REMOVED_KEYS: Final = 1 << 16
+"""Keys that are held to be removed together."""
 
 
 @dataclass(frozen=True)
@@ -66,25 +69,62 @@ class TimeFirstListState(ListColumnState):
         An entry of a range is a row here, and ``store_keys`` has the key of its list; a long list may come in parts.
         Order: key group, namespace, key, then as appended. Nothing may be written or removed before the end.
         """
-        pieces = ListPieces(True, self._owner)
+        held: Page = []  # the list that may go on in the next page
         for page in self._pages(start, until, self._page_size):
-            yield from self._range(pieces.add(page, self._ends(page)))
-        yield from self._range(pieces.end())
+            held += page
+            is_head = self._are_heads(held)
+            last = int(np.flatnonzero(is_head)[-1:].sum())
+            if last:
+                yield self._range(held[:last], is_head[:last])
+                held = held[last:]
+        if held:
+            yield self._range(held, self._are_heads(held))
 
     def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
         """Remove all lists with start <= namespace <= ``until``."""
+        removed: list[bytes] = []
         for page in self._pages(start, until, min(self._page_size, _REMOVED_PAGE)):
-            self._sink.delete_many([key for key, _ in page])
+            removed += [key for key, _ in page]
+            # Many at a time, because a walk that follows a deletion has to sort what was written.
+            if len(removed) >= _REMOVED_KEYS:
+                self._sink.delete_many(removed)
+                removed = []
+        self._sink.delete_many(removed)
 
     def _pages(self, start: int, until: int, page_size: int) -> Iterator[Page]:
         return namespace_pages(self._sink, self._id, self._groups, start, until, page_size)
 
-    def _ends(self, page: Page) -> npt.NDArray[np.int64]:
-        return self._key_codec.decode_prefix([key for key, _ in page], TIME_FIRST_PREFIX_BYTES)[1]
+    def _are_heads(self, entries: Page) -> npt.NDArray[np.bool_]:
+        """Whether each entry is the head of a list; its chunks stand behind it."""
+        keys = [key for key, _ in entries]
+        _, ends = self._key_codec.decode_prefix(keys, TIME_FIRST_PREFIX_BYTES)
+        lengths = np.fromiter(map(len, keys), np.int64, len(keys))
+        is_head: npt.NDArray[np.bool_] = ends == lengths
+        return is_head
 
-    def _range(self, read: Read) -> Iterator[TimeRange]:
-        store_keys, _, rows = read
-        if store_keys:
-            columns, _ = self._codec.decode(rows)
-            keys = self._key_codec.decode(store_keys, TIME_FIRST_PREFIX_BYTES)
-            yield TimeRange(store_keys, namespaces_of(store_keys), keys, columns)
+    def _range(self, entries: Page, is_head: npt.NDArray[np.bool_]) -> TimeRange:
+        """The rows of whole lists."""
+        owner = np.cumsum(is_head) - 1
+        heads = [entries[index] for index in np.flatnonzero(is_head).tolist()]
+        store_keys = [key for key, _ in heads]
+        found = read_heads(store_keys, [block for _, block in heads], self._owner)
+        chunks, _ = chunk_keys(found)
+        if chunks != [entries[index][0] for index in np.flatnonzero(~is_head).tolist()]:
+            raise CodecError(
+                f"{self._owner}: the chunks of a list are not those that its head tells of; restore the checkpoint "
+                "from an older version"
+            )
+        blocks = [block for _, block in entries]
+        if chunks:
+            order = np.lexsort((is_head, owner))  # the rows of chunks stand before those of the head
+            blocks, owner = [blocks[index] for index in order.tolist()], owner[order]
+        rows, per_block = read_rows(blocks, self._owner)
+        columns, _ = self._codec.decode(rows)
+        lists = np.repeat(owner, per_block)
+        keys = self._key_codec.decode(store_keys, TIME_FIRST_PREFIX_BYTES)
+        return TimeRange(
+            store_keys=[store_keys[index] for index in lists.tolist()],
+            namespaces=namespaces_of(store_keys)[lists],
+            key_columns=[column.take(pa.array(lists)) for column in keys],
+            columns=columns,
+        )

@@ -111,5 +111,5 @@ def test_a_missing_chunk_is_an_error() -> None:
     keys = KEYS.group([pa.array([1])], np.array([5], np.int64))
     assert isinstance(keys, KeyBatch)
     sink.delete(keys.store_keys(9)[0] + bytes(4))
-    with pytest.raises(CodecError, match="state 'lists' of operator 'op': the parts of a stored list"):
+    with pytest.raises(CodecError, match="state 'lists' of operator 'op': the chunks of a list are not"):
         list(state.up_to(5))
