@@ -18,6 +18,7 @@ from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
 
 _SAMPLED: Final = 64  # of the new entries; some microseconds
 _RECOUNT_ROWS: Final = 16  # rows an entry after which all are counted: old keys may have got larger values
+_GROWTH: Final = 1.25  # of the oldest entries, after which all are counted sooner: after a row an entry
 _FAR_OFF: Final = 0.75  # of the limit: an estimate above it that turns out to be below this was a bad one
 _LOOKS: Final = 16  # while the writes grow by the limit
 _FIRST_ROW_BYTES: Final = (
@@ -34,6 +35,7 @@ class WriteMeter:
         self._size_bytes = 0.0
         self._counted = 0
         self._rows = 0  # since all entries were counted
+        self._oldest_bytes = 0  # of the oldest entries when they were; 0 while there are few
         self._row_bytes = float(_FIRST_ROW_BYTES)
         self._exact = False
         self._exceeded = False
@@ -50,7 +52,7 @@ class WriteMeter:
         """
         before, self._rows = self._size_bytes, self._rows + rows
         new = len(self._writes) - self._counted
-        if self._rows > _RECOUNT_ROWS * len(self._writes):
+        if self._recount_due():
             self._count_all()
         elif new > 0:
             self._size_bytes += _scaled(keys, values, new) if keys else self._newest(new)
@@ -69,7 +71,25 @@ class WriteMeter:
     def emptied(self) -> None:
         """The writes have been moved away."""
         self._size_bytes, self._counted, self._rows = 0.0, 0, 0
+        self._oldest_bytes = 0
         self._exceeded = False
+
+    def _recount_due(self) -> bool:
+        entries = len(self._writes)
+        if self._rows < entries:
+            return False
+        if self._rows > _RECOUNT_ROWS * entries:
+            return True
+        if self._oldest_bytes == 0:
+            self._oldest_bytes = self._oldest()
+        return self._oldest() > _GROWTH * self._oldest_bytes
+
+    def _oldest(self) -> int:
+        """The size of the oldest entries; keys in use are mostly among them."""
+        if len(self._writes) < _SAMPLED:
+            return 0
+        keys = list(islice(self._writes, _SAMPLED))
+        return size_of(keys, islice(self._writes.values(), _SAMPLED))
 
     def _newest(self, count: int) -> float:
         """The size of the ``count`` newest entries."""
@@ -79,7 +99,7 @@ class WriteMeter:
 
     def _count_all(self) -> None:
         self._size_bytes = size_in_memory(self._writes)
-        self._counted, self._rows = len(self._writes), 0
+        self._counted, self._rows, self._oldest_bytes = len(self._writes), 0, self._oldest()
 
     def _confirmed(self) -> bool:
         """Whether the limit is reached indeed: writes may have been replaced by smaller ones, or the samples have

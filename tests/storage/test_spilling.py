@@ -271,6 +271,7 @@ def overlays(writes: list[tuple[bytes, bytes | None]], spill_every: int) -> tupl
 
 
 @given(WRITES, st.integers(1, 9))
+@settings(max_examples=settings().max_examples // 2)
 def test_the_delta_has_the_same_content(writes: list[tuple[bytes, bytes | None]], spill_every: int) -> None:
     plain, spilling = overlays(writes, spill_every)
     deltas: list[tuple[int, list[tuple[bytes, bytes]]] | None] = []
