@@ -2,68 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from bench.report import write_json
+from bench.peers.outcome import CANNOT_RUN, Amount, Report, facts
 
 if TYPE_CHECKING:
     from bench.peers.measure import Plan
-    from bench.peers.results import Figure, Throughput
 
-_WRONG_RESULT, _CANNOT_RUN = 1, 2
 _SPARK_WORK = ("a", "b", "c", "d", "e")
 _ITSELF = ("raw", "growth", "modes")
 _NEXMARK = "f"
 _DEFAULT = ",".join((*_SPARK_WORK, *_ITSELF))
 _E_KEYS_SHARE = 5  # rows a key of a window
-_GROWTH_SIZES = (100_000, 1_000_000, 5_000_000, 10_000_000, 20_000_000)
-
-
-@dataclass(frozen=True)
-class Amount:
-    """How much of everything, as the command line says."""
-
-    rows: int
-    keys: tuple[int, ...]
-    batches: int
-    warm_up: int
-    repeat: int
-    cores: int
-    seed: int
-    events: int
-    slow_seconds: float = 8.0
-    sizes: tuple[int, ...] = _GROWTH_SIZES
-
-
-@dataclass
-class Report:
-    """What there is so far; written after each result, so that an interrupted run keeps its figures."""
-
-    output: Path | None
-    facts: dict[str, Any]
-    results: list[Throughput] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
-
-    def add(self, results: Sequence[Throughput] = (), figures: Sequence[Figure] = ()) -> None:
-        """Take in and write down."""
-        from bench.peers.results import compare_all
-
-        self.results += results
-        self.figures += figures
-        if self.output is not None:
-            more = {"comparisons": compare_all(self.results), "itself": self.figures}
-            write_json(self.results, self.output / "peers.json", **self.facts, **more)
 
 
 def peers(
@@ -110,7 +69,7 @@ def peers(
     works = _chosen(work, (*_SPARK_WORK, _NEXMARK, *_ITSELF), "--work")
     names = _chosen(peers, (*PEERS, "flink-sql", "flink-sql-async", "pyflink"), "--peers")
     scratch = Path(tempfile.mkdtemp(prefix="asyncstate-peers-", dir=folder))
-    report = Report(output, _facts(amount))
+    report = Report(output, facts(amount))
     plan = Plan(scratch, cores, amount.repeat, amount.slow_seconds)
     if tiny:
         plan = replace(plan, check=Scale(rows=300, keys=100, warm_up=0, counted=1))
@@ -124,11 +83,12 @@ def peers(
             _do(each, names, amount, plan, flink_python, report, tell)
     except PeerError as error:
         console.print(str(error), style="red", markup=False, highlight=False)
-        raise typer.Exit(_CANNOT_RUN) from None
+        raise typer.Exit(CANNOT_RUN) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        _show(console, report, amount)
-    _judge(console, report)
+        report.show(console, amount)
+    if code := report.judge(console):
+        raise typer.Exit(code)
 
 
 def _do(
@@ -140,10 +100,17 @@ def _do(
     report: Report,
     tell: Any,
 ) -> None:
+    from bench.peers.flink.nexmark import NexmarkPlan, counter, nexmark, share_of_good
     from bench.peers.itself import Task, measure_itself
     from bench.peers.measure import measure
     from bench.peers.works import WORKS, Scale
 
+    flink = NexmarkPlan(plan.folder, amount.events, amount.cores, amount.repeat, amount.seed, flink_python)
+    if work == _NEXMARK:
+        for results in nexmark(names, flink, tell):
+            report.add(results)
+        report.add(figures=share_of_good(report.results))
+        return
     if work in _ITSELF:
         tell(f"{work}: measuring")
         task = Task(
@@ -160,6 +127,8 @@ def _do(
     for label, name, keys in _scales(work, amount):
         scale = Scale(amount.rows, keys, amount.warm_up, amount.batches, amount.seed)
         report.add(measure(WORKS[name], scale, label, names, plan, tell))
+        if name == "d" and "pyflink" in names:
+            report.add([counter(label, WORKS[name].title, keys, amount.rows, flink, tell)])
 
 
 def _scales(work: str, amount: Amount) -> list[tuple[str, str, int]]:
@@ -171,85 +140,6 @@ def _scales(work: str, amount: Amount) -> list[tuple[str, str, int]]:
     if work == "e":
         return [(name, name, max(1, amount.rows // _E_KEYS_SHARE)) for name in ("e-tumble", "e-hop")]
     return [(work, work, amount.keys[0])]
-
-
-def _facts(amount: Amount) -> dict[str, Any]:
-    """What was held equal, what was not, and where."""
-    import pyspark
-
-    from asyncstate import __version__
-    from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
-    from bench.session import local_conf
-
-    scratch = Path("FOLDER")
-    return {
-        "rows": amount.rows,
-        "batches": amount.batches,
-        "warm_up": amount.warm_up,
-        "repeat": amount.repeat,
-        "seed": amount.seed,
-        "machine": platform.platform(),
-        "cores_of_machine": os.cpu_count(),
-        "load_at_start": os.getloadavg()[0],
-        "versions": {
-            "asyncstate": __version__,
-            "python": platform.python_version(),
-            "spark": pyspark.__version__,
-        },
-        "fairness": {
-            "turns": "a process each, a micro-batch each by turns; seconds from trigger to commit, less the wait",
-            "partitions": amount.cores,
-            "cores": amount.cores,
-            "input": f"the same Parquet files, {amount.cores} a micro-batch and table",
-            "trigger": "availableNow, maxFilesPerTrigger",
-            "sink": "foreachBatch, format noop; the last micro-batch, untimed, to Parquet and compared with DuckDB",
-            "output_mode": {name: mode for name, (_, mode) in (*NATIVE.items(), *PYTHON.items())},
-            "conf_of_all": local_conf(scratch, amount.cores),
-            "conf_of_spark": {"changelog": spark_conf(True), "snapshots": spark_conf(False)},
-            "conf_of_asyncstate": "defaults; async-state.enabled as the peer says",
-            "slow_peers": "fewer rows a micro-batch and as many fewer keys, so the same rows a key and smaller state",
-        },
-    }
-
-
-def _show(console: Console, report: Report, amount: Amount) -> None:
-    from bench.peers.report import itself_table, peers_table, write_plots
-
-    title = (
-        f"{amount.rows:,} rows a micro-batch, {amount.cores} cores, "
-        f"medians of {amount.batches * amount.repeat}"
-    )
-    if report.results:
-        console.print(peers_table(report.results, f"asyncstate and others: {title}"))
-    if report.figures:
-        console.print(itself_table(report.figures, "asyncstate itself, one core, without Spark"))
-    for result in report.results:
-        if result.skipped:
-            console.print(f"left out, {result.work}: {result.peer_title}: {result.skipped}", highlight=False)
-    if report.output is not None and (report.results or report.figures):
-        written = [report.output / "peers.json"]
-        written += write_plots(report.results, report.figures, report.output, title)
-        console.print(f"written: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
-
-
-def _judge(console: Console, report: Report) -> None:
-    """Exit 1 if a result is wrong, 2 if somebody failed."""
-    for result in report.results:
-        if result.wrong:
-            text = "\n  ".join(
-                (
-                    f"{result.work}, {result.peer_title}: WRONG result, compared with DuckDB's:",
-                    *result.problems,
-                )
-            )
-            console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
-        elif result.failed:
-            text = f"{result.work}, {result.peer_title}: {result.failed}"
-            console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
-    if any(result.wrong for result in report.results):
-        raise typer.Exit(_WRONG_RESULT)
-    if any(result.failed for result in report.results):
-        raise typer.Exit(_CANNOT_RUN)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,0 +1,120 @@
+"""The Nexmark queries in Flink SQL, and the statements around them.
+
+Owns: ``FLINK_QUERIES`` and ``statements``.
+Invariant: a query has the columns of its ``QuerySpec``. ``rt`` is the event time in milliseconds, all that Flink's
+watermarks take; ``dateTime`` has the microseconds.
+Must not import Spark.
+
+Source: ``queries/*.sql`` of github.com/nexmark/nexmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bench.nexmark.oracle import EVENT_KINDS, QuerySpec
+
+_TYPES = {"bigint": "BIGINT", "string": "STRING", "timestamp": "TIMESTAMP(6)", "int": "INT"}
+_TIMES = ("dateTime", "expires")
+_TEXTS = {
+    "name", "city", "state", "itemName", "description", "channel", "url", "extra", "emailAddress", "creditCard",
+}  # fmt: skip
+
+_HOPS = """
+    SELECT auction, count(*) AS num, window_start, window_end
+    FROM TABLE(HOP(TABLE bid, DESCRIPTOR(rt), INTERVAL '2' SECOND, INTERVAL '10' SECOND))
+    GROUP BY auction, window_start, window_end"""
+_AUCTION = (
+    "A.id, A.itemName, A.description, A.initialBid, A.reserve, A.dateTime, A.expires, A.seller, A.category, "
+    "A.extra"
+)
+
+FLINK_QUERIES: Mapping[str, str] = {
+    "q4": """
+        SELECT category AS id, AVG(final) AS final FROM (
+            SELECT MAX(B.price) AS final, A.category FROM auction AS A, bid AS B
+            WHERE A.id = B.auction AND B.dateTime BETWEEN A.dateTime AND A.expires
+            GROUP BY A.id, A.category
+        ) GROUP BY category""",
+    "q5": f"""
+        SELECT C.auction, C.num FROM ({_HOPS}) AS C
+        JOIN (
+            SELECT max(num) AS most, window_start, window_end FROM ({_HOPS}) GROUP BY window_start, window_end
+        ) AS M
+        ON C.window_start = M.window_start AND C.window_end = M.window_end AND C.num >= M.most""",
+    "q7": """
+        SELECT B.auction, B.bidder, B.price, B.dateTime, B.extra
+        FROM (SELECT auction, bidder, price, dateTime, extra FROM bid) AS B
+        JOIN (
+            SELECT MAX(price) AS maxprice, window_start, window_end
+            FROM TABLE(TUMBLE(TABLE bid, DESCRIPTOR(rt), INTERVAL '10' SECOND))
+            GROUP BY window_start, window_end
+        ) AS H
+        ON B.price = H.maxprice WHERE B.dateTime BETWEEN H.window_start AND H.window_end""",
+    "q9": f"""
+        SELECT id, itemName, description, initialBid, reserve, dateTime, expires, seller, category, extra,
+            auction, bidder, price, bid_dateTime, bid_extra
+        FROM (
+            SELECT {_AUCTION}, B.auction, B.bidder, B.price, B.dateTime AS bid_dateTime, B.extra AS bid_extra,
+                ROW_NUMBER() OVER (PARTITION BY A.id ORDER BY B.price DESC, B.dateTime ASC) AS place
+            FROM auction AS A, bid AS B
+            WHERE A.id = B.auction AND B.dateTime BETWEEN A.dateTime AND A.expires
+        ) WHERE place <= 1""",
+    "q11": """
+        SELECT bidder, count(*) AS bid_count, CAST(window_start AS TIMESTAMP(6)) AS starttime,
+            CAST(window_end AS TIMESTAMP(6)) AS endtime
+        FROM TABLE(SESSION(TABLE bid PARTITION BY bidder, DESCRIPTOR(rt), INTERVAL '10' SECOND))
+        GROUP BY bidder, window_start, window_end""",
+    "q17": """
+        SELECT auction, DATE_FORMAT(dateTime, 'yyyy-MM-dd') AS `day`, count(*) AS total_bids,
+            count(*) FILTER (WHERE price < 10000) AS rank1_bids,
+            count(*) FILTER (WHERE price >= 10000 AND price < 1000000) AS rank2_bids,
+            count(*) FILTER (WHERE price >= 1000000) AS rank3_bids,
+            min(price) AS min_price, max(price) AS max_price, avg(price) AS avg_price, sum(price) AS sum_price
+        FROM bid GROUP BY auction, DATE_FORMAT(dateTime, 'yyyy-MM-dd')""",
+    "q18": """
+        SELECT auction, bidder, price, channel, url, dateTime, extra FROM (
+            SELECT *, ROW_NUMBER() OVER (PARTITION BY bidder, auction ORDER BY rt DESC) AS place FROM bid
+        ) WHERE place <= 1""",
+    "q20": """
+        SELECT B.auction, B.bidder, B.price, B.channel, B.url, B.dateTime AS bid_dateTime, B.extra AS bid_extra,
+            A.itemName, A.description, A.initialBid, A.reserve, A.dateTime AS auction_dateTime, A.expires,
+            A.seller, A.category, A.extra AS auction_extra
+        FROM bid AS B JOIN auction AS A ON B.auction = A.id WHERE A.category = 10""",
+}
+"""By name. Joins that are not of windows take no ``rt``: Flink allows no event time in their inputs."""
+
+_EVENT_TIMED = frozenset(("q5", "q7", "q11", "q18"))
+
+
+def fields(spec: QuerySpec) -> list[tuple[str, str, str]]:
+    """Kind, field and Flink type of each column behind ``event_type`` and ``dateTime``."""
+    return [(kind, name, _type(name)) for kind, names in spec.needs.items() for name in names]
+
+
+def _type(name: str) -> str:
+    return _TYPES["timestamp" if name in _TIMES else "string" if name in _TEXTS else "bigint"]
+
+
+def statements(spec: QuerySpec, folder: str) -> list[str]:
+    """Tables and views over the CSV files in ``folder``, and the sink that drops what it gets."""
+    columns = ", ".join(f"`{kind}_{name}` {kind_type}" for kind, name, kind_type in fields(spec))
+    timed = spec.name in _EVENT_TIMED
+    watermark = (
+        ", rt AS CAST(event_time AS TIMESTAMP(3)), WATERMARK FOR rt AS rt - INTERVAL '4' SECOND"
+        if timed
+        else ""
+    )
+    csv = f"'connector' = 'filesystem', 'path' = '{folder}', 'format' = 'csv', 'csv.null-literal' = ''"
+    made = [
+        f"CREATE TABLE events (event_type INT, event_time TIMESTAMP(6), {columns}{watermark}) WITH ({csv})"
+    ]
+    for number, kind in enumerate(EVENT_KINDS):
+        names = [f"`{kind}_{name}` AS `{name}`" for name in spec.needs.get(kind, ())]
+        if names:
+            more = [*names, "rt"] if timed else names
+            made.append(
+                f"CREATE VIEW {kind} AS SELECT {', '.join(more)} FROM events WHERE event_type = {number}"
+            )
+    sink = ", ".join(f"`{name}` {_TYPES[kind]}" for name, kind in spec.columns.items())
+    return [*made, f"CREATE TABLE dropped ({sink}) WITH ('connector' = 'blackhole')"]

@@ -1,0 +1,231 @@
+"""Flink's side of the comparison: its Python, its input, its runs, its results.
+
+Owns: ``find_flink``, ``Flink``.
+Invariant: a rate is only given for what was found right on a small input.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from bench.nexmark.comparison import ComparisonResult, compare
+from bench.nexmark.oracle import EVENT_KINDS, QuerySpec, register_events
+from bench.peers.flink.queries import FLINK_QUERIES, fields, statements
+from bench.peers.turns import PeerError
+
+PYTHON_VARIABLE = "ASYNCSTATE_FLINK_PYTHON"
+_CHILD = Path(__file__).with_name("child.py")
+_PREFIX = "FLINK-SECONDS "
+_PROBE = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('pyflink') else 1)"
+_TYPES = {"bigint": "BIGINT", "string": "VARCHAR", "timestamp": "TIMESTAMP"}
+
+
+def find_flink(option: Path | None) -> Path | str:
+    """The Python that has ``apache-flink``, or why there is none."""
+    named = str(option) if option is not None else os.environ.get(PYTHON_VARIABLE)
+    if named is None:
+        if importlib.util.find_spec("pyflink") is not None:
+            return Path(sys.executable)
+        return f"apache-flink is not installed here; name a Python that has it with --flink-python or {PYTHON_VARIABLE}"
+    try:
+        found = subprocess.run([named, "-c", _PROBE], capture_output=True, check=False).returncode == 0
+    except OSError as error:
+        return f"{named} cannot be run: {error}"
+    return Path(named) if found else f"{named} does not have apache-flink"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Events (or rows) of the input whose result is checked, and of the two whose times are compared."""
+
+    check: int
+    short: int
+    long: int
+
+
+class Flink:
+    """Runs jobs in a child process of Flink's Python; everything it writes is below ``folder``."""
+
+    def __init__(self, python: Path, folder: Path, cores: int) -> None:
+        self._python = python
+        self._folder = folder
+        self._cores = cores
+
+    def conf(self, asynchronous: bool = False) -> dict[str, str]:
+        """Settings as in the benchmark's own configuration: mini-batches where Flink has them, which is not with
+        asynchronous state."""
+        settings = {
+            "parallelism.default": str(self._cores),
+            "execution.runtime-mode": "STREAMING",
+            "execution.checkpointing.interval": "2 s",
+            "execution.checkpointing.incremental": "true",
+            "execution.checkpointing.dir": (self._folder / "checkpoints").resolve().as_uri(),
+            "state.backend.type": "forst" if asynchronous else "rocksdb",
+            "taskmanager.memory.managed.size": "1g",
+            "pipeline.object-reuse": "true",
+            "python.executable": str(self._python),
+            "python.client.executable": str(self._python),
+            "python.execution-mode": "process",
+        }
+        if asynchronous:
+            return settings | {"table.exec.async-state.enabled": "true"}
+        return settings | {
+            "table.exec.mini-batch.enabled": "true",
+            "table.exec.mini-batch.allow-latency": "2 s",
+            "table.exec.mini-batch.size": "50000",
+        }
+
+    def check_query(self, spec: QuerySpec, events: Path, count: int, asynchronous: bool) -> ComparisonResult:
+        """Compare the query's result on the first ``count`` events with DuckDB's."""
+        folder = self._csv(spec, events, count)
+        rows = self._folder / f"{spec.name}-{asynchronous}.jsonl"
+        self._start(self.conf(asynchronous), [self._query(spec, folder, rows)])
+        with duckdb.connect() as connection:
+            register_events(connection, events)
+            until = _until(connection, events, count)
+            for kind in EVENT_KINDS:
+                connection.execute(
+                    f"CREATE TEMP TABLE first_{kind} AS SELECT * FROM {kind} WHERE dateTime < TIMESTAMP '{until}'"
+                )
+                connection.execute(f"CREATE OR REPLACE TEMP VIEW {kind} AS SELECT * FROM first_{kind}")
+            columns = {name: _TYPES[kind] for name, kind in spec.columns.items()}
+            return compare(connection, _expected(spec), _parquet(connection, rows, columns))
+
+    def query_seconds(
+        self, spec: QuerySpec, events: Path, sizes: Sizes, asynchronous: bool
+    ) -> tuple[float, float]:
+        """Seconds of the short and of the long input, on a JVM that has run the query."""
+        short, long = (self._csv(spec, events, count) for count in (sizes.short, sizes.long))
+        runs = [self._query(spec, folder, None) for folder in (short, short, long)]
+        _, first, second = self._start(self.conf(asynchronous), runs)
+        return first, second
+
+    def check_counter(self, keys: Sequence[int]) -> ComparisonResult:
+        """Compare the counter's rows with DuckDB's."""
+        folder, rows = self._keys(keys), self._folder / "counter.jsonl"
+        self._start(self.conf(), [{"counter": str(folder), "rows": str(rows)}])
+        with duckdb.connect() as connection:
+            found = _parquet(connection, rows, {"key": "BIGINT", "n": "BIGINT"})
+            expected = f"""
+                SELECT key, row_number() OVER (PARTITION BY key) AS n
+                FROM read_csv('{folder}/*.csv', header = false, columns = {{'key': 'BIGINT'}})"""
+            return compare(connection, expected, found)
+
+    def counter_seconds(self, short: Sequence[int], long: Sequence[int]) -> tuple[float, float]:
+        """Seconds of the short and of the long input, on a JVM that has run the job."""
+        folders = [self._keys(short), self._keys(long)]
+        runs = [{"counter": str(folder), "rows": None} for folder in (folders[0], *folders)]
+        _, first, second = self._start(self.conf(), runs)
+        return first, second
+
+    def _query(self, spec: QuerySpec, folder: Path, rows: Path | None) -> dict[str, Any]:
+        return {
+            "ddl": statements(spec, folder.resolve().as_uri()),
+            "query": FLINK_QUERIES[spec.name],
+            "rows": None if rows is None else str(rows),
+        }
+
+    def _csv(self, spec: QuerySpec, events: Path, count: int) -> Path:
+        """The query's columns of the first ``count`` events, a file a core, each in order of time.
+
+        Rows of one bidder stand in one file: Flink knows times to the millisecond, and takes the last of equal ones.
+        """
+        folder = self._folder / f"{spec.name}-{count}"
+        if folder.exists():
+            return folder
+        folder.mkdir(parents=True)
+        kinds = ", ".join(str(EVENT_KINDS.index(kind)) for kind in spec.needs)
+        columns = [
+            _time_text(f"{kind}.{name}", f"{kind}_{name}")
+            if flink.startswith("TIMESTAMP")
+            else f"{kind}.{name}"
+            for kind, name, flink in fields(spec)
+        ]
+        spread = "hash(bid.bidder)" if spec.name == "q18" else "epoch_us(dateTime) // 100"
+        with duckdb.connect(config={"threads": self._cores}) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            until = _until(connection, events, count)
+            for number in range(self._cores):
+                connection.execute(
+                    f"""COPY (
+                        SELECT event_type, {_time_text("dateTime", "event_time")}, {", ".join(columns)}
+                        FROM read_parquet('{events}/*.parquet')
+                        WHERE event_type IN ({kinds}) AND ({spread}) % {self._cores} = {number}
+                            AND dateTime < TIMESTAMP '{until}'
+                        ORDER BY dateTime
+                    ) TO '{folder}/{number}.csv' (FORMAT csv, HEADER false, NULLSTR '')"""
+                )
+        return folder
+
+    def _keys(self, keys: Sequence[int]) -> Path:
+        folder = self._folder / f"keys-{len(keys)}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(self._cores):
+            text = "".join(f"{key}\n" for key in keys[number :: self._cores])
+            (folder / f"{number}.csv").write_text(text)
+        return folder
+
+    def _start(self, conf: dict[str, str], runs: list[dict[str, Any]]) -> list[float]:
+        """Seconds of each run. Raises PeerError if the process fails."""
+        command = [str(self._python), str(_CHILD), json.dumps({"conf": conf, "runs": runs})]
+        # Of this process's environment nothing may reach the other Python.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        done = subprocess.run(
+            command, cwd=self._folder, env=environment, capture_output=True, text=True, check=False
+        )
+        for line in done.stdout.splitlines():
+            if line.startswith(_PREFIX):
+                return [float(seconds) for seconds in json.loads(line.removeprefix(_PREFIX))]
+        raise PeerError(f"Flink failed; the end of what it said:\n{(done.stdout + done.stderr)[-3000:]}")
+
+
+def _time_text(column: str, name: str) -> str:
+    return f"strftime(CAST({column} AS TIMESTAMP), '%Y-%m-%d %H:%M:%S.%f') AS {name}"
+
+
+def _until(connection: duckdb.DuckDBPyConnection, events: Path, count: int) -> str:
+    """The time of event ``count``; of a later one than there is, a time behind all."""
+    row = connection.execute(
+        f"SELECT CAST(dateTime AS TIMESTAMP) FROM read_parquet('{events}/*.parquet') "
+        f"ORDER BY dateTime OFFSET {count} LIMIT 1"
+    ).fetchone()
+    return "2999-01-01" if row is None else str(row[0])
+
+
+def _expected(spec: QuerySpec) -> str:
+    """The oracle's answer as Flink can know it: its session windows have milliseconds."""
+    if spec.name != "q11":
+        return spec.sql
+    floors = ", ".join(
+        f"make_timestamp(epoch_ms({name}) * 1000) AS {name}" for name in ("starttime", "endtime")
+    )
+    return f"SELECT bidder, bid_count, {floors} FROM ({spec.sql})"
+
+
+def _parquet(connection: duckdb.DuckDBPyConnection, rows: Path, columns: dict[str, str]) -> Path:
+    """Lines of [row kind, values...] as a Parquet file with columns; the folder it is in."""
+    folder = rows.with_suffix("")
+    folder.mkdir()
+    values = ", ".join(
+        f"CAST(json_extract_string(line, '$[{number}]') AS {kind}) AS \"{name}\""
+        for number, (name, kind) in enumerate(columns.items(), start=1)
+    )
+    connection.execute(
+        f"""COPY (
+            SELECT {values}, json_extract_string(line, '$[0]') AS row_kind
+            FROM read_csv('{rows}', columns = {{'line': 'VARCHAR'}}, header = false, delim = '\x01',
+                quote = '', escape = '')
+        ) TO '{folder}/rows.parquet' (FORMAT parquet)"""
+    )
+    return folder
