@@ -71,6 +71,6 @@ def rollback(
     say(f"job '{job}' is back at version {version}; dropped: {', '.join(map(str, sorted(gone)))}")
     say(
         f"Spark must now run batch {version + 1} again. In the query's own Spark checkpoint delete the files whose "
-        f"number is above {version} in 'offsets', 'commits' and each folder of 'sources', then start the query. What "
-        "sinks got from the dropped batches is for you to take back."
+        f"number is above {version} in 'commits', and above {version + 1} in 'offsets' and each folder of 'sources', "
+        "then start the query. What sinks got from the dropped batches is for you to take back."
     )

@@ -12,6 +12,8 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,9 +199,17 @@ def roll_back(checkpoint: Path, query: Path, version: int) -> None:
 
     The batch after ``version`` keeps its offsets, so that it will have the rows it had.
     """
-    claimed = Checkpoint(LocalFiles(checkpoint))
-    claimed.claim("cluster")
-    claimed.rollback(version)
+    command = [
+        sys.executable,
+        "-m",
+        "asyncstate",
+        "state",
+        "rollback",
+        str(checkpoint),
+        str(version),
+        "--yes",
+    ]
+    subprocess.run(command, check=True, cwd=Path(__file__).resolve().parents[2], timeout=120)
     for folder, newest in (("commits", version), ("offsets", version + 1), ("sources/0", version + 1)):
         for path in (query / folder).glob("*"):
             if path.name.isdigit() and int(path.name) > newest:

@@ -123,9 +123,11 @@ def test_a_deleted_state_checkpoint_is_refused(query: Query) -> None:
 
 
 def test_state_rolled_back_alone_is_refused(query: Query) -> None:
-    checkpoint = Checkpoint(LocalFiles(query.state))
-    checkpoint.claim("job")
-    checkpoint.rollback(0)
+    command = [sys.executable, "-m", "asyncstate", "state", "rollback", str(query.state), "0"]
+    done = subprocess.run(
+        command, check=True, cwd=ROOT, timeout=120, input="y\n", text=True, capture_output=True
+    )
+    assert "Forget versions 1, 2 of job" in done.stdout
     query.add(1)
     query.refused("runs batch 3, but .* stands at batch 0; the batches between have not been seen")
     roll_back(query.state, query.query, 0)
