@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from bench.checkpoints.sizes import SizeResult
 
 _CANNOT_RUN = 2
-_LONG_RUN = 3
-"""A long run changes as many keys as the state has, this many times."""
+_LONG_RUN = 5
+"""How often a long run changes each key, on average."""
 
 Tell = Callable[[str], None]
 
@@ -46,7 +46,7 @@ class Part(enum.StrEnum):
 class Sizes:
     """How much to measure; keys a partition. ``commit_changed``: the first number has an aim.
 
-    ``long_states`` are run with ``long_changed`` keys until the whole state must have been rewritten.
+    ``long_states`` are run with ``long_changed`` keys until each key has been changed ``_LONG_RUN`` times on average.
     """
 
     commit_state: int = 1_000_000
@@ -59,7 +59,7 @@ class Sizes:
     bytes_changed: tuple[int, ...] = (1_000, 10_000, 100_000)
     bytes_states: tuple[int, ...] = (100_000, 1_000_000, 5_000_000)
     bytes_batches: int = 60
-    long_states: tuple[int, ...] = (10_000, 100_000, 500_000)
+    long_states: tuple[int, ...] = (10_000, 100_000, 300_000)
     long_changed: int = 1_000
 
 

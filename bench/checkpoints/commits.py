@@ -10,6 +10,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,8 @@ class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of micro-batches, in milliseconds, and what a checkpoint adds, as a share of the time without.
 
     ``plain`` are micro-batches without a snapshot, ``snapshot`` those with one, ``every`` is the mean over a snapshot
-    interval. ``spread`` is the least and the greatest ``plain`` share of a pair.
+    interval. ``spread`` is the least and the greatest ``plain`` share of a pair. ``cpu`` is ``plain`` in processor
+    time, which says more than time on a machine with other work, but nothing of waiting; None if not measured.
     """
 
     name: str
@@ -45,15 +47,18 @@ class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: float
     every: float
     spread: tuple[float, float]
+    cpu: float | None
     aim: float | None
 
 
 class Pair(NamedTuple):
-    """Seconds of one micro-batch, and whether the checkpoint got a snapshot with it."""
+    """Seconds of one micro-batch, whether the checkpoint got a snapshot with it, and the share that it added in
+    processor time."""
 
     without: float
     checkpointed: float
     snapshot: bool
+    cpu: float | None = None
 
     @property
     def over(self) -> float:
@@ -83,19 +88,29 @@ def commit_cost(
     for number in range(WARM_UP + rounds):
         rows = batches(next(drawn), BATCH_ROWS)
         before = driven.partition.snapshot
-        with_it, without = in_turns(number, lambda: driven.run(rows), lambda: run_bare(rows))  # noqa: B023
-        pairs.append(Pair(without, with_it, driven.partition.snapshot != before))
+        with_it, without = in_turns(number, partial(driven.run, rows), partial(run_bare, rows))
+        cpu = with_it.cpu_seconds / without.cpu_seconds - 1
+        pairs.append(Pair(without.seconds, with_it.seconds, driven.partition.snapshot != before, cpu))
     name = "async" if enabled else "sync"
     interval = settings(folder).snapshot_interval
     return compared(name, changed, state_keys, pairs[WARM_UP:], interval, aim)
 
 
-def in_turns(number: int, first: Callable[[], float], second: Callable[[], float]) -> tuple[float, float]:
-    """The times of both, of which the second goes first in each odd turn."""
+class Timed(NamedTuple):
+    """What a call took, and what of this process's processors."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def in_turns(number: int, first: Callable[[], float], second: Callable[[], float]) -> tuple[Timed, Timed]:
+    """The times that both give, of which the second is called first in each odd turn."""
     times = {}
     for which in (0, 1) if number % 2 == 0 else (1, 0):
         gc.collect()
-        times[which] = (first, second)[which]()
+        before = time.process_time()
+        seconds = (first, second)[which]()
+        times[which] = Timed(seconds, time.process_time() - before)
     return times[0], times[1]
 
 
@@ -106,6 +121,7 @@ def compared(
     plain = [pair for pair in pairs if not pair.snapshot]
     with_snapshot = [pair for pair in pairs if pair.snapshot]
     overs = [pair.over for pair in plain]
+    cpus = [pair.cpu for pair in plain if pair.cpu is not None]
     usual, rare = statistics.median(overs), statistics.median(pair.over for pair in with_snapshot)
     return CommitResult(
         name=name,
@@ -120,5 +136,6 @@ def compared(
         snapshot=rare,
         every=((interval - 1) * usual + rare) / interval,
         spread=(min(overs), max(overs)),
+        cpu=statistics.median(cpus) if cpus else None,
         aim=aim,
     )

@@ -81,7 +81,7 @@ class _Both:
         times = in_turns(self._batch_id, *(partial(self._timed, f, rows) for f in self._functions))
         self._batch_id += 1
         path.unlink()
-        return Pair(times[1], times[0], self._has_snapshot())
+        return Pair(times[1].seconds, times[0].seconds, self._has_snapshot())
 
     def _timed(self, function: Callable[[DataFrame, int], None], rows: DataFrame) -> float:
         started = time.perf_counter()

@@ -32,7 +32,8 @@ _RECOVERY_NOTE = (
 )
 _SIZES_NOTE = (
     "KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what they would take if "
-    "each uploaded the whole state; rewrites: snapshots that had no table in common with the one before."
+    "each uploaded the whole state; rewrites: snapshots that had no table in common with the one before. At the start "
+    "the state is one sorted run; in a long run each key is changed five times on average."
 )
 
 
@@ -124,14 +125,16 @@ def sizes_table(results: Sequence[SizeResult]) -> Table:
             f"{result.changed_keys:,}",
             f"{result.state_keys:,}",
             f"{result.state_bytes / _MIB:,.1f}",
-            f"{result.delta_bytes / _KIB:,.1f}",
-            f"{result.snapshot_bytes / _KIB:,.1f}",
-            f"{result.whole_bytes / _KIB:,.1f}",
-            f"{result.driver_bytes / _KIB:,.1f}",
+            *map(_kib, (result.delta_bytes, result.snapshot_bytes, result.whole_bytes, result.driver_bytes)),
             f"{result.rewrites}/{result.snapshots}",
             end_section=index + 1 == len(results) or results[index + 1].series != result.series,
         )
     return table
+
+
+def _kib(size_bytes: float) -> str:
+    kib = size_bytes / _KIB
+    return f"{kib:,.1f}" if kib < 100 else f"{kib:,.0f}"
 
 
 def write_sizes_plot(results: Sequence[SizeResult], path: Path, title: str) -> None:
