@@ -1,7 +1,7 @@
 """IntervalJoin: the join of two inputs whose rows lie within a distance of time of each other.
 
-Owns: the operator: its checks, its reads, and what it puts out. Times are in ``interval_core``, stored rows in
-``interval_state``; keys, conditions and pairs are those of ``Join``.
+Owns: the operator: its checks and its reads. Times are in ``interval_core``, what is put out in ``interval_matches``,
+stored rows in ``interval_state``; keys, conditions and pairs are those of ``Join``.
 Invariant: what is put out is final: every pair once, every row without partner once, when none can come any more.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 """
@@ -30,10 +30,12 @@ from asyncstate.operator import (
     OperatorContext,
 )
 from asyncstate.state.list_blocks import ListHeads
-from operators.interval_core import BOUND_MAX_US, Interval, TimedRows
-from operators.interval_state import Found, IntervalSide, NewRows, Traits
+from operators.interval_core import BOUND_MAX_US, Interval
+from operators.interval_matches import IntervalMatches
+from operators.interval_rows import NewRows
+from operators.interval_state import Found, IntervalSide, Traits
 from operators.join_condition import Condition, JoinCondition
-from operators.join_core import JoinKind, Matches, Rows, oriented, rules
+from operators.join_core import JoinKind, oriented, rules
 from operators.join_inputs import (
     check_choice,
     check_condition,
@@ -214,43 +216,12 @@ class IntervalJoin(BundleOperator):
             .then_accept(read.append)
         )
         found, heads = read[0]
-        matched, partner = np.zeros(bundle.num_rows, np.bool_), np.zeros(len(found.times), np.bool_)
-        for driving, stored in self._joined(side, arrival, found, matched, partner):
+        matches = IntervalMatches(self.kind, side, rows, waits, found.columns, found.keys, found.times)
+        for driving, stored in matches.parts(arrival.first, arrival.last, oriented(self._residual, side)):
             self._emit(side, rows.columns, found.columns, driving, stored, ctx)
             yield None
-        yield others.async_note(bundle.keys, found, partner)
-        kept = np.flatnonzero(waits)
-        useful = ~matched if own.traits.once else np.ones(bundle.num_rows, np.bool_)
-        own.add(arrival.cells, heads, rows.take(kept), useful[kept], matched[kept])
-        yield own.async_add_unmatched(bundle.keys, rows, waits & ~matched)
-
-    def _joined(
-        self, side: int, arrival: _Arrival, found: Found, matched: BoolArray, partner: BoolArray
-    ) -> Iterator[tuple[Int64Array, Int64Array]]:
-        """What is put out: indices of bundle rows and of found rows, -1 where there is none; in parts.
-
-        Tells in ``matched`` and ``partner`` which bundle rows and which found rows are in a pair.
-        """
-        rule, rows = rules(self.kind, side), arrival.rows
-        candidates = TimedRows(found.keys, found.times).between(rows.keys, arrival.first, arrival.last)
-        matches = Matches(
-            Rows(rows.columns, rows.keys),
-            Rows(found.columns, found.keys),
-            candidates,
-            oriented(self._residual, side),
-        )
-        for low, high in matches.chunks:
-            driving, stored = matches.pairs((low, high))
-            matched[driving] = True
-            new = _first_pairs(stored, partner)
-            partner[stored] = True
-            if rule.unmatched or rule.matched:
-                alone = matched[low:high] if rule.matched else ~(matched | arrival.waits)[low:high]
-                driving, stored = _with_alone(driving, stored, np.flatnonzero(alone) + low, rule.pairs)
-            elif not rule.pairs:
-                stored = stored[new] if self.kind == "semi" else stored[:0]
-                driving = np.full(len(stored), -1)
-            yield driving, stored
+        yield others.async_note(bundle.keys, found, matches.partners)
+        yield own.async_add(bundle.keys, arrival.cells, heads, rows, waits, matches.matched)
 
     def _emit(
         self,
@@ -286,7 +257,7 @@ class IntervalJoin(BundleOperator):
         times = [[self.interval.over(side, time) for time in (before, passed)] for side in (0, 1)]
         for side, state in enumerate(self._sides):
             nulls = [pa.nulls(0, field.type) for field in self._inputs[1 - side].schema]
-            for columns in state.unmatched(*times[side]):
+            for columns in state.due(*times[side]):
                 rows = np.arange(len(columns[0]))
                 self._emit(side, columns, nulls, rows, np.full(len(rows), -1), ctx)
                 yield None
@@ -309,25 +280,6 @@ class _Arrival:
     asked_keys: Int64Array
     waits: BoolArray
     cells: KeyBatch
-
-
-def _first_pairs(stored: Int64Array, partner: BoolArray) -> Int64Array:
-    """The pairs in which a stored row that is no ``partner`` yet stands for the first time, ascending."""
-    pairs = np.flatnonzero(~partner[stored])
-    return pairs[np.sort(np.unique(stored[pairs], return_index=True)[1])]
-
-
-def _with_alone(
-    driving: Int64Array, stored: Int64Array, alone: Int64Array, pairs: bool
-) -> tuple[Int64Array, Int64Array]:
-    """The rows that stand ``alone``, among the pairs if these are put out."""
-    if not pairs:
-        return alone, np.full(len(alone), -1)
-    if not len(alone):
-        return driving, stored
-    rows = np.concatenate([driving, alone])
-    order = np.argsort(rows, kind="stable")
-    return rows[order], np.concatenate([stored, np.full(len(alone), -1)])[order]
 
 
 def _traits(kind: JoinKind, side: int) -> Traits:

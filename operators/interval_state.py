@@ -1,9 +1,7 @@
 """The rows of one input of an interval join that may still find a partner.
 
-Owns: ``IntervalSide``: how rows are stored to be found by key and time, which of them had a partner, and those that
-are to be put out alone when their time is over.
-Invariant: of the rows of one key and time, those that are marked as unmatched in the lists, and those in the lists
-of unmatched rows, are the same, in the same order.
+Owns: ``IntervalSide``: how rows are stored to be found by key and time, and which of them had a partner.
+Invariant: a row is never changed where it lies, and rows of one key and time keep their order.
 Must not know of join types.
 """
 
@@ -18,14 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
-from asyncstate.codec.times import event_times
 from asyncstate.futures import StateFuture, completed_future, completed_void_future
 from asyncstate.operator import InputSpec, OperatorContext
 from asyncstate.state.list_blocks import ListHeads, empty_heads
 from asyncstate.state.list_columns import ListColumns
-from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
-from operators.due_entries import DueReader
-from operators.interval_core import FILE_US_MIN, Grid, Interval, TimedRows
+from operators.interval_core import Interval
+from operators.interval_rows import IntervalStateDescriptor, NewRows, RowForm, by_cell, free_name, remove_over
+from operators.interval_unmatched import UnmatchedRows
 from operators.join_inputs import take_rows
 
 BoolArray = npt.NDArray[np.bool_]
@@ -53,30 +50,6 @@ class Traits:
 
 
 @dataclass(frozen=True)
-class IntervalStateDescriptor(TimeFirstListDescriptor):
-    """A state of one kind of join and interval."""
-
-    join: str = ""
-
-    def type_texts(self) -> dict[str, str]:
-        """Schema, layout, kind of join and interval."""
-        return {**super().type_texts(), "join": self.join}
-
-
-@dataclass(frozen=True)
-class NewRows:
-    """Rows (n) of a bundle: payload columns, index of the key among the bundle's, and times."""
-
-    columns: Sequence[pa.Array]
-    keys: Int64Array
-    times: Int64Array
-
-    def take(self, chosen: Int64Array) -> NewRows:
-        """Some of the rows."""
-        return NewRows(take_rows(self.columns, chosen), self.keys[chosen], self.times[chosen])
-
-
-@dataclass(frozen=True)
 class Found:
     """Stored rows (r) in reach of a bundle: payload, index of the key among the bundle's, times, had a partner.
 
@@ -94,9 +67,9 @@ class Found:
 
 
 class IntervalSide:
-    """State ``<name>``: lists of rows by cell of time and key, and, if padded, ``<name>_unmatched`` likewise.
+    """State ``name``: lists of rows by cell of time and key; if padded, also ``UnmatchedRows``.
 
-    A row is never changed where it lies; that it found a partner is appended to its list as an entry of its own.
+    That a row has found a partner is appended to its list as an entry of its own.
     """
 
     def __init__(
@@ -110,18 +83,14 @@ class IntervalSide:
         context: OperatorContext,
     ) -> None:
         self.traits = traits
-        self._form = _RowForm(spec.schema, time_column)
+        self._form = RowForm(spec.schema, time_column)
         self._grid = interval.lists
-        self._fine = Grid(FILE_US_MIN)
-        flag = [pa.field(_free_name("matched", spec.schema), pa.int64())] if traits.watched else []
+        flag = [pa.field(free_name("matched", spec.schema), pa.int64())] if traits.watched else []
         self._schema = pa.schema([*flag, *self._form.fields])
         self._lists = context.get_state(IntervalStateDescriptor(name, self._schema, join=text))
-        self._unmatched: TimeFirstListState | None = None
+        self._unmatched: UnmatchedRows | None = None
         if traits.padded:
-            self._unmatched = context.get_state(
-                IntervalStateDescriptor(f"{name}_unmatched", pa.schema(self._form.fields), join=text)
-            )
-        self._groups = context.key_groups
+            self._unmatched = UnmatchedRows(f"{name}_unmatched", self._form, text, context)
 
     # -- finding ------------------------------------------------------------------------------------
 
@@ -178,29 +147,25 @@ class IntervalSide:
 
     # -- changing -----------------------------------------------------------------------------------
 
-    def add(
-        self, cells: KeyBatch, heads: ListHeads, rows: NewRows, chosen: BoolArray, matched: BoolArray
-    ) -> None:
-        """Store the ``chosen`` ones of the rows (n) that ``cells`` was made of; ``matched`` (n): had a partner."""
-        index, places = _by_cell(cells, chosen)
-        if not len(index):
-            return
-        taken = rows.take(places)
-        columns = self._entries(matched[places], taken.columns, taken.times)
-        self._lists.append(cells, columns, index, heads)
-
-    def async_add_unmatched(self, keys: KeyBatch, rows: NewRows, chosen: BoolArray) -> StateFuture[None]:
-        """Store the ``chosen`` ones of the rows (n) to be put out when they are over; nothing if not padded."""
-        state = self._unmatched
-        places = np.flatnonzero(chosen)
-        if state is None or not len(places):
+    def async_add(
+        self,
+        keys: KeyBatch,
+        cells: KeyBatch,
+        heads: ListHeads,
+        rows: NewRows,
+        waits: BoolArray,
+        matched: BoolArray,
+    ) -> StateFuture[None]:
+        """Store the rows (n) that wait for partners; ``matched`` (n): had one. ``cells``: of those that wait."""
+        kept = np.flatnonzero(waits)
+        index, places = by_cell(cells, ~matched[kept] if self.traits.once else np.ones(len(kept), np.bool_))
+        if len(index):
+            taken = rows.take(kept[places])
+            columns = self._entries(matched[kept[places]], taken.columns, taken.times)
+            self._lists.append(cells, columns, index, heads)
+        if self._unmatched is None:
             return completed_void_future()
-        taken = rows.take(places)
-        cells = keys.in_namespaces(self._fine.cell(taken.times), taken.keys)
-        index, order = _by_cell(cells, np.ones(len(places), np.bool_))
-        taken = taken.take(order)
-        columns = self._form.pack(taken.columns, taken.times)
-        return state.async_heads(cells).then_accept(lambda heads: state.append(cells, columns, index, heads))
+        return self._unmatched.async_add(keys, rows, waits & ~matched)
 
     def async_note(self, keys: KeyBatch, found: Found, partner: BoolArray) -> StateFuture[None]:
         """Note that rows (r) have found a partner, their first or another one; write lists anew where it pays."""
@@ -216,7 +181,9 @@ class IntervalSide:
         marked = first & ~rewritten[cell]
         if marked.any():
             self._mark(found, marked)
-        return self._async_forget(keys, found, first)
+        if self._unmatched is None:
+            return completed_void_future()
+        return self._unmatched.async_remove(keys, found.keys, found.times, found.matched, first)
 
     def _rewrite(self, found: Found, cells: BoolArray, rows: BoolArray, matched: BoolArray) -> None:
         kept = np.flatnonzero(rows)
@@ -235,29 +202,6 @@ class IntervalSide:
         ]
         self._lists.append(found.cells, columns, index, found.heads)
 
-    def _async_forget(self, keys: KeyBatch, found: Found, first: BoolArray) -> StateFuture[None]:
-        """Take rows that have found a partner out of those that wait to be put out."""
-        state = self._unmatched
-        gone = np.flatnonzero(first)
-        if state is None or not len(gone):
-            return completed_void_future()
-        ranks = _ranks(TimedRows(found.keys, found.times), ~found.matched)[gone]
-        times = found.times[gone]
-        cells = keys.in_namespaces(self._fine.cell(times), found.keys[gone])
-
-        def remove(heads: ListHeads, waiting: ListColumns) -> None:
-            timed = TimedRows(waiting.key_index, self._form.unpack(waiting.columns)[1])
-            at = timed.between(cells.inverse, times, times).first + ranks
-            stays = np.ones(waiting.num_rows, np.bool_)
-            stays[timed.order[at]] = False
-            mask = pa.array(stays)
-            left = [column.filter(mask) for column in waiting.columns]
-            state.put(cells, left, waiting.key_index[stays], heads)
-
-        return state.async_heads(cells).then_compose(
-            lambda heads: state.async_rows(heads).then_accept(lambda waiting: remove(heads, waiting))
-        )
-
     def _entries(self, matched: BoolArray, columns: Sequence[pa.Array], times: Int64Array) -> list[pa.Array]:
         packed = self._form.pack(columns, times)
         if not self.traits.watched:
@@ -266,69 +210,12 @@ class IntervalSide:
 
     # -- the end of rows ------------------------------------------------------------------------------
 
-    def unmatched(self, before: int, over: int) -> Iterator[list[pa.Array]]:
-        """Payload columns of the unmatched rows with before < time <= ``over``, by time, then as stored; in parts."""
-        if self._unmatched is None:
-            return
-        first = self._fine.cell_of(before + 1)
-        for part in DueReader(self._unmatched, self._fine, self._groups).parts(
-            first, self._fine.cell_of(over)
-        ):
-            columns, times = self._form.unpack(part.entries.columns)
-            order = np.argsort(times, kind="stable")
-            ordered = times[order]
-            begin, end = np.searchsorted(ordered, [before, over], "right")
-            if begin < end:
-                yield list(take_rows(columns, order[begin:end]))
+    def due(self, before: int, over: int) -> Iterator[list[pa.Array]]:
+        """Payload columns of the rows with before < time <= ``over`` that had no partner; none if not padded."""
+        return iter(()) if self._unmatched is None else self._unmatched.due(before, over)
 
     def remove_over(self, before: int, over: int) -> None:
-        """Remove the lists all of whose rows have before < time <= ``over``, those up to ``before`` being gone."""
-        for state, grid in ((self._lists, self._grid), (self._unmatched, self._fine)):
-            first, last = grid.cell_of(before + 1), grid.last_before(over)
-            if state is not None and first <= last:
-                state.remove_up_to(last, first)
-
-
-class _RowForm:
-    """Rows as they are stored: the input's columns, behind their time if no column has it."""
-
-    def __init__(self, schema: pa.Schema, time_column: str | None) -> None:
-        own = [pa.field(_free_name("time", schema), pa.int64())] if time_column is None else []
-        self.fields = [*own, *(field.with_nullable(True) for field in schema)]
-        self._first = len(own)
-        self._time = 0 if time_column is None else schema.names.index(time_column)
-
-    def pack(self, columns: Sequence[pa.Array], times: Int64Array) -> list[pa.Array]:
-        """The stored columns."""
-        return [pa.array(times), *columns] if self._first else list(columns)
-
-    def unpack(self, stored: Sequence[pa.Array]) -> tuple[list[pa.Array], Int64Array]:
-        """The input's columns and the times, 0 for null."""
-        if not self._first:
-            return list(stored), event_times(stored[self._time])
-        return list(stored[1:]), stored[0].fill_null(0).to_numpy()
-
-
-def _free_name(name: str, schema: pa.Schema) -> str:
-    while name in schema.names:
-        name = f"_{name}"
-    return name
-
-
-def _by_cell(cells: KeyBatch, chosen: BoolArray) -> tuple[Int64Array, Int64Array]:
-    """Cells (ascending) and indices of the chosen rows, in their order within a cell."""
-    places = np.flatnonzero(chosen)
-    index = cells.inverse[places].astype(np.int64)
-    if bool((index[1:] < index[:-1]).any()):
-        order = np.argsort(index, kind="stable")
-        index, places = index[order], places[order]
-    return index, places
-
-
-def _ranks(timed: TimedRows, chosen: BoolArray) -> Int64Array:
-    """How many ``chosen`` rows of its key and time stand before each row."""
-    before = np.zeros(len(chosen) + 1, np.int64)
-    np.cumsum(chosen[timed.order], out=before[1:])
-    ranks = np.empty(len(chosen), np.int64)
-    ranks[timed.order] = before[:-1] - before[timed.first_of_equals]
-    return ranks
+        """Remove what is over; see ``UnmatchedRows``."""
+        remove_over(self._lists, self._grid, before, over)
+        if self._unmatched is not None:
+            self._unmatched.remove_over(before, over)
