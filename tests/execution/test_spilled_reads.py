@@ -1,0 +1,80 @@
+"""Bundles whose keys were read ahead, and then written and spilled before the answer came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import pytest
+
+from asyncstate.execution.bundle_reads import BundleReads
+from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.read_threads import ListGet
+from asyncstate.storage import MemoryStore, WriteBound, WriteOverlay
+
+
+class AlwaysSlow(ReadPacer):
+    """Sends every read off."""
+
+    @property
+    def waits_for_device(self) -> bool:
+        return True
+
+    def probe_keys(self) -> int:
+        return 0
+
+
+KEYS = [b"%03d" % n for n in range(100)]
+STEPS = ("write", "spill", "answer")
+
+
+@pytest.mark.parametrize("order", list(permutations(STEPS)), ids="-".join)
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_a_bundle_read_ahead_sees_what_was_spilled_meanwhile(
+    order: tuple[str, ...], cache_bytes: int
+) -> None:
+    """In whatever order; and so does the bundle after it, which finds in the cache what that one has read."""
+    sent: list[ListGet] = []
+
+    def send(gets: Sequence[ListGet]) -> None:
+        sent.extend(gets)
+
+    store = MemoryStore((key, b"old") for key in KEYS)
+    overlay = WriteOverlay(store, cache_bytes, None, WriteBound(1, MemoryStore, "memory"))
+    reads = BundleReads(overlay, AlwaysSlow(), send, 4)
+    overlay.put(b"900", b"makes a run")
+    overlay.spill()
+    reads.prefetch(KEYS)
+    answers = [(get.ticket, store.get_many(get.keys)) for get in sent]  # what the threads find
+    expected: list[bytes | None] = [b"old"] * 100
+    for step in order:
+        if step == "write":
+            overlay.put_many(KEYS[:60], [b"new"] * 60)
+            overlay.delete_many(KEYS[60:80])
+            expected[:80] = [b"new"] * 60 + [None] * 20
+        elif step == "spill":
+            overlay.spill()
+        else:
+            for ticket, values in answers:
+                ticket.arrived(values)
+    assert reads.get(KEYS).get() == expected
+    sent.clear()
+    following = reads.get(KEYS[::2])
+    for get in sent:
+        get.ticket.arrived(overlay.read_store(get.keys))
+    assert following.get() == expected[::2]
+    assert [overlay.get(key) for key in KEYS] == expected
+
+
+def test_a_spill_between_the_answer_and_the_bundle() -> None:
+    sent: list[ListGet] = []
+    store = MemoryStore((key, b"old") for key in KEYS)
+    overlay = WriteOverlay(store, 0, None, WriteBound(1, MemoryStore, "memory"))
+    reads = BundleReads(overlay, AlwaysSlow(), sent.extend, 4)
+    waiting = reads.get(KEYS)
+    overlay.put(KEYS[0], b"new")
+    for get in sent[:-1]:
+        get.ticket.arrived(store.get_many(get.keys))
+    overlay.spill()
+    sent[-1].ticket.arrived(store.get_many(sent[-1].keys))
+    assert waiting.get() == [b"new"] + [b"old"] * 99
