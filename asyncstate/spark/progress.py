@@ -61,6 +61,7 @@ class BatchStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 COUNTS: Final = {
     "rows_in": "rows_in",
+    "local_rows_in": "local_rows_in",
     "rows_out": "rows_out",
     "keys": "keys",
     "reads": "reads",

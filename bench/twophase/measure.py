@@ -1,7 +1,7 @@
 """The measurement: micro-batch after micro-batch, each in every mode, the order turned round each time.
 
 Owns: ``Plan``, ``TwoPhaseResult`` and ``run``.
-Invariant: the modes of a case read the same files and put out the same net rows; the first micro-batches are not counted.
+Invariant: the modes of a case read the same files and put out the same net rows; the first micro-batches do not count.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Plan:
 
 class TwoPhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     """One case. Rows are those of one micro-batch: of the input, behind the partial aggregation (what Spark's own
-    exchange carries), and at the operator. Times are seconds of a micro-batch, medians; ratios are medians over pairs of
-    micro-batches, above 1 where two phases (``auto``) are quicker than one. ``cpu`` are ratios of processor time, over
-    the JVM and its workers; they say more than times on a machine with other work, None where /proc is not there.
+    exchange carries), and at the operator. Times are seconds of a micro-batch, medians. Ratios are medians over pairs
+    of micro-batches, above 1 where two phases (``auto``) are quicker than one. ``cpu`` are ratios of processor time,
+    over the JVM and its workers; they say more than times on a machine with other work, None where /proc is not there.
     ``auto_local`` is the share of micro-batches in which ``auto`` took two phases.
     """
 

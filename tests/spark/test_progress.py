@@ -37,6 +37,7 @@ OPERATOR_NAMES = {
     "uid", "operator", "parallelism", "rows_in", "rows_out", "keys", "reads", "cache_hits", "cache_misses",
     "cache_hit_ratio", "store_reads", "read_batches", "read_batch_keys", "read_batch_keys_mean", "scans", "changes",
     "spills", "spilled_bytes", "write_cache_bytes_peak",
+    "local_rows_in",
     "calls", "call_timeouts", "change_bytes", "delta_bytes", "restore_bytes", "state_bytes", "state_entries",
     "in_flight_peak", "blocked_keys_peak", "io_threads_peak", "calls_in_flight_peak", "cache_bytes_peak",
     "worker_rss_bytes_peak", "plan_seconds", "stage_seconds", "run_seconds", "commit_seconds", "io_wait_seconds",
