@@ -1,6 +1,6 @@
 """The Nexmark queries in Flink SQL, and the statements around them.
 
-Owns: ``FLINK_QUERIES`` and ``statements``.
+Owns: ``FLINK_QUERIES``, ``fields``, ``statements`` and ``as_text``.
 Invariant: a query has the columns of its ``QuerySpec``. ``rt`` is the event time in milliseconds, all that Flink's
 watermarks take; ``dateTime`` has the microseconds.
 Must not import Spark.
@@ -10,6 +10,7 @@ Source: ``queries/*.sql`` of github.com/nexmark/nexmark.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from bench.nexmark.oracle import EVENT_KINDS, QuerySpec
@@ -29,7 +30,7 @@ _AUCTION = (
     "A.extra"
 )
 
-FLINK_QUERIES: Mapping[str, str] = {
+_QUERIES = {
     "q4": """
         SELECT category AS id, AVG(final) AS final FROM (
             SELECT MAX(B.price) AS final, A.category FROM auction AS A, bid AS B
@@ -82,6 +83,11 @@ FLINK_QUERIES: Mapping[str, str] = {
             A.seller, A.category, A.extra AS auction_extra
         FROM bid AS B JOIN auction AS A ON B.auction = A.id WHERE A.category = 10""",
 }
+
+FLINK_QUERIES: Mapping[str, str] = {
+    name: re.sub(r"\bdateTime\b", "`dateTime`", sql)  # a reserved word in Flink
+    for name, sql in _QUERIES.items()
+}
 """By name. Joins that are not of windows take no ``rt``: Flink allows no event time in their inputs."""
 
 _EVENT_TIMED = frozenset(("q5", "q7", "q11", "q18"))
@@ -118,3 +124,12 @@ def statements(spec: QuerySpec, folder: str) -> list[str]:
             )
     sink = ", ".join(f"`{name}` {_TYPES[kind]}" for name, kind in spec.columns.items())
     return [*made, f"CREATE TABLE dropped ({sink}) WITH ('connector' = 'blackhole')"]
+
+
+def as_text(spec: QuerySpec) -> str:
+    """The query with its timestamps as text: PyFlink hands them over in milliseconds."""
+    columns = [
+        f"CAST(`{name}` AS STRING) AS `{name}`" if kind == "timestamp" else f"`{name}`"
+        for name, kind in spec.columns.items()
+    ]
+    return f"SELECT {', '.join(columns)} FROM ({FLINK_QUERIES[spec.name]})"

@@ -21,7 +21,7 @@ import duckdb
 
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.oracle import EVENT_KINDS, QuerySpec, register_events
-from bench.peers.flink.queries import FLINK_QUERIES, fields, statements
+from bench.peers.flink.queries import FLINK_QUERIES, as_text, fields, statements
 from bench.peers.turns import PeerError
 
 PYTHON_VARIABLE = "ASYNCSTATE_FLINK_PYTHON"
@@ -132,7 +132,7 @@ class Flink:
     def _query(self, spec: QuerySpec, folder: Path, rows: Path | None) -> dict[str, Any]:
         return {
             "ddl": statements(spec, folder.resolve().as_uri()),
-            "query": FLINK_QUERIES[spec.name],
+            "query": FLINK_QUERIES[spec.name] if rows is None else as_text(spec),
             "rows": None if rows is None else str(rows),
         }
 
@@ -207,9 +207,7 @@ def _expected(spec: QuerySpec) -> str:
     """The oracle's answer as Flink can know it: its session windows have milliseconds."""
     if spec.name != "q11":
         return spec.sql
-    floors = ", ".join(
-        f"make_timestamp(epoch_ms({name}) * 1000) AS {name}" for name in ("starttime", "endtime")
-    )
+    floors = ", ".join(f"date_trunc('milliseconds', {name}) AS {name}" for name in ("starttime", "endtime"))
     return f"SELECT bidder, bid_count, {floors} FROM ({spec.sql})"
 
 
