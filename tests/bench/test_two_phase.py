@@ -1,0 +1,49 @@
+"""The two-phase benchmark runs, tiny, and says what it compares; no figure is checked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from bench.__main__ import app
+from bench.twophase.measure import cpu_seconds
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_two_phase_runs_tiny(tmp_path: Path) -> None:
+    """In a process of its own: its Spark session is not that of the tests."""
+    command = [sys.executable, "-m", "bench", "two-phase", "--tiny", "--output", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    results = msgspec.json.decode((tmp_path / "two-phase.json").read_bytes())["results"]
+    assert [result["case"] for result in results] == ["few", "windows"]
+    for result in results:
+        assert 0 < result["rows_operator"] <= result["rows_exchanged"] <= result["rows"] == 2_000
+        assert result["two_ratio"] > 0
+        assert result["auto_local"] == 0  # so few rows are left to one phase
+        assert result["case"] in done.stdout
+
+
+def test_an_unknown_case_is_refused() -> None:
+    done = CliRunner().invoke(app, ["two-phase", "--cases", "few,p77"])
+    assert done.exit_code == 2
+    assert "p77" in done.output
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processor time is read from /proc")
+def test_processor_time_counts_processes_below_this_one() -> None:
+    before = cpu_seconds()
+    work = "import time; start = time.process_time()\nwhile time.process_time() < start + 0.3: pass"
+    subprocess.run([sys.executable, "-c", work], check=True)
+    after = cpu_seconds()
+    assert before is not None
+    assert after is not None
+    assert after - before >= 0.25

@@ -1,0 +1,298 @@
+"""Two phases of aggregation on Spark: Catalyst puts rows together, and nothing but their number changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame, SparkSession
+
+from asyncstate.errors import AsyncStateError, SchemaError
+from asyncstate.operator import InputSpec, Operator
+from asyncstate.runtime import local_choice
+from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.spark.columns import quoted
+from asyncstate.spark.exchange import input_spec
+from asyncstate.spark.local_phase import put_together, runs_locally
+from operators import GroupAggregate, WindowAggregate, avg, count, cumulate, hop, max_, min_, sum_, tumble
+from tests.spark.stored import stored_state
+
+pytestmark = pytest.mark.spark
+
+MakeJob = Callable[..., StreamingJob]
+LOCAL = "async-state.local-aggregation"
+ODD = "some text"
+"""A column name that SQL must quote."""
+
+COLUMNS = f"""
+    id,
+    if(id % 5 = 4, null, concat('k', id % 5)) as k,
+    if(id % 7 = 3, null, id * 46116860184273 - 9000000000000000) as n,
+    cast(id % 100 as tinyint) as tiny,
+    cast(if(id % 6 = 0, null, id % 9) as double) as x,
+    if(id % 11 = 0, cast('NaN' as float), cast(id as float)) as y,
+    cast(id * 1.25 as decimal(12, 2)) as d,
+    cast(id as decimal(28, 3)) as wide,
+    if(id % 4 = 0, null, concat('s', id % 13)) as {quoted(ODD)},
+    cast(cast(id % 3 as string) as binary) as b,
+    if(id % 8 = 0, null, id % 3 = 0) as flag,
+    date_add(date'2024-02-28', cast(id % 5 as int)) as day,
+    if(id % 9 = 8, null, timestamp_micros(id * 700000 - 3000000)) as at,
+    timestamp_ntz'1969-12-31 23:59:57' + make_dt_interval(0, 0, 0, id * 0.7) as local_at
+"""
+SUMS = [
+    count().alias("c"),
+    count(ODD).where("flag").alias("texts"),
+    sum_("n").alias("total"),
+    sum_("n").where("flag").alias("flagged"),
+    sum_("tiny").alias("tinies"),
+    sum_("x").alias("xs"),
+    sum_("d").alias("ds"),
+    sum_("wide").alias("wides"),
+    avg("n").alias("mean"),
+    avg("d").where("flag").alias("d_mean"),
+]
+EXTREMES = [
+    *(function(name) for function in (min_, max_) for name in ("tiny", "x", "d", "b", "flag", "day", "at")),
+    min_(ODD).alias("first"),
+    max_(ODD).where("flag").alias("last"),
+    min_("y").alias("least"),
+    max_("y").alias("most"),
+]
+
+
+def rows(spark: SparkSession, start: int, end: int, parts: int = 3) -> DataFrame:
+    """Rows of every type, with nulls, over several tasks."""
+    return spark.range(start, end, 1, parts).selectExpr(*_split(COLUMNS))
+
+
+def _split(columns: str) -> list[str]:
+    return [line.strip().rstrip(",") for line in columns.strip().splitlines()]
+
+
+def netted(changelog: Iterable[Any]) -> Counter[str]:
+    """The rows that are left, written out: NaN then equals NaN."""
+    net: Counter[str] = Counter()
+    for *row, kind in changelog:
+        net[repr(row)] += 1 if kind in ("+I", "+U") else -1
+    return Counter({row: times for row, times in net.items() if times})
+
+
+def changelog_of(df: DataFrame, end: int) -> DataFrame:
+    """``df`` with every third row taken back again, in another part of the DataFrame."""
+    kinds = df.selectExpr("*", "if(id % 2 = 0, '+I', '+U') as row_kind")
+    gone = df.where(f"id % 3 = 0 and id < {end}").selectExpr("*", "if(id % 2 = 0, '-D', '-U') as row_kind")
+    return kinds.union(gone)
+
+
+class Run:
+    """One job over some micro-batches; what each put out, and the figures of the operator."""
+
+    def __init__(self, job: StreamingJob, operator: Operator, **settings: Any) -> None:
+        self.job = job
+        self.results: list[Counter[str]] = []
+
+        @job.micro_batch
+        def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+            self.results.append(netted(batch.apply(operator, df, uid="op", **settings).collect()))
+
+        self._on_batch = on_batch
+
+    def __call__(self, df: DataFrame, batch_id: int) -> dict[str, float]:
+        self._on_batch(df, batch_id)
+        assert self.job.statistics is not None
+        return self.job.statistics.operators["op"].sums
+
+
+def runs(
+    make_job: MakeJob, tmp_path: Path, operator: Operator, async_enabled: bool = False, **settings: Any
+) -> tuple[Run, Run]:
+    """The same operator in one phase and in two, each with its checkpoint."""
+    mode = {"async-state.enabled": async_enabled}
+    return (
+        Run(job_at(make_job, tmp_path / "one", False, **mode), operator, **settings),
+        Run(job_at(make_job, tmp_path / "two", True, **mode), operator, **settings),
+    )
+
+
+def job_at(make_job: MakeJob, folder: Path, two: object, **options: Any) -> StreamingJob:
+    settings = {
+        LOCAL: two,
+        "async-state.parallelism": 2,
+        "async-state.local-dir": f"{folder}/local",
+        **options,
+    }
+    return make_job(checkpoint_dir=str(folder), options=settings)
+
+
+def net_of(results: Iterable[Counter[str]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result)
+    return Counter({row: times for row, times in total.items() if times})
+
+
+@pytest.mark.parametrize(
+    ("changelog", "async_enabled"), [(False, True), (True, False)], ids=["inserts-async", "changelog-sync"]
+)
+def test_all_aggregates_over_all_types_and_a_change_of_phases_at_a_restart(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, changelog: bool, async_enabled: bool
+) -> None:
+    operator = GroupAggregate(SUMS if changelog else SUMS + EXTREMES)
+    mode = {"async-state.enabled": async_enabled}
+    one = Run(job_at(make_job, tmp_path / "one", False, **mode), operator, key=["k", "day"])
+    turns = [
+        Run(job_at(make_job, tmp_path / "two", two, **mode), operator, key=["k", "day"])
+        for two in (True, False, True)
+    ]
+    for batch_id, two in enumerate(turns):
+        df = rows(spark, 200 * batch_id, 200 * (batch_id + 1))
+        df = changelog_of(df, 200 * batch_id + 150) if changelog else df
+        expected, found = one(df, batch_id), two(df, batch_id)
+        assert two.results[-1] == one.results[-1]
+        assert ("local_rows_in" in found) == (batch_id != 1)
+        if "local_rows_in" in found:
+            assert found["local_rows_in"] == expected["rows_in"]
+            assert found["rows_in"] == df.select("k", "day").distinct().count()
+    assert stored_state(tmp_path / "one") == stored_state(tmp_path / "two")
+
+
+def test_rows_are_put_together_before_the_exchange(spark: SparkSession) -> None:
+    operator = GroupAggregate([count(), max_("tiny"), sum_("n")])
+    df = rows(spark, 0, 100)
+    given = spec_of(df, operator, ("k",))
+    plan = put_together(df, given, 2)._jdf.queryExecution().executedPlan().toString()
+    partial, exchange = plan.index("partial_count"), plan.index("Exchange hashpartitioning")
+    assert exchange < partial  # a plan is written from its end to its beginning
+    assert "SortAggregate" not in plan
+    assert put_together(df, given, 2).count() == 5
+
+
+def spec_of(df: DataFrame, operator: Operator, key: tuple[str, ...]) -> InputSpec:
+    given = input_spec(df, key, None, "the input")
+    return replace(given, local=operator.local_phase([given]))
+
+
+@pytest.mark.parametrize(
+    ("window", "time", "async_enabled"),
+    [
+        (tumble("3 seconds", "1 second"), "at", True),
+        (hop("4 seconds", "2 seconds", "-1 second"), "local_at", False),
+        (cumulate("6 seconds", "2 seconds", "3 seconds"), "local_at", True),
+    ],
+    ids=["tumble", "hop", "cumulate"],
+)
+def test_windows_with_late_rows(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, window: Any, time: str, async_enabled: bool
+) -> None:
+    """Before and behind 1970, with and without a time zone, in a session of another one."""
+    away = spark.newSession()
+    away.conf.set("spark.sql.session.timeZone", "America/St_Johns")
+    operator = WindowAggregate(window, [*SUMS, max_("tiny")])
+    settings = {"key": "k", "event_time": time, "watermark_delay": "1 second"}
+    one, two = runs(make_job, tmp_path, operator, async_enabled, **settings)
+    counted: list[tuple[float, ...]] = []
+    for batch_id, (start, end) in enumerate([(0, 40), (20, 60), (0, 90), (90, 90)]):
+        df = rows(away, start, end)
+        expected, found = one(df, batch_id), two(df, batch_id)
+        assert two.results[-1] == one.results[-1]
+        names = ("counter.late_rows", "counter.null_event_times")
+        counted.append(tuple(found.get(name, 0) for name in names))
+        assert counted[-1] == tuple(expected.get(name, 0) for name in names)
+        assert found["local_rows_in"] == expected["rows_in"] == end - start
+        assert found["rows_in"] <= expected["rows_in"]
+        assert stored_state(tmp_path / "one") == stored_state(tmp_path / "two")
+    assert counted[2][0] > 0
+    one.job.finish()
+    two.job.finish()
+    assert two.results[-1] == one.results[-1] != Counter()
+    assert stored_state(tmp_path / "two")["op"] == {}
+
+
+def test_without_a_key_and_without_rows(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    one, two = runs(make_job, tmp_path, GroupAggregate([count().alias("c"), max_("id")]))
+    for batch_id, df in enumerate([rows(spark, 0, 0), rows(spark, 0, 50), rows(spark, 0, 0)]):
+        one(df, batch_id)
+        figures = two(df, batch_id)
+        assert two.results[-1] == one.results[-1]
+        assert figures["rows_in"] == min(df.count(), 1)
+    assert net_of(two.results) == Counter({"[50, 49]": 1})
+
+
+def test_distinct_and_event_times_that_are_null(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    one, two = runs(
+        make_job, tmp_path, GroupAggregate(), key=["k", ODD], event_time="at", watermark_delay="0 seconds"
+    )
+    for batch_id, end in enumerate([60, 120]):
+        df = rows(spark, 0, end)
+        expected, found = one(df, batch_id), two(df, batch_id)
+        assert two.results[-1] == one.results[-1]
+        assert found["counter.null_event_times"] == expected["counter.null_event_times"] > 0
+    assert two.job.statistics is not None
+    assert one.job.statistics is not None
+    assert two.job.statistics.watermark == one.job.statistics.watermark
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_sums_whose_parts_would_overflow(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, ansi: str
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.ansi.enabled", ansi)
+    numbers = session.sql("values (1, 9223372036854775807L), (1, 9223372036854775807L), (1, -9223372036854775808L), "
+                          "(1, -9223372036854775807L), (1, 5L) as t(k, n)").coalesce(1)  # fmt: skip
+    run = Run(job_at(make_job, tmp_path, True), GroupAggregate([sum_("n")]), key="k")
+    run(numbers, 0)
+    assert run.results == [Counter({"[1, 4]": 1})]
+    with pytest.raises(AsyncStateError, match="the sum of column 'n' does not fit int64"):
+        run(session.sql("values (1, 9223372036854775807L) as t(k, n)"), 1)
+
+
+def test_a_kind_that_is_none_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    for value in ("'+X'", "cast(null as string)"):
+        run = Run(job_at(make_job, tmp_path, True), GroupAggregate([count()]), key="k")
+        with pytest.raises(SchemaError, match="row_kind.*no changelog has; write one of"):
+            run(rows(spark, 0, 3).selectExpr("k", f"{value} as row_kind"), 0)
+
+
+def test_columns_of_other_collations_are_not_put_together_by_spark(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    """Spark would put 'a' and 'A' together, which are two keys."""
+    df = spark.sql("select * from values ('a'), ('A'), ('a') as t(k)").selectExpr("k collate UTF8_LCASE as k")
+    operator = GroupAggregate([count().alias("c")])
+    given = spec_of(df, operator, ("k",))
+    assert given.local is not None
+    assert not runs_locally(df, given, given.local)
+    assert runs_locally(df.selectExpr("k collate UTF8_BINARY as k"), given, given.local)
+    assert not runs_locally(df, *_over(df, GroupAggregate([max_("k").alias("m")])))
+
+
+def _over(df: DataFrame, operator: Operator) -> tuple[InputSpec, Any]:
+    given = spec_of(df, operator, ())
+    return given, given.local
+
+
+def test_auto_goes_by_the_micro_batch_before(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few keys turn the local phase on, many turn it off; a restart decides alike."""
+    monkeypatch.setattr(local_choice, "ROWS_MIN", 100)
+    operator = GroupAggregate([count().alias("c"), sum_("id")])
+    local: list[bool] = []
+    for batch_id, key in enumerate(["id % 3", "id % 3", "id", "id", "id % 3", "id % 3"]):
+        run = Run(job_at(make_job, tmp_path, "auto"), operator, key="k")  # a new driver each time
+        figures = run(
+            spark.range(batch_id * 200, batch_id * 200 + 200, 1, 2).selectExpr("id", f"{key} as k"), batch_id
+        )
+        local.append("local_rows_in" in figures)
+    assert local == [False, True, True, False, False, True]
