@@ -7,7 +7,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -59,7 +59,7 @@ class Job:
         self._inputs = (spec,) if isinstance(spec, InputSpec) else tuple(spec)
         self.watermark = self._previous_watermark = MIN_WATERMARK
 
-    def run(self, batches: Sequence[pa.RecordBatch | InputBatch]) -> float:
+    def run(self, batches: Iterable[pa.RecordBatch | InputBatch]) -> float:
         """Run and commit one micro-batch; the seconds it took, from the open store to the uploaded delta."""
         record = None
         for out in run_partition(self.spec(), 0, map(_input_batch, batches)):
