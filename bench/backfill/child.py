@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,9 +45,13 @@ class Backfill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """``memory_bytes`` is by how much the process has grown at most; ``content`` names all that was stored."""
+    """``memory_bytes`` is by how much the process has grown at most; ``content`` names all that was stored.
+
+    ``cpu_seconds`` are those of all threads of the process, RocksDB's among them.
+    """
 
     seconds: float
+    cpu_seconds: float
     commit_seconds: float
     memory_bytes: int
     write_cache_bytes: int
@@ -62,15 +67,16 @@ def measure(task: Backfill) -> Measured:
     )
     with tempfile.TemporaryDirectory(prefix="asyncstate-backfill-") as folder:
         job = Job(Path(folder), GRAINS[task.grain](), config, INPUT)
-        before = _memory()
+        memory, cpu = _memory(), time.process_time()
         seconds = job.run(_batches(task.keys))
-        memory = _memory() - before
+        memory, cpu = _memory() - memory, time.process_time() - cpu
         found = job.statistics
         digest = xxhash.xxh3_128()
         for key, value in read_state(job.spec(), 1):
             digest.update(b"%d %d " % (len(key), len(value)) + key + value)
     return Measured(
         seconds=seconds,
+        cpu_seconds=cpu,
         commit_seconds=found["commit_seconds"],
         memory_bytes=memory,
         write_cache_bytes=int(found["write_cache_bytes_peak"]),

@@ -26,12 +26,14 @@ class WrongResultError(Exception):
 
 
 class BackfillResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians of one write cache; ``ratio`` is the median of its times by those without a bound, pair by pair."""
+    """Medians of one write cache; ``ratio`` is the median of its times by those without a bound, pair by pair, and
+    ``cpu_ratio`` the same of processor time."""
 
     grain: str
     mode: str
     write_cache: str
     seconds: float
+    cpu_seconds: float
     commit_seconds: float
     memory_bytes: float
     write_cache_bytes: float
@@ -39,6 +41,7 @@ class BackfillResult(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     ratio_min: float
     ratio_max: float
+    cpu_ratio: float
 
 
 def run(
@@ -80,6 +83,7 @@ def _result(
         mode=mode,
         write_cache=size,
         seconds=statistics.median(one.seconds for one in mine),
+        cpu_seconds=statistics.median(one.cpu_seconds for one in mine),
         commit_seconds=statistics.median(one.commit_seconds for one in mine),
         memory_bytes=statistics.median(one.memory_bytes for one in mine),
         write_cache_bytes=statistics.median(one.write_cache_bytes for one in mine),
@@ -87,6 +91,9 @@ def _result(
         ratio=statistics.median(ratios),
         ratio_min=min(ratios),
         ratio_max=max(ratios),
+        cpu_ratio=statistics.median(
+            one.cpu_seconds / other.cpu_seconds for one, other in zip(mine, unbounded, strict=True)
+        ),
     )
 
 
@@ -95,7 +102,7 @@ def backfill_table(results: Sequence[BackfillResult], title: str) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in ("grain, mode", "cache"):
         table.add_column(name, no_wrap=True)
-    for name in ("spills", "seconds", "ratio", "spread", "writes MiB", "process MiB"):
+    for name in ("spills", "seconds", "ratio", "spread", "cpu ratio", "writes MiB", "process MiB"):
         table.add_column(name, justify="right")
     for result in results:
         table.add_row(
@@ -105,6 +112,7 @@ def backfill_table(results: Sequence[BackfillResult], title: str) -> Table:
             f"{result.seconds:.1f}",
             f"{result.ratio:.2f}",
             f"{result.ratio_min:.2f}-{result.ratio_max:.2f}",
+            f"{result.cpu_ratio:.2f}",
             f"{result.write_cache_bytes / _MIB:.0f}",
             f"{result.memory_bytes / _MIB:.0f}",
         )
