@@ -393,14 +393,6 @@ class Operator(ABC):
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``."""
 
-    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
-        """What may be done to the rows of the only input before the exchange; None: nothing.
-
-        Called on the driver, after ``bind``. If the job makes use of it, ``inputs[0].local`` is what was returned, in
-        ``bind`` and ``open`` of the tasks. State must not depend on it: it may change from one micro-batch to the next.
-        """
-        return None
-
     def open(self, context: OperatorContext) -> None:
         """Declare state with ``context.get_state``.
 
@@ -462,6 +454,14 @@ class BundleOperator(Operator):
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """Handle the rows of one input. Return None or a StateFuture, or be a generator of them; the next bundle
         starts when all is done. A generator goes on when what it yielded is done and its output has left."""
+
+    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
+        """What may be done to the rows of the only input before the exchange; None: nothing.
+
+        Called on the driver, after ``bind``. If the job makes use of it, ``inputs[0].local`` is what was returned, in
+        ``bind`` and ``open`` of the tasks. State must not depend on it: it may change from one micro-batch to the next.
+        """
+        return None
 
     def prefetch(self, bundle: Bundle) -> None:
         """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is at work."""

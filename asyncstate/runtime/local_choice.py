@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from asyncstate.config import Config
 from asyncstate.local_phase import LocalFunction, LocalPhase
-from asyncstate.operator import InputSpec, Operator
+from asyncstate.operator import BundleOperator, InputSpec, Operator
 from asyncstate.storage import OperatorManifest
 
 ROWS_MIN: Final = 50_000
@@ -36,7 +36,7 @@ def chosen_local_phase(
     batch_id: int,
 ) -> LocalPhase | None:
     """The local phase for this micro-batch; None where rows go to the operator as they are."""
-    if config.local_aggregation == "false" or len(inputs) != 1:
+    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
         return None
     phase = operator.local_phase(inputs)
     if phase is None or config.local_aggregation == "true":

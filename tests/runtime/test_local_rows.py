@@ -1,0 +1,86 @@
+"""An operator of one's own with a local phase: it gets local rows where the job makes them, whole rows where not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from asyncstate import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    OperatorContext,
+    RecordContext,
+    RecordOperator,
+    Row,
+)
+from asyncstate.local_phase import LocalColumn, LocalFunction, LocalPhase, local_columns, local_rows
+from asyncstate.testing import OperatorHarness
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
+HIGHEST = LocalPhase((LocalColumn(LocalFunction.MAX, pa.int64(), "n"),))
+
+
+class Highest(BundleOperator):
+    """The rows of each key in a bundle, and their highest number."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("k", pa.string()), ("rows", pa.int64()), ("highest", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        self.local = context.inputs[0].local
+
+    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase:
+        return HIGHEST
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
+        assert self.local in (None, HIGHEST)
+        if self.local is None:
+            rows, numbers = np.ones(bundle.num_rows, np.int64), bundle.batch.column("n")
+        else:
+            rows, (numbers,) = local_rows(bundle.batch), local_columns(bundle.batch, [0])
+        order, starts = bundle.keys.rows_sorted()
+        counts = np.add.reduceat(rows[order], starts)
+        highest = np.maximum.reduceat(numbers.to_numpy()[order], starts)
+        ctx.emit([bundle.keys.columns[0], pa.array(counts), pa.array(highest)])
+
+
+class Plain(RecordOperator):
+    """A record-grain operator: it always gets rows."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        assert inputs[0].local is None
+        return SCHEMA
+
+    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase:
+        return HIGHEST
+
+    def process(self, row: Row, ctx: RecordContext) -> None:
+        ctx.emit(row.k, row.n)
+
+
+@pytest.mark.parametrize(("setting", "rows_in"), [("true", 4), ("false", 6), ("auto", 6)])
+def test_local_rows_reach_the_operator_where_the_job_makes_them(
+    setting: str, rows_in: int, async_enabled: bool, store_kind: str
+) -> None:
+    options = {"async-state.local-aggregation": setting}
+    settings: dict[str, Any] = {"changelog": False, "async_enabled": async_enabled, "store": store_kind}
+    with OperatorHarness(Highest(), SCHEMA, ["k"], options=options, **settings) as harness:
+        harness.push([("a", 1), ("b", 7), ("a", 5)])
+        harness.push([("b", 2), ("a", 3), ("b", 9)])
+        assert sorted(harness.end_batch()) == [("+I", "a", 3, 5), ("+I", "b", 3, 9)]
+        assert harness.statistics()["rows_in"] == rows_in
+        assert harness.statistics().get("local_rows_in") == (6 if setting == "true" else None)
+
+
+def test_record_grain_always_gets_rows() -> None:
+    with OperatorHarness(
+        Plain(), SCHEMA, ["k"], options={"async-state.local-aggregation": "true"}
+    ) as harness:
+        harness.push([("a", 1), ("a", 2)])
+        assert harness.end_batch() == [("+I", "a", 1), ("+I", "a", 2)]
