@@ -361,7 +361,11 @@ def logged(runner: ExpiringRunner) -> dict[int, Counter[int]]:
     return {key: Counter({v: n for v, n in values.items() if n}) for key, values in found.items()}
 
 
+REVIVED = [(0, [("+I", ONE), ("+I", THIRD)]), (100, [("+I", ONE)]), (0, [("-D", ONE), ("+I", THIRD)])]
+
+
 @given(group_stories, ttls, st.booleans(), st.booleans())
+@example(REVIVED, StateTtl(100 * MS), False, True)
 def test_groups(story: Any, ttl: StateTtl, distinct: bool, changelog: bool) -> None:
     sync = run_groups(story, ttl, distinct, changelog, False)
     assert run_groups(story, ttl, distinct, changelog, True) == sync
