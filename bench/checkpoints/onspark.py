@@ -1,6 +1,6 @@
 """What a commit costs on Spark: two jobs with the same micro-batches, one of them without a checkpoint.
 
-Owns: ``spark_commit_cost``.
+Owns: ``spark_commit_cost`` and ``BothJobs``.
 Invariant: as in ``commits``; the job without a checkpoint runs all that Spark does, and its driver keeps the
 few bytes of its manifests in memory.
 """
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CORES = 2
+_UID = "totals"
 
 
 def spark_commit_cost(
@@ -44,7 +45,7 @@ def spark_commit_cost(
     tell("commits: starting Spark")
     spark = local_session("asyncstate-checkpoints", folder, CORES)
     try:
-        both = _Both(spark, folder)
+        both = BothJobs(spark, folder)
         tell("commits: filling the state on Spark")
         for keys in fill_keys(CORES * state_keys):
             both.run(keys)
@@ -59,15 +60,18 @@ def spark_commit_cost(
     return compared(f"Spark, {CORES} tasks", changed, state_keys, pairs[WARM_UP:], interval, AIM)
 
 
-class _Both:
+class BothJobs:
+    """A job with a checkpoint and one without, which get the same micro-batches in turns."""
+
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
         self._folder = folder
         self._batch_id = 0
-        self._with = self._job("with")
+        checkpointed = self._job("with")
         with patch.object(driver, "checkpoint_files", memory_files):
-            self._without = self._job("without", run=run_without_checkpoint)
-        self._functions = [job.micro_batch(_drop) for job in (self._with, self._without)]
+            bare = self._job("without", run=run_without_checkpoint)
+        self._jobs = (checkpointed, bare)
+        self._functions = [job.micro_batch(_drop) for job in self._jobs]
 
     def _job(self, name: str, run: RunPartition | None = None) -> StreamingJob:
         options = {"async-state.local-dir": str(self._folder / name / "local")}
@@ -75,6 +79,7 @@ class _Both:
         return StreamingJob(self._spark, place, options, name, run=run)
 
     def run(self, keys: np.ndarray) -> Pair:
+        """A micro-batch with a row a key."""
         path = self._folder / f"input-{self._batch_id}.parquet"
         pq.write_table(pa.Table.from_batches(batches(keys, BATCH_ROWS)), path)
         rows = self._spark.read.parquet(str(path))
@@ -82,6 +87,12 @@ class _Both:
         self._batch_id += 1
         path.unlink()
         return Pair(times[1].seconds, times[0].seconds, self._has_snapshot())
+
+    @property
+    def rows_out(self) -> list[float]:
+        """Rows that the last micro-batch put out, with a checkpoint and without."""
+        statistics = [job.statistics for job in self._jobs]
+        return [each.operators[_UID].sums["rows_out"] for each in statistics if each is not None]
 
     def _timed(self, function: Callable[[DataFrame, int], None], rows: DataFrame) -> float:
         started = time.perf_counter()
@@ -94,5 +105,5 @@ class _Both:
 
 
 def _drop(rows: DataFrame, batch: MicroBatch) -> None:
-    out = batch.apply(aggregate(), rows, key="key", uid="totals")
+    out = batch.apply(aggregate(), rows, key="key", uid=_UID)
     out.write.format("noop").mode("overwrite").save()

@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from asyncstate.errors import AsyncStateError
-from asyncstate.storage import LocalFiles
+from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.storage.manifest import batch_of
 from bench.__main__ import app
 from bench.checkpoints import recovery as recoveries
@@ -18,6 +19,7 @@ from bench.checkpoints.bare import without_checkpoint
 from bench.checkpoints.child import Recovered, Recovery
 from bench.checkpoints.commits import Pair, compared
 from bench.checkpoints.driven import aggregate, settings
+from bench.checkpoints.onspark import BothJobs
 from bench.checkpoints.sizes import checkpoint_bytes
 from bench.job import Job
 from bench.rows import INPUT, batches
@@ -115,3 +117,15 @@ def test_a_recovery_that_fails_says_why(tmp_path: Path) -> None:
     )
     with pytest.raises(AsyncStateError, match=r"exit code 1(.|\n)*No such file(.|\n)*base\.json"):
         recoveries.start(task)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_on_spark_one_job_has_a_checkpoint_and_one_has_none(spark: SparkSession, tmp_path: Path) -> None:
+    both = BothJobs(spark, tmp_path)
+    for rows_out in (20, 40, 40):  # +I, then -U and +U
+        assert not both.run(np.arange(20, dtype=np.int64)).snapshot
+        assert both.rows_out == [rows_out, rows_out]
+    assert Checkpoint(LocalFiles(tmp_path / "with" / "checkpoint")).versions() == [0, 1, 2]
+    assert not (tmp_path / "without" / "checkpoint").exists()
+    assert list((tmp_path / "without" / "local").rglob("*.sst"))
