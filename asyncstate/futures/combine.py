@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from asyncstate.futures.future import StateFuture, pending_future
+from asyncstate.futures.future import StateFuture, completed_future, pending_future
 from asyncstate.futures.scopes import current_owner
 from asyncstate.futures.settling import DONE, FAILED, Work, require_future, settle
 
@@ -22,8 +22,13 @@ def combine_all(futures: Iterable[StateFuture[T]]) -> StateFuture[list[T]]:
     Raises FutureStateError when something among ``futures`` (None, say) is no StateFuture.
     """
     sources = list(futures)
+    there = 0
     for future in sources:
-        require_future(future, "combine_all")
+        if type(future) is not StateFuture:
+            require_future(future, "combine_all")
+        there += future._state == DONE
+    if there == len(sources):
+        return completed_future([future._value for future in sources])
     values: list[Any] = [None] * len(sources)
     combined: StateFuture[list[T]] = pending_future(current_owner())
     missing = 1  # one for the loop below, so that completion happens once and at its end

@@ -157,7 +157,13 @@ class StateFuture(FutureCore, Generic[T]):
 
     def then_combine(self, other: StateFuture[U], fn: Callable[[T, U], V]) -> StateFuture[V]:
         """A future of ``fn(value, other's value)`` once both are there."""
-        require_future(other, "then_combine")
+        if type(other) is not StateFuture:
+            require_future(other, "then_combine")
+        if self._state == DONE and other._state == DONE:  # no chain of two for what is there already
+            try:
+                return completed_future(fn(self._value, other._value))
+            except Exception as error:
+                return failed_future(error)
         return self.then_compose(lambda mine: other.then_apply(lambda others: fn(mine, others)))
 
     def then_conditionally_apply(
