@@ -254,6 +254,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "Memory for what one partition writes in a micro-batch. Beyond it writes go to disk, below "
         "`async-state.local-dir`, until the micro-batch ends; results and stored bytes are the same.",
     ] = 256 << 20
+    read_cache_size_bytes: Annotated[
+        int,
+        size(0, 1 << 40),
+        "Memory of a state object for values it has decoded or been given, in each micro-batch, beside "
+        "`async-state.cache-size`; at most `async-state.write-cache-size`. Only values that cannot be changed are "
+        "kept, and only while it pays. `0b` turns it off.",
+    ] = 4 << 20
     store: Annotated[
         Literal["rocksdb", "memory"],
         Choice(("rocksdb", "memory")),

@@ -1,7 +1,7 @@
 """What a state object may ask for, and the sink it asks.
 
-Owns: the ``StateSink`` contract between the state objects and the execution controllers, and ``StateRequest``,
-one read that waits in an asynchronous controller.
+Owns: the ``StateSink`` contract between the state objects and the execution controllers, ``LevelOne``, what a state
+object knows by itself, and ``StateRequest``, one read that waits in an asynchronous controller.
 Invariant: writes are seen by every later read of the same key, whatever the mode.
 Must not import storage, execution or operators.
 
@@ -44,6 +44,23 @@ class StateRequest:
         self.decode = decode
         self.future = future
         self.record = record
+
+
+class LevelOne(ABC):
+    """Values that a state object has decoded, and writes that it holds back. ``hits`` counts the reads it answered."""
+
+    __slots__ = ("hits",)
+
+    def __init__(self) -> None:
+        self.hits = 0
+
+    @abstractmethod
+    def write_back(self) -> None:
+        """Hand what is held back to the sink."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """``write_back`` at the end of the micro-batch; the state is not used any more."""
 
 
 class StateSink(ABC):
@@ -94,6 +111,13 @@ class StateSink(ABC):
     @abstractmethod
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Remove many keys."""
+
+    @abstractmethod
+    def attach(self, level_one: LevelOne) -> None:
+        """Take the writes of ``level_one`` back before every scan, and at the end of the micro-batch.
+
+        Nobody but its own state reads its keys in any other way.
+        """
 
     @abstractmethod
     def prefetch(self, keys: list[bytes]) -> None:

@@ -14,6 +14,7 @@ from asyncstate.codec.hashing import (
 )
 from asyncstate.codec.key_batch import KeyBatch
 from asyncstate.codec.keys import KeyCodec, decode_namespace, encode_namespace, prefix_end
+from asyncstate.codec.plain import PlainValues, plain_key, plain_values
 from asyncstate.codec.types import (
     check_key_type,
     check_value_schema,
@@ -34,6 +35,7 @@ __all__ = [
     "KeyBatch",
     "KeyCodec",
     "PickleCodec",
+    "PlainValues",
     "Refusal",
     "RowCodec",
     "ValueCodec",
@@ -49,6 +51,8 @@ __all__ = [
     "hash_columns",
     "key_group",
     "key_groups",
+    "plain_key",
+    "plain_values",
     "prefix_end",
     "refusals",
     "schema_from_text",

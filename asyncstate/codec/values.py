@@ -28,6 +28,7 @@ from asyncstate.codec.columns import (
 from asyncstate.codec.evolution import check_evolution, source_indices
 from asyncstate.codec.nested import upgrade, upgrade_column
 from asyncstate.codec.pages import DecodePacked, DecodeValues, value_pages
+from asyncstate.codec.plain import PlainValues, plain_values
 from asyncstate.codec.row_columns import decode_rows, encode_rows
 from asyncstate.codec.row_layout import RowLayout, row_layout
 from asyncstate.codec.row_scalars import DecodeRow, EncodeRow, row_decoder, row_encoder
@@ -163,7 +164,7 @@ class ValueCodec:
     "nothing stored" is the absence of bytes.
     """
 
-    __slots__ = ("_row", "decode_one", "decode_packed", "decode_page", "encode_one", "type")
+    __slots__ = ("_row", "decode_one", "decode_packed", "decode_page", "encode_one", "plain", "type")
 
     encode_one: Callable[[Any], bytes]
     """Bytes of one value. A plain function, fast from a local; ``CodecError`` for a bad value."""
@@ -177,6 +178,7 @@ class ValueCodec:
 
     def __init__(self, type: pa.DataType, older: Sequence[pa.DataType] = (), *, owner: str = "value") -> None:
         self.type = type
+        self.plain: PlainValues | None = plain_values(type)
         self._row = RowCodec(_one_field(type), [_one_field(one) for one in older], owner=owner)
         self.encode_one, self.decode_one = _value_functions(self._row, self._row._layouts[-1])
         self.decode_page, self.decode_packed = value_pages(self._row._layouts[-1], self.decode_one)
@@ -279,10 +281,11 @@ class PickleCodec:
     Whoever can write the checkpoint can run code in the job; the typed codecs have no such risk.
     """
 
-    __slots__ = ("_owner",)
+    __slots__ = ("_owner", "plain")
 
     def __init__(self, *, owner: str = "value") -> None:
         self._owner = owner
+        self.plain: PlainValues | None = None  # an object may be changed by whoever has it
 
     def encode_one(self, value: Any) -> bytes:
         """The mark byte and the pickle; ``CodecError`` if the object cannot be pickled."""

@@ -12,7 +12,7 @@ from asyncstate.execution.controller import ExecutionController
 from asyncstate.execution.epochs import Epoch, EpochManager
 from asyncstate.execution.limits import AsyncLimits, CallLimits
 from asyncstate.execution.loop import Completion, Completions
-from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.pacing import ReadPacer, thread_waits
 from asyncstate.execution.read_ahead import BLOCK_ROWS, ComingRows, Interests
 from asyncstate.execution.read_threads import ListGet, ReadThreads
 from asyncstate.execution.record import BatchFrame, BroadcastRecord, OutputRow, Record
@@ -41,4 +41,5 @@ __all__ = [
     "Record",
     "StateRequestBuffer",
     "SyncExecutionController",
+    "thread_waits",
 ]

@@ -299,7 +299,7 @@ class AsyncExecutionController(MailboxController):
         """See ``ExecutionController``."""
         self._note_peaks()
         return {
-            **self.overlay.statistics(),
+            **self._read_statistics(),
             **self.calls.statistics(),
             **self._ahead.statistics(),
             "io_wait_seconds": self._wait_seconds,

@@ -26,7 +26,7 @@ from asyncstate.futures import (
     current_scope,
     set_failure_scope,
 )
-from asyncstate.requests import Page, StateSink
+from asyncstate.requests import LevelOne, Page, StateSink
 from asyncstate.storage import WriteOverlay
 
 _GENERATORS: Final = frozenset({GeneratorType, AsyncGeneratorType})
@@ -52,6 +52,7 @@ class ExecutionController(StateSink):
         self.failures = Failures(uid, state_names)
         self._unhandled = self.failures.unhandled
         self._outer_scope: FailureScope | None = None
+        self._level_ones: list[LevelOne] = []
         # the hot calls go straight to the overlay, without a frame in between
         self.get = overlay.get  # type: ignore[method-assign]
         self.put = overlay.put  # type: ignore[method-assign,assignment]
@@ -175,6 +176,25 @@ class ExecutionController(StateSink):
     def statistics(self) -> dict[str, float]:
         """Counts of this micro-batch by name; ``*_peak`` are highest values, ``*_limit`` the bounds in force."""
 
+    # -- the first level of the cache -----------------------------------------------------------------
+
+    def attach(self, level_one: LevelOne) -> None:
+        """See ``StateSink``."""
+        self._level_ones.append(level_one)
+
+    def finish_states(self) -> None:
+        """All operator code has run: what state objects have held back is written."""
+        for level_one in self._level_ones:
+            level_one.finish()
+
+    def _read_statistics(self) -> dict[str, float]:
+        """The overlay's, with the reads that never came so far: ``reads`` and ``hits`` count them too."""
+        counts = self.overlay.statistics()
+        answered = sum(level_one.hits for level_one in self._level_ones)
+        counts["reads"] += answered
+        counts["hits"] += answered
+        return counts | {"level_one_hits": answered}
+
     # -- the sink's calls that never wait ------------------------------------------------------------
 
     def get(self, key: bytes) -> bytes | None:
@@ -191,6 +211,8 @@ class ExecutionController(StateSink):
 
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
         """See ``StateSink``."""
+        for level_one in self._level_ones:
+            level_one.write_back()
         try:
             return self.overlay.scan(start, end, limit)
         except Exception as error:

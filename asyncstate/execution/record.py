@@ -166,7 +166,7 @@ class BroadcastRecord(Record):
         timestamp: int | None,
     ) -> None:
         super().__init__(frame, b"", b"", (), work, item, input_index, row_kind, timestamp)
-        self.group = None  # type: ignore[assignment]  # no store key can be built with it
+        self.group = self.encoded_key = None  # type: ignore[assignment]  # no store key can be built with them
 
     def emit(self, *values: Any, kind: RowKind = RowKind.INSERT) -> None:
         """Refused: every partition would put the row out."""

@@ -70,7 +70,7 @@ class SyncExecutionController(ExecutionController):
 
     def statistics(self) -> dict[str, float]:
         """See ``ExecutionController``."""
-        return self.overlay.statistics() | self.calls.statistics()
+        return self._read_statistics() | self.calls.statistics()
 
     def _call(self, call: OutsideCall) -> StateFuture[Any]:
         completions = self.calls.completions

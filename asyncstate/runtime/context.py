@@ -9,7 +9,7 @@ Must not import Spark.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, TypeVar, cast
 
 import msgspec
@@ -21,10 +21,10 @@ from asyncstate.errors import SchemaError, StateAccessError, StateDeclarationErr
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, StateDescriptor
 from asyncstate.places import masked
-from asyncstate.requests import Decoder, Page, StateSink
+from asyncstate.requests import Decoder, LevelOne, Page, StateSink
 from asyncstate.runtime.broadcast_checks import check_broadcast
 from asyncstate.runtime.ordering import check_ordered, ordered_states
-from asyncstate.state import ExpiringState, StateTtl
+from asyncstate.state import ExpiringState, StateTtl, Trial, with_decoded_values
 from asyncstate.state.versions import evolved, wrong_kind
 from asyncstate.storage import StateSpec
 
@@ -53,6 +53,7 @@ class TaskContext:
         watermark: int = MIN_WATERMARK,
         processing_time: int = 0,
         previous_watermark: int = MIN_WATERMARK,
+        trial_of: Callable[[str], Trial] | None = None,
     ) -> None:
         self.uid = uid
         self.inputs = tuple(inputs)
@@ -67,6 +68,12 @@ class TaskContext:
         self.counters: dict[str, Counter] = {}
         self.expiring: list[tuple[StateTtl, ExpiringState]] = []
         self._sink = sink
+        self._trial_of = trial_of
+        # That option is for waiting reads: whatever is answered without the sink would hide one. Writes that state
+        # objects hold back are bounded by the cache of writes, too.
+        self._decoded_bytes = (
+            0 if config.batch_hot_reads else min(config.read_cache_size_bytes, config.write_cache_size_bytes)
+        )
         self._place = masked(config.checkpoint_dir or "")
         self._stored = {spec.name: spec for spec in stored}
         self.ordered = ordered_states(uid, inputs, stored)
@@ -88,6 +95,8 @@ class TaskContext:
         spec = self._spec(descriptor, stored)
         self._declared[name] = spec
         state = descriptor.bind(self._sink, spec.id, self, spec.types)
+        if self._trial_of is not None:
+            state = with_decoded_values(state, self._decoded_bytes, self._trial_of(name))
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
         if ttl is not None:
             self.expiring.append((ttl, cast(ExpiringState, state)))
@@ -168,6 +177,9 @@ class _NoState(StateSink):
 
     def prefetch(self, keys: list[bytes]) -> None:
         self._refuse()
+
+    def attach(self, level_one: LevelOne) -> None:
+        pass
 
 
 def check_operator(

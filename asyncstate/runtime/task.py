@@ -28,6 +28,7 @@ from asyncstate.execution import (
     OutsideCalls,
     ReadPacer,
     SyncExecutionController,
+    thread_waits,
 )
 from asyncstate.operator import BundleOperator, RecordOperator
 from asyncstate.runtime.broadcast_digest import broadcast_digest
@@ -38,6 +39,7 @@ from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.stores import PartitionStore, open_store
 from asyncstate.runtime.transfers import Transfers
+from asyncstate.state import Trials
 from asyncstate.storage import CacheLoan, PartitionKey, StateSpec, WorkerCache, WriteOverlay, group_range
 
 _AUTO_IO_PARALLELISM: Final = 256  # at most; ReadPacer says how many, by how slow the store is
@@ -45,7 +47,7 @@ _KIB: Final = 1024
 _NOT_SUMMED: Final = ("_peak", "_limit")  # figures of which the highest over partitions counts
 
 # How slow this worker's last reads were, kept between micro-batches: the disk does not change with the batch.
-_pacer = ReadPacer()
+_pacer = ReadPacer(waits=thread_waits)
 
 # Which states the records of an operator read, by checkpoint, job and uid: what they did in the micro-batch before.
 _interests: dict[tuple[str, str, str], Interests] = {}
@@ -53,6 +55,9 @@ _INTERESTS_MAX: Final = 1_000
 
 # What this worker has read and written, for the micro-batches to come.
 worker_cache = WorkerCache()
+
+# For which states keeping decoded values has paid in this worker.
+trials = Trials()
 
 
 def run_partition(
@@ -83,8 +88,11 @@ def run_partition(
 
 
 def _cache(spec: TaskSpec, partition: int, lineage: str) -> CacheLoan:
-    key = PartitionKey(spec.checkpoint, spec.job_id, spec.uid, partition)
-    return worker_cache.lend(key, lineage, spec.config.cache_size_bytes)
+    return worker_cache.lend(_partition_key(spec, partition), lineage, spec.config.cache_size_bytes)
+
+
+def _partition_key(spec: TaskSpec, partition: int) -> PartitionKey:
+    return PartitionKey(spec.checkpoint, spec.job_id, spec.uid, partition)
 
 
 def _controller(spec: TaskSpec, overlay: WriteOverlay) -> ExecutionController:
@@ -140,6 +148,7 @@ def _open_operator(
         spec.watermark,
         spec.processing_time,
         spec.previous_watermark,
+        lambda name: trials.of((_partition_key(spec, partition), name)),
     )
     operator.open(context)
     states = context.opened()
@@ -163,6 +172,7 @@ def _commit(
     seconds: dict[str, float],
 ) -> CommitRecord:
     began = time.perf_counter()
+    runner.controller.finish_states()
     changes = runner.controller.overlay.changes()
     content = opened.commit(changes)
     committed = time.perf_counter() - began

@@ -67,6 +67,7 @@ COUNTS: Final = {
     "reads": "reads",
     "cache_hits": "hits",
     "cache_misses": "misses",
+    "level_one_hits": "level_one_hits",
     "store_reads": "store_reads",
     "read_batches": "list_gets",
     "read_batch_keys": "list_get_keys",

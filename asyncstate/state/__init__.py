@@ -6,6 +6,7 @@ Owns: the state kinds of both grains and the timers. Must not import storage, ex
 from asyncstate.state.aggregating import AggregateFunction, AggregatingState
 from asyncstate.state.broadcast import BroadcastState, BroadcastStateDescriptor
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
+from asyncstate.state.decoded_states import with_decoded_values
 from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from asyncstate.state.expiry import time_of
 from asyncstate.state.fold_descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
@@ -17,6 +18,7 @@ from asyncstate.state.mapping import MapState
 from asyncstate.state.ranges import merged_entries, pages_of
 from asyncstate.state.reducing import ReducingState
 from asyncstate.state.timers import NAMED_TIMERS, TIMERS_BY_TIME, DueTimer, KeyedTimers
+from asyncstate.state.trials import Trial, Trials
 from asyncstate.state.ttl import ExpiringState, StateTtl, TtlTime, TtlUpdate, TtlVisibility
 from asyncstate.state.value import ValueState
 from asyncstate.state.views import ListView, MapView, ValueView
@@ -52,6 +54,8 @@ __all__ = [
     "StateTtl",
     "TimeRange",
     "TimersState",
+    "Trial",
+    "Trials",
     "TtlTime",
     "TtlUpdate",
     "TtlVisibility",
@@ -62,4 +66,5 @@ __all__ = [
     "pages_of",
     "state_size",
     "time_of",
+    "with_decoded_values",
 ]

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from asyncstate.codec import encode_namespace
+from asyncstate.codec import PlainValues, encode_namespace
 from asyncstate.errors import StateAccessError
 from asyncstate.requests import StateSink
 from asyncstate.state.cursors import CursorRegistry
+from asyncstate.state.decoded import DecodedValues
 from asyncstate.state.expiry import Expiry
 
 NO_NAMESPACE: Final = b""
@@ -27,7 +28,8 @@ class Binding:
     user key: ``decode_key(data, offset)`` gives the key tuple and the next offset. ``decode_values``,
     ``decode_packed`` and ``decode_keys`` do many at once (see ``ValueCodec`` and ``KeyCodec``). ``expiry`` is None
     without a ttl.
-    ``function`` is what a state that folds what is added folds with.
+    ``function`` is what a state that folds what is added folds with. ``plain`` and ``plain_key`` tell whether values
+    and a map's user keys may be kept as Python objects; ``decoded`` has them if they are.
     """
 
     name: str
@@ -46,6 +48,9 @@ class Binding:
     default: bytes | None = None
     expiry: Expiry | None = None
     function: Any = None
+    plain: PlainValues | None = None
+    plain_key: type | None = None
+    decoded: DecodedValues | None = None
     cursors: CursorRegistry = field(default_factory=dict)
     waiting: dict[bytes, Any] = field(default_factory=dict)
 

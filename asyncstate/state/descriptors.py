@@ -19,6 +19,7 @@ from asyncstate.codec import (
     ValueCodec,
     check_key_type,
     check_value_type,
+    plain_key,
     type_from_text,
     type_to_text,
 )
@@ -143,6 +144,7 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
             decode_value=codec.decode_one,
             decode_values=codec.decode_page,
             decode_packed=codec.decode_packed,
+            plain=codec.plain,
             expiry=expiry,
             **more,
         )
@@ -231,6 +233,7 @@ class MapStateDescriptor(_Descriptor[MapState[K, V]], Generic[K, V]):
             "encode_key": user_keys.encode_one,
             "decode_key": user_keys.decode_one,
             "decode_keys": user_keys.decode_page,
+            "plain_key": plain_key(self.key_type),
         }
         state = MapState if self.ttl is None else TtlMapState
         return state(self._binding(sink, state_id, context, codec, **keys), self._root_suffix)

@@ -19,6 +19,7 @@ from asyncstate.futures import StateFuture, StateIterator, completed_future, com
 from asyncstate.requests import Page
 from asyncstate.state.binding import Binding, KeyedState
 from asyncstate.state.cursors import PageCursor, live_cursors
+from asyncstate.state.decoded import DecodedValues
 from asyncstate.state.dict_protocol import DictProtocol
 
 K = TypeVar("K")
@@ -45,9 +46,16 @@ class MapState(KeyedState, DictProtocol[K, V]):
         "_encode",
         "_encode_key",
         "_get",
+        "_known",  # of DecodedMapState, as the next one and the last
+        "_level",
         "_or_none",
+        "_plain_key",
         "_put",
     )
+
+    _known: Callable[[Any, Any], Any]
+    _level: DecodedValues
+    _plain_key: type | None
 
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
@@ -168,7 +176,7 @@ class MapState(KeyedState, DictProtocol[K, V]):
 
     def clear(self) -> None:
         """Remove all entries."""
-        start = self._prefix()
+        start = prefix = self._prefix()
         end = prefix_end(start)
         limit = self._binding.page_size
         while True:
@@ -177,6 +185,7 @@ class MapState(KeyedState, DictProtocol[K, V]):
                 if self._cursors:
                     self._preserve(entry, raw)
                 self._delete(entry)
+            self._removed(page, len(prefix))
             if len(page) < limit:
                 return
             start = page[-1][0] + _AFTER
@@ -218,6 +227,9 @@ class MapState(KeyedState, DictProtocol[K, V]):
 
     def _decode_values(self, page: Page, offset: int) -> list[V]:
         return self._binding.decode_values([value for _, value in page])  # type: ignore[no-any-return]
+
+    def _removed(self, page: Page, offset: int) -> None:
+        """The entries of ``page`` have been removed."""
 
     def _preserve(self, entry: bytes, raw: bytes | None = None) -> None:
         """Keep what is stored under ``entry`` for the iterations that have yet to come to it."""

@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 from asyncstate.errors import OperatorError, StateAccessError
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.state.binding import Binding
+from asyncstate.state.decoded import DecodedValues
 from asyncstate.state.merging import MergingState, Source
 
 T = TypeVar("T")
@@ -28,7 +29,15 @@ _VOID: Final = completed_void_future()
 class FoldingState(MergingState):
     """One stored value. ``binding.function`` is what its kind folds with."""
 
-    __slots__ = ("_decode", "_encode", "_function")
+    __slots__ = (
+        "_decode",
+        "_encode",
+        "_function",
+        "_known",
+        "_level",
+    )  # the last two are of the decoded ones
+
+    _level: DecodedValues
 
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
@@ -51,11 +60,11 @@ class FoldingState(MergingState):
         Raises OperatorError if the function fails, StateAccessError if it gives None, CodecError if it gives what is
         not of the declared type.
         """
-        self._do(self._prefix(), self._add, value)
+        self._do(self._prefix(), self._add, self._given(value))
 
     def async_add(self, value: Any) -> StateFuture[None]:
         """``add``; every operation that is asked for later sees it. Leave ``value`` as it is from now on."""
-        return self._when_read(self._add, value)
+        return self._when_read(self._add, self._given(value))
 
     def clear(self) -> None:
         """Remove what has been added."""
@@ -71,6 +80,10 @@ class FoldingState(MergingState):
             return self._when_read(_cleared, None)
         self._delete(prefix)
         return _VOID
+
+    def _given(self, value: Any) -> Any:
+        """``value``, or an error if it cannot be added."""
+        return value
 
     # -- what a kind says ---------------------------------------------------------------------------------
 
@@ -152,13 +165,13 @@ class ReducingState(FoldingState, Generic[T]):
         Raises OperatorError if the function fails, StateAccessError for None (given, or returned by the
         function), CodecError for what is not of the declared type.
         """
-        super().add(self._given(value))
+        super().add(value)
 
     def async_add(self, value: T) -> StateFuture[None]:
         """``add``; every operation that is asked for later sees it. Leave ``value`` as it is from now on."""
-        return super().async_add(self._given(value))
+        return super().async_add(value)
 
-    def _given(self, value: T) -> T:
+    def _given(self, value: Any) -> Any:
         if value is None:
             raise StateAccessError(
                 f"{self._binding.label}: None cannot be added; leave it out, or use clear() to remove the value"

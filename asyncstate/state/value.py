@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.state.binding import Binding, KeyedState
+from asyncstate.state.decoded import DecodedValues
 
 T = TypeVar("T")
 
@@ -23,7 +24,21 @@ _VOID: Final = completed_void_future()
 class ValueState(KeyedState, Generic[T]):
     """One value for the current key. Without a value, reads give the declared default (None)."""
 
-    __slots__ = ("_async_get", "_decode", "_default", "_delete", "_encode", "_get", "_or_default", "_put")
+    __slots__ = (
+        "_async_get",
+        "_decode",
+        "_default",
+        "_delete",
+        "_encode",
+        "_get",
+        "_known",  # of DecodedValueState, as the next one
+        "_level",
+        "_or_default",
+        "_put",
+    )
+
+    _known: Callable[[Any, Any], Any]
+    _level: DecodedValues
 
     # The methods repeat the store key's expression: a call in between costs a fifth of the whole request.
 

@@ -30,6 +30,8 @@ DOCUMENTED_DEFAULTS = {
     "async-state.local-aggregation": "auto",
     "async-state.broadcast-size-limit": 64 * 1024 * 1024,
     "async-state.cache-size": 128 * 1024 * 1024,
+    "async-state.write-cache-size": 256 * 1024 * 1024,
+    "async-state.read-cache-size": 4 * 1024 * 1024,
     "async-state.store": "rocksdb",
     "async-state.rocksdb.block-cache-size": 128 * 1024 * 1024,
     "async-state.rocksdb.direct-reads": False,

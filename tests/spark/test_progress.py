@@ -35,7 +35,8 @@ BATCH_NAMES = {
 }  # fmt: skip
 OPERATOR_NAMES = {
     "uid", "operator", "parallelism", "rows_in", "rows_out", "keys", "reads", "cache_hits", "cache_misses",
-    "cache_hit_ratio", "store_reads", "read_batches", "read_batch_keys", "read_batch_keys_mean", "scans", "changes",
+    "level_one_hits", "cache_hit_ratio", "store_reads", "read_batches", "read_batch_keys", "read_batch_keys_mean",
+    "scans", "changes",
     "spills", "spilled_bytes", "write_cache_bytes_peak",
     "local_rows_in",
     "calls", "call_timeouts", "change_bytes", "delta_bytes", "restore_bytes", "state_bytes", "state_entries",

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from asyncstate.futures import StateFuture, completed_future, failed_future
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, StateDescriptor
-from asyncstate.requests import Decoder, Page, StateSink
+from asyncstate.requests import Decoder, LevelOne, Page, StateSink
 
 
 @dataclass
@@ -39,11 +39,15 @@ class FakeSink(StateSink):
         self.deferred = deferred
         self.reads = 0
         self.scans = 0
+        self.level_ones: list[LevelOne] = []
         self._random = random.Random(seed)
         self._pending: list[tuple[FakeRecord, StateFuture[Any], Callable[[], Any]]] = []
 
     def commit(self) -> None:
         """End of a micro-batch."""
+        for level_one in self.level_ones:
+            level_one.finish()
+        self.level_ones = []
         self.base = self.contents()
         self.written = {}
 
@@ -100,6 +104,8 @@ class FakeSink(StateSink):
 
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
         self.scans += 1
+        for level_one in self.level_ones:
+            level_one.write_back()
         return [(key, value) for key, value in self.contents().items() if start <= key < end][:limit]
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
@@ -124,6 +130,9 @@ class FakeSink(StateSink):
 
     def prefetch(self, keys: list[bytes]) -> None:
         pass
+
+    def attach(self, level_one: LevelOne) -> None:
+        self.level_ones.append(level_one)
 
 
 def run_records(sink: FakeSink, records: Iterable[FakeRecord]) -> None:
