@@ -184,7 +184,8 @@ class _Migration:
             attempt = uuid.uuid4().hex
             folder = snapshot_folder(uid, number, manifest.batch_id, attempt)
             lease.rocks.settle()
-            snapshot = create_snapshot(lease.rocks, attempt, checkpoint.files, folder, base.snapshot)
+            present = self._operator.partition(number).files()
+            snapshot = create_snapshot(lease.rocks, attempt, checkpoint.files, folder, present)
             return PartitionManifest(number, snapshot)
 
     def _changes(self, store: RocksDBStore, number: int) -> Iterator[list[Change]]:
