@@ -1,6 +1,6 @@
 """Flink's side of the comparison: its Python, its input, its runs, its results.
 
-Owns: ``find_flink``, ``Flink``.
+Owns: ``find_flink``, ``Flink``, ``Sizes`` and ``rows_as_parquet``.
 Invariant: a rate is only given for what was found right on a small input.
 Must not import Spark.
 """
@@ -21,7 +21,7 @@ import duckdb
 
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.oracle import EVENT_KINDS, QuerySpec, register_events
-from bench.peers.flink.queries import FLINK_QUERIES, as_text, fields, statements
+from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, as_text, fields, statements
 from bench.peers.turns import PeerError
 
 PYTHON_VARIABLE = "ASYNCSTATE_FLINK_PYTHON"
@@ -100,7 +100,8 @@ class Flink:
                 )
                 connection.execute(f"CREATE OR REPLACE TEMP VIEW {kind} AS SELECT * FROM first_{kind}")
             columns = {name: _TYPES[kind] for name, kind in spec.columns.items()}
-            return compare(connection, _expected(spec), _parquet(connection, rows, columns))
+            found = rows_as_parquet(connection, rows, columns, LAST_COUNTS.get(spec.name))
+            return compare(connection, _expected(spec), found)
 
     def query_seconds(
         self, spec: QuerySpec, events: Path, sizes: Sizes, asynchronous: bool
@@ -116,7 +117,7 @@ class Flink:
         folder, rows = self._keys(keys), self._folder / "counter.jsonl"
         self._start(self.conf(), [{"counter": str(folder), "rows": str(rows)}])
         with duckdb.connect() as connection:
-            found = _parquet(connection, rows, {"key": "BIGINT", "n": "BIGINT"})
+            found = rows_as_parquet(connection, rows, {"key": "BIGINT", "n": "BIGINT"})
             expected = f"""
                 SELECT key, row_number() OVER (PARTITION BY key) AS n
                 FROM read_csv('{folder}/*.csv', header = false, columns = {{'key': 'BIGINT'}})"""
@@ -187,7 +188,8 @@ class Flink:
         for line in done.stdout.splitlines():
             if line.startswith(_PREFIX):
                 return [float(seconds) for seconds in json.loads(line.removeprefix(_PREFIX))]
-        raise PeerError(f"Flink failed; the end of what it said:\n{(done.stdout + done.stderr)[-3000:]}")
+        said = (done.stdout + done.stderr)[-3_000:]
+        raise PeerError(f"Flink failed with exit code {done.returncode}; the end of what it said:\n{said}")
 
 
 def _time_text(column: str, name: str) -> str:
@@ -211,19 +213,34 @@ def _expected(spec: QuerySpec) -> str:
     return f"SELECT bidder, bid_count, {floors} FROM ({spec.sql})"
 
 
-def _parquet(connection: duckdb.DuckDBPyConnection, rows: Path, columns: dict[str, str]) -> Path:
-    """Lines of [row kind, values...] as a Parquet file with columns; the folder it is in."""
+def rows_as_parquet(
+    connection: duckdb.DuckDBPyConnection, rows: Path, columns: dict[str, str], key: str | None = None
+) -> Path:
+    """Lines of [row kind, values...] as a Parquet file with columns; the folder it is in.
+
+    With ``key`` only the last row of each, without its kind. Rows of a key are in the order in which they came.
+    """
     folder = rows.with_suffix("")
     folder.mkdir()
     values = ", ".join(
         f"CAST(json_extract_string(line, '$[{number}]') AS {kind}) AS \"{name}\""
         for number, (name, kind) in enumerate(columns.items(), start=1)
     )
+    kind, last = "json_extract_string(line, '$[0]') AS row_kind", ""
+    if key is not None:
+        kind, last = (
+            "row_number() OVER () AS number",
+            f"QUALIFY number = max(number) OVER (PARTITION BY {key})",
+        )
+    lines = f"""
+        SELECT {values}, {kind}
+        FROM read_csv('{rows}', columns = {{'line': 'VARCHAR'}}, header = false, delim = '\x01',
+            quote = '', escape = '')
+        {"WHERE line[3] = '+'" if key else ""}"""
+    chosen = "*" if key is None else "* EXCLUDE (number)"
     connection.execute(
         f"""COPY (
-            SELECT {values}, json_extract_string(line, '$[0]') AS row_kind
-            FROM read_csv('{rows}', columns = {{'line': 'VARCHAR'}}, header = false, delim = '\x01',
-                quote = '', escape = '')
+            SELECT {chosen} FROM ({lines}) {last}
         ) TO '{folder}/rows.parquet' (FORMAT parquet)"""
     )
     return folder

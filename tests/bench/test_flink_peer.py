@@ -1,0 +1,101 @@
+"""What the comparison does around Flink; with Flink itself where ``ASYNCSTATE_FLINK_PYTHON`` names it (slow)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+import pytest
+
+from bench.nexmark.oracle import QUERIES
+from bench.nexmark.sources import write_events
+from bench.peers.flink.nexmark import NexmarkPlan, counter, nexmark
+from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, statements
+from bench.peers.flink.run import PYTHON_VARIABLE, Flink, find_flink, rows_as_parquet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_a_python_without_flink_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_flink(Path(sys.executable)) == f"{sys.executable} does not have apache-flink"
+    monkeypatch.setenv(PYTHON_VARIABLE, "/nowhere/python")
+    assert str(find_flink(None)).startswith("/nowhere/python cannot be run")
+
+
+def test_without_flink_the_peers_are_left_out_and_say_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
+    plan = NexmarkPlan(tmp_path, events=10, cores=1, repeat=1, seed=0, python=Path(sys.executable))
+    (results,) = nexmark(["ours-sync", "flink-sql", "flink-sql-async"], plan, lambda _: None)
+    results = [*results, counter("d", "counter", 10, 10, plan, lambda _: None)]
+    assert [result.peer for result in results] == ["flink-sql", "flink-sql-async", "pyflink"]
+    assert all("does not have apache-flink" in result.skipped for result in results)
+    assert not any(result.wrong for result in results)
+
+
+@pytest.mark.parametrize("query", FLINK_QUERIES)
+def test_every_query_has_its_tables_and_a_sink_of_its_columns(query: str) -> None:
+    *made, sink = statements(QUERIES[query], "file:///events")
+    views = {match[1] for text in made if (match := re.match(r"CREATE VIEW (\w+)", text))}
+    assert views == set(QUERIES[query].needs)
+    assert re.findall(r"`(\w+)`", sink) == list(QUERIES[query].columns)
+    assert not re.search(r"[^`]\bdateTime\b", FLINK_QUERIES[query])
+
+
+_CHANGES = (["+I", 1, None], ["-U", 1, None], ["+U", 1, "a\"b,c'd"], ["+I", 2, "x"])
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (None, [("+I", 1, None), ("+I", 2, "x"), ("+U", 1, "a\"b,c'd"), ("-U", 1, None)]),
+        ("id", [(None, 1, "a\"b,c'd"), (None, 2, "x")]),
+    ],
+)
+def test_rows_come_with_their_kinds_or_only_the_last_of_each_key(
+    key: str | None, expected: list[tuple[str | None, int, str | None]], tmp_path: Path
+) -> None:
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in _CHANGES))
+    with duckdb.connect() as connection:
+        folder = rows_as_parquet(connection, lines, {"id": "BIGINT", "text": "VARCHAR"}, key)
+        kind = "NULL" if key else "row_kind"
+        found = connection.execute(f"SELECT {kind}, id, text FROM '{folder}/*.parquet'").fetchall()
+    assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no Python with Flink")
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["rocksdb", "forst"])
+@pytest.mark.parametrize("query", FLINK_QUERIES)
+def test_flink_does_the_query_right(
+    query: str, asynchronous: bool, spark: SparkSession, tmp_path: Path
+) -> None:
+    python = find_flink(None)
+    assert isinstance(python, Path), python
+    events = write_events(spark, tmp_path / "events", 20_000, 20_000)
+    flink = Flink(python, tmp_path, cores=2)
+    outcome = flink.check_query(QUERIES[query], events.path, 15_000, asynchronous)
+    assert outcome.ok, (outcome.problems, outcome.examples)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no Python with Flink")
+def test_pyflink_counts_right(tmp_path: Path) -> None:
+    python = find_flink(None)
+    assert isinstance(python, Path), python
+    outcome = Flink(python, tmp_path, cores=2).check_counter([number * 7 % 40 for number in range(500)])
+    assert outcome.ok, (outcome.problems, outcome.examples)
+
+
+def test_the_queries_whose_last_row_counts_are_known() -> None:
+    assert set(LAST_COUNTS) <= set(FLINK_QUERIES)
+    assert all(key in QUERIES[query].columns for query, key in LAST_COUNTS.items())
