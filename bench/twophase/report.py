@@ -26,8 +26,8 @@ _HEADINGS = (
 
 
 def two_phase_table(results: Sequence[TwoPhaseResult], title: str) -> Table:
-    """A row a case, within 80 characters: rows in Spark's exchange and at the operator, milliseconds, then what one phase
-    costs by what the others do; ``on``: how often ``auto`` chose two phases.
+    """A row a case, within 80 characters: rows in Spark's exchange and at the operator, milliseconds, then what one
+    phase costs by what the others do; ``on``: how often ``auto`` chose two phases.
     """
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
