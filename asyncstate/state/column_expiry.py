@@ -9,7 +9,7 @@ Must not import the states, storage, execution or operators.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -101,23 +101,30 @@ def without_stamps(rows: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
 
 
 class WrittenKeys:
-    """The store keys that were written in this micro-batch, and in what order."""
+    """The store keys that were written in this micro-batch, and in what order; at most about ``KEYS_MAX`` of them are
+    held. When they are more they are forgotten, and any key may have been written until then."""
 
-    __slots__ = ("_last", "moment")
+    KEYS_MAX: ClassVar[int] = 1 << 18
+
+    __slots__ = ("_forgotten", "_last", "moment")
 
     def __init__(self) -> None:
         self.moment = 0
         """How many writes there have been; a read notes it when it is asked for."""
         self._last: dict[bytes, int] = {}
+        self._forgotten = 0
 
     def note(self, keys: Iterable[bytes]) -> None:
         """``keys`` are written now."""
         self.moment += 1
+        if len(self._last) > self.KEYS_MAX:
+            self._last.clear()
+            self._forgotten = self.moment - 1
         self._last.update(dict.fromkeys(keys, self.moment))
 
     def since(self, keys: Sequence[bytes], moment: int) -> BoolArray:
         """Which of the keys have been written behind ``moment``."""
         if moment == self.moment:
             return np.zeros(len(keys), np.bool_)
-        last = self._last
-        return np.fromiter((last.get(key, 0) > moment for key in keys), np.bool_, len(keys))
+        last, otherwise = self._last, self._forgotten
+        return np.fromiter((last.get(key, otherwise) > moment for key in keys), np.bool_, len(keys))

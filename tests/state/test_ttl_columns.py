@@ -18,6 +18,7 @@ from asyncstate.codec import KeyCodec, encode_namespace
 from asyncstate.errors import CodecError, StateDeclarationError
 from asyncstate.runtime.inspection import Inspection, partition_sizes, read_partition
 from asyncstate.state import list_blocks
+from asyncstate.state.column_expiry import WrittenKeys
 from asyncstate.state.json_text import plain
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeRecord, FakeSink
@@ -250,6 +251,21 @@ def test_a_renewal_never_undoes_a_write(change: str, monkeypatch: pytest.MonkeyP
         assert found[0].columns[0].to_pylist() == [1, 2, 3]
         assert found[1].columns[0].to_pylist()[:6] == [0, 1, 2, 3, 20, 30]
         assert set(found[1].stamps.tolist()) == {1_050 * MS}
+
+
+def test_keys_that_were_written_are_known_until_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WrittenKeys, "KEYS_MAX", 2)
+    written = WrittenKeys()
+    assert written.since([b"a"], written.moment).tolist() == [False]
+    written.note([b"a"])
+    before = written.moment
+    written.note([b"b", b"c"])
+    assert written.since([b"a", b"b", b"z"], before).tolist() == [False, True, False]
+    written.note([b"d"])  # the others are forgotten: they may have been written since ``before``
+    after = written.moment
+    assert written.since([b"a", b"d", b"z"], before).tolist() == [True, True, True]
+    written.note([b"a"])
+    assert written.since([b"a", b"d", b"z"], after).tolist() == [True, False, False]
 
 
 def test_reads_that_renew_nothing_write_nothing(bench: Callable[..., ColumnBench]) -> None:
