@@ -176,7 +176,8 @@ def test_late_rows_fire_again_or_are_dropped(steps: list[Step], window: Window, 
         store="memory",
     )
     model = RowsModel(window, lateness)
-    marks = [max([MIN, *(step.watermark or MIN for step in steps[: n + 1])]) for n in range(len(steps))]
+    given_marks = [MIN if step.watermark is None else step.watermark for step in steps]
+    marks = [max(given_marks[: n + 1]) for n in range(len(steps))]
     expected = [
         sorted(model.run([Given(*row) for row in step.rows], mark))
         for step, mark in zip(steps, marks, strict=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import OperatorError
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
-from asyncstate.state import MapStateDescriptor, ValueStateDescriptor
+from asyncstate.state import MapStateDescriptor, ValueStateDescriptor, trials
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate
 
@@ -95,6 +95,39 @@ def test_hot_keys_reach_the_store_once_and_then_never(async_enabled: bool, store
             following = harness.statistics()
             assert (following["store_reads"], following["hits"]) == (0, 200)
             assert following["cache_carried"] == 4
+
+
+def test_the_state_object_answers_what_it_knows(async_enabled: bool, store_kind: str) -> None:
+    with _harness(Sum(), async_enabled, store_kind) as harness:
+        for known in (0, 4):
+            _batch(harness, HOT * 50)
+            found = harness.statistics()
+            assert found["level_one_hits"] == 196, "each micro-batch has state objects of its own"
+            assert found["reads"] == found["hits"] + found["misses"] == 200
+            assert (found["store_reads"], found["cache_carried"]) == (4 - known, known)
+            assert found["changes"] == 4
+
+
+@pytest.mark.parametrize("option", [{"read_cache_size": "0b"}, {"batch_hot_reads": "true"}])
+def test_the_state_object_keeps_nothing_if_told_so(async_enabled: bool, option: dict[str, str]) -> None:
+    with _harness(Sum(), async_enabled, **option) as harness:
+        assert _batch(harness, HOT * 50)[-1] == ("+I", 4, 50)
+        found = harness.statistics()
+        assert (found["level_one_hits"], found["reads"]) == (0, 200)
+
+
+def test_keys_that_do_not_come_again_are_not_kept_for_some_micro_batches(
+    async_enabled: bool, store_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials.Trial.__init__, "__defaults__", (10,))
+    with _harness(Sum(), async_enabled, store_kind) as harness:
+        hits = []
+        for number in range(20):
+            assert _batch(harness, HOT * 5)[-1] == ("+I", 4, 5 * number + 5)
+            hits.append(harness.statistics()["level_one_hits"])
+            if number == 0:
+                _batch(harness, [[100 + key, 1] for key in range(30)])
+        assert hits == [16] + [0] * 16 + [16] * 3
 
 
 def test_absent_keys_reach_the_store_once_and_then_never(async_enabled: bool, store_kind: str) -> None:
@@ -200,14 +233,19 @@ ROWS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), max_size=25)
 @given(
     batches=st.lists(st.tuples(ROWS, st.sampled_from(["commit", "fail", "lose"])), max_size=6),
     cache_size=st.sampled_from(["0b", "1kb", "128mb"]),
+    read_cache_size=st.sampled_from(["0b", "1kb", "4mb"]),
     enabled=st.booleans(),
     kind=st.sampled_from(["rocksdb", "memory"]),
 )
 def test_any_history_gives_the_sums_of_what_was_committed(
-    batches: list[tuple[list[tuple[int, int]], str]], cache_size: str, enabled: bool, kind: str
+    batches: list[tuple[list[tuple[int, int]], str]],
+    cache_size: str,
+    read_cache_size: str,
+    enabled: bool,
+    kind: str,
 ) -> None:
     sums: dict[int, int] = {}
-    with _harness(Sum(), enabled, kind, cache_size=cache_size) as harness:
+    with _harness(Sum(), enabled, kind, cache_size=cache_size, read_cache_size=read_cache_size) as harness:
         for rows, fate in batches:
             before = harness._manifest
             if fate == "fail":
