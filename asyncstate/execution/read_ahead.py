@@ -20,9 +20,10 @@ from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
 BLOCK_ROWS: Final = 1_000
 """Rows that are read ahead together."""
 
-_WANTED_SHARE: Final = 0.25  # of the rows that have waited for a read of a state's own key
+_WANTED_SHARE: Final = 0.5  # of the rows that have waited for a read of a state's own key
 _USED_SHARE: Final = 0.5  # of the keys read ahead that records have then asked for
 _REST_BLOCKS_MAX: Final = 64
+_INTERESTS_MAX: Final = 64
 _ID_AT: Final = 2
 _PREFIX_BYTES: Final = 3  # key group and state id
 
@@ -38,8 +39,12 @@ class Interest:
     next_rest: int = 1
 
 
-Interests = dict[tuple[int, bytes], Interest]
-"""By kind of rows and state id; kept between the micro-batches of an operator, whose records do alike."""
+Place = tuple[bytes, bytes]
+"""Where in the state of a key: the state's id, and what follows the key in the store key (nothing, a map key, a
+namespace)."""
+
+Interests = dict[tuple[int, Place], Interest]
+"""By kind of rows; kept between the micro-batches of an operator, whose records do alike."""
 
 
 @dataclass(slots=True)
@@ -49,7 +54,7 @@ class AheadBlock:
     kind: int
     groups: Sequence[bytes]
     keys: Sequence[bytes]
-    read: dict[bytes, list[bytes]] = field(default_factory=dict)
+    read: dict[Place, list[bytes]] = field(default_factory=dict)
     missing: int = 0
 
 
@@ -68,7 +73,7 @@ class AheadChunk:
 
 
 class ReadAhead:
-    """Reads for the rows to come the states that rows lately had to wait for under their key alone.
+    """Reads for the rows to come what rows lately had to wait for: states of their keys, and entries many ask for.
 
     A record-grain operator decides for itself what it reads; but mostly each row reads the same states of its key.
     Those can be read for many rows at once, in large list gets, and when a row comes, its chain of futures runs
@@ -90,42 +95,48 @@ class ReadAhead:
         self._send = send
         self._parallelism = parallelism
         self._interests: Interests = interests if interests is not None else {}
-        self._waited: Counter[bytes] = Counter()
+        self._waited: Counter[Place] = Counter()
         self._on_the_way: set[bytes] = set()
         self._keys_read = self._keys_unused = 0
 
     def waited(self, key: bytes, encoded_key: bytes) -> None:
-        """A record waits for the store's answer for ``key``; counts if that follows from the record's key alone."""
-        if len(key) == _PREFIX_BYTES + len(encoded_key):
-            self._waited[key[_ID_AT:_PREFIX_BYTES]] += 1
+        """A record waits for the store's answer for ``key``, which has the record's key in it."""
+        end = _PREFIX_BYTES + len(encoded_key)
+        if key[_PREFIX_BYTES:end] == encoded_key:
+            self._waited[key[_ID_AT:_PREFIX_BYTES], key[end:]] += 1
 
-    def wanted(self, kind: int) -> list[bytes]:
-        """Ids of the states to read ahead for rows of this kind; none while the store answers quickly."""
+    def wanted(self, kind: int) -> list[Place]:
+        """Where to read ahead for rows of this kind; nowhere while the store answers quickly."""
         if not self._pacer.waits_for_device:
             return []
-        return [
-            state_id for (of, state_id), interest in self._interests.items() if of == kind and interest.wanted
-        ]
+        return [place for (of, place), interest in self._interests.items() if of == kind and interest.wanted]
 
     def learn(self, kind: int, rows: int) -> None:
         """Take in what the last ``rows`` rows, of this kind, have waited for."""
-        for state_id, count in self._waited.items():
-            interest = self._interests.setdefault((kind, state_id), Interest())
-            if interest.rest:
+        for place, count in self._waited.items():
+            interest = self._interests.get((kind, place))
+            if interest is not None and interest.rest:
                 interest.rest -= 1
             elif count >= _WANTED_SHARE * rows:
-                interest.wanted = True
+                self._interest_in(kind, place).wanted = True
         self._waited.clear()
+
+    def _interest_in(self, kind: int, place: Place) -> Interest:
+        if (kind, place) not in self._interests and len(self._interests) >= _INTERESTS_MAX:
+            for known in [known for known, interest in self._interests.items() if not interest.wanted]:
+                del self._interests[known]  # windows of long ago, say
+        return self._interests.setdefault((kind, place), Interest())
 
     def read(self, block: AheadBlock) -> None:
         """Start reading, for the rows of ``block``, the wanted states that have not been read for them."""
-        for state_id in self.wanted(block.kind):
-            if state_id not in block.read:
+        for place in self.wanted(block.kind):
+            if place not in block.read:
+                state_id, suffix = place
                 rows = zip(block.groups, block.keys, strict=True)
-                keys = dict.fromkeys([group + state_id + key for group, key in rows])
+                keys = dict.fromkeys([group + state_id + key + suffix for group, key in rows])
                 coming = [key for key in self._overlay.unknown(keys) if key not in self._on_the_way]
                 coming.sort()
-                block.read[state_id] = coming
+                block.read[place] = coming
                 self._start(block, coming)
 
     def _start(self, block: AheadBlock, keys: list[bytes]) -> None:
@@ -162,10 +173,10 @@ class ReadAhead:
 
     def end(self, block: AheadBlock) -> None:
         """The block's rows have been handed over: what they did not ask for is dropped, and counted."""
-        for state_id, keys in block.read.items():
+        for place, keys in block.read.items():
             unused = self._overlay.drop_read_ahead(keys)
             self._keys_unused += unused
-            interest = self._interests[block.kind, state_id]
+            interest = self._interest_in(block.kind, place)
             if unused > (1 - _USED_SHARE) * len(keys):
                 interest.wanted = False
                 interest.rest = interest.next_rest
