@@ -8,15 +8,15 @@ asks.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.read_here import read_here
 from asyncstate.execution.read_threads import ListGet
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
+from asyncstate.storage import WriteOverlay
 
 Values = list[bytes | None]
 Send = Callable[[Sequence[ListGet]], None]
@@ -113,10 +113,7 @@ class BundleReads:
         start = read.done
         whole = start == 0 and count >= len(read.wanted)
         keys = read.wanted if whole else read.wanted[start : start + count]
-        started = time.perf_counter()
-        values = self._overlay.store.get_many(keys, LIST_GET_KEYS)
-        seconds = time.perf_counter() - started
-        self._pacer.measured(len(keys), seconds)
+        values, seconds = read_here(self._overlay, self._pacer, keys)
         self._overlay.count_list_get(len(keys), seconds)
         read.done += len(keys)
         read.fill(start, values)

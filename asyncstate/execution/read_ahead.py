@@ -7,15 +7,15 @@ that finds nothing there reads as if nobody had read ahead. Nothing is read ahea
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.read_here import read_here
 from asyncstate.execution.read_threads import ListGet
-from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
+from asyncstate.storage import WriteOverlay
 
 BLOCK_ROWS: Final = 1_000
 """Rows that are read ahead together."""
@@ -150,17 +150,15 @@ class ReadAhead:
         threads = self._pacer.threads(self._parallelism)
         # All blocks under way share the threads, so a list get may be as long as if they were one.
         blocks = max(1, self.rows_ahead // BLOCK_ROWS)
-        chunks = self._pacer.cut(keys, self._pacer.chunk_keys(len(keys) * blocks, threads))
+        size = self._pacer.chunk_keys(len(keys) * blocks, threads)
+        chunks = [list(chunk) for chunk in self._pacer.cut(keys, size)]
         block.missing += len(chunks)
         spills = self._overlay.spills
-        self._send([ListGet(list(chunk), AheadChunk(block, list(chunk), spills)) for chunk in chunks])
+        self._send([ListGet(chunk, AheadChunk(block, chunk, spills)) for chunk in chunks])
 
     def _read_here(self, keys: list[bytes]) -> None:
         """Read on this thread, so that a device that has become quick is noticed."""
-        started = time.perf_counter()
-        values = self._overlay.store.get_many(keys, LIST_GET_KEYS)
-        seconds = time.perf_counter() - started
-        self._pacer.measured(len(keys), seconds)
+        values, seconds = read_here(self._overlay, self._pacer, keys)
         self._overlay.count_list_get(len(keys), seconds)
         self._overlay.keep_read_ahead(keys, values)
 

@@ -6,14 +6,14 @@ Invariant: every request is answered once, here or by the completion of the chun
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.read_here import read_here
 from asyncstate.execution.read_threads import ListGet
 from asyncstate.requests import StateRequest
-from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
+from asyncstate.storage import WriteOverlay
 
 Requests = Sequence[StateRequest]
 Answer = Callable[[Requests, list[bytes | None]], None]
@@ -59,12 +59,10 @@ class RecordReads:
             size = pacer.chunk_keys(len(requests), 1)
             chunk, requests = requests[:size], requests[size:]
             keys = [request.key for request in chunk]
-            started = time.perf_counter()
             try:
-                values = overlay.store.get_many(keys, LIST_GET_KEYS)
+                values, _ = read_here(overlay, pacer, keys)
             except Exception as error:
                 self._fail(chunk, error)
-            pacer.measured(len(keys), time.perf_counter() - started)
             overlay.count_list_get(len(keys))
             self._answer(chunk, values)
             if pacer.waits_for_device:
