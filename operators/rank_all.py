@@ -25,7 +25,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
 from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnState
+from asyncstate.state.list_columns import ListColumns
 from operators.rank_behind import ARRIVAL, Behind, Found
 from operators.rank_best import Merged, RankState, Steps
 from operators.rank_blocks import BlockSizes, Bounds, block_of, concat
@@ -39,7 +39,7 @@ from operators.rank_core import (
     take,
     within_runs,
 )
-from operators.rank_plan import RankListDescriptor, RankPlan, RankRows
+from operators.rank_plan import RankPlan, RankRows
 
 SIZES = BlockSizes()
 
@@ -79,30 +79,20 @@ class AllRows(RankState):
     """
 
     def __init__(self, plan: RankPlan, context: OperatorContext) -> None:
-        super().__init__(plan, context)
-        self._top: ListColumnState = context.get_state(
-            RankListDescriptor("top", pa.schema([*plan.fields, *BOOKKEEPING]), ranking=plan.text)
-        )
+        super().__init__(plan, context, [*plan.fields, *BOOKKEEPING])
         self._sizes = SIZES
         self._behind = Behind(plan, context, SIZES)
 
-    def prefetch(self, keys: KeyBatch) -> None:
-        """See ``RankState``."""
-        self._top.prefetch(keys)
-
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
         """See ``RankState``."""
-        heads = self._top.async_heads(keys)
-        yield heads
-        entries = self._top.async_rows(heads.get())
-        yield entries
-        stored = self._unpack(entries.get(), len(keys))
+        heads, entries = yield from self._read_top(keys)
+        stored = self._unpack(entries, len(keys))
         rows = replace(rows, table=_arrived(rows.table, stored.next_arrival))
         before, ranking = yield from self._change(keys, stored, rows)
         ranking = yield from self._refill(keys, ranking, ends)
         ranking = yield from self._spill(keys, ranking, ends)
         next_arrival = stored.next_arrival + np.bincount(rows.table.key, minlength=len(keys))
-        self._write(keys, heads.get(), before, ranking, next_arrival)
+        self._write(keys, heads, before, ranking, next_arrival)
         had = _has_rows(stored.table.key, stored.bounds, len(keys))
         had[rows.table.key[rows.accumulate]] = True
         has = _has_rows(ranking.table.key[ranking.ranked.rows], ranking.bounds, len(keys))

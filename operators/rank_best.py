@@ -11,7 +11,7 @@ Source: Flink's ``AppendOnlyTopNFunction`` and ``UpdatableTopNFunction``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Counter, OperatorContext
 from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumnState
+from asyncstate.state.list_columns import ListColumns, ListColumnState
 from operators.ordering import Codes, order_levels
 from operators.rank_core import (
     BoolArray,
@@ -56,15 +56,26 @@ Steps = Generator[StateFuture[Any], None, Merged]
 
 
 class RankState(ABC):
-    """The stored rows of a ranking."""
+    """The stored rows of a ranking: state ``top``, a list a key with the columns ``fields``."""
 
-    def __init__(self, plan: RankPlan, context: OperatorContext) -> None:
+    def __init__(self, plan: RankPlan, context: OperatorContext, fields: Sequence[pa.Field]) -> None:
         self._plan = plan
         self._dropped: Counter = context.counter("retractions_without_state")
+        self._top: ListColumnState = context.get_state(
+            RankListDescriptor("top", pa.schema(fields), ranking=plan.text)
+        )
 
-    @abstractmethod
     def prefetch(self, keys: KeyBatch) -> None:
         """Start loading what ``merge`` will read."""
+        self._top.prefetch(keys)
+
+    def _read_top(self, keys: KeyBatch) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
+        """The heads of the lists, for what will be written, and the lists."""
+        heads = self._top.async_heads(keys)
+        yield heads
+        entries = self._top.async_rows(heads.get())
+        yield entries
+        return heads.get(), entries.get()
 
     @abstractmethod
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
@@ -83,22 +94,11 @@ class BestRows(RankState):
     """State ``top``: a list a key of its best rows, in rank order."""
 
     def __init__(self, plan: RankPlan, context: OperatorContext) -> None:
-        super().__init__(plan, context)
-        self._top: ListColumnState = context.get_state(
-            RankListDescriptor("top", pa.schema(plan.fields), ranking=plan.text)
-        )
-
-    def prefetch(self, keys: KeyBatch) -> None:
-        """See ``RankState``."""
-        self._top.prefetch(keys)
+        super().__init__(plan, context, plan.fields)
 
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
         """See ``RankState``."""
-        heads = self._top.async_heads(keys)
-        yield heads
-        read = self._top.async_rows(heads.get())
-        yield read
-        found = read.get()
+        heads, found = yield from self._read_top(keys)
         # Stored rows are in rank order, so that their places tell which of equal ones came first.
         stored = RankTable(found.columns, found.key_index.astype(np.int64), np.arange(found.num_rows))
         arrival = len(stored) + rows.table.arrival
@@ -114,7 +114,7 @@ class BestRows(RankState):
         after = Ranked(order[kept], numbers[kept])
         if self._plan.has_unique:
             self._check_better(codes, outcome, len(stored))
-        self._write(keys, heads.get(), table, before, after)
+        self._write(keys, heads, table, before, after)
         return Merged(table, before, after, np.zeros(len(keys), np.bool_))
 
     def _in_reach(self, stored: RankTable, rows: RankRows, ends: Int64Array) -> tuple[RankTable, RankRows]:
