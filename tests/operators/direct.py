@@ -1,12 +1,13 @@
 """A bundle operator run by hand over a fake sink: quick enough for many random examples.
 
-Owns: ``DirectRunner``. The real runtime is tested through ``OperatorHarness``; nothing is stored here.
+Owns: ``DirectRunner``, and its parts for other runners. The real runtime is tested through ``OperatorHarness``;
+nothing is stored here.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.state.fakes import FakeContext, FakeRecord, FakeSink
 
 
 @dataclass
-class _Context(FakeContext):
+class CountingContext(FakeContext):
     previous_watermark: int = MIN_WATERMARK
     counters: dict[str, Counter] = field(default_factory=dict)
 
@@ -31,7 +32,7 @@ class _Context(FakeContext):
 
 
 @dataclass
-class _BundleContext:
+class CollectingContext:
     watermark: int
     previous_watermark: int
     processing_time: int = 0
@@ -84,42 +85,47 @@ class DirectRunner:
     ) -> list[tuple[Any, ...]]:
         """One micro-batch of bundles: input, rows and their kinds. ``counters`` are those of this micro-batch."""
         operator: BundleOperator = pickle.loads(self._operator)
-        context = _Context(
+        context = CountingContext(
             self.sink, self._page_size, inputs=self._specs, key_schema=self._specs[0].key_schema
         )
         context.previous_watermark, context.processing_time = self._watermark, processing_time
         context.output_schema = operator.bind(self._specs)
         operator.open(context)  # type: ignore[arg-type]
-        ctx = _BundleContext(watermark, self._watermark, processing_time, self._processing_time)
+        ctx = CollectingContext(watermark, self._watermark, processing_time, self._processing_time)
         for side, rows, kinds in bundles:
-            bundle = self._bundle(side, rows, kinds)
+            bundle = make_bundle(self._specs[side], side, rows, kinds, self.max_parallelism)
             if self.sink.deferred:
                 operator.prefetch(bundle)
-            self._settle(lambda bundle=bundle: operator.process_bundle(bundle, ctx))  # type: ignore[misc]
-        self._settle(lambda: operator.on_watermark(watermark, ctx))
+            settle(self.sink, lambda bundle=bundle: operator.process_bundle(bundle, ctx))  # type: ignore[misc]
+        settle(self.sink, lambda: operator.on_watermark(watermark, ctx))
         operator.close()
         self.sink.commit()
         self._watermark, self._processing_time = watermark, processing_time
         self.counters = {name: counter.value for name, counter in context.counters.items()}
         return ctx.rows
 
-    def _settle(self, work: Any) -> None:
-        self.sink.current = FakeRecord(b"", b"")
-        result = work()
-        for step in result if isinstance(result, Iterator) else [result]:
-            while self.sink.waiting:
-                self.sink.answer_one()
-            if isinstance(step, StateFuture):
-                step.get()
 
-    def _bundle(self, side: int, rows: Sequence[Sequence[Any]], kinds: Sequence[str]) -> Bundle:
-        spec = self._specs[side]
-        schema = spec.schema
-        columns = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(schema)]
-        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-        key = spec.key_schema
-        codec = KeyCodec([field.type for field in key], list(key.names), self.max_parallelism)
-        codes = np.array([ROW_KIND_TEXTS.index(kind) for kind in kinds], np.int8)
-        times = microseconds(batch.column(spec.event_time)) if spec.event_time else None
-        keys = codec.group([batch.column(name) for name in key.names], num_rows=len(rows))
-        return Bundle(batch, keys, codes, times, side)
+def settle(sink: FakeSink, work: Callable[[], Any]) -> None:
+    """Run ``work`` and answer what it asks for, until nothing waits."""
+    sink.current = FakeRecord(b"", b"")
+    result = work()
+    for step in result if isinstance(result, Iterator) else [result]:
+        while sink.waiting:
+            sink.answer_one()
+        if isinstance(step, StateFuture):
+            step.get()
+
+
+def make_bundle(
+    spec: InputSpec, side: int, rows: Sequence[Sequence[Any]], kinds: Sequence[str], max_parallelism: int
+) -> Bundle:
+    """Rows of one input and their kinds as a bundle."""
+    schema = spec.schema
+    columns = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(schema)]
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    key = spec.key_schema
+    codec = KeyCodec([field.type for field in key], list(key.names), max_parallelism)
+    codes = np.array([ROW_KIND_TEXTS.index(kind) for kind in kinds], np.int8)
+    times = microseconds(batch.column(spec.event_time)) if spec.event_time else None
+    keys = codec.group([batch.column(name) for name in key.names], num_rows=len(rows))
+    return Bundle(batch, keys, codes, times, side)

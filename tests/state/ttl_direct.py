@@ -7,6 +7,7 @@ with ``StateDecoder``, as the command line does, and not with code of the states
 
 from __future__ import annotations
 
+import functools
 import pickle
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -14,17 +15,13 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_TEXTS, RowKind
-from asyncstate.codec import KeyCodec
-from asyncstate.futures import StateFuture
-from asyncstate.operator import MIN_WATERMARK, Bundle, BundleOperator, Counter, InputSpec, StateDescriptor
+from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, StateDescriptor
 from asyncstate.runtime.cleanup import clean_up
-from asyncstate.runtime.rows import microseconds
 from asyncstate.state import StateDecoder
-from tests.state.fakes import FakeContext, FakeRecord, FakeSink
+from tests.operators.direct import CollectingContext, CountingContext, make_bundle, settle
+from tests.state.fakes import FakeSink
 
 MS = 1_000
 
@@ -65,9 +62,7 @@ def rows_of(entries: dict[bytes, bytes], state: Any, key: pa.Schema, groups: int
 
 
 @dataclass
-class _Context(FakeContext):
-    previous_watermark: int = MIN_WATERMARK
-    counters: dict[str, Counter] = field(default_factory=dict)
+class _Context(CountingContext):
     expiring: list[Any] = field(default_factory=list)
     specs: dict[str, Any] = field(default_factory=dict)
     stored: dict[str, Any] = field(default_factory=dict)
@@ -84,25 +79,6 @@ class _Context(FakeContext):
         if ttl is not None:
             self.expiring.append((ttl, state))
         return state
-
-    def counter(self, name: str) -> Counter:
-        return self.counters.setdefault(name, Counter(name))
-
-
-@dataclass
-class _BundleContext:
-    watermark: int
-    previous_watermark: int
-    processing_time: int
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
-
-    def emit(self, columns: Sequence[pa.Array], kinds: Any = RowKind.INSERT) -> None:
-        lists = [
-            (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
-            for column in columns
-        ]
-        codes = [kinds] * len(lists[0]) if isinstance(kinds, RowKind) else kinds.tolist()
-        self.rows += [(ROW_KIND_TEXTS[code], *row) for code, *row in zip(codes, *lists, strict=True)]
 
 
 class ExpiringRunner:
@@ -141,9 +117,9 @@ class ExpiringRunner:
         operator.open(context)  # type: ignore[arg-type]
         out = []
         for index, rows, kinds in bundles:
-            ctx = _BundleContext(now * MS, before, now * MS)
-            bundle = self._bundle(index, rows, kinds)
-            self._settle(operator.process_bundle, bundle, ctx)
+            ctx = CollectingContext(now * MS, before, now * MS)
+            bundle = make_bundle(self._inputs[index], index, rows, kinds, self._groups)
+            settle(self.sink, functools.partial(operator.process_bundle, bundle, ctx))
             out.append(ctx.rows)
         spec: Any = SimpleNamespace(
             base=None if self._before is None else object(),
@@ -167,21 +143,3 @@ class ExpiringRunner:
     def stored(self, state: str) -> list[Stored]:
         """The rows of a state."""
         return rows_of(self.entries, self._states[state], self._inputs[0].key_schema, self._groups)
-
-    def _settle(self, work: Any, *arguments: Any) -> None:
-        self.sink.current = FakeRecord(b"", b"")
-        result = work(*arguments)
-        while self.sink.waiting:
-            self.sink.answer_one()
-        if isinstance(result, StateFuture):
-            result.get()
-
-    def _bundle(self, index: int, rows: Sequence[Sequence[Any]], kinds: Sequence[str]) -> Bundle:
-        spec = self._inputs[index]
-        columns = [pa.array([row[i] for row in rows], item.type) for i, item in enumerate(spec.schema)]
-        batch = pa.RecordBatch.from_arrays(columns, schema=spec.schema)
-        codec = KeyCodec([item.type for item in spec.key_schema], list(spec.key), self._groups)
-        keys = codec.group([batch.column(name) for name in spec.key], num_rows=len(rows))
-        codes = np.array([ROW_KIND_TEXTS.index(kind) for kind in kinds], np.int8)
-        times = microseconds(batch.column(spec.event_time)) if spec.event_time else None
-        return Bundle(batch, keys, codes, times, index)
