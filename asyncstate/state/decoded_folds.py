@@ -81,6 +81,8 @@ class _DecodedFolding(FoldingState):
         return _VOID
 
     def _write(self, prefix: bytes, before: bytes | None, after: bytes | None) -> None:
+        if after is not before:
+            self._level.drop(prefix)  # a plain call that overtook what waited knows what that left
         super()._write(prefix, before, after)
         _keep(self, prefix, self._value_of(after))
 

@@ -199,9 +199,9 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def generate_step(draw: Draw, sync: bool | None) -> Step:
-    """One step; ``sync`` fixes its form, None draws it."""
-    name = draw.choice(list(KINDS))
+def generate_step(draw: Draw, sync: bool | None, states: Sequence[str]) -> Step:
+    """One step on one of ``states``; ``sync`` fixes its form, None draws it."""
+    name = draw.choice(states)
     kind = KINDS[name]
     method = draw.choice(list(kind.methods))
     form = bool(draw.integer(0, 1)) if sync is None else sync
@@ -216,9 +216,19 @@ def generate_step(draw: Draw, sync: bool | None) -> Step:
 
 
 def generate(
-    draw: Draw, *, keys: int, records: int, steps: int, batches: int, sync: bool | None = None
+    draw: Draw,
+    *,
+    keys: int,
+    records: int,
+    steps: int,
+    batches: int,
+    sync: bool | None = None,
+    states: Sequence[str] = tuple(KINDS),
 ) -> list[MicroBatch]:
-    """``batches`` micro-batches of at most ``records`` records of at most ``steps`` steps, over ``keys`` keys."""
+    """``batches`` micro-batches of at most ``records`` records of at most ``steps`` steps, over ``keys`` keys.
+
+    The fewer the ``states``, the more often steps meet on the same value.
+    """
     now = watermark = 1_000
     program: list[MicroBatch] = []
     for _ in range(batches):
@@ -226,7 +236,7 @@ def generate(
             RowProgram(
                 draw.integer(0, keys - 1),
                 watermark + draw.integer(-8, 12),
-                [generate_step(draw, sync) for _ in range(draw.integer(1, steps))],
+                [generate_step(draw, sync, states) for _ in range(draw.integer(1, steps))],
             )
             for _ in range(draw.integer(1, records))
         ]
@@ -234,6 +244,12 @@ def generate(
         now += draw.integer(0, 8)
         watermark += draw.integer(0, 8)
     return program
+
+
+def some_states() -> st.SearchStrategy[list[str]]:
+    """All states, or one or two of them, so that steps meet often."""
+    names = list(KINDS)
+    return st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True) | st.just(names)
 
 
 # -- the model ----------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from asyncstate.operator import InputSpec
 from asyncstate.state import Trial, Trials, decoded, trials, with_decoded_values
 from asyncstate.storage import MemoryStore, WriteOverlay
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
-from tests.state.programs import HypothesisDraw, MicroBatch, Model, ProgramRunner, generate
+from tests.state.programs import HypothesisDraw, MicroBatch, Model, ProgramRunner, generate, some_states
 
 SCHEMA = pa.schema([("key", pa.int64()), ("time", pa.timestamp("us"))])
 PLENTY = 4 << 20
@@ -62,7 +62,7 @@ def decoded_context(
 
 @st.composite
 def small_programs(draw: Any) -> list[MicroBatch]:
-    return generate(HypothesisDraw(draw), keys=3, records=6, steps=10, batches=2)
+    return generate(HypothesisDraw(draw), keys=3, records=6, steps=10, batches=2, states=draw(some_states()))
 
 
 def run_fake(
@@ -407,6 +407,21 @@ def test_an_answer_that_comes_after_a_write_is_not_kept(answered_late: bool) -> 
         sink.answer_one()
     assert given_before.get() == 1
     assert state.value() == 2
+
+
+def test_a_plain_call_that_overtakes_a_pending_one_leaves_what_it_wrote() -> None:
+    sink = FakeSink(deferred=True)
+    sink.current = record(1)
+    state = decoded_context(sink).get_state(ReducingStateDescriptor("r", _sum, int))
+    given_before = state.async_get()
+    state.add(-3)
+    assert state.get() == -3
+    state.add(1)
+    while sink.waiting:
+        sink.answer_one()
+    assert given_before.get() is None
+    sink.commit()
+    assert state.get() == -2
 
 
 # -- access that is refused ------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from tests.state.programs import (
     ProgramRunner,
     SeededDraw,
     generate,
+    some_states,
 )
 
 TEXTS = st.text("ab\x00é", max_size=6)
@@ -40,7 +41,7 @@ SCHEMA = pa.schema([("key", pa.int64()), ("time", pa.timestamp("us", tz="UTC")),
 
 @st.composite
 def small_programs(draw: Any, sync: bool | None = None) -> list[MicroBatch]:
-    return generate(HypothesisDraw(draw), keys=4, records=6, steps=8, batches=3, sync=sync)
+    return generate(HypothesisDraw(draw), keys=4, records=6, steps=8, batches=3, sync=sync, states=draw(some_states()))
 
 
 @pytest.fixture(autouse=True)
