@@ -41,14 +41,19 @@ _BATCH_SECONDS = 10
 
 @dataclass(frozen=True)
 class Settings:
-    """One run of the query. ``story`` is its folder, ``source`` one that several stories share."""
+    """One run of the query. ``story`` is its folder, ``source`` and ``classes`` are some that several stories share.
+
+    The run that ``leaves_classes`` fills ``classes`` with archives for the JVMs of the others.
+    """
 
     master: str
     source: str
+    classes: str
     story: str
     batches: int
     asynchronous: bool
     speculation: bool = False
+    leaves_classes: bool = False
 
     def folder(self, name: str) -> Path:
         return Path(self.story) / name
@@ -185,17 +190,19 @@ class Query:
 
 def session(settings: Settings) -> SparkSession:
     from asyncstate.spark import build_session
+    from tests.cluster.class_archives import KINDS, java_options
     from tests.cluster.cluster import JAVA_OPTIONS, LOOPBACK, python_environment
 
+    java = {kind: " ".join((*JAVA_OPTIONS, *java_options(Path(settings.classes), kind))) for kind in KINDS}
     conf = {
         "spark.cores.max": "2",
         "spark.deploy.defaultCores": "2",
         "spark.driver.bindAddress": LOOPBACK,
-        "spark.driver.extraJavaOptions": " ".join(JAVA_OPTIONS),
+        "spark.driver.extraJavaOptions": java["driver"],
         "spark.driver.host": LOOPBACK,
         "spark.driver.memory": "512m",
         "spark.executor.cores": "1",
-        "spark.executor.extraJavaOptions": " ".join(JAVA_OPTIONS),
+        "spark.executor.extraJavaOptions": java["executor"],
         "spark.executor.memory": "512m",
         "spark.executorEnv.PYTHONPATH": python_environment()["PYTHONPATH"],
         "spark.local.dir": str(settings.folder("spark-local")),
@@ -226,6 +233,7 @@ def source_offset(query: Path, batch_id: int) -> int:
 def run(settings: Settings) -> int:
     from asyncstate.spark import StreamingJob
     from asyncstate.storage import Checkpoint, LocalFiles
+    from tests.cluster.class_archives import record
 
     plan = Plan(Path(settings.story))
     latest = Checkpoint(LocalFiles(settings.folder("checkpoint"))).latest()
@@ -269,6 +277,8 @@ def run(settings: Settings) -> int:
     job.await_termination(query)
     clock.batch_id = settings.batches
     job.finish()
+    if settings.leaves_classes:
+        record(spark, Path(settings.classes))
     return DONE
 
 

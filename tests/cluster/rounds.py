@@ -11,7 +11,7 @@ import shutil
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +197,7 @@ class Campaign:
         self._source = folder / "source"
         self.figures = Figures()
         generate(self._source, BATCHES, _ROWS, seed)
-        reference = self._settings("undisturbed", asynchronous=False)
+        reference = replace(self._settings("undisturbed", asynchronous=False), leaves_classes=True)
         outcome = Story(cluster, reference, [], seed).run()
         if outcome.hangs or outcome.failures or outcome.regrouped:
             raise RuntimeError(f"the undisturbed run failed: {outcome}, see {reference.story}")
@@ -227,5 +227,11 @@ class Campaign:
         folder = self._folder / name
         folder.mkdir()
         return Settings(
-            self._cluster.master, str(self._source), str(folder), BATCHES, asynchronous, speculation
+            self._cluster.master,
+            str(self._source),
+            str(self._folder / "classes"),
+            str(folder),
+            BATCHES,
+            asynchronous,
+            speculation,
         )
