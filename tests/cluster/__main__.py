@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,7 +47,8 @@ def main(
             if output is not None:  # after each story, so that an interrupted run leaves its figures
                 _write(output, seed, figures)
 
-        figures = campaign.run(rounds, seed, told)
+        with closing(campaign):
+            figures = campaign.run(rounds, seed, told)
     console.print(_table(figures))
     if not figures.good:
         console.print(f"[red]wrong or hung, see[/red] {', '.join(figures.bad_stories)}")

@@ -195,6 +195,7 @@ class Campaign:
         self._cluster = cluster
         self._folder = folder
         self._source = folder / "source"
+        self._classes = folder / "classes"
         self.figures = Figures()
         generate(self._source, BATCHES, _ROWS, seed)
         reference = replace(self._settings("undisturbed", asynchronous=False), leaves_classes=True)
@@ -223,13 +224,17 @@ class Campaign:
             told(drawn)
         return self.figures
 
+    def close(self) -> None:
+        """Remove what only speeds it up; folders of stories that went wrong stay."""
+        shutil.rmtree(self._classes, ignore_errors=True)
+
     def _settings(self, name: str, asynchronous: bool, speculation: bool = False) -> Settings:
         folder = self._folder / name
         folder.mkdir()
         return Settings(
             self._cluster.master,
             str(self._source),
-            str(self._folder / "classes"),
+            str(self._classes),
             str(folder),
             BATCHES,
             asynchronous,

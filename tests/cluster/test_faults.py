@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,8 @@ pytestmark = [
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
     """One cluster and one undisturbed run for all stories."""
     folder = tmp_path_factory.mktemp("cluster")
-    with Cluster(folder / "cluster") as cluster:
-        yield Campaign(cluster, folder, seed=1)
+    with Cluster(folder / "cluster") as cluster, closing(Campaign(cluster, folder, seed=1)) as campaign:
+        yield campaign
 
 
 # Two stories: what Spark itself repairs, then what ends the query. Each fault stands before the next in time.
