@@ -21,9 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncstate import StateTtl
+from asyncstate.errors import CheckpointCorruptionError
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row, Timer
 from asyncstate.state import ValueStateDescriptor
+from asyncstate.storage import Checkpoint, LocalFiles
 from operators import GroupAggregate, Join, count, max_, sum_
+from tests.cluster.class_archives import KINDS, java_options, record
 from tests.cluster.points import Plan, PlannedRun, hook_driver
 
 if TYPE_CHECKING:
@@ -43,7 +46,8 @@ _BATCH_SECONDS = 10
 class Settings:
     """One run of the query. ``story`` is its folder, ``source`` and ``classes`` are some that several stories share.
 
-    The run that ``leaves_classes`` fills ``classes`` with archives for the JVMs of the others.
+    A life of the driver starts the query up to ``queries`` times, again when it has failed. The run that
+    ``leaves_classes`` fills ``classes`` with archives for the JVMs of the others.
     """
 
     master: str
@@ -53,6 +57,7 @@ class Settings:
     batches: int
     asynchronous: bool
     speculation: bool = False
+    queries: int = 1
     leaves_classes: bool = False
 
     def folder(self, name: str) -> Path:
@@ -190,7 +195,6 @@ class Query:
 
 def session(settings: Settings) -> SparkSession:
     from asyncstate.spark import build_session
-    from tests.cluster.class_archives import KINDS, java_options
     from tests.cluster.cluster import JAVA_OPTIONS, LOOPBACK, python_environment
 
     java = {kind: " ".join((*JAVA_OPTIONS, *java_options(Path(settings.classes), kind))) for kind in KINDS}
@@ -231,18 +235,41 @@ def source_offset(query: Path, batch_id: int) -> int:
 
 
 def run(settings: Settings) -> int:
-    from asyncstate.spark import StreamingJob
-    from asyncstate.storage import Checkpoint, LocalFiles
-    from tests.cluster.class_archives import record
-
-    plan = Plan(Path(settings.story))
-    latest = Checkpoint(LocalFiles(settings.folder("checkpoint"))).latest()
-    if latest is not None and latest.final:
+    """A life of the driver."""
+    if is_done(settings):
         return DONE
+    plan = Plan(Path(settings.story))
     spark = session(settings)
     settings.folder("application").write_text(spark.sparkContext.applicationId or "")
     os.environ["CLUSTER_STORY"] = settings.story
     hook_driver(plan)
+    for number in range(1, settings.queries + 1):
+        try:
+            run_query(spark, settings, plan)
+            break
+        except CheckpointCorruptionError:
+            raise  # that takes more than another start
+        except Exception as error:
+            if number == settings.queries:
+                raise
+            print(f"start {number} of the query has failed: {error}"[:2000], file=sys.stderr)
+    if settings.leaves_classes:
+        record(spark, Path(settings.classes))
+    return DONE
+
+
+def is_done(settings: Settings) -> bool:
+    """Whether ``finish()`` has been committed."""
+    latest = Checkpoint(LocalFiles(settings.folder("checkpoint"))).latest()
+    return latest is not None and latest.final
+
+
+def run_query(spark: SparkSession, settings: Settings, plan: Plan) -> None:
+    """Start the query where it stands, run it to its end and finish the job."""
+    from asyncstate.spark import StreamingJob
+
+    if is_done(settings):
+        return
     clock = BatchClock()
     options = {
         "async-state.enabled": settings.asynchronous,
@@ -277,9 +304,6 @@ def run(settings: Settings) -> int:
     job.await_termination(query)
     clock.batch_id = settings.batches
     job.finish()
-    if settings.leaves_classes:
-        record(spark, Path(settings.classes))
-    return DONE
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -25,6 +25,7 @@ BATCHES = 8
 FINAL = BATCHES  # the micro-batch that ``finish()`` runs
 _ROWS = 400
 _FAULTS_A_STORY = 6
+_QUERIES_A_DRIVER = (1, 4, 4)  # a query that fails is started again by another driver, or by the same
 _OUTSIDE_SECONDS_MAX = 2.0
 _OUTSIDE_SECONDS_MAX_FINAL = 0.5  # it has no rows, and is over soon
 _BATCHES_UNTIL_FIRST_RETENTION = 3
@@ -82,11 +83,12 @@ def fault(kind: str, number: int, batch_id: int, rng: random.Random) -> Fault:
 
 @dataclass(frozen=True)
 class Draw:
-    """A story to tell: its faults with their kinds, and the mode."""
+    """A story to tell: its faults with their kinds, the mode, and how often a driver starts the query."""
 
     faults: list[tuple[str, Fault]]
     asynchronous: bool
     seed: int
+    queries: int = 1
 
     @property
     def speculation(self) -> bool:
@@ -108,7 +110,8 @@ def draw(rounds: int, seed: int) -> Iterator[Draw]:
             kind = deck.pop()
             faults.append((kind, fault(kind, number, batch_id, rng)))
             number += 1
-        yield Draw(faults, rng.random() < 0.5, rng.randrange(1 << 30))
+        queries = rng.choice(_QUERIES_A_DRIVER)
+        yield Draw(faults, rng.random() < 0.5, rng.randrange(1 << 30), queries)
 
 
 @dataclass
@@ -206,7 +209,7 @@ class Campaign:
 
     def tell(self, name: str, drawn: Draw) -> tuple[Outcome, Difference | None]:
         """Run one story and compare; its folder stays only if it went wrong."""
-        settings = self._settings(name, drawn.asynchronous, drawn.speculation)
+        settings = self._settings(name, drawn.asynchronous, drawn.speculation, drawn.queries)
         faults = [planned for _, planned in drawn.faults]
         outcome = Story(self._cluster, settings, faults, drawn.seed, self._recovery_seconds_max).run()
         folder = Path(settings.story)
@@ -228,7 +231,9 @@ class Campaign:
         """Remove what only speeds it up; folders of stories that went wrong stay."""
         shutil.rmtree(self._classes, ignore_errors=True)
 
-    def _settings(self, name: str, asynchronous: bool, speculation: bool = False) -> Settings:
+    def _settings(
+        self, name: str, asynchronous: bool, speculation: bool = False, queries: int = 1
+    ) -> Settings:
         folder = self._folder / name
         folder.mkdir()
         return Settings(
@@ -239,4 +244,5 @@ class Campaign:
             BATCHES,
             asynchronous,
             speculation,
+            queries,
         )
