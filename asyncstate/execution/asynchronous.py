@@ -70,7 +70,13 @@ class AsyncExecutionController(MailboxController):
         )
         self._bundles = BundleReads(overlay, self._pacer, self._send, limits.io_parallelism)
         self._ahead = ReadAhead(
-            overlay, self._pacer, self._send, limits.io_parallelism, limits.in_flight, interests
+            overlay,
+            self._pacer,
+            self._read_failed,
+            self._send,
+            limits.io_parallelism,
+            limits.in_flight,
+            interests,
         )
         self._wait_seconds = 0.0
         self._reads_hang = False

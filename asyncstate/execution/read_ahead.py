@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NoReturn
 
 from asyncstate.execution.pacing import ReadPacer
 from asyncstate.execution.read_here import read_here
@@ -28,6 +28,7 @@ _ID_AT: Final = 2
 _PREFIX_BYTES: Final = 3  # key group and state id
 
 Send = Callable[[Sequence[ListGet]], None]
+Fail = Callable[["AheadChunk", BaseException], NoReturn]
 
 
 @dataclass(slots=True)
@@ -84,6 +85,7 @@ class ReadAhead:
         self,
         overlay: WriteOverlay,
         pacer: ReadPacer,
+        fail: Fail,
         send: Send,
         parallelism: int,
         rows_ahead: int,
@@ -92,6 +94,7 @@ class ReadAhead:
         self.rows_ahead = rows_ahead
         self._overlay = overlay
         self._pacer = pacer
+        self._fail = fail
         self._send = send
         self._parallelism = parallelism
         self._interests: Interests = interests if interests is not None else {}
@@ -142,7 +145,7 @@ class ReadAhead:
     def _start(self, block: AheadBlock, keys: list[bytes]) -> None:
         self._keys_read += len(keys)
         if probe := self._pacer.probe_keys():
-            self._read_here(keys[:probe])
+            self._read_here(AheadChunk(block, keys[:probe], self._overlay.spills))
             keys = keys[probe:]
         if not keys:
             return
@@ -156,11 +159,14 @@ class ReadAhead:
         spills = self._overlay.spills
         self._send([ListGet(chunk, AheadChunk(block, chunk, spills)) for chunk in chunks])
 
-    def _read_here(self, keys: list[bytes]) -> None:
+    def _read_here(self, chunk: AheadChunk) -> None:
         """Read on this thread, so that a device that has become quick is noticed."""
-        values, seconds = read_here(self._overlay, self._pacer, keys)
-        self._overlay.count_list_get(len(keys), seconds)
-        self._overlay.keep_read_ahead(keys, values)
+        try:
+            values, seconds = read_here(self._overlay, self._pacer, chunk.keys)
+        except Exception as error:
+            self._fail(chunk, error)
+        self._overlay.count_list_get(len(chunk.keys), seconds)
+        self._overlay.keep_read_ahead(chunk.keys, values)
 
     def arrived(self, chunk: AheadChunk, values: list[bytes | None]) -> None:
         """An answer is there. One older than a spill of writes is dropped: it may contradict what was spilled."""

@@ -198,10 +198,10 @@ def run_stage(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> 
     """Run ``task`` on every partition, once, keeping the rows and collecting the commit records.
 
     A lazy local checkpoint keeps the rows on the executors in the same pass that collects the records, and
-    then drops the lineage. They are kept as rows: Python's MEMORY_AND_DISK would have Java serialise each of them and
-    read each again, twice, which took a third of the JVM's time. Cached rows would be recomputed when an executor is lost, in another order of
-    arrival and so perhaps with other results than those committed; these make the micro-batch fail and be
-    replayed.
+    then drops the lineage. They are kept as rows: Python's MEMORY_AND_DISK would have Java serialise each of them
+    and read each again, twice, which took a third of the JVM's time. Cached rows would be recomputed when an
+    executor is lost, in another order of arrival and so perhaps with other results than those committed; these
+    make the micro-batch fail and be replayed.
     """
     stage = exchanged.mapInArrow(task, schema).localCheckpoint(
         eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK_DESER

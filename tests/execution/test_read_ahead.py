@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncstate.errors import StoreError
 from asyncstate.execution import BLOCK_ROWS, ListGet, ReadPacer
 from asyncstate.execution.read_ahead import AheadBlock, AheadChunk, ComingRecords, ReadAhead
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row, Timer
@@ -39,7 +41,10 @@ class Bench:
         self.store = MemoryStore([(GROUP + A + key(n), b"a%d" % n) for n in range(0, 10_000, 2)])
         self.overlay = WriteOverlay(self.store)
         self.sent: list[ListGet] = []
-        self.ahead = ReadAhead(self.overlay, pacer or Slow(), self.sent.extend, 4, rows_ahead)
+        self.ahead = ReadAhead(self.overlay, pacer or Slow(), self.failed, self.sent.extend, 4, rows_ahead)
+
+    def failed(self, chunk: AheadChunk, error: BaseException) -> NoReturn:
+        raise StoreError(f"{chunk.first_key!r}") from error
 
     def wait(self, block: Any) -> None:
         self.answer()
@@ -167,10 +172,33 @@ def test_a_key_is_read_once_and_known_keys_not_at_all() -> None:
     assert bench.overlay.peek(GROUP + A + key(3)) == b"written"
 
 
+class Probing(Slow):
+    """Reads three keys on the calling thread, to see whether the store is still slow."""
+
+    def probe_keys(self) -> int:
+        return 3
+
+
+class Broken(MemoryStore):
+    """Cannot be read."""
+
+    def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
+        raise StoreError("the disk is gone")
+
+
+def test_a_probe_that_fails_says_what_it_read() -> None:
+    bench = Bench()
+    bench.overlay = WriteOverlay(Broken())
+    bench.ahead = ReadAhead(bench.overlay, Probing(), bench.failed, bench.sent.extend, 4, 0)
+    bench.want(A)
+    with pytest.raises(StoreError, match=re.escape(repr(GROUP + A + key(2)))):
+        bench.ahead.read(AheadBlock(0, [GROUP], [key(2)]))
+
+
 def test_an_answer_from_before_a_spill_is_not_believed() -> None:
     bench = Bench()
     bench.overlay = WriteOverlay(bench.store, bound=WriteBound(1 << 20, MemoryStore, "memory"))
-    bench.ahead = ReadAhead(bench.overlay, Slow(), bench.sent.extend, 4, 0)
+    bench.ahead = ReadAhead(bench.overlay, Slow(), bench.failed, bench.sent.extend, 4, 0)
     bench.want(A)
     block = AheadBlock(0, [GROUP], [key(2)])
     bench.ahead.read(block)
@@ -183,7 +211,7 @@ def test_an_answer_from_before_a_spill_is_not_believed() -> None:
 def test_a_spill_ends_what_was_read_ahead() -> None:
     bench = Bench()
     bench.overlay = WriteOverlay(bench.store, 0, bound=WriteBound(1 << 20, MemoryStore, "memory"))
-    bench.ahead = ReadAhead(bench.overlay, Slow(), bench.sent.extend, 4, 0)
+    bench.ahead = ReadAhead(bench.overlay, Slow(), bench.failed, bench.sent.extend, 4, 0)
     bench.want(A)
     block = AheadBlock(0, [GROUP], [key(2)])
     bench.ahead.read(block)

@@ -41,7 +41,9 @@ SCHEMA = pa.schema([("key", pa.int64()), ("time", pa.timestamp("us", tz="UTC")),
 
 @st.composite
 def small_programs(draw: Any, sync: bool | None = None) -> list[MicroBatch]:
-    return generate(HypothesisDraw(draw), keys=4, records=6, steps=8, batches=3, sync=sync, states=draw(some_states()))
+    return generate(
+        HypothesisDraw(draw), keys=4, records=6, steps=8, batches=3, sync=sync, states=draw(some_states())
+    )
 
 
 @pytest.fixture(autouse=True)
