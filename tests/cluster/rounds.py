@@ -25,7 +25,8 @@ BATCHES = 8
 FINAL = BATCHES  # the micro-batch that ``finish()`` runs
 _ROWS = 400
 _FAULTS_A_STORY = 6
-_QUERIES_A_DRIVER = (1, 4, 4)  # a query that fails is started again by another driver, or by the same
+# A query that has failed is started again by the same driver, at times by another.
+_QUERIES_A_DRIVER = (1, 4, 4, 4, 4, 4)
 _OUTSIDE_SECONDS_MAX = 2.0
 _OUTSIDE_SECONDS_MAX_FINAL = 0.5  # it has no rows, and is over soon
 _BATCHES_UNTIL_FIRST_RETENTION = 3
