@@ -140,6 +140,11 @@ class AsyncExecutionController(MailboxController):
             self.failures.read_failed(error, keys[0])
             raise
 
+    @property
+    def reads_ahead(self) -> bool:
+        """See ``ExecutionController``: while the store is slow."""
+        return self._pacer.waits_for_device
+
     def prefetch(self, keys: list[bytes]) -> None:
         """See ``StateSink``."""
         self._bundles.prefetch(keys)

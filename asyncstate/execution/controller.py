@@ -96,6 +96,11 @@ class ExecutionController(StateSink):
     def drain(self) -> None:
         """Return when every record taken so far has ended and its output is in ``outputs``."""
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether what is prefetched now is read beside other work; else a bundle is best read when its turn comes."""
+        return False
+
     @abstractmethod
     def settle(self, future: StateFuture[Any]) -> None:
         """Return when ``future``, made by a bundle operator, is settled; raise its failure as OperatorError."""

@@ -70,16 +70,17 @@ class BundleRunner(Runner):
     # -- running --------------------------------------------------------------------------------------
 
     def run(self, batches: Iterator[InputBatch]) -> Generator[pa.RecordBatch]:
-        """See ``Runner``; reads one bundle ahead in async mode."""
+        """See ``Runner``; reads one bundle ahead while that happens beside other work."""
         waiting: Bundle | None = None
         for bundle in self._bundles(batches):
-            if not self.spec.config.enabled:
-                yield from self._process(bundle)
-                continue
-            self._operator.prefetch(bundle)
+            ahead = self.controller.reads_ahead
+            if ahead:
+                self._operator.prefetch(bundle)
             if waiting is not None:
                 yield from self._process(waiting)
-            waiting = bundle
+            waiting = bundle if ahead else None
+            if not ahead:
+                yield from self._process(bundle)
         if waiting is not None:
             yield from self._process(waiting)
         yield from self._call(lambda: self._operator.on_watermark(self.spec.watermark, self))
