@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.cluster.cluster import command_line
+from tests.cluster.cluster import executors_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ def record(spark: SparkSession, folder: Path) -> None:
         return
     assert spark._jvm is not None
     driver = int(spark._jvm.java.lang.ProcessHandle.current().pid())
-    executors = _executors(spark.sparkContext.applicationId or "")
+    executors = executors_of(spark.sparkContext.applicationId or "")
     folder.mkdir()
     for kind, pid in zip(KINDS, (driver, *executors[:1]), strict=False):
         made = folder / f"{kind}.making"
@@ -47,12 +47,3 @@ def record(spark: SparkSession, folder: Path) -> None:
 
 def _archive(folder: Path, kind: str) -> Path:
     return folder / f"{kind}.jsa"
-
-
-def _executors(application: str) -> list[int]:
-    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [
-        pid
-        for pid in pids
-        if "CoarseGrainedExecutorBackend" in (line := command_line(pid)) and application in line.split()
-    ]

@@ -200,6 +200,17 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def executors_of(application: str) -> list[int]:
+    """Process ids of the executors that run for the application of this id, whoever started them."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    commands = {pid: command_line(pid) for pid in pids}
+    return [
+        pid
+        for pid, command in commands.items()
+        if "CoarseGrainedExecutorBackend" in command and application in command
+    ]
+
+
 def _is_daemon(pid: int) -> bool:
     return "pyspark.daemon" in command_line(pid)
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.task import run_partition
 from asyncstate.storage import Checkpoint, LocalFiles, files
-from tests.cluster.cluster import command_line, kill
+from tests.cluster.cluster import command_line, executors_of, kill
 
 TASK_POINTS = ("task start", "before upload", "after upload", "task end")
 DRIVER_POINTS = (
@@ -150,19 +150,9 @@ def _executor_above(pid: int) -> int:
 
 
 def _some_executor(number: int) -> int:
-    application = (Path(os.environ["CLUSTER_STORY"]) / "application").read_text()
-    found = sorted(
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and _is_executor_of(int(entry.name), application)
-    )
+    found = sorted(executors_of((Path(os.environ["CLUSTER_STORY"]) / "application").read_text()))
     assert found, "the application has an executor"
     return found[number % len(found)]
-
-
-def _is_executor_of(pid: int, application: str) -> bool:
-    command = command_line(pid)
-    return "CoarseGrainedExecutorBackend" in command and application in command
 
 
 @dataclass(frozen=True)
