@@ -227,8 +227,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "timeout. Also the time that `open_calls` and `close_calls` have.",
     ] = 60_000
     bundle_size: Annotated[
-        int, Number(1, 10_000_000), "Rows that a bundle-grain operator gets at a time."
-    ] = 100_000
+        int,
+        Number(1, 10_000_000),
+        "Rows that a bundle-grain operator gets at a time, at most. More rows are cheaper each: neighbouring keys "
+        "share blocks, and rows of a key are put together.",
+    ] = 500_000
+    bundle_memory_bytes: Annotated[
+        int,
+        size(1 << 10, 1 << 40),
+        "Bytes of a bundle: of its rows, and of the state that they read and write, judged by the micro-batch before. "
+        "Where they are wide a bundle has fewer rows, but 1,000.",
+    ] = 64 << 20
     local_aggregation: Annotated[
         Literal["auto", "true", "false"],
         Choice(("auto", "true", "false")),

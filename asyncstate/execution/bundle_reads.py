@@ -48,6 +48,7 @@ class BundleRead:
     def fill(self, start: int, values: Values) -> None:
         """The store's answers for the wanted keys from ``start`` on."""
         stop = start + len(values)
+        self._overlay.count_bundle_read(values)
         if self.spills == self._overlay.spills:
             self._overlay.remember_many(self.wanted[start:stop], values)
         if self.wanted is self.keys:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import Bundle, BundleOperator
+from asyncstate.runtime.bundle_size import BundleSize
 from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.rows import PreparedBatch, output_batch
@@ -32,6 +33,7 @@ class BundleRunner(Runner):
     ) -> None:
         super().__init__(spec, context, controller)
         self._operator = operator
+        self._size = BundleSize(spec)
         self._out: list[pa.RecordBatch] = []
 
     # -- BundleContext --------------------------------------------------------------------------------
@@ -122,16 +124,17 @@ class BundleRunner(Runner):
         yield from out
 
     def _bundles(self, batches: Iterator[InputBatch]) -> Iterator[Bundle]:
-        """Batches of an input put together up to ``bundle_size`` rows; input 0 before input 1."""
-        limit = self.spec.config.bundle_size
+        """Batches of an input put together or cut, up to ``BundleSize`` rows; input 0 before input 1."""
         held: list[list[PreparedBatch]] = [[] for _ in self.spec.inputs]
         rows = 0
         for prepared in self._prepared(batches):
-            if rows and rows + prepared.batch.num_rows > limit:
-                yield from self._joined(held)
-                rows = 0
-            held[prepared.input_index].append(prepared)
-            rows += prepared.batch.num_rows
+            limit = self._size.rows(prepared.batch)
+            for part in prepared.cut(limit):
+                if rows + part.batch.num_rows > limit:
+                    yield from self._joined(held)
+                    rows = 0
+                held[prepared.input_index].append(part)
+                rows += part.batch.num_rows
         yield from self._joined(held)
 
     def _joined(self, held: list[list[PreparedBatch]]) -> Iterator[Bundle]:

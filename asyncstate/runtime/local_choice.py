@@ -42,7 +42,7 @@ def chosen_local_phase(
     if phase is None or config.local_aggregation == "true":
         return phase
     # Of a changelog's rows only the net change would be checked, which nobody should get unasked.
-    if inputs[0].changelog or _sorts(phase) or base is None or not _pays(_sums(base), batch_id):
+    if inputs[0].changelog or _sorts(phase) or base is None or not _pays(base.summed_statistics(), batch_id):
         return None
     return phase
 
@@ -55,14 +55,6 @@ def _sorts(phase: LocalPhase) -> bool:
 
 def _fixed(kind: pa.DataType) -> bool:
     return bool(pa.types.is_primitive(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind))
-
-
-def _sums(base: OperatorManifest) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for partition in base.partitions:
-        for name, value in partition.statistics.items():
-            sums[name] = sums.get(name, 0.0) + value
-    return sums
 
 
 def _pays(before: dict[str, float], batch_id: int) -> bool:

@@ -42,6 +42,17 @@ class PreparedBatch:
         """The highest event time, None without any."""
         return None if self.times is None or not len(self.times) else int(self.times.max())
 
+    def cut(self, rows_max: int) -> Iterator[PreparedBatch]:
+        """The rows in their order, in batches of ``rows_max`` and a last one of what is left."""
+        if self.batch.num_rows <= rows_max:
+            yield self
+            return
+        for start in range(0, self.batch.num_rows, rows_max):
+            part = slice(start, start + rows_max)
+            times = None if self.times is None else self.times[part]
+            batch = self.batch.slice(start, rows_max)
+            yield PreparedBatch(batch, self.kinds[part], times, self.input_index, 0)
+
     def filter(self, keep: npt.NDArray[np.bool_]) -> PreparedBatch:
         """The rows where ``keep`` (n) is true."""
         times = None if self.times is None else self.times[keep]

@@ -94,6 +94,14 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: dict[str, str] = {}
     states: list[StateSpec] = []
 
+    def summed_statistics(self) -> dict[str, float]:
+        """Figures of the micro-batch that committed it, summed over the partitions."""
+        sums: dict[str, float] = {}
+        for partition in self.partitions:
+            for name, value in partition.statistics.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums
+
     def partition(self, number: int) -> PartitionManifest:
         """Return a partition by its number; an absent one is empty."""
         return next((p for p in self.partitions if p.partition == number), PartitionManifest(number))

@@ -24,6 +24,8 @@ from asyncstate.storage.write_meter import size_in_memory
 LIST_GET_KEYS: Final = 128
 """Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
 
+_SAMPLED_OF: Final = 32
+
 _YOUNG_OF: Final = 4
 _JUDGED_KEYS: Final = 10_000  # fewer take no time worth judging
 _KEEPING_FACTOR: Final = 2  # taking entries in and dropping them costs about as much as looking for them
@@ -58,6 +60,7 @@ class WriteOverlay:
 
     __slots__ = (
         "_buffer",
+        "_bundle_read_bytes",
         "_cache_bytes_max",
         "_cache_bytes_peak",
         "_cached",
@@ -124,7 +127,7 @@ class WriteOverlay:
         self._older = [generation.entries for generation in self._cached.generations]
         self._reads = self._misses = self._store_reads = self._list_gets = self._list_get_keys = 0
         self._recalls = self._recalls_failed = self._timed_keys = self._scans = 0
-        self._recall_seconds = self._timed_seconds = 0.0
+        self._recall_seconds = self._timed_seconds = self._bundle_read_bytes = 0.0
         self.put = self._writes.__setitem__
         self.exceeds = self._buffer.meter.look
         self.rows_to_look = self._buffer.meter.rows_to_look
@@ -197,6 +200,7 @@ class WriteOverlay:
         started = time.perf_counter()
         fetched = self.store.get_many(wanted, LIST_GET_KEYS)
         self.count_list_get(len(wanted), time.perf_counter() - started)
+        self.count_bundle_read(fetched)
         self.remember_many(wanted, fetched)
         if wanted is keys:
             return fetched
@@ -385,12 +389,19 @@ class WriteOverlay:
         self._list_get_keys += num_keys
         self._store_reads += num_keys
 
+    def count_bundle_read(self, values: Sequence[bytes | None]) -> None:
+        """Count what the store gave a bundle, by a sample of it."""
+        sampled = values[::_SAMPLED_OF]
+        if sampled:
+            self._bundle_read_bytes += sum(map(len, filter(None, sampled))) * (len(values) / len(sampled))
+
     def statistics(self) -> dict[str, float]:
         """Return the counters; ``reads`` = ``hits`` (from memory) + ``misses``.
 
         ``cache_carried``: entries that an earlier micro-batch left; ``cache_evictions``: entries dropped for want
         of room; ``store_reads``: keys that reached the store, by single and by list gets;
-        ``list_get_seconds``: what the task's own thread spent in list gets;
+        ``list_get_seconds``: what the task's own thread spent in list gets; ``bundle_read_bytes``: values that the
+        store gave bundles, estimated;
         ``spilled_bytes``: keys and values moved to disk, in ``spills`` moves; ``write_cache_bytes_peak``: memory of
         writes, estimated.
         """
@@ -403,6 +414,7 @@ class WriteOverlay:
             "list_gets": self._list_gets,
             "list_get_keys": self._list_get_keys,
             "list_get_seconds": self._timed_seconds,
+            "bundle_read_bytes": self._bundle_read_bytes,
             "scans": self._scans,
             **self._buffer.statistics(),
             "cache_carried": self._carried,

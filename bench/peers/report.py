@@ -102,6 +102,7 @@ def _met(met: bool) -> str:
 def itself_table(figures: Sequence[Figure], title: str) -> Table:
     """asyncstate beside itself and beside code by hand."""
     table = _table(title, ("what",), ("ratio", "spread", "aim", "met"))
+    table.columns[0].no_wrap = False  # the figures need their width
     for number, figure in enumerate(figures):
         last = number + 1 == len(figures) or figures[number + 1].group != figure.group
         table.add_row(

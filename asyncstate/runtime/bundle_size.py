@@ -1,0 +1,39 @@
+"""How many rows a bundle gets: many, because more keys at a time are cheaper each, but as memory allows.
+
+Owns: ``BundleSize``.
+Invariant: it follows from the configuration, the version that the micro-batch starts from and the rows alone, so that
+sync and async, and every attempt at a micro-batch, cut the same rows into the same bundles.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from asyncstate.runtime.spec import TaskSpec
+
+ROWS_UNKNOWN: Final = 100_000
+"""Rows at most while no micro-batch before has told how large the state of a row is."""
+ROWS_MIN: Final = 1_000
+"""Rows that wide ones get as well: list gets of fewer keys cost too much each."""
+
+
+class BundleSize:
+    """The bound in rows for the bundles of one partition in one micro-batch."""
+
+    def __init__(self, spec: TaskSpec) -> None:
+        before = spec.base.summed_statistics() if spec.base is not None else {}
+        rows = before.get("rows_in", 0.0)
+        config = spec.config
+        self._memory_bytes = config.bundle_memory_bytes
+        self._rows_max = config.bundle_size if rows else min(config.bundle_size, ROWS_UNKNOWN)
+        state_bytes = before.get("bundle_read_bytes", 0.0) + before.get("change_bytes", 0.0)
+        self._state_bytes = state_bytes / rows if rows else 0.0
+
+    def rows(self, batch: pa.RecordBatch) -> int:
+        """Rows for a bundle with rows like those of ``batch`` (at least one row), which are held until it is done."""
+        row_bytes = batch.nbytes / batch.num_rows + self._state_bytes
+        fitting = int(self._memory_bytes / max(row_bytes, 1.0))
+        return min(self._rows_max, max(fitting, ROWS_MIN))

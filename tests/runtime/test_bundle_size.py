@@ -1,0 +1,199 @@
+"""Where bundles begin and end: by rows, by memory, and by what the micro-batch before told of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncstate.config import resolve
+from asyncstate.operator import (
+    MIN_WATERMARK,
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    OperatorContext,
+)
+from asyncstate.runtime import TaskSpec
+from asyncstate.runtime.bundle_size import ROWS_MIN, ROWS_UNKNOWN, BundleSize
+from asyncstate.state.columns import ColumnStateDescriptor
+from asyncstate.storage import OperatorManifest, PartitionManifest
+from asyncstate.testing import OperatorHarness
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+ROW_BYTES = 16
+
+
+class Sizes(BundleOperator):
+    """Puts out each row's key and how many rows came together; keeps a text a key."""
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return SCHEMA
+
+    def open(self, context: OperatorContext) -> None:
+        self.texts: Any = context.get_state(
+            ColumnStateDescriptor("texts", pa.schema([("text", pa.string())]))
+        )
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        rows = bundle.batch.num_rows
+        ctx.emit([bundle.batch.column("k"), pa.array([rows] * rows)])
+        if not self.text:
+            return None
+        return self.texts.async_get(bundle.keys).then_accept(
+            lambda _: self.texts.put(bundle.keys, [pa.array([self.text] * len(bundle.keys))])
+        )
+
+
+class Times(Sizes):
+    """Puts out key, event time and kind of each row."""
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
+        assert bundle.times is not None
+        ctx.emit([bundle.batch.column("k"), pa.array(bundle.times)], bundle.kinds)
+
+
+def bundles(output: Sequence[Sequence[Any]]) -> list[int]:
+    """The rows of each bundle, by what ``Sizes`` put out."""
+    found = []
+    while output:
+        found.append(output[0][2])
+        output = output[found[-1] :]
+    return found
+
+
+def rows(start: int, count: int) -> list[list[int]]:
+    return [[number, number] for number in range(start, start + count)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "limit", "expected"),
+    [
+        ([10, 10, 10], 100, [30]),
+        ([10, 10, 10], 20, [20, 10]),
+        ([10, 10, 10], 25, [20, 10]),  # batches are put together whole where they fit
+        ([45], 20, [20, 20, 5]),
+        ([45, 15], 20, [20, 20, 20]),
+        ([5, 45], 20, [5, 20, 20, 5]),
+        ([1, 1, 1], 1, [1, 1, 1]),
+    ],
+)
+def test_batches_are_put_together_and_cut(
+    batches: list[int], limit: int, expected: list[int], async_enabled: bool
+) -> None:
+    options = {"async-state.bundle-size": str(limit)}
+    with OperatorHarness(Sizes(), SCHEMA, "k", async_enabled=async_enabled, options=options) as harness:
+        start = 0
+        for count in batches:
+            harness.push(rows(start, count))
+            start += count
+        output = harness.end_batch()
+    assert [row[1] for row in output] == list(range(sum(batches)))
+    assert bundles(output) == expected
+
+
+@given(st.lists(st.integers(1, 60), max_size=12), st.integers(1, 50))
+def test_no_row_is_lost_and_no_bundle_too_large(batches: list[int], limit: int) -> None:
+    options = {"async-state.bundle-size": str(limit)}
+    with OperatorHarness(Sizes(), SCHEMA, "k", options=options) as harness:
+        start = 0
+        for count in batches:
+            harness.push(rows(start, count))
+            start += count
+        output = harness.end_batch()
+    assert [row[1] for row in output] == list(range(start))
+    assert max(bundles(output), default=0) <= limit
+
+
+def test_kinds_and_times_stay_with_their_rows(async_enabled: bool) -> None:
+    schema = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
+    texts = ["+I", "-D", "+U", "-U", "+I"]
+    options = {"async-state.bundle-size": "2"}
+    with OperatorHarness(
+        Times(), schema, "k", event_time="t", changelog=True, async_enabled=async_enabled, options=options
+    ) as harness:
+        harness.push([[key, key * 10] for key in range(5)], kinds=texts)
+        assert harness.end_batch() == [(text, key, key * 10) for key, text in enumerate(texts)]
+
+
+def test_wide_state_makes_the_next_bundles_smaller(async_enabled: bool, store_kind: str) -> None:
+    """Rows of 16 bytes, whose state is 4,000 bytes read and as many written."""
+    options = {"async-state.bundle-memory": "16mb", "async-state.cache-size": "0b"}
+    with OperatorHarness(
+        Sizes("x" * 4_000), SCHEMA, "k", async_enabled=async_enabled, store=store_kind, options=options
+    ) as harness:
+        found = []
+        for _ in range(3):
+            harness.push(rows(0, 5_000))
+            found.append(bundles(harness.end_batch()))
+    assert found[0] == [5_000]  # nothing is known yet
+    assert found[1][0] == pytest.approx((16 << 20) / (ROW_BYTES + 4_000), rel=0.03)  # it was only written
+    assert found[2][0] == pytest.approx((16 << 20) / (ROW_BYTES + 8_000), rel=0.03)
+    assert [sum(each) for each in found] == [5_000] * 3
+
+
+def size_of(before: dict[str, float] | None, **options: str) -> BundleSize:
+    config = resolve({f"async-state.{key.replace('_', '-')}": value for key, value in options.items()}, {})
+    base = None
+    if before is not None:
+        halves = {name: value / 2 for name, value in before.items()}
+        partitions = [PartitionManifest(number, statistics=halves) for number in range(2)]
+        base = OperatorManifest("op", "Sizes", 2, partitions)
+    return BundleSize(
+        TaskSpec(
+            job_id="job",
+            uid="op",
+            operator=Sizes(),
+            inputs=(InputSpec(SCHEMA, ("k",)),),
+            config=config,
+            parallelism=2,
+            max_parallelism=128,
+            batch_id=1,
+            base_version=0,
+            base=base,
+            watermark=MIN_WATERMARK,
+            previous_watermark=MIN_WATERMARK,
+            processing_time=0,
+            checkpoint=str(Path("checkpoint")),
+            local_dir=str(Path("local")),
+        )
+    )
+
+
+BATCH = pa.RecordBatch.from_arrays([pa.array(np.arange(100)), pa.array(np.arange(100))], schema=SCHEMA)
+KNOWN = {"rows_in": 1_000.0, "bundle_read_bytes": 50_000.0, "change_bytes": 34_000.0}  # 84 bytes a row
+
+
+@pytest.mark.parametrize(
+    ("before", "options", "expected"),
+    [
+        (None, {}, ROWS_UNKNOWN),
+        (None, {"bundle_size": "70"}, 70),
+        ({"rows_in": 0.0}, {}, ROWS_UNKNOWN),
+        (KNOWN, {}, 500_000),
+        (KNOWN, {"bundle_memory": "1mb"}, (1 << 20) // 100),
+        (KNOWN, {"bundle_memory": "1kb"}, ROWS_MIN),
+        (KNOWN, {"bundle_memory": "1kb", "bundle_size": "7"}, 7),
+        (None, {"bundle_memory": "1mb"}, (1 << 20) // ROW_BYTES),
+    ],
+)
+def test_rows_by_memory(before: dict[str, float] | None, options: dict[str, str], expected: int) -> None:
+    assert size_of(before, **options).rows(BATCH) == expected
+
+
+def test_a_slice_counts_by_its_own_bytes() -> None:
+    texts = pa.array(["x" * 984] * 10 + [""] * 90)
+    batch = pa.RecordBatch.from_arrays([texts], ["text"])
+    size = size_of(None, bundle_memory="10mb")
+    assert size.rows(batch.slice(0, 10)) == pytest.approx((10 << 20) / 988, rel=0.01)
+    assert size.rows(batch.slice(10, 90)) == ROWS_UNKNOWN
