@@ -9,8 +9,8 @@ Must not import rocksdict, lease or the overlay.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from itertools import islice
+from operator import itemgetter
 
 from sortedcontainers import SortedList
 
@@ -18,6 +18,8 @@ from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, Entries
 from asyncstate.storage.contract import Change, Changes, KeyedStore
 from asyncstate.storage.spilled import SpilledChanges, SpilledWrites, WriteBound
 from asyncstate.storage.write_meter import WriteMeter, size_in_memory
+
+_key = itemgetter(0)
 
 
 class WriteBuffer:
@@ -59,8 +61,7 @@ class WriteBuffer:
             return None
         if self.spilled is None:
             self.spilled = SpilledWrites(self._store, self._bound)
-        keys = self._sorted_keys()
-        self.spilled.add(zip(keys, map(self.entries.__getitem__, keys), strict=True), len(keys))
+        self.spilled.add(self._sorted_entries(), len(self.entries))
         return self.spilled
 
     def clear(self, in_memory: int) -> None:
@@ -74,14 +75,21 @@ class WriteBuffer:
 
     def changes(self) -> Changes:
         """All writes sorted by key; None marks a delete. A list, unless writes have been spilled."""
-        keys = self._sorted_keys()
         if self.spilled is None:
-            return list(zip(keys, map(self.entries.__getitem__, keys), strict=True))
+            return self._sorted_entries()
+        keys = self._sorted if self._is_indexed else sorted(self.entries)
         self._changes = SpilledChanges(self.spilled, self.entries, list(keys))
         return self._changes
 
-    def _sorted_keys(self) -> Sequence[bytes]:
-        return self._sorted if self._indexed == len(self.entries) else sorted(self.entries)
+    def _sorted_entries(self) -> list[Change]:
+        if self._is_indexed:
+            return list(zip(self._sorted, map(self.entries.__getitem__, self._sorted), strict=True))
+        # With their values: looking each up afterwards takes longer than sorting, for want of the processor's caches.
+        return sorted(self.entries.items(), key=_key)
+
+    @property
+    def _is_indexed(self) -> bool:
+        return self._indexed == len(self.entries)
 
     def statistics(self) -> dict[str, float]:
         """Counters. Before ``changes``, what was spilled and then written again counts twice among the changes."""
