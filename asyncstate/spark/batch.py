@@ -26,6 +26,7 @@ from asyncstate.runtime import (
     sort_keys_of_inputs,
     watermark_after,
 )
+from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.broadcast import with_broadcast
 from asyncstate.spark.checks import (
     Delay,
@@ -57,6 +58,7 @@ class JobFrame:
     config: Config
     resolve: Any
     default_parallelism: int
+    arrow: ArrowBatches
     run: RunPartition | None = None
 
 
@@ -137,7 +139,9 @@ class MicroBatch:
         )
         planned = time.perf_counter()
         with translated():
-            stage = run_stage(rows, with_broadcast(prepared.task, inputs), prepared.stage_schema)
+            task = with_broadcast(prepared.task, inputs)
+            with self._frame.arrow.stage(rows, prepared.spec.inputs):
+                stage = run_stage(rows, task, prepared.stage_schema)
         self.applied[uid] = Applied(
             uid=uid,
             operator=type(operator).__name__,

@@ -19,6 +19,7 @@ from asyncstate.clock import Clock, SystemClock
 from asyncstate.config import Config, resolve
 from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
 from asyncstate.runtime import advance_sources, operator_after, sum_records
+from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.batch import Applied, JobFrame, MicroBatch
 from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
@@ -102,6 +103,7 @@ class StreamingJob:
             config=self.config,
             resolve=lambda own: resolve({**given, **own}, session),
             default_parallelism=spark.sparkContext.defaultParallelism,
+            arrow=ArrowBatches(spark),
             run=run,
         )
 

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
+from asyncstate.operator import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    OperatorContext,
+    RecordContext,
+    RecordOperator,
+    Row,
+)
 from asyncstate.state import ValueState, ValueStateDescriptor
-from bench.peers.works import BOUND, DELAY, HOP, TUMBLE
+from bench.peers.works import BOUND, DELAY, FLOOR_SHARE, HOP, TUMBLE
 from operators import (
     Deduplicate,
     GroupAggregate,
@@ -55,6 +64,26 @@ class CountRecords(RecordOperator):
             return state.async_update(before + 1)
 
         return state.async_value().then_compose(counted)
+
+
+class KeepSome(BundleOperator):
+    """No state: the rows that the floor puts out."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """See ``Operator``."""
+        return pa.schema([("key", pa.int64()), ("value", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        """See ``Operator``."""
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
+        """See ``BundleOperator``."""
+        value = bundle.batch.column("value").to_numpy()
+        ctx.emit(bundle.batch.filter(pa.array(value % FLOOR_SHARE == 0)).columns)
+
+
+def _floor(batch: MicroBatch, rows: DataFrame) -> DataFrame:
+    return batch.apply(KeepSome(), rows, key="key", uid="floor")
 
 
 def _aggregate(batch: MicroBatch, rows: DataFrame) -> DataFrame:
@@ -109,7 +138,9 @@ def _windowed(window: Any) -> Plan:
 
 OURS: Mapping[tuple[str, str], Plan] = {
     ("a", ""): _aggregate,
+    ("a", "floor"): _floor,
     ("b", ""): _first,
+    ("b", "floor"): _floor,
     ("c", ""): _join,
     ("d", ""): _records,
     ("d", "bundle"): _counts,

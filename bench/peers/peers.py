@@ -16,7 +16,8 @@ class Peer:
     """One engine in one setting.
 
     Attributes:
-        ours: asyncstate; ``async_enabled`` is its switch, ``result`` names which of a work's results it makes.
+        ours: asyncstate; ``async_enabled`` is its switch, ``result`` names which of a work's results it makes. *floor*
+            only brings the rows to Python: no stateful operator there can be quicker.
         slow: Python code runs for each record or key, in the peer's own way: it gets fewer rows.
         changelog: Spark's state store uploads changes instead of whole files.
         needs: A module without which the peer cannot run.
@@ -53,6 +54,7 @@ PEERS: Mapping[str, Peer] = {
         Peer("ours-async", "asyncstate, async", ours=True, async_enabled=True),
         Peer("bundle-sync", "asyncstate, built in, sync", ours=True, result="bundle"),
         Peer("bundle-async", "asyncstate, built in, async", ours=True, async_enabled=True, result="bundle"),
+        Peer("floor", "asyncstate, without state", ours=True, result="floor"),
         Peer("spark-changelog", "Spark, changelog"),
         Peer("spark-snapshot", "Spark, snapshots", changelog=False),
         Peer("tws-row", "transformWithState", slow=True, needs="google.protobuf"),

@@ -21,6 +21,8 @@ SPAN_US = 20_000_000
 """Event time of a micro-batch; those of two never overlap, so that no row is late."""
 DELAY = "1 second"
 BOUND = "10 seconds"
+FLOOR_SHARE = 100
+"""The floor puts out a row of so many, to have a result that can be compared."""
 TUMBLE, HOP = ("10 seconds",), ("10 seconds", "2 seconds")
 _DELAY_US = 1_000_000
 _BASE_US = 1_600_000_000_000_000
@@ -156,6 +158,8 @@ _FIRST = Result(
     QUALIFY {_HERE} AND batch = min(batch) OVER (PARTITION BY key)"""
 )
 
+_FLOOR = Result(f"SELECT key, value FROM rows WHERE value % {FLOOR_SHARE} = 0 AND {_HERE}")
+
 _COUNTED = Result(
     f"""
     SELECT key, n FROM (
@@ -196,13 +200,16 @@ def _windows(size_us: int, slide_us: int) -> Result:
 
 _NATIVE = ("ours-sync", "ours-async", "spark-changelog", "spark-snapshot")
 _PYTHON = ("tws-row", "tws-pandas", "apply-pandas")
+_WITH_FLOOR = (*_NATIVE[:2], "floor", *_NATIVE[2:])
 _OURS_TWICE = ("ours-sync", "ours-async", "bundle-sync", "bundle-async")
 
 WORKS: Mapping[str, Work] = {
     work.name: work
     for work in (
-        Work("a", "count, sum, max a key", _uniform, {"": _latest(_AGGREGATES)}, _NATIVE),
-        Work("b", "first row a key", _half_new, {"": _FIRST}, _NATIVE),
+        Work(
+            "a", "count, sum, max a key", _uniform, {"": _latest(_AGGREGATES), "floor": _FLOOR}, _WITH_FLOOR
+        ),
+        Work("b", "first row a key", _half_new, {"": _FIRST, "floor": _FLOOR}, _WITH_FLOOR),
         Work("c", "join within 10 s", _two_sides, {"": _JOINED}, _NATIVE, fills=False),
         Work(
             "d",

@@ -11,6 +11,8 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from asyncstate.config import Config, resolve
 from asyncstate.spark.task import settle_worker
 from bench.job import Job, JobBase
 from bench.slowdisk import shim
+from bench.slowdisk.by_hand import ReadByHand, thread_counts
 from bench.slowdisk.workloads import INPUT, WORKLOADS, Workload, fill_batches, rows
 
 _BUNDLE_ROWS = 2_000  # few enough that a bundle of uniform keys meets each block once, as a single read does
@@ -56,6 +59,37 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int
 
 
+class Figures:
+    """What the rounds took, for each record."""
+
+    def __init__(self) -> None:
+        self._us: list[float] = []
+        self._cpu_us: list[float] = []
+        self._reads: list[float] = []
+
+    def take(self, records: int, run: Callable[[], float]) -> None:
+        """One round: ``run`` does ``records`` records and gives its seconds."""
+        gc.collect()
+        reads, cpu = shim.reads(), _cpu_seconds()
+        self._us.append(run() / records * 1e6)
+        self._cpu_us.append((_cpu_seconds() - cpu) / records * 1e6)
+        after = shim.reads()
+        if after is not None and reads is not None:
+            self._reads.append((after - reads) / records)
+
+    def medians(self, threads: int, state_bytes: int) -> Measured:
+        """Over the rounds."""
+        return Measured(
+            us_per_record=statistics.median(self._us),
+            us_per_record_min=min(self._us),
+            us_per_record_max=max(self._us),
+            cpu_us_per_record=statistics.median(self._cpu_us),
+            reads_per_record=statistics.median(self._reads) if self._reads else None,
+            threads=threads,
+            state_bytes=state_bytes,
+        )
+
+
 def fill(task: Task) -> None:
     """Make the state of a workload in ``task.folder``, for any number of measurements."""
     folder = Path(task.folder)
@@ -76,6 +110,8 @@ def measure(task: Task) -> Measured:
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=source.parent))
     try:
         shutil.copytree(source, folder, dirs_exist_ok=True, copy_function=_link_or_copy)
+        if workload.by_hand:
+            return _measure_by_hand(task, folder)
         job = Job(
             folder, workload.make(task.asynchronous), _config(task), INPUT, base.manifest, base.batch_id
         )
@@ -86,28 +122,45 @@ def measure(task: Task) -> Measured:
 
 def _measure(task: Task, workload: Workload, job: Job) -> Measured:
     random = np.random.default_rng(task.seed)
-    seconds, cpu, reads = [], [], []
+    figures = Figures()
     for number in range(task.rounds + 1):
         records = task.records if number else task.warm_up
         batches = _batches(workload, random.choice(task.state_keys, records, replace=False))
-        gc.collect()
-        before = shim.reads(), _cpu_seconds()
-        took = job.run(batches)
         if number:
-            seconds.append(took / records * 1e6)
-            cpu.append((_cpu_seconds() - before[1]) / records * 1e6)
-            after = shim.reads()
-            reads.append(None if after is None or before[0] is None else (after - before[0]) / records)
-    counted = [each for each in reads if each is not None]
-    return Measured(
-        us_per_record=statistics.median(seconds),
-        us_per_record_min=min(seconds),
-        us_per_record_max=max(seconds),
-        cpu_us_per_record=statistics.median(cpu),
-        reads_per_record=statistics.median(counted) if counted else None,
-        threads=int(job.statistics.get("io_threads_peak", 0)),
-        state_bytes=int(job.statistics["state_bytes"]),
-    )
+            figures.take(records, lambda batches=batches: job.run(batches))  # type: ignore[misc]
+        else:
+            job.run(batches)
+    threads = int(job.statistics.get("io_threads_peak", 0))
+    return figures.medians(threads, int(job.statistics["state_bytes"]))
+
+
+def _measure_by_hand(task: Task, folder: Path) -> Measured:
+    """Single gets, or list gets on that number of threads that was the quickest."""
+    random = np.random.default_rng(task.seed)
+    with ReadByHand(folder, task.cached) as store:
+        get_us = store.one_by_one(store.drawn(random, task.warm_up)) / task.warm_up * 1e6
+        if not task.asynchronous:
+            read: Callable[[list[bytes]], float] = store.one_by_one
+            return _rounds(task, store, random, read, 0)
+        runs = [
+            _rounds(task, store, random, partial(store.on_threads, threads=threads), threads)
+            for threads in thread_counts(get_us)
+        ]
+    return min(runs, key=lambda measured: measured.us_per_record)
+
+
+def _rounds(
+    task: Task,
+    store: ReadByHand,
+    random: np.random.Generator,
+    read: Callable[[list[bytes]], float],
+    threads: int,
+) -> Measured:
+    figures = Figures()
+    for _ in range(task.rounds):
+        keys = store.drawn(random, task.records)
+        figures.take(task.records, lambda keys=keys: read(keys))  # type: ignore[misc]
+    return figures.medians(threads, store.size_bytes)
 
 
 def _batches(workload: Workload, keys: np.ndarray) -> list[pa.RecordBatch]:

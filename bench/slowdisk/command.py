@@ -13,13 +13,16 @@ from rich.console import Console
 from asyncstate.errors import AsyncStateError
 from bench.report import write_json
 
-_AIMED_AT = "p1,p2,p3,p4,aggregate,deduplicate"
+_AIMED_AT = "by-hand,p1,p2,p3,p4,aggregate,deduplicate"
 _CANNOT_RUN = 2
 
 
 def slow_disk(
     workloads: Annotated[
-        str, typer.Option(help="p1 to p9 (paradigms), aggregate, deduplicate; with commas, or 'all'.")
+        str,
+        typer.Option(
+            help="by-hand (rocksdict alone), p1 to p9 (paradigms), aggregate, deduplicate; with commas, or 'all'."
+        ),
     ] = _AIMED_AT,
     devices: Annotated[
         str, typer.Option(help="memory, disk, 0.2ms, 1ms, 5ms; with commas, or 'all'.")
@@ -46,7 +49,7 @@ def slow_disk(
     plan = Plan(state_keys, records, min(300, records), 3.0, rounds, seed)
     if tiny:
         plan = Plan(2_000, 400, 50, 0.1, 1, seed)
-        workloads, devices = "p1,aggregate", "disk,1ms"
+        workloads, devices = "by-hand,p1,aggregate", "disk,1ms"
     chosen = _chosen(workloads, list(WORKLOADS), "--workloads")
     places = _chosen(devices, list(DEVICES), "--devices")
     with tempfile.TemporaryDirectory(prefix="asyncstate-slow-disk-", dir=folder) as scratch:

@@ -25,17 +25,25 @@ INPUT = InputSpec(_SCHEMA, ("key",))
 
 @dataclass(frozen=True)
 class Workload:
-    """One line of the table: ``make(asynchronous)`` gives the operator; ``rows_a_key`` fill the state."""
+    """One line of the table: ``make(asynchronous)`` gives the operator; ``rows_a_key`` fill the state.
+
+    ``by_hand``: the operator only makes the state, which is then read without it.
+    """
 
     name: str
     make: Callable[[bool], Operator]
     bundles: bool = False
     rows_a_key: int = 1
+    by_hand: bool = False
 
 
 def _paradigm(number: int) -> Callable[[bool], Operator]:
     paradigm = PARADIGMS[number - 1]
     return lambda asynchronous: paradigm(Form.FUTURES if asynchronous else Form.CALLS)
+
+
+def _count_and_sum(_: bool) -> Operator:
+    return GroupAggregate([count().alias("n"), sum_("x").alias("total")])
 
 
 _ITERATING = (5, 6, 9)
@@ -48,11 +56,8 @@ WORKLOADS: dict[str, Workload] = {
     )
     for paradigm in PARADIGMS
 } | {
-    "aggregate": Workload(
-        "GroupAggregate",
-        lambda _: GroupAggregate([count().alias("n"), sum_("x").alias("total")]),
-        bundles=True,
-    ),
+    "by-hand": Workload("rocksdict by hand", _count_and_sum, by_hand=True),
+    "aggregate": Workload("GroupAggregate", _count_and_sum, bundles=True),
     "deduplicate": Workload(
         "Deduplicate", lambda _: Deduplicate(keep="last", time="processing"), bundles=True
     ),

@@ -37,11 +37,12 @@ def test_slow_disk_runs_tiny_and_draws_a_picture(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     results = msgspec.json.decode((tmp_path / "slow-disk.json").read_bytes())["results"]
     assert [(result["workload"], result["latency_us"]) for result in results] == [
-        ("p1", 0),
-        ("p1", 1_000),
-        ("aggregate", 0),
-        ("aggregate", 1_000),
+        (workload, latency) for workload in ("p1", "by-hand", "aggregate") for latency in (0, 1_000)
     ]
+    by_hand = [result for result in results if result["workload"] == "by-hand" and result["latency_us"]]
+    for measured in (by_hand[0]["sync"], by_hand[0]["asynchronous"]):
+        assert measured["us_per_record"] > 0
+        assert measured["reads_per_record"] is not None, "the shim is loaded"
     assert (tmp_path / "slow-disk.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,0 +1,137 @@
+"""Sparing Spark the measuring of Arrow batches that cannot become too large.
+
+Owns: ``ArrowBatches``, which lifts the session's bound in bytes while a stage runs alone.
+Invariant: no Arrow batch gets larger than the session allows. The bound in bytes is lifted only where the bound in rows
+keeps it: all columns that go to the stage have a fixed width, and nothing else of the job's plan runs in Python.
+Must not import storage.
+
+Spark adds up the bytes of a batch after each row unless ``maxBytesPerBatch`` is the largest int: a fifth of the JVM's
+time when rows of two numbers go through an exchange to Python.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from asyncstate.operator import InputSpec
+
+BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+UNBOUNDED: Final = str(2**31 - 1)
+_QUERY_ID: Final = "sql.streaming.queryId"
+_MARGIN: Final = 2  # Arrow's buffers grow by doubling
+
+
+class ArrowBatches:
+    """For the stages of one job, whose query was started on ``session``. May be used from several threads."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._running = 0
+        self._lifted: tuple[SparkSession, str] | None = None
+        self._source_is_plain: bool | None = None
+
+    @contextmanager
+    def stage(self, rows: DataFrame, inputs: Sequence[InputSpec]) -> Iterator[None]:
+        """While ``rows``, of ``inputs``, go to Python: the bound in bytes is lifted if that changes no batch.
+
+        Jobs take the setting along when they are submitted. With another stage running it is as the session has it.
+        """
+        with self._lock:
+            self._running += 1
+            self._restore()
+            if self._running == 1 and self._is_needless(rows, inputs):
+                session = rows.sparkSession
+                self._lifted = session, str(session.conf.get(BYTES))
+                session.conf.set(BYTES, UNBOUNDED)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._restore()
+
+    def _restore(self) -> None:
+        if self._lifted is not None:
+            session, bound = self._lifted
+            self._lifted = None
+            session.conf.set(BYTES, bound)
+
+    def _is_needless(self, rows: DataFrame, inputs: Sequence[InputSpec]) -> bool:
+        width, conf = row_bytes(inputs), rows.sparkSession.conf
+        most, allowed = int(str(conf.get(ROWS))), size_of(str(conf.get(BYTES)))
+        if width is None or allowed is None or most <= 0 or most * width * _MARGIN > allowed:
+            return False
+        if self._source_is_plain is None:
+            self._source_is_plain = _is_plain_source(self._session, rows)
+        return self._source_is_plain and not _runs_python(rows)
+
+
+def row_bytes(inputs: Sequence[InputSpec]) -> int | None:
+    """Bytes in Arrow of a row that has the columns of all regular inputs; None where it has no fixed width."""
+    width = _width(pa.int32())  # ROUTE
+    for given in inputs:
+        if given.broadcast:
+            continue
+        if given.changelog:
+            return None  # the kinds are texts
+        for field in given.row_schema:
+            column = _width(field.type)
+            if column is None:
+                return None
+            width = (width or 0) + column
+    return width
+
+
+def _width(kind: pa.DataType) -> int | None:
+    """Bytes of a value and its validity."""
+    if pa.types.is_struct(kind):
+        widths = [_width(field.type) for field in kind]
+        return None if None in widths else 1 + sum(width for width in widths if width is not None)
+    if pa.types.is_null(kind):
+        return 1
+    if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
+        bits: int = kind.bit_width
+        return 1 + -(-bits // 8)
+    return None
+
+
+def size_of(text: str) -> int | None:
+    """Bytes from Spark's spelling of its default or a number; None for other units, which are the user's choice."""
+    found = re.fullmatch(r"(\d+)b?", text.strip().lower())
+    return int(found.group(1)) if found else None
+
+
+def _is_plain_source(session: SparkSession, rows: DataFrame) -> bool:
+    """False if the query's plan before the micro-batch, which its DataFrame does not show, may run Python."""
+    try:
+        query_id = session.sparkContext.getLocalProperty(_QUERY_ID)
+        query = session.streams.get(query_id) if query_id else None
+        if query is None:
+            return False
+        return not query._jsq.streamingQuery().logicalPlan().containsPattern(_pattern(rows))
+    except Exception:  # another Spark than this was written for: everything stays as it is
+        return False
+
+
+def _runs_python(rows: DataFrame) -> bool:
+    try:
+        return bool(rows._jdf.queryExecution().analyzed().containsPattern(_pattern(rows)))
+    except Exception:
+        return True
+
+
+def _pattern(rows: DataFrame) -> object:
+    jvm = rows.sparkSession.sparkContext._jvm
+    assert jvm is not None
+    return jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
