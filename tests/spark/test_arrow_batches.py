@@ -70,36 +70,27 @@ def run_query(
     folder: Path,
     upstream: Change = same,
     inside: Change = same,
-    before: Callable[[DataFrame], object] = lambda _: None,
 ) -> tuple[dict[Any, int], list[str]]:
-    """Counts by key over two files; and the session's bound after each micro-batch."""
+    """Counts by key of one micro-batch; and the session's bound after it."""
     counts: dict[Any, int] = {}
     after: list[str] = []
 
     @job.micro_batch
     def process(rows: DataFrame, batch: MicroBatch) -> None:
-        before(rows)
         changed = batch.apply(GroupAggregate([count().alias("n")]), inside(rows), key="key", uid="counts")
         after.append(str(rows.sparkSession.conf.get(BYTES)))
         for row in changed.where("row_kind in ('+I', '+U')").collect():
             counts[row["key"]] = row["n"]
 
-    for number in range(2):
-        spark.range(100).selectExpr("id % 7 as key", "id as value").coalesce(1).write.parquet(
-            str(folder / "input" / f"{number}")
-        )
-    stream = (
-        spark.readStream.schema("key long, value long")
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(folder / "input" / "*"))
-    )
+    spark.range(100).selectExpr("id % 7 as key", "id as value").write.parquet(str(folder / "input"))
+    stream = spark.readStream.schema("key long, value long").parquet(str(folder / "input"))
     query = upstream(stream).writeStream.foreachBatch(process)
     query = query.option("checkpointLocation", str(folder / "query")).trigger(availableNow=True)
     job.await_termination(query.start())
     return counts, after
 
 
-EXPECTED = {key: 2 * len(range(key, 100, 7)) for key in range(7)}
+EXPECTED = {key: len(range(key, 100, 7)) for key in range(7)}
 
 
 @pytest.mark.spark
@@ -127,32 +118,8 @@ def test_lifted_only_where_it_changes_no_batch(
     assert bound != UNBOUNDED
     counts, after = run_query(spark, make_job(), tmp_path, upstream, inside)
     assert {int(key): n for key, n in counts.items()} == EXPECTED
-    assert seen == [UNBOUNDED if lifted else bound] * 2
-    assert after == [bound] * 2
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize(
-    ("rows", "allowed", "lifted"),
-    [("1000", "1000000", True), ("100000", "1000000", False), ("0", "1000000", False), ("10", "1m", False)],
-)
-def test_the_bound_in_rows_has_to_keep_the_other(
-    rows: str,
-    allowed: str,
-    lifted: bool,
-    spark: SparkSession,
-    make_job: Callable[..., StreamingJob],
-    seen: list[str],
-    tmp_path: Path,
-) -> None:
-    def settings(df: DataFrame) -> None:
-        df.sparkSession.conf.set(ROWS, rows)
-        df.sparkSession.conf.set(BYTES, allowed)
-
-    counts, after = run_query(spark, make_job(), tmp_path, before=settings)
-    assert counts == EXPECTED
-    assert seen == [UNBOUNDED if lifted else allowed] * 2
-    assert after == [allowed] * 2
+    assert seen == [UNBOUNDED if lifted else bound]
+    assert after == [bound]
 
 
 @pytest.mark.spark
@@ -189,6 +156,23 @@ class FakeRows:
 
     def __call__(self, *_: object) -> Any:
         return self
+
+
+@pytest.mark.parametrize(
+    ("rows", "allowed", "lifted"),
+    [
+        ("1000", "1000000b", True),  # 23 bytes a row, twice that with Arrow's growing buffers
+        ("100000", "1000000", False),
+        ("0", "1000000", False),
+        ("10", "1m", False),
+    ],
+)
+def test_the_bound_in_rows_has_to_keep_the_other(rows: str, allowed: str, lifted: bool) -> None:
+    conf = FakeConf({BYTES: allowed, ROWS: rows})
+    given: Any = FakeRows(conf)
+    with ArrowBatches(given).stage(given, [InputSpec(NUMBERS, ("key",))]):
+        assert conf[BYTES] == (UNBOUNDED if lifted else allowed)
+    assert conf[BYTES] == allowed
 
 
 def test_a_second_stage_puts_the_bound_back() -> None:
