@@ -22,6 +22,7 @@ _SPARK_WORK = ("a", "b", "c", "d", "e")
 _ITSELF = ("raw", "growth", "modes")
 _NEXMARK = "f"
 _DEFAULT = ",".join((*_SPARK_WORK, *_ITSELF))
+_FILE_WIDTH = 110
 _E_KEYS_SHARE = 5  # rows a key of a window
 
 
@@ -61,6 +62,8 @@ def peers(
     from bench.peers.works import Scale
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)  # a file has no width of its own
     amount = Amount(rows, _numbers(keys), batches, warm_up, repeat, cores, seed, events)
     if tiny:
         amount = Amount(600, (500,), 1, 1, 1, cores, seed, 5_000, 0.2, (300, 900))

@@ -26,7 +26,9 @@ def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
     )
     for heading in left:
-        table.add_column(heading, no_wrap=True)
+        table.add_column(
+            heading, overflow="fold"
+        )  # in a narrow window the names fold: the figures need their width
     for heading in right:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
@@ -102,7 +104,6 @@ def _met(met: bool) -> str:
 def itself_table(figures: Sequence[Figure], title: str) -> Table:
     """asyncstate beside itself and beside code by hand."""
     table = _table(title, ("what",), ("ratio", "spread", "aim", "met"))
-    table.columns[0].no_wrap = False  # the figures need their width
     for number, figure in enumerate(figures):
         last = number + 1 == len(figures) or figures[number + 1].group != figure.group
         table.add_row(
