@@ -15,7 +15,7 @@ from asyncstate.errors import JobError
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.runtime.broadcast_digest import check_digests
 from asyncstate.runtime.spec import CommitRecord
-from asyncstate.storage import Manifest, OperatorManifest, StateSpec
+from asyncstate.storage import Manifest, OperatorManifest, StateSpec, summed
 
 
 def watermark_after(previous: Manifest | None) -> int:
@@ -101,11 +101,8 @@ def _agreed_states(uid: str, records: Sequence[CommitRecord]) -> list[StateSpec]
 
 def sum_records(records: Sequence[CommitRecord]) -> tuple[dict[str, float], dict[str, float]]:
     """Sums of ``statistics`` and maxima of ``peaks`` over the partitions."""
-    sums: dict[str, float] = {}
     peaks: dict[str, float] = {}
     for record in records:
-        for name, value in record.statistics.items():
-            sums[name] = sums.get(name, 0) + value
         for name, value in record.peaks.items():
             peaks[name] = max(peaks.get(name, value), value)
-    return sums, peaks
+    return summed(record.statistics for record in records), peaks

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from asyncstate.spark.task import regular_inputs
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -50,10 +52,8 @@ class ArrowBatches:
         with self._lock:
             self._running += 1
             self._restore()
-            if self._running == 1 and self._is_needless(rows, inputs):
-                session = rows.sparkSession
-                self._lifted = session, str(session.conf.get(BYTES))
-                session.conf.set(BYTES, UNBOUNDED)
+            if self._running == 1 and (width := row_bytes(inputs)) is not None:
+                self._lift(rows, width)
         try:
             yield
         finally:
@@ -67,37 +67,40 @@ class ArrowBatches:
             self._lifted = None
             session.conf.set(BYTES, bound)
 
-    def _is_needless(self, rows: DataFrame, inputs: Sequence[InputSpec]) -> bool:
-        width, conf = row_bytes(inputs), rows.sparkSession.conf
-        most, allowed = int(str(conf.get(ROWS))), size_of(str(conf.get(BYTES)))
-        if width is None or allowed is None or most <= 0 or most * width * _MARGIN > allowed:
-            return False
+    def _lift(self, rows: DataFrame, width: int) -> None:
+        """Lift the bound for rows of ``width`` bytes, if it is needless."""
+        session = rows.sparkSession
+        most, bound = int(str(session.conf.get(ROWS))), str(session.conf.get(BYTES))
+        allowed = size_of(bound)
+        if allowed is None or most <= 0 or most * width * _MARGIN > allowed:
+            return
         if self._source_is_plain is None:
             self._source_is_plain = _is_plain_source(self._session, rows)
-        return self._source_is_plain and not _runs_python(rows)
+        if self._source_is_plain and not _runs_python(rows):
+            self._lifted = session, bound
+            session.conf.set(BYTES, UNBOUNDED)
 
 
 def row_bytes(inputs: Sequence[InputSpec]) -> int | None:
     """Bytes in Arrow of a row that has the columns of all regular inputs; None where it has no fixed width."""
-    width = _width(pa.int32())  # ROUTE
-    for given in inputs:
-        if given.broadcast:
-            continue
-        if given.changelog:
-            return None  # the kinds are texts
-        for field in given.row_schema:
-            column = _width(field.type)
-            if column is None:
-                return None
-            width = (width or 0) + column
-    return width
+    regular = [inputs[index] for index in regular_inputs(inputs)]
+    if any(given.changelog for given in regular):
+        return None  # the kinds are texts
+    return _sum(
+        [pa.int32(), *(field.type for given in regular for field in given.row_schema)]
+    )  # the route is first
+
+
+def _sum(kinds: Sequence[pa.DataType]) -> int | None:
+    widths = [width for kind in kinds if (width := _width(kind)) is not None]
+    return sum(widths) if len(widths) == len(kinds) else None
 
 
 def _width(kind: pa.DataType) -> int | None:
     """Bytes of a value and its validity."""
     if pa.types.is_struct(kind):
-        widths = [_width(field.type) for field in kind]
-        return None if None in widths else 1 + sum(width for width in widths if width is not None)
+        fields = _sum([field.type for field in kind])
+        return None if fields is None else 1 + fields
     if pa.types.is_null(kind):
         return 1
     if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):

@@ -24,6 +24,7 @@ from asyncstate.storage.manifest import (
     SnapshotRef,
     StateSpec,
     extend_lineage,
+    summed,
 )
 from asyncstate.storage.memory import MemoryStore
 from asyncstate.storage.object_files import ObjectFiles, checkpoint_files
@@ -77,6 +78,7 @@ __all__ = [
     "group_range",
     "partition_base",
     "snapshot_if_due",
+    "summed",
     "upload_delta",
     "verify_file",
 ]

@@ -9,6 +9,7 @@ anything that does I/O.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -84,6 +85,15 @@ class StateSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, str] = {}
 
 
+def summed(statistics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Figures of several partitions, each name's values added up."""
+    sums: dict[str, float] = {}
+    for figures in statistics:
+        for name, value in figures.items():
+            sums[name] = sums.get(name, 0) + value
+    return sums
+
+
 class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One operator: its class, its parallelism, what its schema was, its states and partitions."""
 
@@ -96,11 +106,7 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def summed_statistics(self) -> dict[str, float]:
         """Figures of the micro-batch that committed it, summed over the partitions."""
-        sums: dict[str, float] = {}
-        for partition in self.partitions:
-            for name, value in partition.statistics.items():
-                sums[name] = sums.get(name, 0.0) + value
-        return sums
+        return summed(partition.statistics for partition in self.partitions)
 
     def partition(self, number: int) -> PartitionManifest:
         """Return a partition by its number; an absent one is empty."""

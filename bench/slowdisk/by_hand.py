@@ -24,10 +24,9 @@ _SLOW_US: Final = 150.0
 
 
 class ReadByHand:
-    """The table files below ``folder`` as one store, and its keys. Use as a context manager."""
+    """The table files below ``folder`` as one store with ``options``, and its keys. Use as a context manager."""
 
-    def __init__(self, folder: Path, cached: bool) -> None:
-        options = RocksDBOptions(block_cache_bytes=1 << (30 if cached else 20), direct_reads=not cached)
+    def __init__(self, folder: Path, options: RocksDBOptions) -> None:
         self._store = RocksDBStore(folder / "by-hand", options)
         self._store.ingest(sorted((folder / "checkpoint").rglob("*.sst")), 0)
         self._keys = list(self._store.db.keys())

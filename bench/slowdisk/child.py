@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.config import Config, resolve
+from asyncstate.runtime.stores import rocksdb_options
 from asyncstate.spark.task import settle_worker
 from bench.job import Job, JobBase
 from bench.slowdisk import shim
@@ -127,7 +128,7 @@ def _measure(task: Task, workload: Workload, job: Job) -> Measured:
         records = task.records if number else task.warm_up
         batches = _batches(workload, random.choice(task.state_keys, records, replace=False))
         if number:
-            figures.take(records, lambda batches=batches: job.run(batches))  # type: ignore[misc]
+            figures.take(records, partial(job.run, batches))
         else:
             job.run(batches)
     threads = int(job.statistics.get("io_threads_peak", 0))
@@ -137,7 +138,7 @@ def _measure(task: Task, workload: Workload, job: Job) -> Measured:
 def _measure_by_hand(task: Task, folder: Path) -> Measured:
     """Single gets, or list gets on that number of threads that was the quickest."""
     random = np.random.default_rng(task.seed)
-    with ReadByHand(folder, task.cached) as store:
+    with ReadByHand(folder, rocksdb_options(_config(task))) as store:
         get_us = store.one_by_one(store.drawn(random, task.warm_up)) / task.warm_up * 1e6
         if not task.asynchronous:
             read: Callable[[list[bytes]], float] = store.one_by_one
@@ -158,8 +159,7 @@ def _rounds(
 ) -> Measured:
     figures = Figures()
     for _ in range(task.rounds):
-        keys = store.drawn(random, task.records)
-        figures.take(task.records, lambda keys=keys: read(keys))  # type: ignore[misc]
+        figures.take(task.records, partial(read, store.drawn(random, task.records)))
     return figures.medians(threads, store.size_bytes)
 
 
