@@ -7,7 +7,9 @@ Must not import Spark.
 
 from __future__ import annotations
 
+import atexit
 import copy
+import functools
 import pickle
 import shutil
 import tempfile
@@ -53,6 +55,18 @@ _UID = "operator"
 _JOB = "harness"
 
 OutputRow = tuple[Any, ...]
+
+
+@functools.cache
+def _scratch() -> str:
+    """The folder of this process's harnesses and snapshots, deleted at its end."""
+    folder = tempfile.mkdtemp(prefix="asyncstate-harness-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _new_folder(kind: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=_scratch()))
 
 
 class OperatorHarness:
@@ -119,9 +133,7 @@ class OperatorHarness:
         self.parallelism = parallelism
         self.clock: Clock = clock if clock is not None else ManualClock()
         self._owns_folder = folder is None
-        self._folder = (
-            Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="asyncstate-harness-"))
-        )
+        self._folder = Path(folder) if folder is not None else _new_folder("harness")
         self._files = checkpoint_files(
             checkpoint or str(self._folder / "checkpoint"), retries_of(self._config)
         )
@@ -198,15 +210,15 @@ class OperatorHarness:
     # -- snapshot and restore ------------------------------------------------------------------------
 
     def snapshot(self) -> Path:
-        """A copy of the checkpoint as it is committed; give it to ``restore``."""
-        copied = Path(tempfile.mkdtemp(prefix="asyncstate-snapshot-"))
+        """A copy of the checkpoint as it is committed; give it to ``restore``. Kept until the process ends."""
+        copied = _new_folder("snapshot")
         _copy_checkpoint(self._files, LocalFiles(copied / "checkpoint"))
         return copied
 
     def restore(self, snapshot: Path, **changes: Any) -> OperatorHarness:
         """A new harness for the same operator over a copy of ``snapshot``, with other ``parallelism``,
         ``async_enabled``, ``operator``, ``options`` or ``checkpoint``."""
-        folder = Path(tempfile.mkdtemp(prefix="asyncstate-harness-"))
+        folder = _new_folder("harness")
         place = changes.get("checkpoint") or str(folder / "checkpoint")
         _copy_checkpoint(LocalFiles(snapshot / "checkpoint"), checkpoint_files(place))
         orders = [list(spec.order_by) for spec in self._specs]
