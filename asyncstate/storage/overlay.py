@@ -19,7 +19,6 @@ from asyncstate.storage.contract import Changes, KeyedStore
 from asyncstate.storage.merging import scan_over
 from asyncstate.storage.spilled import SpilledWrites, WriteBound
 from asyncstate.storage.write_buffer import WriteBuffer
-from asyncstate.storage.write_meter import size_in_memory
 
 LIST_GET_KEYS: Final = 128
 """Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
@@ -321,14 +320,13 @@ class WriteOverlay:
             return
         self.store, self._store_get = spilled, spilled.get
         self.spills += 1
-        in_memory = size_in_memory(self._writes)
-        self._keep_spilled(in_memory)
-        self._buffer.clear(in_memory)
+        self._keep_spilled()
+        self._buffer.clear()
 
-    def _keep_spilled(self, in_memory: int) -> None:
+    def _keep_spilled(self) -> None:
         """Make the cache right for the store with the writes in it: by them, or empty."""
         cached = self._cached
-        if cached.resting or not self._fold_in(self._writes.copy, in_memory):
+        if cached.resting or not self._fold_in(self._writes.copy):
             cached.generations.clear()
         self._young, self._young_bytes = {}, 0
         self._early.clear()
@@ -349,12 +347,12 @@ class WriteOverlay:
             cached.list_get_seconds = self._timed_seconds / self._timed_keys
         if cached.resting or not self._recalls_pay():
             return CachedEntries((cached.resting or _REST_BATCHES) - 1, cached.list_get_seconds)
-        writes = self._writes
-        return cached if self._fold_in(lambda: writes, size_in_memory(writes)) else CachedEntries()
+        return cached if self._fold_in(lambda: self._writes) else CachedEntries()
 
-    def _fold_in(self, entries: Callable[[], Entries], in_memory: int) -> bool:
+    def _fold_in(self, entries: Callable[[], Entries]) -> bool:
         """Lay the writes, as ``entries`` gives them, over the cache; False if they do not fit."""
         limit = self._cache_bytes_max - self._young_bytes_max
+        in_memory = self._buffer.in_memory()
         if in_memory > limit:
             return False
         cached = self._cached

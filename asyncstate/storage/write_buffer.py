@@ -37,6 +37,7 @@ class WriteBuffer:
         self._spilled_bytes = 0
         self._peak_bytes = 0
         self._changes: SpilledChanges | None = None
+        self._in_memory: int | None = None
 
     def scan(self, start: bytes, end: bytes | None, count: int) -> list[Change]:
         """The first ``count`` writes in memory with start <= key < end."""
@@ -64,8 +65,13 @@ class WriteBuffer:
         self.spilled.add(self._sorted_entries(), len(self.entries))
         return self.spilled
 
-    def clear(self, in_memory: int) -> None:
-        """Let go of what has been spilled, which had ``in_memory`` bytes."""
+    def in_memory(self) -> int:
+        """Estimated memory of ``entries``; takes a walk over them until ``changes`` has been asked for."""
+        return size_in_memory(self.entries) if self._in_memory is None else self._in_memory
+
+    def clear(self) -> None:
+        """Let go of what has been spilled."""
+        in_memory = self.in_memory()
         self._spilled_bytes += in_memory - ENTRY_OVERHEAD_BYTES * len(self.entries)
         self._peak_bytes = max(self._peak_bytes, in_memory)
         self.entries.clear()
@@ -74,7 +80,11 @@ class WriteBuffer:
         self.meter.emptied()
 
     def changes(self) -> Changes:
-        """All writes sorted by key; None marks a delete. A list, unless writes have been spilled."""
+        """All writes sorted by key; None marks a delete. A list, unless writes have been spilled.
+
+        The end of the micro-batch: nothing may be written after it.
+        """
+        self._in_memory = size_in_memory(self.entries)
         if self.spilled is None:
             return self._sorted_entries()
         keys = self._sorted if self._is_indexed else sorted(self.entries)
@@ -93,7 +103,7 @@ class WriteBuffer:
 
     def statistics(self) -> dict[str, float]:
         """Counters. Before ``changes``, what was spilled and then written again counts twice among the changes."""
-        in_memory = size_in_memory(self.entries)
+        in_memory = self.in_memory()
         if self._changes is not None:
             changes, change_bytes = self._changes.totals
         else:
