@@ -23,6 +23,7 @@ _ITSELF = ("raw", "growth", "modes")
 _NEXMARK = "f"
 _DEFAULT = ",".join((*_SPARK_WORK, *_ITSELF))
 _FILE_WIDTH = 110
+_ROWS_ALONE = 200_000  # of raw and modes: a micro-batch on one core
 _E_KEYS_SHARE = 5  # rows a key of a window
 
 

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,6 +34,15 @@ ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS = ("raw", "growth", "modes")
 _ARROW_ROWS = 100_000
 _MODES = (False, True)
+_GROWING: Mapping[str, Mapping[str, str]] = {
+    "sync": {"async-state.enabled": "false"},
+    "async": {"async-state.enabled": "true"},
+    "sync with a block cache of 2gb": {
+        "async-state.enabled": "false",
+        "async-state.rocksdb.block-cache-size": "2gb",
+    },
+}
+"""Settings under which the growing state is measured; 2gb hold all of it."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,21 +85,24 @@ def raw(task: Task) -> list[Figure]:
 
 
 def growth(task: Task) -> list[Figure]:
-    """The cost of a row while the state grows, in both modes by turns; keys uniform over all of the state."""
+    """The cost of a row while the state grows, under all settings by turns; keys uniform over all of the state."""
     random = np.random.default_rng(task.seed)
-    jobs = {mode: _GrowingState(Path(task.folder) / str(mode), mode) for mode in _MODES}
-    costs: dict[bool, dict[int, list[float]]] = {mode: {} for mode in _MODES}
+    jobs = {
+        name: _GrowingState(Path(task.folder) / str(number), resolve(options, {}))
+        for number, (name, options) in enumerate(_GROWING.items())
+    }
+    costs: dict[str, dict[int, list[float]]] = {name: {} for name in jobs}
     for size in sorted(task.sizes):
         for job in jobs.values():
             job.grow(size)
         for number in range(task.pairs + 1):
             keys = random.integers(0, size, task.rows)
-            for mode, job in jobs.items():
+            for name, job in jobs.items():
                 seconds = job.update(keys)
                 if number:
-                    costs[mode].setdefault(size, []).append(seconds / task.rows * 1e6)
+                    costs[name].setdefault(size, []).append(seconds / task.rows * 1e6)
     small, large = _compared_sizes(task.sizes)
-    return [_growth_figure(mode, costs[mode], small, large) for mode in _MODES]
+    return [_growth_figure(name, each, small, large) for name, each in costs.items()]
 
 
 def _compared_sizes(sizes: Sequence[int]) -> tuple[int, int]:
@@ -98,11 +110,11 @@ def _compared_sizes(sizes: Sequence[int]) -> tuple[int, int]:
     return (1_000_000 if 1_000_000 in sizes else min(sizes)), max(sizes)
 
 
-def _growth_figure(mode: bool, costs: dict[int, list[float]], small: int, large: int) -> Figure:
+def _growth_figure(name: str, costs: dict[int, list[float]], small: int, large: int) -> Figure:
     base = statistics.median(costs[small])
     return Figure(
         group="growth",
-        name=f"{large:,} keys by {small:,}, {'async' if mode else 'sync'}",
+        name=f"{large:,} keys by {small:,}, {name}",
         ratio=statistics.median(costs[large]) / base,
         low=min(costs[large]) / base,
         high=max(costs[large]) / base,
@@ -113,15 +125,15 @@ def _growth_figure(mode: bool, costs: dict[int, list[float]], small: int, large:
 
 
 class _GrowingState:
-    """Count, sum and max a key, with the settings that a job has by default."""
+    """Count, sum and max a key."""
 
-    def __init__(self, folder: Path, asynchronous: bool) -> None:
+    def __init__(self, folder: Path, config: Config) -> None:
         operator = GroupAggregate(
             [count().alias("n"), sum_("value").alias("total"), max_("value").alias("highest")],
             emit_update_before=False,
         )
         schema = pa.schema([("key", pa.int64()), ("value", pa.int64())])
-        self._job = Job(folder, operator, _config(asynchronous), InputSpec(schema, ("key",)))
+        self._job = Job(folder, operator, config, InputSpec(schema, ("key",)))
         self._keys = 0
         self._number = 0
 

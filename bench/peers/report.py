@@ -196,13 +196,20 @@ def _colors(results: Sequence[Throughput]) -> dict[str, str]:
 
 
 def _draw_growth(figures: Sequence[Figure], path: Path, title: str) -> Path:
-    """Microseconds a row over the keys in the state, a line a mode."""
+    """Microseconds a row over the keys in the state, a line for each setting."""
     figure, axes = _figure(5.0, f"Cost of a row as the state grows: {title}")
     for number, each in enumerate(figures):
         points = sorted((int(keys), cost) for keys, cost in each.points.items())
         sizes, costs = zip(*points, strict=True)
         label = each.name.rpartition(", ")[2]
-        axes.plot(sizes, costs, marker="o", lw=1.8, color=_OURS_COLORS[2 * (number % 2)], label=label)
+        axes.plot(
+            sizes,
+            costs,
+            marker="o",
+            lw=1.8,
+            color=_OURS_COLORS[number % len(_OURS_COLORS)],
+            label=label,
+        )
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(lambda value, _: short_count(value))

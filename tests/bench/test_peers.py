@@ -94,7 +94,7 @@ def test_the_comparison_runs_tiny(tmp_path: Path) -> None:
     assert [(each["ours"], each["peer"], each["aim"]) for each in document["comparisons"]] == [
         ("ours-sync", "spark-changelog", 5.0)
     ]
-    assert [figure["group"] for figure in document["itself"]] == ["growth", "growth"]
+    assert [figure["group"] for figure in document["itself"]] == ["growth"] * 3
     assert {"trigger", "sink", "output_mode", "conf_of_spark"} <= set(document["fairness"])
     assert "asyncstate, sync" in done.output
     assert "Spark, changelog" in done.output
