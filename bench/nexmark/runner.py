@@ -1,7 +1,7 @@
 """Runs Nexmark queries as streaming queries, times them and has their results checked.
 
 Owns: the session, the folders of a run, the stream from event files to a Parquet changelog, the figures.
-Invariant: every measured result has been compared with the oracle's on the same events. A sink folder is
+Invariant: every result has been compared with the oracle's on the same events, unless it is dropped. A sink folder is
 named by its batch id and overwritten, so that a repeated micro-batch counts once.
 """
 
@@ -117,7 +117,7 @@ class NexmarkRunner:
         if self._warm_up is None:
             self._warm_up = self._write("warm-up", _WARM_UP_EVENTS * _WARM_UP_BATCHES, _WARM_UP_EVENTS)
         folder = self._settings.folder / "runs" / "warm-up"
-        self._stream(query, async_enabled, self._warm_up, folder, lambda _: None)
+        self._stream(query, async_enabled, self._warm_up, folder, folder / "sink")
         shutil.rmtree(folder)
 
     def run(self, query: str, async_enabled: bool, on_batch: OnBatch = lambda _: None) -> QueryResult:
@@ -129,11 +129,19 @@ class NexmarkRunner:
         source = self.prepare()
         folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
         reset_worker_peaks(self._spark)
-        run = self._stream(query, async_enabled, source, folder, on_batch)
+        run = self._stream(query, async_enabled, source, folder, folder / "sink", on_batch)
         comparison = self._compare(query, folder / "sink")
         if comparison.ok:
             shutil.rmtree(folder)
         return _result(query, async_enabled, source, run, comparison)
+
+    def batch_ms(self, query: str, async_enabled: bool) -> list[float]:
+        """Milliseconds of each micro-batch of a run whose output is dropped, unchecked."""
+        source = self.prepare()
+        folder = self._settings.folder / "runs" / "dropped"
+        run = self._stream(query, async_enabled, source, folder, None)
+        shutil.rmtree(folder)
+        return run.batch_ms
 
     def close(self) -> None:
         """Give up the batch engine; the session is the caller's."""
@@ -146,16 +154,22 @@ class NexmarkRunner:
         )
 
     def _stream(
-        self, query: str, async_enabled: bool, source: EventFiles, folder: Path, on_batch: OnBatch
+        self,
+        query: str,
+        async_enabled: bool,
+        source: EventFiles,
+        folder: Path,
+        sink: Path | None,
+        on_batch: OnBatch = lambda _: None,
     ) -> _Run:
-        """Every micro-batch and the final flush, into ``folder``/sink."""
+        """Every micro-batch and the final flush, into ``sink``; None drops them."""
         shutil.rmtree(folder, ignore_errors=True)
         own = {"async-state.enabled": async_enabled, "async-state.local-dir": str(folder / "local")}
         job = StreamingJob(
             self._spark, str(folder / "state"), {**self._settings.options, **own}, name=f"nexmark-{query}"
         )
         figures: list[BatchStatistics] = []
-        process = job.micro_batch(_writer(query, folder / "sink"))
+        process = job.micro_batch(_writer(query, sink))
 
         def count(df: DataFrame, batch_id: int) -> None:
             process(df, batch_id)
@@ -186,13 +200,16 @@ class _Run:
     figures: list[BatchStatistics]
 
 
-def _writer(query: str, sink: Path) -> Callable[[DataFrame, MicroBatch], None]:
-    """The function of a micro-batch: the query's plan, its changelog to a folder named by the batch."""
+def _writer(query: str, sink: Path | None) -> Callable[[DataFrame, MicroBatch], None]:
+    """The function of a micro-batch: the query's plan, its changelog to a folder named by the batch, or nowhere."""
     plan, columns = PLANS[query], [*QUERIES[query].columns, ROW_KIND_COLUMN]
 
     def on_batch(df: DataFrame, batch: MicroBatch) -> None:
         changelog = plan(batch, df).select(*columns)
-        changelog.write.mode("overwrite").parquet(str(sink / f"batch={batch.batch_id:06d}"))
+        if sink is None:
+            changelog.write.format("noop").mode("overwrite").save()
+        else:
+            changelog.write.mode("overwrite").parquet(str(sink / f"batch={batch.batch_id:06d}"))
 
     return on_batch
 

@@ -45,6 +45,7 @@ def peers(
     repeat: Annotated[int, typer.Option(min=1, help="Times to do it all, order reversed each time.")] = 1,
     cores: Annotated[int, typer.Option(min=1, help="Cores for each engine, and partitions.")] = 2,
     events: Annotated[int, typer.Option(min=1_000, help="Nexmark events (work f).")] = 5_000_000,
+    queries: Annotated[str, typer.Option(help="Nexmark queries of work f, with commas, or 'all'.")] = "all",
     flink_python: Annotated[
         Path | None,
         typer.Option(help="Python with apache-flink; by default $ASYNCSTATE_FLINK_PYTHON, or this one."),
@@ -57,6 +58,7 @@ def peers(
     output: Annotated[Path | None, typer.Option(help="Folder for peers.json and peers-*.png.")] = None,
 ) -> None:
     """Compare asyncstate with Spark's own operators, with Python code on Spark, with Flink, and with itself."""
+    from bench.peers.flink.queries import FLINK_QUERIES
     from bench.peers.measure import Plan
     from bench.peers.peers import PEERS
     from bench.peers.turns import PeerError
@@ -73,6 +75,7 @@ def peers(
     works = _chosen(work, (*_SPARK_WORK, _NEXMARK, *_ITSELF), "--work")
     names = _chosen(peers, (*PEERS, "flink-sql", "flink-sql-async", "pyflink"), "--peers")
     scratch = Path(tempfile.mkdtemp(prefix="asyncstate-peers-", dir=folder))
+    asked = tuple(_chosen(queries, tuple(FLINK_QUERIES), "--queries"))
     report = Report(output, facts(amount))
     plan = Plan(scratch, cores, amount.repeat, amount.slow_seconds)
     if tiny:
@@ -84,7 +87,7 @@ def peers(
 
     try:
         for each in works:
-            _do(each, names, amount, plan, flink_python, report, tell)
+            _do(each, names, amount, plan, flink_python, asked, report, tell)
     except PeerError as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         raise typer.Exit(CANNOT_RUN) from None
@@ -101,6 +104,7 @@ def _do(
     amount: Amount,
     plan: Plan,
     flink_python: Path | None,
+    queries: tuple[str, ...],
     report: Report,
     tell: Any,
 ) -> None:
@@ -109,7 +113,9 @@ def _do(
     from bench.peers.measure import measure
     from bench.peers.works import WORKS, Scale
 
-    flink = NexmarkPlan(plan.folder, amount.events, amount.cores, amount.repeat, amount.seed, flink_python)
+    flink = NexmarkPlan(
+        plan.folder, amount.events, amount.cores, amount.repeat, amount.seed, flink_python, queries
+    )
     if work == _NEXMARK:
         for results in nexmark(names, flink, tell):
             report.add(results)
@@ -120,7 +126,7 @@ def _do(
         task = Task(
             measurement=work,
             folder=str(plan.folder),
-            rows=min(amount.rows, 200_000),
+            rows=amount.rows if work == "growth" else min(amount.rows, _ROWS_ALONE),
             state_keys=amount.keys[0],
             pairs=amount.batches,
             sizes=amount.sizes,

@@ -5,6 +5,7 @@ Owns: ``nexmark``, ``counter`` and the order in which they take turns: a run eac
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ class NexmarkPlan:
     repeat: int
     seed: int
     python: Path | None
+    queries: tuple[str, ...] = tuple(FLINK_QUERIES)
 
 
 def nexmark(names: Sequence[str], plan: NexmarkPlan, tell: Tell) -> Iterator[list[Throughput]]:
@@ -60,7 +62,7 @@ def nexmark(names: Sequence[str], plan: NexmarkPlan, tell: Tell) -> Iterator[lis
     runner = NexmarkRunner(spark, settings)
     try:
         events = runner.prepare().path
-        for query in FLINK_QUERIES:
+        for query in plan.queries:
             engines = _Engines(QUERIES[query], runner, python, events, plan, tell)
             yield engines.run([name for name in (*_OURS, *FLINK_PEERS) if name in names])
     finally:
@@ -107,10 +109,12 @@ class _Engines:
 
     def _checked(self, name: str) -> Throughput:
         result = self._result(name)
-        if name in _OURS:  # every run of ours is compared
-            self._runner.warm_up(self._spec.name, _OURS[name][1])
-            return msgspec.structs.replace(result, checked=True)
         self._tell(f"f: {self._spec.name}: checking {name}")
+        if name in _OURS:  # on all events, which warms up too
+            run = self._runner.run(self._spec.name, _OURS[name][1])
+            return msgspec.structs.replace(
+                result, expected_rows=run.expected_rows, checked=run.checked, problems=run.problems
+            )
         try:
             outcome = self._flink.check_query(
                 self._spec, self._events, self._sizes.check, FLINK_PEERS[name][1]
@@ -121,15 +125,10 @@ class _Engines:
 
     def _timed(self, name: str, before: Throughput) -> Throughput:
         if name in _OURS:
-            run = self._runner.run(self._spec.name, _OURS[name][1])
-            return msgspec.structs.replace(
-                before,
-                rows=run.micro_batch_events,
-                seconds=[*before.seconds, run.batch_ms_p50 / 1e3],
-                expected_rows=run.expected_rows,
-                checked=run.checked,
-                problems=run.problems,
-            )
+            batch_ms = self._runner.batch_ms(self._spec.name, _OURS[name][1])
+            seconds = [*before.seconds, statistics.median(batch_ms) / 1e3]
+            rows = self._runner.prepare().micro_batch_events
+            return msgspec.structs.replace(before, rows=rows, seconds=seconds)
         try:
             times = self._flink.query_seconds(self._spec, self._events, self._sizes, FLINK_PEERS[name][1])
         except PeerError as error:

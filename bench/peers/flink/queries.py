@@ -1,6 +1,6 @@
 """The Nexmark queries in Flink SQL, and the statements around them.
 
-Owns: ``FLINK_QUERIES``, ``LAST_COUNTS``, ``fields``, ``statements`` and ``as_text``.
+Owns: ``FLINK_QUERIES``, ``LAST_COUNTS``, ``NULL_TEXT``, ``fields``, ``statements`` and ``as_text``.
 Invariant: a query has the columns of its ``QuerySpec``. ``rt`` is the event time in milliseconds, all that Flink's
 watermarks take; ``dateTime`` has the microseconds.
 Must not import Spark.
@@ -14,6 +14,9 @@ import re
 from collections.abc import Mapping
 
 from bench.nexmark.oracle import EVENT_KINDS, QuerySpec
+
+NULL_TEXT = "~"
+"""In a CSV file; an empty text is not none."""
 
 _TYPES = {"bigint": "BIGINT", "string": "STRING", "timestamp": "TIMESTAMP(6)", "int": "INT"}
 _TIMES = ("dateTime", "expires")
@@ -114,7 +117,7 @@ def statements(spec: QuerySpec, folder: str) -> list[str]:
         if timed
         else ""
     )
-    csv = f"'connector' = 'filesystem', 'path' = '{folder}', 'format' = 'csv', 'csv.null-literal' = ''"
+    csv = f"'connector' = 'filesystem', 'path' = '{folder}', 'format' = 'csv', 'csv.null-literal' = '{NULL_TEXT}'"
     made = [
         f"CREATE TABLE events (event_type INT, event_time TIMESTAMP(6), {columns}{watermark}) WITH ({csv})"
     ]

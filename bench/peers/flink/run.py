@@ -21,7 +21,7 @@ import duckdb
 
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.oracle import EVENT_KINDS, QuerySpec, register_events
-from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, as_text, fields, statements
+from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, NULL_TEXT, as_text, fields, statements
 from bench.peers.turns import PeerError
 
 PYTHON_VARIABLE = "ASYNCSTATE_FLINK_PYTHON"
@@ -165,7 +165,7 @@ class Flink:
                         WHERE event_type IN ({kinds}) AND ({spread}) % {self._cores} = {number}
                             AND dateTime < TIMESTAMP '{until}'
                         ORDER BY dateTime
-                    ) TO '{folder}/{number}.csv' (FORMAT csv, HEADER false, NULLSTR '')"""
+                    ) TO '{folder}/{number}.csv' (FORMAT csv, HEADER false, NULLSTR '{NULL_TEXT}')"""
                 )
         return folder
 
