@@ -30,7 +30,11 @@ _SLOW_ROWS_MIN = 200
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure. A slow peer gets as many rows a micro-batch as it can do in ``slow_seconds``."""
+    """How much to measure.
+
+    Slow peers get as many rows a micro-batch as the quickest of them would do in ``slow_seconds`` at the rate of the
+    check's small micro-batches; of large ones it does two to four times as many a second.
+    """
 
     folder: Path
     cores: int

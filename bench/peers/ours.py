@@ -144,6 +144,7 @@ OURS: Mapping[tuple[str, str], Plan] = {
     ("c", ""): _join,
     ("d", ""): _records,
     ("d", "bundle"): _counts,
+    ("d", "floor"): _floor,
     ("e-tumble", ""): _windowed(lambda: tumble(*TUMBLE)),
     ("e-hop", ""): _windowed(lambda: hop(*HOP)),
 }

@@ -215,8 +215,8 @@ WORKS: Mapping[str, Work] = {
             "d",
             "counter a key",
             _uniform,
-            {"": _COUNTED, "bundle": _latest("count(*) AS n")},
-            (*_OURS_TWICE, *_PYTHON),
+            {"": _COUNTED, "bundle": _latest("count(*) AS n"), "floor": _FLOOR},
+            (*_OURS_TWICE, "floor", *_PYTHON),
         ),
         Work(
             "e-tumble",
