@@ -32,8 +32,8 @@ _SLOW_ROWS_MIN = 200
 class Plan:
     """How much to measure.
 
-    Slow peers get as many rows a micro-batch as the quickest of them would do in ``slow_seconds`` at the rate of the
-    check's small micro-batches; of large ones it does two to four times as many a second.
+    A slow peer gets as many rows a micro-batch as it would do in ``slow_seconds`` at the rate of the check's small
+    ones; of large ones it does up to four times as many a second.
     """
 
     folder: Path
@@ -134,17 +134,19 @@ class _Bench:
         self._tell("writing the input")
         whole = write_input(self._work, self._scale, self._folder / "input", self._plan.cores)
         inputs, scales = {name: whole for name in right}, {name: self._scale for name in right}
-        slow = [name for name in right if PEERS[name].slow]
-        if slow:
-            smaller = self._slow_scale(slow)
-            given = write_input(self._work, smaller, self._folder / "slow", self._plan.cores)
-            inputs |= dict.fromkeys(slow, given)
-            scales |= dict.fromkeys(slow, smaller)
+        for name in filter(lambda each: PEERS[each].slow, right):
+            scales[name] = self._slow_scale(name)
+            inputs[name] = write_input(
+                self._work, scales[name], self._folder / f"for-{name}", self._plan.cores
+            )
         self._carry_out(right, inputs, "run", self._scale, keep_all=False, scales=scales)
 
-    def _slow_scale(self, slow: Sequence[str]) -> Scale:
-        """By what the quickest of them did with the last rows of the check."""
-        rate = max(self._results[name].rows / self._results[name].seconds[-1] for name in slow)
+    def _slow_scale(self, name: str) -> Scale:
+        """By what the peer did with the last rows of the check.
+
+        Each its own: Spark ends Python processes that have had nothing to do for a minute, so a round must be shorter.
+        """
+        rate = self._results[name].rows / self._results[name].seconds[-1]
         rows = min(self._scale.rows, max(_SLOW_ROWS_MIN, int(rate * self._plan.slow_seconds) // 100 * 100))
         return replace(self._scale, rows=rows, keys=max(1, self._scale.keys * rows // self._scale.rows))
 

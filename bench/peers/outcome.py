@@ -36,7 +36,7 @@ class Amount:
     cores: int
     seed: int
     events: int
-    slow_seconds: float = 25.0
+    slow_seconds: float = 15.0
     sizes: tuple[int, ...] = _GROWTH_SIZES
 
 
