@@ -22,8 +22,8 @@ from asyncstate.storage import OperatorManifest
 
 ROWS_MIN: Final = 50_000
 """Fewer rows in the micro-batch before: what a further stage costs is more than it can save."""
-REDUCTION_MIN: Final = 2.0
-"""Fewer rows put into one, and the local phase costs more than it saves (decision 0024)."""
+REDUCTION_MIN: Final = 10.0
+"""Fewer rows put into one, and the local phase costs more than it saves (decision 0038)."""
 TRIAL_BATCHES: Final = 32
 """Without the local phase every so many micro-batches one has it, to see whether the keys have changed."""
 
