@@ -86,9 +86,8 @@ def row_bytes(inputs: Sequence[InputSpec]) -> int | None:
     regular = [inputs[index] for index in regular_inputs(inputs)]
     if any(given.changelog for given in regular):
         return None  # the kinds are texts
-    return _sum(
-        [pa.int32(), *(field.type for given in regular for field in given.row_schema)]
-    )  # the route is first
+    route = pa.int32()
+    return _sum([route, *(field.type for given in regular for field in given.row_schema)])
 
 
 def _sum(kinds: Sequence[pa.DataType]) -> int | None:

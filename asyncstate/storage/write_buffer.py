@@ -63,10 +63,11 @@ class WriteBuffer:
         if self.spilled is None:
             self.spilled = SpilledWrites(self._store, self._bound)
         self.spilled.add(self._sorted_entries(), len(self.entries))
+        self._in_memory = size_in_memory(self.entries)
         return self.spilled
 
     def in_memory(self) -> int:
-        """Estimated memory of ``entries``; takes a walk over them until ``changes`` has been asked for."""
+        """Estimated memory of ``entries``; takes a walk over them, but after ``spill`` and ``changes``."""
         return size_in_memory(self.entries) if self._in_memory is None else self._in_memory
 
     def clear(self) -> None:
@@ -77,6 +78,7 @@ class WriteBuffer:
         self.entries.clear()
         self._sorted.clear()
         self._indexed = 0
+        self._in_memory = None
         self.meter.emptied()
 
     def changes(self) -> Changes:

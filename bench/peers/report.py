@@ -26,9 +26,7 @@ def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
     )
     for heading in left:
-        table.add_column(
-            heading, overflow="fold"
-        )  # in a narrow window the names fold: the figures need their width
+        table.add_column(heading, overflow="fold")  # not the figures: they need their width
     for heading in right:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
