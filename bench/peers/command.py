@@ -16,6 +16,7 @@ from rich.console import Console
 from bench.peers.outcome import CANNOT_RUN, Amount, Report, facts
 
 if TYPE_CHECKING:
+    from bench.peers.flink.nexmark import NexmarkPlan
     from bench.peers.measure import Plan
 
 _SPARK_WORK = ("a", "b", "c", "d", "e")
@@ -58,6 +59,7 @@ def peers(
     output: Annotated[Path | None, typer.Option(help="Folder for peers.json and peers-*.png.")] = None,
 ) -> None:
     """Compare asyncstate with Spark's own operators, with Python code on Spark, with Flink, and with itself."""
+    from bench.peers.flink.nexmark import NexmarkPlan
     from bench.peers.flink.queries import FLINK_QUERIES
     from bench.peers.measure import Plan
     from bench.peers.peers import PEERS
@@ -80,6 +82,7 @@ def peers(
     plan = Plan(scratch, cores, amount.repeat, amount.slow_seconds)
     if tiny:
         plan = replace(plan, check=Scale(rows=300, keys=100, warm_up=0, counted=1))
+    flink = NexmarkPlan(scratch, amount.events, cores, amount.repeat, seed, flink_python, asked)
     started = time.perf_counter()
 
     def tell(text: str) -> None:
@@ -87,7 +90,7 @@ def peers(
 
     try:
         for each in works:
-            _do(each, names, amount, plan, flink_python, asked, report, tell)
+            _do(each, names, amount, plan, flink, report, tell)
     except PeerError as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         raise typer.Exit(CANNOT_RUN) from None
@@ -103,19 +106,15 @@ def _do(
     names: list[str],
     amount: Amount,
     plan: Plan,
-    flink_python: Path | None,
-    queries: tuple[str, ...],
+    flink: NexmarkPlan,
     report: Report,
     tell: Any,
 ) -> None:
-    from bench.peers.flink.nexmark import NexmarkPlan, counter, nexmark, share_of_good
+    from bench.peers.flink.nexmark import counter, nexmark, share_of_good
     from bench.peers.itself import Task, measure_itself
     from bench.peers.measure import measure
     from bench.peers.works import WORKS, Scale
 
-    flink = NexmarkPlan(
-        plan.folder, amount.events, amount.cores, amount.repeat, amount.seed, flink_python, queries
-    )
     if work == _NEXMARK:
         for results in nexmark(names, flink, tell):
             report.add(results)
