@@ -78,6 +78,10 @@ class PartitionStore:
             snapshot_every_deltas=spec.config.snapshot_interval,
         )
 
+    def settle(self) -> None:
+        """Wait for a compaction that has begun beside the micro-batch; closed, the store would lose its work."""
+        self._lease.rocks.settle()
+
 
 @contextmanager
 def open_store(spec: TaskSpec, partition: int) -> Iterator[PartitionStore]:

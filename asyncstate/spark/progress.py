@@ -95,6 +95,7 @@ SECONDS: Final = {
     "read_batch_seconds": "list_get_seconds",
     "run_seconds": "run_seconds",
     "commit_seconds": "commit_seconds",
+    "compaction_seconds": "compaction_seconds",
 }
 PEAKS: Final = {
     "in_flight_peak": "in_flight_peak",

@@ -142,14 +142,17 @@ class Lease:
                 scratch.close()
             shutil.rmtree(self._slot.scratch, ignore_errors=True)
 
-    def release(self) -> None:
-        """Close the store and free the slot; twice is allowed. A failed store will be rebuilt."""
+    def release(self, settle: bool = True) -> None:
+        """Close the store and free the slot; twice is allowed. A failed store will be rebuilt.
+
+        ``settle``: wait for the compaction that was started; without it its work is lost.
+        """
         if self._slot.lock is None:
             return
         try:
             if self.rocks.damaged:
                 self._slot.write(self.base.version, self.base.lineage, changing=True)
-            else:
+            elif settle:
                 self.rocks.settle()
         finally:
             try:
@@ -166,7 +169,7 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.release()
+            self.release(settle=error is None)  # a failure should be told at once
         except StoreError as releasing:
             if error is None:
                 raise
@@ -273,6 +276,7 @@ def _advanced(
             slot.write(base.version, base.lineage, changing=True)
             advance(rocks, pending, base.version, fetcher)
         slot.write(base.version, base.lineage, changing=False)
+        rocks.compact_if_due()
     except StoreError:
         # The local folder is only a copy: rebuild it, and let that fail if the disk is to blame.
         if rocks is not None:

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -43,6 +44,7 @@ _COMPRESSIONS = {
 _SHORT_SCAN_ENTRIES = 16
 _SETTLE_POLL_SECONDS = 0.002
 _SETTLE_QUIET_POLLS = 10  # a compaction that is due starts within a few of them
+_SETTLE_SECONDS_MAX = 600.0  # giving up loses all of the compaction's work
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,9 @@ class RocksDBOptions:
 
     ``block_cache_bytes``: one cache of this size is shared by all stores of the process and outlives them,
     so a store that is opened again at the next micro-batch finds its blocks warm.
-    ``sorted_runs``: number of overlapping runs (ingested files and compaction results) at which compaction
-    starts.
-    ``sorted_runs_max``: above it ``settle`` waits for the running compaction, so that read cost stays
-    bounded.
+    ``sorted_runs_max``: with more overlapping runs (ingested files and compaction results) than that,
+    ``compact_if_due`` starts to merge them; with more than ``sorted_runs_light`` already if the largest weighs no more
+    than the others together. ``sorted_runs``: it ends when there are fewer than that.
     """
 
     block_cache_bytes: int = 128 << 20
@@ -62,8 +63,9 @@ class RocksDBOptions:
     compression: str = "lz4"
     block_bytes: int = 8 << 10
     bloom_bits: int = 10
-    sorted_runs: int = 6
-    sorted_runs_max: int = 12
+    sorted_runs: int = 4
+    sorted_runs_light: int = 5
+    sorted_runs_max: int = 8
     file_bytes: int = 32 << 20
     background_jobs: int = 2
 
@@ -108,10 +110,8 @@ def rocksdb_options(options: RocksDBOptions) -> Options:
         )
     universal = UniversalCompactOptions()
     universal.size_ratio = 10
-    universal.min_merge_width = 3
-    # A restored store starts with the deltas since its snapshot as runs of their own. Merged all at once they outweigh
-    # the runs below, which would then be rewritten as well before the first micro-batch could end.
-    universal.max_merge_width = 8
+    universal.min_merge_width = 2
+    universal.max_merge_width = 16
     universal.max_size_amplification_percent = 200
     opts = Options(raw_mode=True)
     opts.create_if_missing(True)
@@ -120,6 +120,9 @@ def rocksdb_options(options: RocksDBOptions) -> Options:
     opts.set_compaction_style(DBCompactionStyle.universal())
     opts.set_universal_compaction_options(universal)
     opts.set_level_zero_file_num_compaction_trigger(options.sorted_runs)
+    # Stores are closed after every micro-batch, which aborts what is being merged: only somebody who will wait for
+    # the end may let it begin.
+    opts.set_disable_auto_compactions(True)
     opts.set_target_file_size_base(options.file_bytes)
     opts.set_max_background_jobs(options.background_jobs)
     opts.set_max_open_files(-1)
@@ -151,6 +154,7 @@ class RocksDBStore(KeyedStore):
         self.damaged = False
         self.options = options or RocksDBOptions()
         self._raw_options = rocksdb_options(self.options)
+        self._compacts = False
         self._db: Rdict | None = self._open()
         self._get: Callable[[bytes], bytes | None] = self._db.get
 
@@ -228,12 +232,13 @@ class RocksDBStore(KeyedStore):
         return page
 
     def apply(self, changes: Changes, version: int) -> None:
-        """Write the sorted changes as an SST file and ingest it."""
+        """Write the sorted changes as an SST file and ingest it; ``compact_if_due``."""
         if changes:
             temporary = f"{self.path}.apply-{uuid.uuid4().hex}.sst"
             try:
                 write_sst(temporary, changes, self.options)
                 self.ingest([temporary], version)
+                self.compact_if_due()
             finally:
                 Path(temporary).unlink(missing_ok=True)
         self.version = version
@@ -261,36 +266,58 @@ class RocksDBStore(KeyedStore):
 
     def sorted_runs(self) -> int:
         """Number of overlapping runs a key may have to be looked up in."""
-        return len({f["level"] or f["name"] for f in self.db.live_files()})
+        return len(self._run_bytes())
 
-    def settle(self, timeout_seconds: float = 60.0) -> bool:
-        """Wait for the running compaction while the runs exceed their bound; return whether they keep it.
+    def _run_bytes(self) -> list[int]:
+        """The size of each sorted run."""
+        sizes: Counter[object] = Counter()
+        for file in self.db.live_files():
+            sizes[file["level"] or file["name"]] += file["size"]
+        return list(sizes.values())
 
-        Closing aborts a running compaction and loses its work. With few runs that is accepted, to keep
-        micro-batches short; above the bound somebody has to pay.
+    def compact_if_due(self) -> None:
+        """Start merging runs, beside reads, if there are too many; call ``settle`` before ``close``."""
+        if self._compacts or not self._too_many(self._run_bytes()):
+            return
+        try:
+            self.db.set_options({"disable_auto_compactions": "false"})
+        except Exception as error:
+            raise self._failed("compacted", error) from error
+        self._compacts = True
+
+    def _too_many(self, run_bytes: Sequence[int]) -> bool:
+        if len(run_bytes) <= self.options.sorted_runs_light:
+            return False
+        # Merging little is done soon, and then only half as many blocks want to stay in the cache.
+        light = 2 * max(run_bytes) <= sum(run_bytes)
+        return light or len(run_bytes) > self.options.sorted_runs_max
+
+    def settle(self, timeout_seconds: float = _SETTLE_SECONDS_MAX) -> bool:
+        """Wait for the compaction that was started, if one was; whether the runs keep within their bound now.
+
+        Closing aborts a running compaction and loses its work, and the next one starts from the beginning.
         """
         deadline = time.monotonic() + timeout_seconds
         quiet = 0
-        while self.sorted_runs() > self.options.sorted_runs_max:
-            quiet = 0 if self._compacting() else quiet + 1
+        while self._compacts and self._number("compaction-pending") + self._number("num-running-compactions"):
+            quiet = 0 if self._number("num-running-compactions") else quiet + 1
             if quiet > _SETTLE_QUIET_POLLS or time.monotonic() > deadline:
-                return False
+                break
             time.sleep(_SETTLE_POLL_SECONDS)
-        return True
+        return self.sorted_runs() <= self.options.sorted_runs_max
 
-    def _compacting(self) -> bool:
-        return bool(self.db.property_int_value("rocksdb.num-running-compactions"))
+    def _number(self, name: str) -> int:
+        return self.db.property_int_value(f"rocksdb.{name}") or 0
 
     def statistics(self) -> StoreStatistics:
         """Return figures from RocksDB's properties and its list of live files."""
-        db = self.db
-        live = db.live_files()
+        live = self.db.live_files()
         return StoreStatistics(
             num_entries=sum(f["num_entries"] - 2 * f["num_deletions"] for f in live),
             size_bytes=sum(f["size"] for f in live),
             files=len(live),
-            sorted_runs=len({f["level"] or f["name"] for f in live}),
-            block_cache_bytes=db.property_int_value("rocksdb.block-cache-usage") or 0,
+            sorted_runs=self.sorted_runs(),
+            block_cache_bytes=self._number("block-cache-usage"),
             block_cache_bytes_max=self.options.block_cache_bytes,
         )
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from asyncstate.spark import BatchStatistics
     from asyncstate.spark.progress import OperatorStatistics
 
-PARTS: Final = ("Spark", "transfer", "restore", "state read", "merge", "write", "commit")
+PARTS: Final = ("Spark", "transfer", "restore", "state read", "merge", "write", "compaction", "commit")
 """In the order of a micro-batch. "transfer" is waiting for rows to come and for output to be taken; "restore" brings
-the store up to the last commit; "merge" is the operator with keys and codecs; "write" the delta; "commit" the
-manifest."""
+the store up to the last commit; "merge" is the operator with keys and codecs; "write" the delta; "compaction" is
+waiting for what is left of it; "commit" the manifest."""
 
 
 def parts_of(batch: BatchStatistics) -> dict[str, float]:
@@ -42,4 +42,5 @@ def _of_operator(operator: OperatorStatistics) -> dict[str, float]:
         "state read": read,
         "merge": max(share("run_seconds") - transfer - read - restore, 0.0),
         "write": share("commit_seconds"),
+        "compaction": share("compaction_seconds"),
     }

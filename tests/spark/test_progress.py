@@ -42,6 +42,7 @@ OPERATOR_NAMES = {
     "calls", "call_timeouts", "change_bytes", "delta_bytes", "restore_bytes", "state_bytes", "state_entries",
     "in_flight_peak", "blocked_keys_peak", "io_threads_peak", "calls_in_flight_peak", "cache_bytes_peak",
     "worker_rss_bytes_peak", "plan_seconds", "stage_seconds", "run_seconds", "commit_seconds", "io_wait_seconds",
+    "compaction_seconds",
     "call_wait_seconds", "restore_seconds", "input_seconds", "output_seconds", "read_batch_seconds", "counters",
 }  # fmt: skip
 ONLY_TWO_PHASES = {"local_rows_in"}

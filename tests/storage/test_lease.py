@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from asyncstate.storage import (
     RocksDBStore,
     partition_base,
 )
-from tests.storage.minijob import MiniJob, applied, key
+from tests.storage.minijob import SMALL, MiniJob, applied, key
 
 A, B, C = key(0, "a"), key(0, "b"), key(0, "c")
 
@@ -388,3 +390,67 @@ def test_a_store_that_cannot_be_closed_does_not_hide_why_the_task_failed(
         assert any("already borrowed" in note for note in raised.value.__notes__)
         with pytest.raises(StoreError, match="already borrowed"), job.lease(newest(job), 0, 1):
             pass
+
+
+def compactions(folder: Path) -> list[str]:
+    """How compactions of a store's last opening have begun and ended, as RocksDB logs it."""
+    events = re.findall(r"EVENT_LOG_v1 (\{.*\})", (folder / "db" / "LOG").read_text(errors="replace"))
+    named = [json.loads(event) for event in events]
+    return [
+        event["event"] for event in named if event["event"] in ("compaction_started", "compaction_finished")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "runs"),
+    [(2, SMALL.sorted_runs_light), (40, SMALL.sorted_runs_max)],
+    ids=["changes weigh as much as the rest", "changes weigh little"],
+)
+def test_compaction_is_begun_seldom_and_never_lost(
+    job: MiniJob, tmp_path: Path, step: int, runs: int
+) -> None:
+    job.snapshot_every_deltas = 100
+    expected: dict[bytes, bytes] = {}
+    merged = []
+    for batch in range(2 * runs + 3):
+        changed = range(batch, 20_000, step) if batch else range(20_000)
+        writes = {key(n % 16, f"{n:06}"): b"%d" % batch for n in changed}
+        expected = applied(expected, writes)
+        job.batch(writes)
+        events = compactions(tmp_path / "local" / "job" / "op" / "0" / "slot-0")
+        assert events.count("compaction_started") == events.count("compaction_finished")
+        if events:
+            merged.append(batch)
+    # A batch ingests what the one before it has written: the first one nothing.
+    assert merged[0] == runs + 1
+    assert len(merged) <= 3
+    with job.lease(newest(job), 0, 1) as lease:
+        assert lease.rocks.sorted_runs() <= SMALL.sorted_runs_max
+        assert dict(lease.store.iterate()) == expected
+
+
+def test_a_rebuilt_store_is_not_compacted_by_its_first_task(job: MiniJob, tmp_path: Path) -> None:
+    job.snapshot_every_deltas = 100
+    deltas = SMALL.sorted_runs_max + 4
+    for batch in range(deltas):
+        job.batch({key(n, "x"): b"%d" % batch for n in range(16)})
+    elsewhere = LocalStores(tmp_path / "elsewhere", "job", job.files)
+    runs = []
+    for _ in range(3):
+        with elsewhere.acquire("op", 0, partition_base(newest(job), "op", 0, 1), SMALL) as lease:
+            runs.append(lease.rocks.sorted_runs())
+            if len(runs) == 2:
+                assert lease.rocks.settle()
+    assert runs[0] == deltas
+    assert runs[2] < SMALL.sorted_runs
+
+
+def test_a_failed_task_does_not_wait_for_compaction(job: MiniJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    monkeypatch.setattr(RocksDBStore, "settle", lambda store: waits.append(store.path))
+    with pytest.raises(RuntimeError, match="operator"), job.lease(None, 0, 1):
+        raise RuntimeError("operator")
+    assert waits == []
+    with job.lease(None, 0, 1):
+        pass
+    assert len(waits) == 1
