@@ -1,7 +1,8 @@
 """One operator on one partition without Spark: what the benchmarks that compare state access run.
 
 Owns: ``Job`` and ``JobBase``.
-Invariant: a Job runs exactly what a Spark task runs, from the open store to the uploaded delta and the end of compaction.
+Invariant: a Job runs exactly what a Spark task runs, from the open store to the uploaded delta and the end of
+compaction.
 Must not import Spark.
 """
 

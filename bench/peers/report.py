@@ -101,15 +101,16 @@ def _met(met: bool) -> str:
 
 def itself_table(figures: Sequence[Figure], title: str) -> Table:
     """asyncstate beside itself and beside code by hand."""
-    table = _table(title, ("what",), ("ratio", "spread", "aim", "met"))
+    table = _table(title, ("what",), ("us a row", "ratio", "spread", "aim", "met"))
     for number, figure in enumerate(figures):
         last = number + 1 == len(figures) or figures[number + 1].group != figure.group
         table.add_row(
             figure.name,
+            " ".join(f"{cost:.1f}" for _, cost in _points(figure)),
             f"{figure.ratio:.2f}",
             f"{figure.low:.2f}-{figure.high:.2f}",
-            f"{'<=' if figure.at_most else '>='} {figure.aim:g}",
-            _met(figure.met),
+            "" if figure.aim is None else f"{'<=' if figure.at_most else '>='} {figure.aim:g}",
+            "" if figure.met is None else _met(figure.met),
             end_section=last,
         )
     return table
@@ -193,12 +194,16 @@ def _colors(results: Sequence[Throughput]) -> dict[str, str]:
     }
 
 
+def _points(figure: Figure) -> list[tuple[int, float]]:
+    """Keys in the state and microseconds a row, with the state growing."""
+    return sorted((int(keys), cost) for keys, cost in figure.points.items())
+
+
 def _draw_growth(figures: Sequence[Figure], path: Path, title: str) -> Path:
     """Microseconds a row over the keys in the state, a line for each setting."""
     figure, axes = _figure(5.0, f"Cost of a row as the state grows: {title}")
     for number, each in enumerate(figures):
-        points = sorted((int(keys), cost) for keys, cost in each.points.items())
-        sizes, costs = zip(*points, strict=True)
+        sizes, costs = zip(*_points(each), strict=True)
         label = each.name.rpartition(", ")[2]
         axes.plot(
             sizes,

@@ -54,7 +54,8 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """asyncstate beside itself or beside code by hand: a ratio with its spread, and its aim.
 
-    ``group`` is raw, growth, modes or nexmark. ``points`` (growth): state keys to microseconds a row.
+    ``group`` is raw, growth, modes or nexmark. ``points`` (growth): state keys to microseconds a row. ``aim`` is None
+    where none was set.
     """
 
     group: str
@@ -62,13 +63,15 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     low: float
     high: float
-    aim: float
+    aim: float | None
     at_most: bool
     points: dict[str, float] = {}
 
     @property
-    def met(self) -> bool:
-        """Whether the median reaches the aim, as it is shown."""
+    def met(self) -> bool | None:
+        """Whether the median reaches the aim, as it is shown; None without an aim."""
+        if self.aim is None:
+            return None
         ratio = round(self.ratio, 2)
         return ratio <= self.aim if self.at_most else ratio >= self.aim
 

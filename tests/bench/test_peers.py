@@ -94,7 +94,7 @@ def test_the_comparison_runs_tiny(tmp_path: Path) -> None:
     assert [(each["ours"], each["peer"], each["aim"]) for each in document["comparisons"]] == [
         ("ours-sync", "spark-changelog", 5.0)
     ]
-    assert [figure["group"] for figure in document["itself"]] == ["growth"] * 3
+    assert [figure["group"] for figure in document["itself"]] == ["growth"] * 4
     assert {"trigger", "sink", "output_mode", "conf_of_spark"} <= set(document["fairness"])
     assert "asyncstate, sync" in done.output
     assert "Spark, changelog" in done.output
@@ -234,8 +234,9 @@ def test_figures_of_itself_are_shown_with_their_aims(tmp_path: Path) -> None:
         ),
         Figure(group="modes", name="Join", ratio=0.94, low=0.9, high=1.1, aim=1.0, at_most=False),
     ]
-    assert [figure.met for figure in figures] == [True, False]
-    assert itself_table(figures, "itself").row_count == 2
+    figures.append(msgspec.structs.replace(figures[0], name="20 keys by 1, by hand", aim=None))
+    assert [figure.met for figure in figures] == [True, False, None]
+    assert itself_table(figures, "itself").row_count == 3
     assert [path.name for path in write_plots([], figures, tmp_path, "title")] == ["peers-growth.png"]
 
 
