@@ -13,6 +13,9 @@ ROUTE: Final = "__asyncstate_route"
 COMMIT: Final = "__asyncstate_commit"
 """binary of every row that comes from a task: the attempt's id in its first row, the id and then the CommitRecord in
 its last one, null in all others."""
+OUTPUT: Final = "__asyncstate_output"
+"""array of structs of every row that comes from a task: some rows of the operator's output, null where ``COMMIT`` is
+not."""
 ATTEMPT_BYTES: Final = 16
 """Length of an attempt's id."""
 

@@ -36,6 +36,7 @@ from asyncstate.spark.columns import (
     ATTEMPT_BYTES,
     COMMIT,
     MARKER_TAG,
+    OUTPUT,
     ROUTE,
     TAG_BITS,
     quoted,
@@ -98,7 +99,7 @@ def nullable_type(kind: DataType) -> DataType:
 
 
 def stage_schema(uid: str, output: pa.Schema) -> StructType:
-    """What a task sends back: the operator's output, ``row_kind`` and the commit column, all nullable."""
+    """What a task sends back: lists of the operator's output rows with ``row_kind``, and the commit column."""
     try:
         columns = nullable_type(from_arrow_schema(output))
     except Exception as error:
@@ -107,13 +108,13 @@ def stage_schema(uid: str, output: pa.Schema) -> StructType:
             f"{error}; let bind() return another type"
         ) from error
     assert isinstance(columns, StructType)
-    taken = {ROW_KIND_COLUMN, COMMIT} & set(output.names)
+    taken = {ROW_KIND_COLUMN} & set(output.names)
     if taken:
         raise SchemaError(
             f"operator '{uid}': its output has a column '{taken.pop()}', a reserved name; rename it"
         )
-    technical = [StructField(ROW_KIND_COLUMN, StringType()), StructField(COMMIT, BinaryType())]
-    return StructType([*columns.fields, *technical])
+    rows = ArrayType(StructType([*columns.fields, StructField(ROW_KIND_COLUMN, StringType())]))
+    return StructType([StructField(OUTPUT, rows), StructField(COMMIT, BinaryType())])
 
 
 def wire_schema(stage: StructType) -> pa.Schema:
@@ -198,10 +199,11 @@ def run_stage(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> 
     """Run ``task`` on every partition, once, keeping the rows and collecting the commit records.
 
     A lazy local checkpoint keeps the rows on the executors in the same pass that collects the records, and
-    then drops the lineage. They are kept as rows: Python's MEMORY_AND_DISK would have Java serialise each of them
-    and read each again, twice, which took a third of the JVM's time. Cached rows would be recomputed when an
-    executor is lost, in another order of arrival and so perhaps with other results than those committed; these
-    make the micro-batch fail and be replayed.
+    then drops the lineage. Output comes and is kept in lists: some hundred objects for Spark to make, copy and keep
+    instead of some hundred thousand. They are kept as Spark's rows: Python's MEMORY_AND_DISK would have Java serialise
+    each of them and read each again, twice. Cached rows would be recomputed when an executor is lost, in another
+    order of arrival and so perhaps with other results than those committed; these make the micro-batch fail and be
+    replayed.
     """
     stage = exchanged.mapInArrow(task, schema).localCheckpoint(
         eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK_DESER
@@ -212,7 +214,7 @@ def run_stage(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> 
         _release(stage)
         raise
     found = [bytes(row[0]) for row in reported]
-    rows = stage.where(_reported_rows(task.spec, found)).drop(COMMIT)
+    rows = stage.where(_reported_rows(task.spec, found)).selectExpr(f"inline({OUTPUT})")
     return Stage(rows, [record[ATTEMPT_BYTES:] for record in found], stage)
 
 
@@ -221,7 +223,7 @@ def _release(checkpointed: DataFrame) -> None:
 
 
 def _reported_rows(spec: TaskSpec, found: Sequence[bytes]) -> str:
-    """The condition for output rows; a partition's first row makes it fail if its attempt is not one of ``found``.
+    """The condition for rows with output; a partition's first row makes it fail if its attempt is not one of ``found``.
 
     Spark has two occasions to keep another attempt's rows than those of which it gave us the report: partitions
     lost with an executor before the action's end are computed once more, and of two speculative attempts both

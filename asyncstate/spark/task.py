@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
-from asyncstate.spark.columns import MARKER_TAG, ROUTE, TAG_BITS, TAG_MASK, struct_name
+from asyncstate.spark.columns import MARKER_TAG, OUTPUT, ROUTE, TAG_BITS, TAG_MASK, struct_name
 from asyncstate.spark.failures import mark
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ RunPartition = Callable[["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[pa.
 _KIND_TEXTS = pa.array(ROW_KIND_TEXTS, pa.string())
 # A batch whose inputs alternate more often than this is split by input with a copy instead of by slices.
 _MAX_SLICES = 16
+# Rows a list of output: beyond some hundred there is nothing to gain, and Spark holds a list in one piece.
+_LIST_ROWS = 1_000
+_LIST_BYTES = 1 << 20
 # Young collections are counted in allocations; the default of 700 makes them run all the time under
 # record-grain operators, whose objects live for one batch.
 _GC_YOUNG_ALLOCATIONS = 50_000
@@ -46,7 +49,8 @@ _settled = False
 class PartitionTask:
     """``mapInArrow``'s function: runs ``spec`` on the partition that the rows name.
 
-    ``wire`` is the schema Spark expects back: output columns, ``row_kind``, the commit column, all nullable.
+    ``wire`` is the schema Spark expects back: lists of structs, with the output columns and ``row_kind``, and the
+    commit column.
     """
 
     spec: TaskSpec
@@ -87,12 +91,24 @@ class PartitionTask:
         yield self._commit_row(attempt + record.to_bytes())
 
     def _to_wire(self, out: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [_cast(column, field.type) for column, field in zip(out.columns, self.wire, strict=False)]
-        return pa.RecordBatch.from_arrays([*columns, pa.nulls(out.num_rows, pa.binary())], schema=self.wire)
+        """Some rows to a list: Spark makes, copies and keeps an object for each row that it gets."""
+        kind = self._output_type
+        columns = [
+            _cast(column, field.type) for column, field in zip(out.columns, kind.value_type, strict=True)
+        ]
+        rows = pa.StructArray.from_arrays(columns, fields=list(kind.value_type))
+        step = max(1, min(_LIST_ROWS, _LIST_BYTES * out.num_rows // max(1, out.nbytes)))
+        offsets = pa.array([*range(0, out.num_rows, step), out.num_rows], pa.int32())
+        lists = pa.ListArray.from_arrays(offsets, rows, type=kind)
+        return pa.RecordBatch.from_arrays([lists, pa.nulls(len(lists), pa.binary())], schema=self.wire)
 
     def _commit_row(self, content: bytes) -> pa.RecordBatch:
-        nulls = [pa.nulls(1, field.type) for field in self.wire][:-1]
-        return pa.RecordBatch.from_arrays([*nulls, pa.array([content], pa.binary())], schema=self.wire)
+        nothing = pa.nulls(1, self._output_type)
+        return pa.RecordBatch.from_arrays([nothing, pa.array([content], pa.binary())], schema=self.wire)
+
+    @property
+    def _output_type(self) -> pa.ListType:
+        return self.wire.field(OUTPUT).type
 
 
 _REPORT = "nothing was committed; start the query again, and report this if it comes back"

@@ -256,6 +256,46 @@ def test_a_task_without_rows_is_refused(run_log: str) -> None:
         list(PartitionTask(Spec(), None, echo)(iter([])))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("texts", "lists"),
+    [
+        (["short"] * 2_500, [1_000, 1_000, 500]),
+        (["x" * 700_000] * 3, [1, 1, 1]),
+        (["a", None, "c"], [3]),
+        ([], []),
+    ],
+    ids=["by rows", "by bytes", "few", "none"],
+)
+def test_output_leaves_in_lists_of_bounded_length(texts: list[str | None], lists: list[int]) -> None:
+    import pyarrow as pa
+
+    from asyncstate.runtime import CommitRecord
+    from asyncstate.spark.columns import COMMIT, MARKER_TAG, OUTPUT, ROUTE, TAG_BITS
+    from asyncstate.spark.exchange import stage_schema, wire_schema
+    from asyncstate.storage import PartitionManifest
+
+    class Spec:
+        uid = "e"
+        inputs = ()
+
+    def run(_spec: Any, _partition: int, _batches: Any) -> Any:
+        whole = pa.RecordBatch.from_pydict(
+            {"text": pa.array(["before", *texts], pa.string()), "row_kind": ["+I"] * (len(texts) + 1)}
+        )
+        yield whole.slice(1)
+        yield CommitRecord(
+            partition=0, content=PartitionManifest(0, None, []), states=[], max_event_times=[]
+        )
+
+    wire = wire_schema(stage_schema("e", pa.schema([("text", pa.string())])))
+    marker = pa.RecordBatch.from_pydict({ROUTE: pa.array([MARKER_TAG + (0 << TAG_BITS)], pa.int32())})
+    out = pa.Table.from_batches(PartitionTask(Spec(), wire, run)(iter([marker])), wire)  # type: ignore[arg-type]
+    found = [rows for rows in out[OUTPUT].to_pylist() if rows is not None]
+    assert [len(rows) for rows in found] == lists
+    assert [row["text"] for rows in found for row in rows] == texts
+    assert [row is None for row in out[COMMIT].to_pylist()] == [False, *[True] * len(lists), False]
+
+
 def test_worker_imports_stay_small() -> None:
     """A worker must be able to unpickle a task without the driver's modules."""
     import subprocess
