@@ -66,6 +66,7 @@ class WriteOverlay:
         "_carried",
         "_early",
         "_evictions",
+        "_holds",
         "_list_get_keys",
         "_list_gets",
         "_misses",
@@ -113,6 +114,7 @@ class WriteOverlay:
         self._store_get = store.get
         self._buffer = WriteBuffer(store, bound)
         self._writes: Entries = self._buffer.entries
+        self._holds = False  # some writes, which must be settled before reads look into ``_writes``
         self.spills = 0
         self._cached = CachedEntries() if carried is None else carried
         self._carried = len(self._cached)
@@ -133,6 +135,8 @@ class WriteOverlay:
 
     def peek(self, key: bytes) -> Peeked:
         """Return the value if memory knows it, None if memory knows it absent, else MISSING."""
+        if self._holds:
+            self._settle()
         self._reads += 1
         value: Peeked = self._writes.get(key, MISSING)
         if value is MISSING:
@@ -146,6 +150,8 @@ class WriteOverlay:
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key, None when absent; asks the store when memory cannot tell."""
         # ``peek`` and ``fetch`` in one: this is called for every record
+        if self._holds:
+            self._settle()
         self._reads += 1
         value: Peeked = self._writes.get(key, MISSING)
         if value is MISSING:
@@ -209,6 +215,8 @@ class WriteOverlay:
 
     def peek_many(self, keys: list[bytes]) -> tuple[list[Peeked], Sequence[int]]:
         """Return what memory knows of the keys, and the positions at which it answered MISSING."""
+        if self._holds:
+            self._settle()
         self._reads += len(keys)
         answers: list[Peeked] = [MISSING] * len(keys)
         unknown: Sequence[int] = range(len(keys))
@@ -242,6 +250,8 @@ class WriteOverlay:
 
     def unknown(self, keys: Iterable[bytes]) -> list[bytes]:
         """Those of ``keys`` that memory does not know, in their order; counts as no read."""
+        if self._holds:
+            self._settle()
         left = filterfalse(self._writes.__contains__, keys)
         for entries in (self._young, *self._older, self._early):
             left = filterfalse(entries.__contains__, left)
@@ -272,6 +282,8 @@ class WriteOverlay:
         if spills is not None and spills != self.spills:
             assert isinstance(self.store, SpilledWrites)
             fetched = self.store.laid_over(keys, fetched, LIST_GET_KEYS)
+        if self._holds:
+            self._settle()
         if not self._writes:
             return list(fetched)
         return list(map(self._writes.get, keys, fetched))
@@ -279,6 +291,8 @@ class WriteOverlay:
     def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Keep many answers of the store, unless they are more than the young generation holds or the cache rests."""
         if self._cached.resting and len(keys) >= _JUDGED_KEYS:
+            return
+        if len(keys) * ENTRY_OVERHEAD_BYTES > self._young_bytes_max:
             return
         size = size_of(keys, values)
         if size > self._young_bytes_max:
@@ -289,11 +303,22 @@ class WriteOverlay:
             self._age()
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Write many values (None deletes); of a repeated key the last value counts."""
+        """Write many values (None deletes); of a repeated key the last value counts. The sequences are handed over."""
+        if not self._holds:
+            self._holds = self._buffer.hold(keys, values)
+            if self._holds:
+                return
+        self._settle()
         self._writes.update(zip(keys, values, strict=True))
+
+    def _settle(self) -> None:
+        self._holds = False
+        self._buffer.settle()
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Delete many keys."""
+        if self._holds:
+            self._settle()
         self._writes.update(dict.fromkeys(keys))
 
     def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
@@ -305,6 +330,8 @@ class WriteOverlay:
         self._scans += 1
         if end is not None and start >= end:
             return []
+        if self._holds:
+            self._settle()
         if not self._writes:
             return self.store.scan(start, end, limit)
         return scan_over(self._buffer.scan, self.store.scan, start, end, limit)
@@ -315,6 +342,7 @@ class WriteOverlay:
         Nothing that was asked of ``store`` before may be remembered after this, nor answered without ``overlay_many``:
         look at ``spills``. Raises StoreError with nothing lost when the disk cannot be written.
         """
+        self._settle()
         spilled = self._buffer.spill()
         if spilled is None:
             return
@@ -355,6 +383,7 @@ class WriteOverlay:
         in_memory = self._buffer.in_memory()
         if in_memory > limit:
             return False
+        self._settle()
         cached = self._cached
         if not all(map(self._writes.__contains__, self._young)):
             cached.add(self._young, self._young_bytes)

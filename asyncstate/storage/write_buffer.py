@@ -2,19 +2,20 @@
 
 Owns: WriteBuffer. Invariants: ``entries`` stays the same dict, because others write with its own method; a key, once
 written, stays in it up to the next spill (a delete stores None), so the dict's insertion order tells which keys are
-new.
+new. What is held is older than all entries, and within the bound by itself.
 Must not import rocksdict, lease or the overlay.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from itertools import islice
-from operator import itemgetter
+from operator import itemgetter, lt
 
 from sortedcontainers import SortedList
 
-from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, Entries
+from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
 from asyncstate.storage.contract import Change, Changes, KeyedStore
 from asyncstate.storage.spilled import SpilledChanges, SpilledWrites, WriteBound
 from asyncstate.storage.write_meter import WriteMeter, size_in_memory
@@ -38,6 +39,32 @@ class WriteBuffer:
         self._peak_bytes = 0
         self._changes: SpilledChanges | None = None
         self._in_memory: int | None = None
+        self._held: tuple[Sequence[bytes], Sequence[bytes | None]] | None = None
+        self._held_bytes = 0
+
+    def hold(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> bool:
+        """Keep writes as they are, if they are the first in memory, sorted, and within the bound; True if so.
+
+        The last bundle of a micro-batch is written and not read again: its keys need no dict, and no sorting. Whoever
+        reads must ``settle`` first. The caller lets go of the sequences.
+        """
+        if not keys or self._held or self.entries or not all(map(lt, keys, islice(keys, 1, None))):
+            return False
+        size_bytes = size_of(keys, values)
+        if self._bound is not None and size_bytes > self._bound.limit_bytes:
+            return False
+        self._held, self._held_bytes = (keys, values), size_bytes
+        return True
+
+    def settle(self) -> None:
+        """Lay ``entries`` over what is held, and have all of it in ``entries``."""
+        if self._held is None:
+            return
+        newer = self.entries.copy()
+        self.entries.clear()
+        self.entries.update(zip(*self._held, strict=True))
+        self.entries.update(newer)
+        self._held, self._held_bytes = None, 0
 
     def scan(self, start: bytes, end: bytes | None, count: int) -> list[Change]:
         """The first ``count`` writes in memory with start <= key < end."""
@@ -67,8 +94,10 @@ class WriteBuffer:
         return self.spilled
 
     def in_memory(self) -> int:
-        """Estimated memory of ``entries``; takes a walk over them, but after ``spill`` and ``changes``."""
-        return size_in_memory(self.entries) if self._in_memory is None else self._in_memory
+        """Estimated memory of all writes; takes a walk over them, but after ``spill`` and ``changes``."""
+        if self._in_memory is not None:
+            return self._in_memory
+        return size_in_memory(self.entries) + self._held_bytes
 
     def clear(self) -> None:
         """Let go of what has been spilled."""
@@ -86,6 +115,11 @@ class WriteBuffer:
 
         The end of the micro-batch: nothing may be written after it.
         """
+        if self._held is not None:
+            if not self.entries and self.spilled is None:
+                self._in_memory = self._held_bytes
+                return list(zip(*self._held, strict=True))
+            self.settle()
         self._in_memory = size_in_memory(self.entries)
         if self.spilled is None:
             return self._sorted_entries()
@@ -109,8 +143,9 @@ class WriteBuffer:
         if self._changes is not None:
             changes, change_bytes = self._changes.totals
         else:
-            changes = len(self.entries) + (0 if self.spilled is None else self.spilled.entries)
-            change_bytes = self._spilled_bytes + in_memory - ENTRY_OVERHEAD_BYTES * len(self.entries)
+            entries = len(self.entries) + (0 if self._held is None else len(self._held[0]))
+            changes = entries + (0 if self.spilled is None else self.spilled.entries)
+            change_bytes = self._spilled_bytes + in_memory - ENTRY_OVERHEAD_BYTES * entries
         found: dict[str, float] = {
             "changes": changes,
             "change_bytes": change_bytes,

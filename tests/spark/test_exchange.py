@@ -283,9 +283,7 @@ def test_output_leaves_in_lists_of_bounded_length(texts: list[str | None], lists
             {"text": pa.array(["before", *texts], pa.string()), "row_kind": ["+I"] * (len(texts) + 1)}
         )
         yield whole.slice(1)
-        yield CommitRecord(
-            partition=0, content=PartitionManifest(0, None, []), states=[], max_event_times=[]
-        )
+        yield CommitRecord(partition=0, content=PartitionManifest(0, None, []), states=[], max_event_times=[])
 
     wire = wire_schema(stage_schema("e", pa.schema([("text", pa.string())])))
     marker = pa.RecordBatch.from_pydict({ROUTE: pa.array([MARKER_TAG + (0 << TAG_BITS)], pa.int32())})

@@ -101,6 +101,29 @@ def test_bundle_larger_than_the_cache_is_not_kept() -> None:
     assert overlay.peek(keys[-1]) is MISSING
 
 
+def test_one_bundle_of_sorted_writes_is_never_put_into_a_dict() -> None:
+    overlay = WriteOverlay(MemoryStore())
+    keys = [b"%03d" % n for n in range(100)]
+    values = [b"v%d" % n if n % 3 else None for n in range(100)]
+    expected = list(zip(keys, values, strict=True))
+    overlay.put_many(keys, values)
+    assert not overlay._buffer.entries
+    assert overlay.statistics()["changes"] == 100
+    assert overlay.statistics()["change_bytes"] == sum(len(k) + len(v or b"") for k, v in expected)
+    assert overlay.changes() == expected
+    assert not overlay._buffer.entries
+
+
+def test_what_comes_after_held_writes_counts() -> None:
+    overlay = WriteOverlay(MemoryStore([(b"a", b"0"), (b"e", b"0")]))
+    overlay.put_many([b"a", b"b", b"c"], [b"1", b"1", None])
+    overlay.put(b"b", b"2")
+    overlay.delete(b"a")
+    overlay.put(b"d", b"2")
+    assert overlay.changes() == [(b"a", None), (b"b", b"2"), (b"c", None), (b"d", b"2")]
+    assert overlay.get_many([b"a", b"b", b"c", b"d", b"e"]) == [None, b"2", None, b"2", b"0"]
+
+
 def test_put_many_last_value_counts_and_none_deletes() -> None:
     overlay = WriteOverlay(MemoryStore([(b"a", b"0")]))
     overlay.put_many([b"b", b"a", b"b"], [b"1", None, b"2"])
@@ -291,6 +314,13 @@ class OverlayMachine(RuleBasedStateMachine):
     @rule(writes=st.dictionaries(KEYS, st.none() | VALUES, max_size=10))
     def put_many(self, writes: dict[bytes, bytes | None]) -> None:
         self.overlay.put_many(list(writes), list(writes.values()))
+        for key, value in writes.items():
+            self._note(key, value)
+
+    @rule(writes=st.dictionaries(KEYS, st.none() | VALUES, min_size=1, max_size=10))
+    def put_many_sorted(self, writes: dict[bytes, bytes | None]) -> None:
+        """As a bundle writes: held as it is, if it comes first."""
+        self.overlay.put_many(sorted(writes), [writes[key] for key in sorted(writes)])
         for key, value in writes.items():
             self._note(key, value)
 

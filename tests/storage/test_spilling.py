@@ -167,6 +167,16 @@ def test_the_write_method_that_others_hold_stays_good() -> None:
     assert overlay.scan(b"", None, 10) == [(b"a", b"1"), (b"b", b"2")]
 
 
+def test_writes_above_the_bound_are_not_held(open_scratch: Callable[[], KeyedStore]) -> None:
+    overlay = WriteOverlay(MemoryStore(), bound=bound(open_scratch))
+    keys = [b"%03d" % n for n in range(100)]
+    overlay.put_many(keys, [b"v"] * 100)
+    assert overlay.exceeds(100, keys, [b"v"] * 100)
+    overlay.spill()
+    overlay.put_many(keys[:2], [b"w", None])
+    assert list(overlay.changes()) == [(b"000", b"w"), (b"001", None), *((key, b"v") for key in keys[2:])]
+
+
 def test_without_a_bound_nothing_is_spilled() -> None:
     overlay = WriteOverlay(MemoryStore())
     overlay.put(b"a", b"1" * 10_000)
