@@ -26,7 +26,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $(STAMP)
 
 test: setup  ## every test but the slow ones
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: setup  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 1800
