@@ -136,7 +136,6 @@ class HandIterations:
 
     def __init__(self, folder: Path, keys: int) -> None:
         options = rocksdb_options(RocksDBOptions())
-        options.set_disable_auto_compactions(False)
         self._db = Rdict(str(folder / "by-hand"), options)
         self._keys = range(keys)
         path = str(folder / "by-hand.sst")

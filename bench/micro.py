@@ -73,7 +73,6 @@ class Floor:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._options = rocksdb_options(RocksDBOptions())
-        self._options.set_disable_auto_compactions(False)  # this database stays open
         self._db = Rdict(str(folder / "floor"), self._options)
         self._round = 0
 

@@ -51,11 +51,10 @@ class BundleRead:
         self._overlay.count_bundle_read(values)
         if self.spills == self._overlay.spills:
             self._overlay.remember_many(self.wanted[start:stop], values)
-        if self.wanted is self.keys:
-            if len(values) == len(self.keys):
-                self.values = values  # type: ignore[assignment]  # all are known; no copy
-            else:
-                self.values[start:stop] = values
+        if len(values) == len(self.keys):
+            self.values = values  # type: ignore[assignment]  # all are known; no copy
+        elif self.wanted is self.keys:
+            self.values[start:stop] = values
         else:
             for position, value in zip(self._positions[start:stop], values, strict=True):
                 self.values[position] = value

@@ -108,7 +108,7 @@ def stage_schema(uid: str, output: pa.Schema) -> StructType:
             f"{error}; let bind() return another type"
         ) from error
     assert isinstance(columns, StructType)
-    taken = {ROW_KIND_COLUMN} & set(output.names)
+    taken = {ROW_KIND_COLUMN, COMMIT} & set(output.names)
     if taken:
         raise SchemaError(
             f"operator '{uid}': its output has a column '{taken.pop()}', a reserved name; rename it"

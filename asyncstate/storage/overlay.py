@@ -215,8 +215,7 @@ class WriteOverlay:
 
     def peek_many(self, keys: list[bytes]) -> tuple[list[Peeked], Sequence[int]]:
         """Return what memory knows of the keys, and the positions at which it answered MISSING."""
-        if self._holds:
-            self._settle()
+        self._settle()
         self._reads += len(keys)
         answers: list[Peeked] = [MISSING] * len(keys)
         unknown: Sequence[int] = range(len(keys))
@@ -250,8 +249,7 @@ class WriteOverlay:
 
     def unknown(self, keys: Iterable[bytes]) -> list[bytes]:
         """Those of ``keys`` that memory does not know, in their order; counts as no read."""
-        if self._holds:
-            self._settle()
+        self._settle()
         left = filterfalse(self._writes.__contains__, keys)
         for entries in (self._young, *self._older, self._early):
             left = filterfalse(entries.__contains__, left)
@@ -282,8 +280,7 @@ class WriteOverlay:
         if spills is not None and spills != self.spills:
             assert isinstance(self.store, SpilledWrites)
             fetched = self.store.laid_over(keys, fetched, LIST_GET_KEYS)
-        if self._holds:
-            self._settle()
+        self._settle()
         if not self._writes:
             return list(fetched)
         return list(map(self._writes.get, keys, fetched))
@@ -304,10 +301,9 @@ class WriteOverlay:
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Write many values (None deletes); of a repeated key the last value counts. The sequences are handed over."""
-        if not self._holds:
-            self._holds = self._buffer.hold(keys, values)
-            if self._holds:
-                return
+        if self._buffer.hold(keys, values):
+            self._holds = True
+            return
         self._settle()
         self._writes.update(zip(keys, values, strict=True))
 
@@ -317,8 +313,7 @@ class WriteOverlay:
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Delete many keys."""
-        if self._holds:
-            self._settle()
+        self._settle()
         self._writes.update(dict.fromkeys(keys))
 
     def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
@@ -330,8 +325,7 @@ class WriteOverlay:
         self._scans += 1
         if end is not None and start >= end:
             return []
-        if self._holds:
-            self._settle()
+        self._settle()
         if not self._writes:
             return self.store.scan(start, end, limit)
         return scan_over(self._buffer.scan, self.store.scan, start, end, limit)

@@ -13,11 +13,11 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from rocksdict import (
     BlockBasedOptions,
@@ -120,9 +120,6 @@ def rocksdb_options(options: RocksDBOptions) -> Options:
     opts.set_compaction_style(DBCompactionStyle.universal())
     opts.set_universal_compaction_options(universal)
     opts.set_level_zero_file_num_compaction_trigger(options.sorted_runs)
-    # Stores are closed after every micro-batch, which aborts what is being merged: only somebody who will wait for
-    # the end may let it begin.
-    opts.set_disable_auto_compactions(True)
     opts.set_target_file_size_base(options.file_bytes)
     opts.set_max_background_jobs(options.background_jobs)
     opts.set_max_open_files(-1)
@@ -154,6 +151,9 @@ class RocksDBStore(KeyedStore):
         self.damaged = False
         self.options = options or RocksDBOptions()
         self._raw_options = rocksdb_options(self.options)
+        # Stores are closed after every micro-batch, which aborts what is being merged: only somebody who will wait for
+        # the end may let it begin.
+        self._raw_options.set_disable_auto_compactions(True)
         self._compacts = False
         self._db: Rdict | None = self._open()
         self._get: Callable[[bytes], bytes | None] = self._db.get
@@ -266,18 +266,11 @@ class RocksDBStore(KeyedStore):
 
     def sorted_runs(self) -> int:
         """Number of overlapping runs a key may have to be looked up in."""
-        return len(self._run_bytes())
-
-    def _run_bytes(self) -> list[int]:
-        """The size of each sorted run."""
-        sizes: Counter[object] = Counter()
-        for file in self.db.live_files():
-            sizes[file["level"] or file["name"]] += file["size"]
-        return list(sizes.values())
+        return len(_run_bytes(self.db.live_files()))
 
     def compact_if_due(self) -> None:
         """Start merging runs, beside reads, if there are too many; call ``settle`` before ``close``."""
-        if self._compacts or not self._too_many(self._run_bytes()):
+        if self._compacts or not self._too_many(_run_bytes(self.db.live_files())):
             return
         try:
             self.db.set_options({"disable_auto_compactions": "false"})
@@ -293,14 +286,16 @@ class RocksDBStore(KeyedStore):
         return light or len(run_bytes) > self.options.sorted_runs_max
 
     def settle(self, timeout_seconds: float = _SETTLE_SECONDS_MAX) -> bool:
-        """Wait for the compaction that was started, if one was; whether the runs keep within their bound now.
+        """Wait for the compaction that was started; whether the runs keep within their bound now. True if none was.
 
         Closing aborts a running compaction and loses its work, and the next one starts from the beginning.
         """
+        if not self._compacts:
+            return True
         deadline = time.monotonic() + timeout_seconds
         quiet = 0
-        while self._compacts and self._number("compaction-pending") + self._number("num-running-compactions"):
-            quiet = 0 if self._number("num-running-compactions") else quiet + 1
+        while (running := self._number("num-running-compactions")) or self._number("compaction-pending"):
+            quiet = 0 if running else quiet + 1
             if quiet > _SETTLE_QUIET_POLLS or time.monotonic() > deadline:
                 break
             time.sleep(_SETTLE_POLL_SECONDS)
@@ -316,7 +311,7 @@ class RocksDBStore(KeyedStore):
             num_entries=sum(f["num_entries"] - 2 * f["num_deletions"] for f in live),
             size_bytes=sum(f["size"] for f in live),
             files=len(live),
-            sorted_runs=self.sorted_runs(),
+            sorted_runs=len(_run_bytes(live)),
             block_cache_bytes=self._number("block-cache-usage"),
             block_cache_bytes_max=self.options.block_cache_bytes,
         )
@@ -338,6 +333,14 @@ class RocksDBStore(KeyedStore):
             f"the RocksDB store {self.path} could not be {done}: {error}. Check the disk's space and "
             f"permissions; the next attempt rebuilds the folder from the checkpoint"
         )
+
+
+def _run_bytes(live_files: Iterable[Mapping[str, Any]]) -> list[int]:
+    """The size of each sorted run that the files make up."""
+    sizes: Counter[object] = Counter()
+    for file in live_files:
+        sizes[file["level"] or file["name"]] += file["size"]
+    return list(sizes.values())
 
 
 def _hard_link(source: str | Path, target: str) -> bool:

@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def growth(task: Task) -> list[Figure]:
     Beside it the same by hand: what RocksDB itself takes longer, no framework can take back.
     """
     random = np.random.default_rng(task.seed)
-    jobs: dict[str, _GrowingState | _GrowingByHand] = {
+    jobs: dict[str, _Growing] = {
         name: _GrowingState(Path(task.folder) / str(number), resolve(options, {}))
         for number, (name, options) in enumerate(_GROWING.items())
     }
@@ -129,7 +130,27 @@ def _growth_figure(name: str, costs: dict[int, list[float]], small: int, large: 
     )
 
 
-class _GrowingState:
+class _Growing(ABC):
+    """A state that grows."""
+
+    _keys = 0
+
+    def grow(self, keys: int) -> None:
+        """Add keys up to this number, each with a row."""
+        for first in range(self._keys, keys, 1_000_000):
+            self._add(np.arange(first, min(first + 1_000_000, keys)))
+        self._keys = keys
+
+    @abstractmethod
+    def _add(self, keys: np.ndarray) -> None:
+        """Store a row for each of ``keys``, which are new."""
+
+    @abstractmethod
+    def update(self, keys: np.ndarray) -> float:
+        """One micro-batch; its seconds."""
+
+
+class _GrowingState(_Growing):
     """Count, sum and max a key."""
 
     def __init__(self, folder: Path, config: Config) -> None:
@@ -139,17 +160,13 @@ class _GrowingState:
         )
         schema = pa.schema([("key", pa.int64()), ("value", pa.int64())])
         self._job = Job(folder, operator, config, InputSpec(schema, ("key",)))
-        self._keys = 0
         self._number = 0
 
-    def grow(self, keys: int) -> None:
-        """Add keys up to this number, each with a row."""
-        for first in range(self._keys, keys, 1_000_000):
-            self.update(np.arange(first, min(first + 1_000_000, keys)))
-        self._keys = keys
+    def _add(self, keys: np.ndarray) -> None:
+        self.update(keys)
 
     def update(self, keys: np.ndarray) -> float:
-        """One micro-batch; its seconds."""
+        """See ``_Growing``."""
         self._number += 1
         values = (keys * 31 + self._number) % 1_000_003
         whole = pa.RecordBatch.from_pydict({"key": pa.array(keys), "value": pa.array(values)})
@@ -157,21 +174,17 @@ class _GrowingState:
         return self._job.run([whole.slice(start, _ARROW_ROWS) for start in range(0, len(keys), _ARROW_ROWS)])
 
 
-class _GrowingByHand:
+class _GrowingByHand(_Growing):
     """Count and sum a key by list get, numpy and a sorted file, in one RocksDB that stays open."""
 
     def __init__(self, folder: Path) -> None:
         self._floor = Floor(folder)
-        self._keys = 0
 
-    def grow(self, keys: int) -> None:
-        """See ``_GrowingState``."""
-        for first in range(self._keys, keys, 1_000_000):
-            self._floor.fill(np.arange(first, min(first + 1_000_000, keys)))
-        self._keys = keys
+    def _add(self, keys: np.ndarray) -> None:
+        self._floor.fill(keys)
 
     def update(self, keys: np.ndarray) -> float:
-        """See ``_GrowingState``; finding the distinct keys is not counted."""
+        """See ``_Growing``; finding the distinct keys is not counted."""
         distinct = np.unique(keys)
         gc.collect()
         return self._floor.bundle(distinct)

@@ -95,7 +95,9 @@ def _ratio(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 99.5 else f"{ratio:.3g}" if ratio >= 10 else f"{ratio:.2f}"
 
 
-def _met(met: bool) -> str:
+def _met(met: bool | None) -> str:
+    if met is None:
+        return ""
     return "yes" if met else "[red]no[/red]"
 
 
@@ -110,7 +112,7 @@ def itself_table(figures: Sequence[Figure], title: str) -> Table:
             f"{figure.ratio:.2f}",
             f"{figure.low:.2f}-{figure.high:.2f}",
             "" if figure.aim is None else f"{'<=' if figure.at_most else '>='} {figure.aim:g}",
-            "" if figure.met is None else _met(figure.met),
+            _met(figure.met),
             end_section=last,
         )
     return table
