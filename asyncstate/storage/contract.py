@@ -1,6 +1,6 @@
 """The contract of committed state: what every store of one operator partition offers.
 
-Owns: KeyedStore, StoreStatistics. Invariant: what a store shows is exactly one committed version; it changes
+Owns: KeyedStore, StoreStatistics, Changes and ChangeColumns. Invariant: what a store shows is exactly one committed version; it changes
 only through ``apply`` (or, for RocksDB, ``ingest``) between micro-batches, never while one runs.
 Must not import rocksdict, threads or anything above storage.
 """
@@ -8,7 +8,8 @@ Must not import rocksdict, threads or anything above storage.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,31 @@ class Changes(Protocol):
     def __iter__(self) -> Iterator[Change]: ...
 
     def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeColumns:
+    """Changes as two sequences of one length: no tuple is made and kept of each."""
+
+    sorted_keys: Sequence[bytes]
+    values: Sequence[bytes | None]
+
+    def __post_init__(self) -> None:
+        if len(self.sorted_keys) != len(self.values):
+            raise ValueError(
+                f"{len(self.sorted_keys)} keys and {len(self.values)} values; give a value for each key"
+            )
+
+    def __iter__(self) -> Iterator[Change]:
+        return zip(self.sorted_keys, self.values, strict=True)
+
+    def __len__(self) -> int:
+        return len(self.sorted_keys)
+
+    def starting_at(self, start: bytes) -> Iterator[Change]:
+        """The changes with key >= start."""
+        first = bisect_left(self.sorted_keys, start)
+        return zip(self.sorted_keys[first:], self.values[first:], strict=True)
 
 
 @dataclass(frozen=True, slots=True)

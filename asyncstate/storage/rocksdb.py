@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -34,7 +34,14 @@ from rocksdict import (
 )
 
 from asyncstate.errors import StoreError
-from asyncstate.storage.contract import EMPTY_VERSION, Change, Changes, KeyedStore, StoreStatistics
+from asyncstate.storage.contract import (
+    EMPTY_VERSION,
+    Change,
+    ChangeColumns,
+    Changes,
+    KeyedStore,
+    StoreStatistics,
+)
 
 _COMPRESSIONS = {
     "none": DBCompressionType.none,
@@ -373,17 +380,26 @@ def _range_options(end: bytes | None) -> ReadOptions:
     return options
 
 
+def _write_each(writer: SstFileWriter, changes: Iterable[Change]) -> None:
+    put, delete = writer.__setitem__, writer.__delitem__
+    for key, value in changes:
+        if value is None:
+            delete(key)
+        else:
+            put(key, value)
+
+
 def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptions) -> None:
     """Write sorted changes (each key once, None deletes) as one SST file; StoreError when they cannot be."""
     try:
         writer = SstFileWriter(rocksdb_options(options))
         writer.open(str(path))
-        put, delete = writer.__setitem__, writer.__delitem__
-        for key, value in changes:
-            if value is None:
-                delete(key)
-            else:
-                put(key, value)
+        if isinstance(changes, ChangeColumns) and None not in changes.values:
+            deque(
+                map(writer.__setitem__, changes.sorted_keys, changes.values), maxlen=0
+            )  # a call each, and nothing else
+        else:
+            _write_each(writer, changes)
         writer.finish()
     except StoreError:
         raise

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from asyncstate.errors import StoreError
-from asyncstate.storage.contract import Change, Changes, KeyedStore
+from asyncstate.storage.contract import Change, ChangeColumns, Changes, KeyedStore
 from asyncstate.storage.merging import changes_over, scan_over
 
 _LIVE: Final = b"\x01"
@@ -155,7 +155,7 @@ class SpilledChanges:
 
 def changes_from(changes: Changes, start: bytes) -> Iterable[Change]:
     """The sorted ``changes`` with key >= start, without going through those before."""
-    if isinstance(changes, SpilledChanges):
+    if isinstance(changes, SpilledChanges | ChangeColumns):
         return changes.starting_at(start)
     listed = changes if isinstance(changes, list) else list(changes)
     return listed[bisect_left(listed, start, key=_key_of) :]

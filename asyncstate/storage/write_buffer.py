@@ -16,7 +16,7 @@ from operator import itemgetter, lt
 from sortedcontainers import SortedList
 
 from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
-from asyncstate.storage.contract import Change, Changes, KeyedStore
+from asyncstate.storage.contract import Change, ChangeColumns, Changes, KeyedStore
 from asyncstate.storage.spilled import SpilledChanges, SpilledWrites, WriteBound
 from asyncstate.storage.write_meter import WriteMeter, size_in_memory
 
@@ -39,7 +39,7 @@ class WriteBuffer:
         self._peak_bytes = 0
         self._changes: SpilledChanges | None = None
         self._in_memory: int | None = None
-        self._held: tuple[Sequence[bytes], Sequence[bytes | None]] | None = None
+        self._held: ChangeColumns | None = None
         self._held_bytes = 0
 
     def hold(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> bool:
@@ -48,12 +48,17 @@ class WriteBuffer:
         The last bundle of a micro-batch is written and not read again: its keys need no dict, and no sorting. Whoever
         reads must ``settle`` first. The caller lets go of the sequences.
         """
-        if not keys or self._held or self.entries or not all(map(lt, keys, islice(keys, 1, None))):
+        if (
+            not keys
+            or self._held is not None
+            or self.entries
+            or not all(map(lt, keys, islice(keys, 1, None)))
+        ):
             return False
         size_bytes = size_of(keys, values)
         if self._bound is not None and size_bytes > self._bound.limit_bytes:
             return False
-        self._held, self._held_bytes = (keys, values), size_bytes
+        self._held, self._held_bytes = ChangeColumns(keys, values), size_bytes
         return True
 
     def settle(self) -> None:
@@ -62,7 +67,7 @@ class WriteBuffer:
             return
         newer = self.entries.copy()
         self.entries.clear()
-        self.entries.update(zip(*self._held, strict=True))
+        self.entries.update(self._held)
         self.entries.update(newer)
         self._held, self._held_bytes = None, 0
 
@@ -111,14 +116,14 @@ class WriteBuffer:
         self.meter.emptied()
 
     def changes(self) -> Changes:
-        """All writes sorted by key; None marks a delete. A list, unless writes have been spilled.
+        """All writes sorted by key; None marks a delete. All in memory, unless writes have been spilled.
 
         The end of the micro-batch: nothing may be written after it.
         """
         if self._held is not None:
             if not self.entries and self.spilled is None:
                 self._in_memory = self._held_bytes
-                return list(zip(*self._held, strict=True))
+                return self._held
             self.settle()
         self._in_memory = size_in_memory(self.entries)
         if self.spilled is None:
@@ -143,7 +148,7 @@ class WriteBuffer:
         if self._changes is not None:
             changes, change_bytes = self._changes.totals
         else:
-            entries = len(self.entries) + (0 if self._held is None else len(self._held[0]))
+            entries = len(self.entries) + (0 if self._held is None else len(self._held))
             changes = entries + (0 if self.spilled is None else self.spilled.entries)
             change_bytes = self._spilled_bytes + in_memory - ENTRY_OVERHEAD_BYTES * entries
         found: dict[str, float] = {

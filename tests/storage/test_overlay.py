@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncstate.storage import MISSING, CachedEntries, KeyedStore, MemoryStore, WriteOverlay
+from asyncstate.storage import MISSING, CachedEntries, KeyedStore, MemoryStore, WriteOverlay, changes_from
 
 KEYS = st.binary(min_size=1, max_size=2) | st.sampled_from([b"a", b"ab", b"b", b"\xff", b"\xff\xff"])
 VALUES = st.binary(max_size=4)
@@ -110,7 +110,8 @@ def test_one_bundle_of_sorted_writes_is_never_put_into_a_dict() -> None:
     assert not overlay._buffer.entries
     assert overlay.statistics()["changes"] == 100
     assert overlay.statistics()["change_bytes"] == sum(len(k) + len(v or b"") for k, v in expected)
-    assert overlay.changes() == expected
+    assert list(overlay.changes()) == expected
+    assert list(changes_from(overlay.changes(), b"050")) == expected[50:]
     assert not overlay._buffer.entries
 
 
