@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -392,6 +392,15 @@ class Operator(ABC):
     @abstractmethod
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``."""
+
+    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """Of each input the columns that are needed beside key and event time; None: all of them.
+
+        Called on the driver, after ``bind``. Other columns do not travel: in the tasks ``bind``, ``open`` and the rows
+        know only these, in the input's order. Output and states must not depend on the others. A broadcast input and
+        one with ``order_by`` come whole.
+        """
+        return [None] * len(inputs)
 
     def open(self, context: OperatorContext) -> None:
         """Declare state with ``context.get_state``.

@@ -81,6 +81,12 @@ def max_(column: str) -> Aggregate:
     return Aggregate("max", column)
 
 
+def columns_of(aggregates: Sequence[Aggregate]) -> set[str]:
+    """The columns that ``aggregates`` look at."""
+    named = (name for aggregate in aggregates for name in (aggregate.column, aggregate.condition))
+    return {name for name in named if name is not None}
+
+
 @dataclass(frozen=True)
 class _Output:
     """How one result column follows from state columns: indices of the main one and of its count."""

@@ -9,7 +9,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from asyncstate.operator import Bundle, BundleContext, BundleOperator, Counter, 
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.aggregates import Aggregate, AggregatePlan, check_distinct_names
+from operators.aggregates import Aggregate, AggregatePlan, check_distinct_names, columns_of
 from operators.changes import arrival_order, distinct, net_changes, take_changes
 from operators.expiring import key_times
 from operators.grouping import Groups, clamp_retractions
@@ -85,6 +85,10 @@ class GroupAggregate(BundleOperator):
         fields = [*spec.key_schema, *self._plan(spec).result_fields]
         check_distinct_names([field.name for field in fields], _OWNER)
         return pa.schema(fields)
+
+    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """What is aggregated, and the conditions."""
+        return [columns_of(self.aggregates)]
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -8,7 +8,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow as pa
 from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from operators.aggregates import Aggregate
+from operators.aggregates import Aggregate, columns_of
 from operators.window_output import OWNER, WindowPlan
 from operators.window_sessions import SessionAggregation
 from operators.window_slices import SliceAggregation, local_layout
@@ -67,6 +67,10 @@ class WindowAggregate(BundleOperator):
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Key columns, window columns and a column an aggregate."""
         return WindowPlan(self.window, self.aggregates, inputs[0]).schema
+
+    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """What is aggregated, and the conditions."""
+        return [columns_of(self.aggregates)]
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

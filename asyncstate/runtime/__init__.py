@@ -4,7 +4,7 @@ Owns: the choice of controller and store from the configuration. Must not import
 """
 
 from asyncstate.runtime.broadcast import pack_broadcast
-from asyncstate.runtime.context import TaskContext, check_operator
+from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.driver import (
     advance_sources,
     operator_after,
@@ -14,6 +14,7 @@ from asyncstate.runtime.driver import (
     watermark_after,
 )
 from asyncstate.runtime.local_choice import chosen_local_phase
+from asyncstate.runtime.pruning import checked_inputs
 from asyncstate.runtime.sort_keys import Order, OrderBy, sort_keys_of_inputs
 from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.stores import read_state, retries_of
@@ -27,7 +28,7 @@ __all__ = [
     "TaskContext",
     "TaskSpec",
     "advance_sources",
-    "check_operator",
+    "checked_inputs",
     "chosen_local_phase",
     "operator_after",
     "pack_broadcast",

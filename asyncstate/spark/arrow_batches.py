@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from asyncstate.spark.plans import contains_any
 from asyncstate.spark.task import regular_inputs
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 UNBOUNDED: Final = str(2**31 - 1)
 _QUERY_ID: Final = "sql.streaming.queryId"
+_PYTHON: Final = ("PYTHON_UDF",)
 _MARGIN: Final = 2  # Arrow's buffers grow by doubling
 
 
@@ -121,19 +123,13 @@ def _is_plain_source(session: SparkSession, rows: DataFrame) -> bool:
         query = session.streams.get(query_id) if query_id else None
         if query is None:
             return False
-        return not query._jsq.streamingQuery().logicalPlan().containsPattern(_pattern(rows))
+        return not contains_any(rows, _PYTHON, query._jsq.streamingQuery().logicalPlan())
     except Exception:  # another Spark than this was written for: everything stays as it is
         return False
 
 
 def _runs_python(rows: DataFrame) -> bool:
     try:
-        return bool(rows._jdf.queryExecution().analyzed().containsPattern(_pattern(rows)))
+        return contains_any(rows, _PYTHON)
     except Exception:
         return True
-
-
-def _pattern(rows: DataFrame) -> object:
-    jvm = rows.sparkSession.sparkContext._jvm
-    assert jvm is not None
-    return jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()

@@ -19,7 +19,7 @@ from asyncstate.runtime import (
     CommitRecord,
     OrderBy,
     TaskSpec,
-    check_operator,
+    checked_inputs,
     chosen_local_phase,
     previous_processing_time,
     previous_watermark,
@@ -141,7 +141,7 @@ class MicroBatch:
         with translated():
             task = with_broadcast(prepared.task, inputs)
             with self._frame.arrow.stage(rows, prepared.spec.inputs):
-                stage = run_stage(rows, task, prepared.stage_schema)
+                stage = run_stage(rows, task, prepared.stage_schema, inputs)
         self.applied[uid] = Applied(
             uid=uid,
             operator=type(operator).__name__,
@@ -197,20 +197,14 @@ class MicroBatch:
             uid, operator.broadcast_input, inputs, key, event_time, watermark_delay, order_by
         )
         stored = self._base.operators.get(uid) if self._base is not None else None
-        output, _ = check_operator(
-            uid,
-            operator,
-            specs.inputs,
-            config,
-            config.max_parallelism,
-            stored.states if stored is not None else (),
+        output, ready = checked_inputs(
+            uid, operator, specs.inputs, config, stored.states if stored is not None else ()
         )
         schemas = fingerprint(specs.inputs, output)
         if stored is not None:
             check_fingerprint(uid, stored.schema, schemas)
         schema = stage_schema(uid, output)
-        phase = chosen_local_phase(operator, specs.inputs, config, stored, self.batch_id)
-        ready = specs.inputs
+        phase = chosen_local_phase(operator, ready, config, stored, self.batch_id)
         if phase is not None and runs_locally(inputs[0], ready[0], phase):
             ready = (replace(ready[0], local=phase),)
         spec = self._task_spec(operator, uid, ready, config, stored)

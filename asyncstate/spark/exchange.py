@@ -44,6 +44,7 @@ from asyncstate.spark.columns import (
 )
 from asyncstate.spark.failures import marked
 from asyncstate.spark.local_phase import put_together
+from asyncstate.spark.plans import adaptive_where_it_pays
 from asyncstate.spark.task import PartitionTask, regular_inputs
 
 if TYPE_CHECKING:
@@ -195,7 +196,9 @@ class Stage:
         _release(self._checkpointed)
 
 
-def run_stage(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> Stage:
+def run_stage(
+    exchanged: DataFrame, task: PartitionTask, schema: StructType, inputs: Sequence[DataFrame]
+) -> Stage:
     """Run ``task`` on every partition, once, keeping the rows and collecting the commit records.
 
     A lazy local checkpoint keeps the rows on the executors in the same pass that collects the records, and
@@ -205,9 +208,10 @@ def run_stage(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> 
     order of arrival and so perhaps with other results than those committed; these make the micro-batch fail and be
     replayed.
     """
-    stage = exchanged.mapInArrow(task, schema).localCheckpoint(
-        eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK_DESER
-    )
+    with adaptive_where_it_pays(inputs, task.spec.inputs):
+        stage = exchanged.mapInArrow(task, schema).localCheckpoint(
+            eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK_DESER
+        )
     try:
         reported = stage.where(f"length({COMMIT}) > {ATTEMPT_BYTES}").select(COMMIT).collect()
     except BaseException:

@@ -1,7 +1,7 @@
 """The contract of committed state: what every store of one operator partition offers.
 
-Owns: KeyedStore, StoreStatistics, Changes and ChangeColumns. Invariant: what a store shows is exactly one committed version; it changes
-only through ``apply`` (or, for RocksDB, ``ingest``) between micro-batches, never while one runs.
+Owns: KeyedStore, StoreStatistics, Changes and ChangeColumns. Invariant: what a store shows is exactly one committed
+version; it changes only through ``apply`` (or, for RocksDB, ``ingest``) between micro-batches, never while one runs.
 Must not import rocksdict, threads or anything above storage.
 """
 

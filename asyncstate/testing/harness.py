@@ -35,7 +35,7 @@ from asyncstate.runtime import (
     OrderBy,
     TaskSpec,
     advance_sources,
-    check_operator,
+    checked_inputs,
     chosen_local_phase,
     operator_after,
     pack_broadcast,
@@ -144,8 +144,8 @@ class OperatorHarness:
         self._watermark: int | None = None
         self.output: list[OutputRow] = []
         self.batches: list[dict[str, float]] = []
-        self.output_schema, _ = check_operator(
-            _UID, operator, self._specs, self._config, max_parallelism, self.states()
+        self.output_schema, self._task_inputs = checked_inputs(
+            _UID, operator, self._specs, self._config, self.states()
         )
 
     # -- pushing -----------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class OperatorHarness:
             job_id=_JOB,
             uid=_UID,
             operator=self._operator(),
-            inputs=self._specs,
+            inputs=self._task_inputs,
             config=self._config,
             parallelism=self.parallelism,
             max_parallelism=self._config.max_parallelism,
@@ -321,6 +321,8 @@ class OperatorHarness:
                 continue
             if spec.local is not None:
                 pushed = put_together(pushed, spec, self._config.max_parallelism)
+            else:
+                pushed = replace(pushed, batch=pushed.batch.select(spec.schema.names))
             codec = KeyCodec(
                 [field.type for field in spec.key_schema], list(spec.key), self._config.max_parallelism
             )

@@ -150,7 +150,7 @@ class FakeRows:
         self._jdf: Any = self
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("containsPattern", "getLocalProperty"):
+        if name in ("containsAnyPattern", "getLocalProperty"):
             return lambda *_: name == "getLocalProperty"
         return self
 

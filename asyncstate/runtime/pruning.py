@@ -1,0 +1,65 @@
+"""Which columns travel to the tasks: those that the operator needs.
+
+Owns: ``checked_inputs``, the check of an operator on the driver, over its inputs as declared and as tasks get them.
+Invariant: output and states do not depend on what is left out.
+Must not import Spark.
+
+Source: the projection push-down of Flink's planner and Spark's ``ColumnPruning``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from asyncstate.config import Config
+from asyncstate.errors import SchemaError
+from asyncstate.operator import InputSpec, Operator
+from asyncstate.runtime.context import check_operator
+from asyncstate.storage import StateSpec
+
+
+def checked_inputs(
+    uid: str, operator: Operator, inputs: tuple[InputSpec, ...], config: Config, stored: Sequence[StateSpec]
+) -> tuple[pa.Schema, tuple[InputSpec, ...]]:
+    """The operator's output, and ``inputs`` with the columns that its tasks need.
+
+    Raises SchemaError for the inputs, or if the operator needs more than it says, StateDeclarationError where states
+    disagree with ``stored``.
+    """
+    output, states = check_operator(uid, operator, inputs, config, config.max_parallelism, stored)
+    pruned = _pruned(uid, operator, inputs)
+    if pruned != inputs:
+        found = check_operator(uid, operator, pruned, config, config.max_parallelism, stored)
+        if found != (output, states):
+            raise SchemaError(
+                f"operator '{uid}' ({type(operator).__name__}): its output or its states are other ones without the "
+                "columns that required_columns() leaves out; name there all columns that bind() and open() look at"
+            )
+    return output, pruned
+
+
+def _pruned(uid: str, operator: Operator, inputs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
+    required = operator.required_columns(inputs)
+    if len(required) != len(inputs):
+        raise SchemaError(
+            f"operator '{uid}' ({type(operator).__name__}): required_columns() has {len(required)} entries for "
+            f"{len(inputs)} inputs; return one for each, None where all columns are needed"
+        )
+    return tuple(
+        spec if columns is None else _with_columns(spec, columns)
+        for spec, columns in zip(inputs, required, strict=True)
+    )
+
+
+def _with_columns(spec: InputSpec, columns: Collection[str]) -> InputSpec:
+    if spec.broadcast or spec.order_by:  # these rows are compared, or stored, whole
+        return spec
+    for name in columns:
+        spec.column(name)
+    needed = {*spec.key, *columns, *([spec.event_time] if spec.event_time else [])}
+    fields = [field for field in spec.schema if field.name in needed]
+    # Rows without columns could not be counted.
+    return replace(spec, schema=pa.schema(fields or list(spec.schema)[:1]))
