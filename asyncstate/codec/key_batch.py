@@ -43,7 +43,16 @@ class KeyBatch:
     ``groups``: their key groups; ``namespaces``: int64 of each unique key, or None. Treat as immutable.
     """
 
-    __slots__ = ("_encoded", "_fields", "_inverse", "columns", "groups", "namespaces", "num_rows")
+    __slots__ = (
+        "_encoded",
+        "_fields",
+        "_inverse",
+        "_store_keys",
+        "columns",
+        "groups",
+        "namespaces",
+        "num_rows",
+    )
 
     def __init__(
         self,
@@ -57,6 +66,7 @@ class KeyBatch:
         self._fields = fields
         self._inverse = inverse
         self._encoded: EncodedKeys | None = None
+        self._store_keys: tuple[int, list[bytes]] | None = None
         self.columns = columns
         self.groups = groups
         self.namespaces = namespaces
@@ -86,7 +96,15 @@ class KeyBatch:
         return encoded_rows(self._encoded_keys(), group_matrix(self.groups))
 
     def store_keys(self, state_id: int) -> list[bytes]:
-        """``[group][state id: 1 byte][key]`` or ``[group][state id][namespace: 8 bytes][key]``, ascending."""
+        """``[group][state id: 1 byte][key]`` or ``[group][state id][namespace: 8 bytes][key]``, ascending.
+
+        The list is not to be changed: asked again for the same state, as a write asks after a read, it is the same.
+        """
+        if self._store_keys is None or self._store_keys[0] != state_id:
+            self._store_keys = state_id, self._keys_of(state_id)
+        return self._store_keys[1]
+
+    def _keys_of(self, state_id: int) -> list[bytes]:
         if not 0 <= state_id <= 255:
             raise CodecError(f"state id {state_id} does not fit one byte; declare fewer states")
         width = 3 if self.namespaces is None else 11
@@ -115,6 +133,10 @@ class KeyBatch:
 
         ``np.add.reduceat(values[order], starts)`` is the sum per unique key. Shapes (num_rows,) and (u,).
         """
+        if len(self) == self.num_rows:  # a row a key: nothing to sort
+            order = np.empty(self.num_rows, np.int64)
+            order[self.inverse] = np.arange(self.num_rows)
+            return order, np.arange(self.num_rows)
         counts = np.bincount(self.inverse, minlength=len(self))
         starts = np.cumsum(counts) - counts
         return stable_order(self.inverse, len(self)), starts

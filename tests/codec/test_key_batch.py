@@ -147,6 +147,22 @@ def test_stable_order_is_a_stable_argsort(codes: list[int], bound: int) -> None:
     assert stable_order(array, bound).tolist() == np.argsort(array, kind="stable").tolist()
 
 
+def test_a_row_a_key_needs_no_sorting() -> None:
+    values = np.random.default_rng(1).permutation(1000)
+    batch = KeyCodec([pa.int64()], ["id"], 128).group([pa.array(values)])
+    order, starts = batch.rows_sorted()
+    assert order.tolist() == np.argsort(batch.inverse, kind="stable").tolist()
+    assert starts.tolist() == list(range(1000))
+
+
+def test_store_keys_are_made_once_a_state() -> None:
+    batch = KeyCodec([pa.int64()], ["id"], 128).group([pa.array([3, 1, 2])])
+    first = batch.store_keys(1)
+    assert batch.store_keys(1) is first
+    assert batch.store_keys(2) == [key[:2] + b"\x02" + key[3:] for key in first]
+    assert batch.store_keys(1) == first
+
+
 def test_bad_namespaces_and_state_ids_are_refused() -> None:
     codec = codec_of([pa.int64()])
     for namespace in (np.array([1.0]), np.array([1, 2])):
