@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from asyncstate.errors import OperatorError, StoreError
 from asyncstate.execution.bundle_reads import BundleChunk, BundleReads
@@ -44,8 +44,6 @@ from asyncstate.storage import MISSING, WriteOverlay
 from asyncstate.storage.overlay import Peeked
 
 T = TypeVar("T")
-
-_MEASURE_EVERY: Final = 8  # of the single reads made at once: a measurement costs a twentieth of a hot read
 
 
 class AsyncExecutionController(MailboxController):
@@ -82,8 +80,8 @@ class AsyncExecutionController(MailboxController):
         self._reads_hang = False
         self._peek = overlay.peek
         self._read = overlay.get
-        self._reads_at_once = 0
         self._read_at_once = not limits.batch_hot_reads and not self._pacer.waits_for_device
+        overlay.time_gets(self._read_took)
 
     # -- the sink's calls ----------------------------------------------------------------------------
 
@@ -91,10 +89,8 @@ class AsyncExecutionController(MailboxController):
         """See ``StateSink``: from memory at once, else with the next list get."""
         value: Peeked
         if self._read_at_once:
-            self._reads_at_once += 1
-            measure = self._reads_at_once % _MEASURE_EVERY == 0
             try:
-                value = self._read_measured(key) if measure else self._read(key)
+                value = self._read(key)
             except Exception as error:
                 failed_future(error)  # fails the record, whoever catches it below
                 raise
@@ -117,16 +113,10 @@ class AsyncExecutionController(MailboxController):
         self._ahead.waited(key, record.encoded_key)
         return future
 
-    def _read_measured(self, key: bytes) -> bytes | None:
-        """Read a key now, and see whether reading at once is still the thing to do."""
-        value = self._peek(key)
-        if value is not MISSING:
-            return value
-        started = time.perf_counter()
-        fetched = self.overlay.fetch(key)
-        self._pacer.measured_one(time.perf_counter() - started)
-        self._read_at_once = not self._pacer.waits_for_device
-        return fetched
+    def _read_took(self, seconds: float) -> None:
+        """See whether reading at once is still the thing to do."""
+        self._pacer.measured_one(seconds)
+        self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
         """See ``StateSink``. Answered at once: a RocksDB iterator holds the GIL, so nothing could overlap."""

@@ -29,6 +29,9 @@ _YOUNG_OF: Final = 4
 _JUDGED_KEYS: Final = 10_000  # fewer take no time worth judging
 _KEEPING_FACTOR: Final = 2  # taking entries in and dropping them costs about as much as looking for them
 _REST_BATCHES: Final = 16
+_TIMED_EVERY: Final = (
+    8  # of the single gets, where somebody wants to know: timing costs a twentieth of a hot get
+)
 _FRESH_GENERATIONS: Final = 1  # what is found in them need not be made young: they will be here for a while
 
 
@@ -78,6 +81,7 @@ class WriteOverlay:
         "_scans",
         "_store_get",
         "_store_reads",
+        "_timed_get",
         "_timed_keys",
         "_timed_seconds",
         "_writes",
@@ -112,6 +116,7 @@ class WriteOverlay:
     ) -> None:
         self.store = store
         self._store_get = store.get
+        self._timed_get: Callable[[float], None] | None = None
         self._buffer = WriteBuffer(store, bound)
         self._writes: Entries = self._buffer.entries
         self._holds = False  # some writes, which must be settled before reads look into ``_writes``
@@ -183,6 +188,23 @@ class WriteOverlay:
         if self._young_bytes > self._young_bytes_max:
             self._age()
         return value
+
+    def time_gets(self, timed: Callable[[float], None]) -> None:
+        """Have every eighth single get of the store timed: ``timed`` is given its seconds."""
+        self._timed_get = timed
+        get, counted = self.store.get, 0
+
+        def get_and_time(key: bytes) -> bytes | None:
+            nonlocal counted
+            counted += 1
+            if counted % _TIMED_EVERY:
+                return get(key)
+            started = time.perf_counter()
+            value = get(key)
+            timed(time.perf_counter() - started)
+            return value
+
+        self._store_get = get_and_time
 
     def remember(self, key: bytes, value: bytes | None) -> None:
         """Keep a value that was read from the store (None: it is absent) for later reads."""
@@ -341,6 +363,8 @@ class WriteOverlay:
         if spilled is None:
             return
         self.store, self._store_get = spilled, spilled.get
+        if self._timed_get is not None:
+            self.time_gets(self._timed_get)
         self.spills += 1
         self._keep_spilled()
         self._buffer.clear()

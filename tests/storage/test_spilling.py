@@ -167,6 +167,21 @@ def test_the_write_method_that_others_hold_stays_good() -> None:
     assert overlay.scan(b"", None, 10) == [(b"a", b"1"), (b"b", b"2")]
 
 
+def test_every_eighth_get_of_the_store_is_timed_also_after_a_spill() -> None:
+    overlay = WriteOverlay(MemoryStore([(b"a", b"1"), (b"c", b"3")]), bound=bound())
+    took: list[float] = []
+    overlay.time_gets(took.append)
+    assert [overlay.get(b"a") for _ in range(20)] == [b"1"] * 20  # but for the first from memory
+    assert [overlay.get(b"%d" % n) for n in range(15)] == [None] * 15
+    assert len(took) == 2
+    overlay.put(b"b", b"2")
+    overlay.spill()
+    assert [overlay.get(key) for key in (b"b", b"c")] == [b"2", b"3"]
+    assert [overlay.get(b"x%d" % n) for n in range(6)] == [None] * 6
+    assert len(took) == 3
+    assert min(took) >= 0
+
+
 def test_writes_above_the_bound_are_not_held(open_scratch: Callable[[], KeyedStore]) -> None:
     overlay = WriteOverlay(MemoryStore(), bound=bound(open_scratch))
     keys = [b"%03d" % n for n in range(100)]
