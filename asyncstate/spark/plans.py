@@ -7,6 +7,7 @@ Must not import storage.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -32,13 +33,17 @@ _EXCHANGING: Final = (
 )
 
 
-def contains_any(df: DataFrame, patterns: Sequence[str], plan: Any = None) -> bool:
+def contains_any(df: DataFrame, patterns: tuple[str, ...], plan: Any = None) -> bool:
     """True if the analyzed plan of ``df`` (or another ``plan`` of Catalyst) has one of Catalyst's TreePatterns."""
-    jvm: Any = df.sparkSession.sparkContext._jvm
-    enum = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    wanted = jvm.PythonUtils.toSeq([getattr(enum, name)() for name in patterns])
     analyzed = df._jdf.queryExecution().analyzed() if plan is None else plan
-    return bool(analyzed.containsAnyPattern(wanted))
+    return bool(analyzed.containsAnyPattern(_tree_patterns(df.sparkSession.sparkContext._jvm, patterns)))
+
+
+@functools.lru_cache(maxsize=8)
+def _tree_patterns(jvm: Any, names: tuple[str, ...]) -> Any:
+    """Catalyst's TreePatterns as it takes them. Kept: each name costs some calls into the JVM, for every stage."""
+    enum = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    return jvm.PythonUtils.toSeq([getattr(enum, name)() for name in names])
 
 
 @contextmanager

@@ -29,9 +29,7 @@ _YOUNG_OF: Final = 4
 _JUDGED_KEYS: Final = 10_000  # fewer take no time worth judging
 _KEEPING_FACTOR: Final = 2  # taking entries in and dropping them costs about as much as looking for them
 _REST_BATCHES: Final = 16
-_TIMED_EVERY: Final = (
-    8  # of the single gets, where somebody wants to know: timing costs a twentieth of a hot get
-)
+_TIMED_EVERY: Final = 8  # of the single gets: timing one costs a twentieth of a hot get
 _FRESH_GENERATIONS: Final = 1  # what is found in them need not be made young: they will be here for a while
 
 

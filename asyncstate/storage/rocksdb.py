@@ -395,9 +395,8 @@ def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptio
         writer = SstFileWriter(rocksdb_options(options))
         writer.open(str(path))
         if isinstance(changes, ChangeColumns) and None not in changes.values:
-            deque(
-                map(writer.__setitem__, changes.sorted_keys, changes.values), maxlen=0
-            )  # a call each, and nothing else
+            # A call into rocksdict for each, and nothing else.
+            deque(map(writer.__setitem__, changes.sorted_keys, changes.values), maxlen=0)
         else:
             _write_each(writer, changes)
         writer.finish()
