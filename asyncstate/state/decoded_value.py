@@ -7,6 +7,7 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from asyncstate.futures import DONE, StateFuture, completed_future, completed_void_future
@@ -30,6 +31,8 @@ class DecodedValueState(ValueState[T], Generic[T]):
         super().__init__(binding, suffix)
         self._level = level_of(binding)
         self._known = self._level.values.get
+        if self._default is not None:
+            self._or_default = _with_this_default(self._decode, self._level.default)
 
     def value(self) -> T | None:
         """See ``ValueState``."""
@@ -99,6 +102,15 @@ class DecodedValueState(ValueState[T], Generic[T]):
         return _VOID
 
 
+def _with_this_default(decode: Callable[[bytes], Any], default: Any) -> Callable[[bytes | None], Any]:
+    """``decode`` for a value that may be missing: then ``default`` itself, which nobody can change."""
+
+    def or_default(raw: bytes | None) -> Any:
+        return default if raw is None else decode(raw)
+
+    return or_default
+
+
 def _read(state: ValueState[T], key: bytes) -> T | None:
     """Read what is not young."""
     level = state._level
@@ -125,7 +137,7 @@ def _async_read(state: ValueState[T], key: bytes) -> StateFuture[T | None]:
     if value is not UNKNOWN:
         return completed_future(level.default if value is None else value)
     future = state._async_get(state._prefix(), state._or_default)
-    # An answer that comes later may be older than a write by then. What may be the default may be absent.
+    # An answer that comes later may be older than a write by then. The default itself stands for an absent value.
     if future._state == DONE and (value := future._value) is not level.default and value is not None:
         level.add(key, value)
     return future

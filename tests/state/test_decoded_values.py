@@ -184,6 +184,21 @@ def test_a_value_state_of_any_type(
     assert contents[0] == contents[1]
 
 
+@pytest.mark.parametrize(
+    ("arrow_type", "default"), [(pa.string(), "none"), (pa.int64(), 1 << 40), (pa.float64(), float("nan"))]
+)
+def test_a_read_that_showed_the_default_does_not_make_the_state_look_full(
+    arrow_type: pa.DataType, default: Any
+) -> None:
+    for sink, state in both(ValueStateDescriptor("v", arrow_type, default), PLENTY, 1_000):
+        sink.current = record(0)
+        assert repr(state.async_value().get()) == repr(default)
+        assert state.is_empty() is True
+        assert state.async_is_empty().get() is True
+        state.update(default)
+        assert state.is_empty() is False
+
+
 def _listed(call: Callable[[], Any]) -> list[Any]:
     return list(call())
 
