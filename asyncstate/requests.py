@@ -70,7 +70,9 @@ class StateSink(ABC):
     twins answer with a future, at once or later as the execution mode has it.
     """
 
-    current: KeyContext | None = None
+    __slots__ = ()
+
+    current: KeyContext | None
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:

@@ -49,6 +49,19 @@ T = TypeVar("T")
 class AsyncExecutionController(MailboxController):
     """Buffers reads, sends them off as sorted list gets, and completes futures as the answers arrive."""
 
+    __slots__ = (
+        "_ahead",
+        "_bundles",
+        "_completions",
+        "_pacer",
+        "_peek",
+        "_read_at_once",
+        "_reads",
+        "_reads_hang",
+        "_threads",
+        "_wait_seconds",
+    )
+
     def __init__(
         self,
         overlay: WriteOverlay,
@@ -79,7 +92,6 @@ class AsyncExecutionController(MailboxController):
         self._wait_seconds = 0.0
         self._reads_hang = False
         self._peek = overlay.peek
-        self._read = overlay.get
         self._read_at_once = not limits.batch_hot_reads and not self._pacer.waits_for_device
         overlay.time_gets(self._read_took)
 
@@ -90,7 +102,7 @@ class AsyncExecutionController(MailboxController):
         value: Peeked
         if self._read_at_once:
             try:
-                value = self._read(key)
+                value = self.get(key)
             except Exception as error:
                 failed_future(error)  # fails the record, whoever catches it below
                 raise
@@ -108,7 +120,7 @@ class AsyncExecutionController(MailboxController):
         record = self.current
         assert record is not None
         future: StateFuture[T] = pending_future(record)
-        record.pending += 1
+        self._hold(record)
         self._buffer.add(StateRequest(key, decode, future, record))
         self._ahead.waited(key, record.encoded_key)
         return future
@@ -267,7 +279,7 @@ class AsyncExecutionController(MailboxController):
     def _call(self, call: OutsideCall) -> StateFuture[Any]:
         record = call.record
         call.future = pending_future(record)
-        record.pending += 1
+        self._hold(record)
         self.calls.start(call)
         return call.future
 

@@ -37,6 +37,20 @@ _AGE_CHECK_RECORDS: Final = 64
 class MailboxController(ExecutionController):
     """Keeps the books of records that wait, and goes on with them as what they wait for arrives."""
 
+    __slots__ = (
+        "_buffer",
+        "_epochs_done",
+        "_in_flight",
+        "_keys",
+        "_limits",
+        "_peak_blocked",
+        "_peak_in_flight",
+        "_ready",
+        "_submitted",
+        "_unreleased",
+        "epochs",
+    )
+
     def __init__(
         self,
         overlay: WriteOverlay,
@@ -65,38 +79,36 @@ class MailboxController(ExecutionController):
         if self._in_flight:
             self._submit_behind(record)
             return
-        # Nothing is in flight: the record may put out rows directly, and enters the books only if it waits.
+        # Nothing is in flight: the record may put out rows directly, and enters the books only when it first waits.
         record.out = self.outputs
-        record.pending = 1
-        record.returned = record.coroutine = None
         self._run(record)
-        if record.pending > 1:
-            self._enter(record)
+        if self._in_flight:
+            self._let_go(record)
+            self._after_submit()
             return
         if self._unhandled:
             self.failures.raise_for(record)
-        if record.returned is not None:
-            raise self._never(record, "returned")
         record.out = None
-        record.pending = -1
 
-    def _enter(self, record: Record) -> None:
-        """Enter a record that waits, as the only one, into the books."""
-        record.pending -= 1
-        record.epoch = self.epochs.enter()
-        self._unreleased.append(record)
-        self._in_flight = 1
-        self._keys.occupy(record)
-        self._after_submit()
+    def _hold(self, record: Record) -> None:
+        """Keep ``record``, which is at work, from ending before something more that it waits for is done."""
+        if not self._in_flight:
+            self._enter(record)
+            record.pending = 1  # its own code, which is running
+        record.pending += 1
 
-    def _submit_behind(self, record: Record) -> None:
-        record.out = []
-        record.pending = 0
+    def _enter(self, record: Record) -> bool:
+        """Enter a record into the books; True if it may run now, False if its key is at work."""
         record.returned = record.coroutine = None
         record.epoch = self.epochs.enter()
         self._unreleased.append(record)
         self._in_flight += 1
-        if self._keys.occupy(record):
+        return self._keys.occupy(record)
+
+    def _submit_behind(self, record: Record) -> None:
+        record.out = []
+        record.pending = 0
+        if self._enter(record):
             self._ready.append(record)
             self._run_ready()
         self._after_submit()
@@ -231,7 +243,7 @@ class MailboxController(ExecutionController):
     def _suspend(
         self, record: Record, coroutine: CoroutineType[Any, Any, Any], awaited: StateFuture[Any]
     ) -> None:
-        record.pending += 1
+        self._hold(record)
         record.coroutine = coroutine
 
         def resume(_: StateFuture[Any]) -> None:
@@ -249,6 +261,8 @@ class MailboxController(ExecutionController):
     def _await_returned(self, record: Record, returned: StateFuture[Any]) -> None:
         if returned._owner is not record:
             require_own(returned, returned._owner, "returned")
+        if not self._in_flight:
+            raise self._never(record, "returned")
         record.returned = returned
 
     def _drop_coroutines(self) -> None:

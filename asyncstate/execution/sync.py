@@ -24,6 +24,8 @@ T = TypeVar("T")
 class SyncExecutionController(ExecutionController):
     """Reads one key at a time at record grain, one list get a bundle at bundle grain."""
 
+    __slots__ = ()
+
     def submit(self, record: Record) -> None:
         """See ``ExecutionController``."""
         record.out = self.outputs

@@ -140,6 +140,8 @@ class TaskContext:
 class _NoState(StateSink):
     """The sink of the driver's dry run: any access is an error."""
 
+    current = None
+
     def _refuse(self) -> NoReturn:
         raise StateAccessError(
             "state was accessed inside open(); open() only declares state, use it in process()"

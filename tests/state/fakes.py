@@ -34,6 +34,7 @@ class FakeSink(StateSink):
     """``base``: what earlier micro-batches committed; ``written``: what this one changed (None: deleted)."""
 
     def __init__(self, deferred: bool = False, seed: int = 0) -> None:
+        self.current = None
         self.base: dict[bytes, bytes] = {}
         self.written: dict[bytes, bytes | None] = {}
         self.deferred = deferred
