@@ -41,7 +41,7 @@ from asyncstate.futures import (
 )
 from asyncstate.requests import Decoder, Page, StateRequest
 from asyncstate.storage import MISSING, WriteOverlay
-from asyncstate.storage.overlay import Peeked
+from asyncstate.storage.overlay import TIMED_EVERY, Peeked
 
 T = TypeVar("T")
 
@@ -125,9 +125,11 @@ class AsyncExecutionController(MailboxController):
         self._ahead.waited(key, record.encoded_key)
         return future
 
-    def _read_took(self, seconds: float) -> None:
-        """See whether reading at once is still the thing to do."""
+    def _read_took(self, key: bytes, seconds: float) -> None:
+        """One of some gets of the store at once: see whether that is still the thing to do."""
         self._pacer.measured_one(seconds)
+        if self.current is not None:
+            self._ahead.waited(key, self.current.encoded_key, TIMED_EVERY)
         self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:

@@ -2,7 +2,7 @@
 
 Owns: ``ReadAhead`` and ``ComingRows``: which states are read ahead, for which rows, and how far.
 Invariant: a hint only. What is read ahead lies in the overlay below writes and cache, where every read looks; a record
-that finds nothing there reads as if nobody had read ahead. Nothing is read ahead while the store answers quickly.
+that finds nothing there reads as if nobody had read ahead.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from typing import Final, NoReturn
 from asyncstate.execution.pacing import ReadPacer
 from asyncstate.execution.read_here import read_here
 from asyncstate.execution.read_threads import ListGet
-from asyncstate.storage import WriteOverlay
+from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
 
 BLOCK_ROWS: Final = 1_000
 """Rows that are read ahead together."""
 
 _WANTED_SHARE: Final = 0.5  # of the rows that have waited for a read of a state's own key
 _USED_SHARE: Final = 0.5  # of the keys read ahead that records have then asked for
+_USED_SHARE_QUICK: Final = 0.75  # a list get of a quick store saves less than it costs
+_QUICK_SHARE: Final = (
+    0.25  # of the rows whose keys memory does not know, for a list get of a quick store to pay
+)
 _REST_BLOCKS_MAX: Final = 64
 _INTERESTS_MAX: Final = 64
+_PLACES_MAX: Final = 10 * BLOCK_ROWS
 _ID_AT: Final = 2
 _PREFIX_BYTES: Final = 3  # key group and state id
 
@@ -79,6 +84,9 @@ class ReadAhead:
     A record-grain operator decides for itself what it reads; but mostly each row reads the same states of its key.
     Those can be read for many rows at once, in large list gets, and when a row comes, its chain of futures runs
     through without a wait. ``interests`` is what micro-batches before have taught, and goes on learning.
+
+    A store that is slow is read on other threads, for as many rows as may be under way. One that is quick is read here,
+    block after block, since a key of a list get costs about half of a get of its own.
     """
 
     def __init__(
@@ -102,16 +110,21 @@ class ReadAhead:
         self._on_the_way: set[bytes] = set()
         self._keys_read = self._keys_unused = 0
 
-    def waited(self, key: bytes, encoded_key: bytes) -> None:
-        """A record waits for the store's answer for ``key``, which has the record's key in it."""
+    def waited(self, key: bytes, encoded_key: bytes, times: int = 1) -> None:
+        """A record has asked the store for ``key``, which has the record's key in it; it stands for so many."""
         end = _PREFIX_BYTES + len(encoded_key)
         if key[_PREFIX_BYTES:end] == encoded_key:
-            self._waited[key[_ID_AT:_PREFIX_BYTES], key[end:]] += 1
+            self._waited[key[_ID_AT:_PREFIX_BYTES], key[end:]] += times
+            if len(self._waited) > _PLACES_MAX:
+                self._waited.clear()  # each record asks for an entry of its own
+
+    @property
+    def rows_under_way(self) -> int:
+        """For how many rows beside those at hand reads may be under way: none while the store is quick."""
+        return self.rows_ahead if self._pacer.waits_for_device else 0
 
     def wanted(self, kind: int) -> list[Place]:
-        """Where to read ahead for rows of this kind; nowhere while the store answers quickly."""
-        if not self._pacer.waits_for_device:
-            return []
+        """Where to read ahead for rows of this kind."""
         return [place for (of, place), interest in self._interests.items() if of == kind and interest.wanted]
 
     def learn(self, kind: int, rows: int) -> None:
@@ -138,15 +151,20 @@ class ReadAhead:
                 rows = zip(block.groups, block.keys, strict=True)
                 keys = dict.fromkeys([group + state_id + key + suffix for group, key in rows])
                 coming = [key for key in self._overlay.unknown(keys) if key not in self._on_the_way]
+                if len(coming) < _QUICK_SHARE * len(block.keys) and not self._pacer.waits_for_device:
+                    self._interest_in(block.kind, place).wanted = False
+                    continue
                 coming.sort()
                 block.read[place] = coming
                 self._start(block, coming)
 
     def _start(self, block: AheadBlock, keys: list[bytes]) -> None:
         self._keys_read += len(keys)
-        if probe := self._pacer.probe_keys():
-            self._read_here(AheadChunk(block, keys[:probe], self._overlay.spills))
-            keys = keys[probe:]
+        while keys and not self._pacer.waits_for_device:
+            # No more at once than pays: a store that has become slow should be noticed.
+            keys = self._read_here(block, keys, min(LIST_GET_KEYS, self._pacer.chunk_keys(len(keys), 1)))
+        if keys and (probe := self._pacer.probe_keys()):
+            keys = self._read_here(block, keys, probe)
         if not keys:
             return
         self._on_the_way.update(keys)
@@ -159,14 +177,16 @@ class ReadAhead:
         spills = self._overlay.spills
         self._send([ListGet(chunk, AheadChunk(block, chunk, spills)) for chunk in chunks])
 
-    def _read_here(self, chunk: AheadChunk) -> None:
-        """Read on this thread, so that a device that has become quick is noticed."""
+    def _read_here(self, block: AheadBlock, keys: list[bytes], count: int) -> list[bytes]:
+        """Read the first ``count`` keys on this thread, which also tells how slow the store is; returns the others."""
+        first = keys[:count]
         try:
-            values, seconds = read_here(self._overlay, self._pacer, chunk.keys)
+            values, seconds = read_here(self._overlay, self._pacer, first)
         except Exception as error:
-            self._fail(chunk, error)
-        self._overlay.count_list_get(len(chunk.keys), seconds)
-        self._overlay.keep_read_ahead(chunk.keys, values)
+            self._fail(AheadChunk(block, first, self._overlay.spills), error)
+        self._overlay.count_list_get(len(first), seconds)
+        self._overlay.keep_read_ahead(first, values)
+        return keys[count:]
 
     def arrived(self, chunk: AheadChunk, values: list[bytes | None]) -> None:
         """An answer is there. One older than a spill of writes is dropped: it may contradict what was spilled."""
@@ -177,11 +197,12 @@ class ReadAhead:
 
     def end(self, block: AheadBlock) -> None:
         """The block's rows have been handed over: what they did not ask for is dropped, and counted."""
+        used_share = _USED_SHARE if self._pacer.waits_for_device else _USED_SHARE_QUICK
         for place, keys in block.read.items():
             unused = self._overlay.drop_read_ahead(keys)
             self._keys_unused += unused
             interest = self._interest_in(block.kind, place)
-            if unused > (1 - _USED_SHARE) * len(keys):
+            if unused > (1 - used_share) * len(keys):
                 interest.wanted = False
                 interest.rest = interest.next_rest
                 interest.next_rest = min(2 * interest.next_rest, _REST_BLOCKS_MAX)
@@ -236,9 +257,9 @@ class ComingRecords(ComingRows):
         if row:
             ahead.learn(self._kind, BLOCK_ROWS)
         # Records may be under way for as many rows as are read ahead, and still ask.
-        while len(self._passed) * BLOCK_ROWS > ahead.rows_ahead:
+        while len(self._passed) * BLOCK_ROWS > ahead.rows_under_way:
             ahead.end(self._passed.popleft())
-        distance = ahead.rows_ahead if ahead.wanted(self._kind) else 0
+        distance = ahead.rows_under_way if ahead.wanted(self._kind) else 0
         self._announce(min(len(self._keys), row + distance + BLOCK_ROWS))
         for coming in self._coming:
             ahead.read(coming)

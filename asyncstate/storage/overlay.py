@@ -29,7 +29,9 @@ _YOUNG_OF: Final = 4
 _JUDGED_KEYS: Final = 10_000  # fewer take no time worth judging
 _KEEPING_FACTOR: Final = 2  # taking entries in and dropping them costs about as much as looking for them
 _REST_BATCHES: Final = 16
-_TIMED_EVERY: Final = 8  # of the single gets: timing one costs a twentieth of a hot get
+TIMED_EVERY: Final = 8
+"""Of the single gets one in so many is timed: that costs a twentieth of a hot get."""
+
 _FRESH_GENERATIONS: Final = 1  # what is found in them need not be made young: they will be here for a while
 
 
@@ -114,7 +116,7 @@ class WriteOverlay:
     ) -> None:
         self.store = store
         self._store_get = store.get
-        self._timed_get: Callable[[float], None] | None = None
+        self._timed_get: Callable[[bytes, float], None] | None = None
         self._buffer = WriteBuffer(store, bound)
         self._writes: Entries = self._buffer.entries
         self._holds = False  # some writes, which must be settled before reads look into ``_writes``
@@ -167,16 +169,17 @@ class WriteOverlay:
         return value
 
     def _recall(self, key: bytes) -> Peeked:
-        """Look into the older generations; what is found there is young again."""
+        """Look into what was read ahead and into the older generations; what is found there is young again."""
+        value: Peeked = self._early.pop(key, MISSING) if self._early else MISSING
+        if value is not MISSING:
+            self.remember(key, value)
+            return value
         for entries in self._older:
-            value: Peeked = entries.get(key, MISSING)
+            value = entries.get(key, MISSING)
             if value is not MISSING:
                 self.remember(key, value)
                 return value
-        value = self._early.pop(key, MISSING)
-        if value is not MISSING:
-            self.remember(key, value)
-        return value
+        return MISSING
 
     def fetch(self, key: bytes) -> bytes | None:
         """Ask the store, for a key that ``peek`` did not know, and remember the answer."""
@@ -187,19 +190,19 @@ class WriteOverlay:
             self._age()
         return value
 
-    def time_gets(self, timed: Callable[[float], None]) -> None:
-        """Have every eighth single get of the store timed: ``timed`` is given its seconds."""
+    def time_gets(self, timed: Callable[[bytes, float], None]) -> None:
+        """Have every eighth single get of the store timed: ``timed`` is given its key and seconds."""
         self._timed_get = timed
         get, counted = self.store.get, 0
 
         def get_and_time(key: bytes) -> bytes | None:
             nonlocal counted
             counted += 1
-            if counted % _TIMED_EVERY:
+            if counted % TIMED_EVERY:
                 return get(key)
             started = time.perf_counter()
             value = get(key)
-            timed(time.perf_counter() - started)
+            timed(key, time.perf_counter() - started)
             return value
 
         self._store_get = get_and_time

@@ -28,7 +28,7 @@ from asyncstate.spark.task import settle_worker
 from bench.job import Job
 from bench.micro import Floor, bundle_grain
 from bench.peers.modes import CASES, Case, rows, watermark
-from bench.peers.results import GROWTH_AIM, MODES_AIM, RAW_AIM, Figure
+from bench.peers.results import GROWTH_AIM, MODES_AIM, RAW_AIM, Figure, interval_of_median
 from bench.peers.turns import PeerError
 from operators import GroupAggregate, count, max_, sum_
 
@@ -36,6 +36,10 @@ ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS = ("raw", "growth", "modes")
 _ARROW_ROWS = 100_000
 _MODES = (False, True)
+_PIECES = 4
+"""For each micro-batch that is to be counted ``modes`` runs so many smaller ones, in pairs of their own: the machine's
+speed changes within seconds."""
+
 _GROWING: Mapping[str, Mapping[str, str]] = {
     "sync": {"async-state.enabled": "false"},
     "async": {"async-state.enabled": "true"},
@@ -199,15 +203,17 @@ def modes(task: Task) -> list[Figure]:
     figures: list[Figure] = []
     for name, case in CASES.items():
         ratios = _mode_ratios(case, task, Path(task.folder) / str(len(figures)))
+        low, high = interval_of_median(ratios)
         figures.append(
             Figure(
                 group="modes",
                 name=name,
                 ratio=statistics.median(ratios),
-                low=min(ratios),
-                high=max(ratios),
+                low=low,
+                high=high,
                 aim=MODES_AIM,
                 at_most=False,
+                interval=True,
             )
         )
     return figures
@@ -215,12 +221,12 @@ def modes(task: Task) -> list[Figure]:
 
 def _mode_ratios(case: Case, task: Task, folder: Path) -> list[float]:
     """Sync processor seconds by async ones of each counted pair; who goes first turns round each time."""
-    count_of_rows = max(10, int(task.rows * case.share))
-    keys = max(10, int(task.state_keys * case.share))
+    count_of_rows = max(10, int(task.rows * case.share / _PIECES))
+    keys = max(10, int(task.state_keys * (case.share if case.keys_share is None else case.keys_share)))
     jobs = {mode: Job(folder / str(mode), case.make(), _config(mode), case.specs) for mode in _MODES}
     random = np.random.default_rng(task.seed)
     ratios = []
-    for number in range(task.pairs + 2):  # the first fills the state, the second warms up
+    for number in range(task.pairs * _PIECES + 2):  # the first fills the state, the second warms up
         chosen = np.arange(keys) if number == 0 else random.integers(0, keys, count_of_rows)
         given = rows(chosen, number)
         seconds = {}

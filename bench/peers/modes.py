@@ -51,12 +51,16 @@ _BASE_US = 1_600_000_000_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """One operator. ``inputs`` get the same rows each; ``share`` of them, for those that are dear."""
+    """One operator. ``inputs`` get the same rows each; ``share`` of them, for those that are dear.
+
+    The state has as small a share of its keys, unless ``keys_share`` says otherwise.
+    """
 
     make: Callable[[], Operator]
     inputs: int = 1
     event_time: bool = False
     share: float = 1.0
+    keys_share: float | None = None
 
     @property
     def specs(self) -> list[InputSpec]:
@@ -146,6 +150,7 @@ CASES: Mapping[str, Case] = {
     ),
     "Rank": Case(lambda: Rank("value", 3, rank_column="place"), share=0.5),
     "KeyedMap": Case(lambda: KeyedMap(_Total(), _OUT), share=0.2),
+    "KeyedMap, beyond the read cache": Case(lambda: KeyedMap(_Total(), _OUT), share=0.2, keys_share=1.0),
     "KeyedReduce": Case(lambda: KeyedReduce(lambda a, b: (a[0], a[1] + b[1], b[2])), share=0.2),
     "KeyedProcess": Case(lambda: KeyedProcess(_Process(), _OUT), share=0.2),
     "CoProcess": Case(lambda: CoProcess(_BothSides(), _OUT), inputs=2, share=0.1),

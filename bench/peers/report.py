@@ -112,7 +112,7 @@ def itself_table(figures: Sequence[Figure], title: str) -> Table:
             f"{figure.ratio:.2f}",
             f"{figure.low:.2f}-{figure.high:.2f}",
             "" if figure.aim is None else f"{'<=' if figure.at_most else '>='} {figure.aim:g}",
-            _met(figure.met),
+            "even" if figure.even and not figure.met else _met(figure.met),
             end_section=last,
         )
     return table

@@ -7,6 +7,7 @@ Must not import Spark or asyncstate.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -55,7 +56,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """asyncstate beside itself or beside code by hand: a ratio with its spread, and its aim.
 
     ``group`` is raw, growth, modes or nexmark. ``points`` (growth): state keys to microseconds a row. ``aim`` is None
-    where none was set.
+    where none was set. ``low`` and ``high`` are the extremes or, if it is an ``interval``, what the median lies between
+    with 95% confidence.
     """
 
     group: str
@@ -65,6 +67,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     aim: float | None
     at_most: bool
+    interval: bool = False
     points: dict[str, float] = {}
 
     @property
@@ -74,6 +77,11 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
             return None
         ratio = round(self.ratio, 2)
         return ratio <= self.aim if self.at_most else ratio >= self.aim
+
+    @property
+    def even(self) -> bool:
+        """Whether it cannot be told from its aim: the aim lies in the interval of the median."""
+        return self.aim is not None and self.interval and self.low <= self.aim <= self.high
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +99,22 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def met(self) -> bool | None:
         """Whether the median reaches the aim; None without one."""
         return None if self.aim is None else round(self.ratio, 2) >= self.aim
+
+
+def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
+    """What the median of what ``values`` are drawn from lies between, with a confidence of 95% or somewhat more.
+
+    By ranks, so whatever their distribution: as many values lie below that median as coins fall heads. Fewer than six
+    values cannot tell; of them the extremes.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    rank, tail = 0, 1 / 2**count
+    while tail <= (1 - CONFIDENCE) / 2:
+        rank += 1
+        tail += math.comb(count, rank) / 2**count
+    below = max(0, rank - 1)
+    return ordered[below], ordered[-1 - below]
 
 
 GROUPS: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = {
@@ -115,6 +139,7 @@ FLINK_AIM, FLINK_GOOD = 1.0, 1.5
 RAW_AIM = 1.5
 GROWTH_AIM = 1.5
 MODES_AIM = 1.0
+CONFIDENCE = 0.95
 
 
 def ways(work: str) -> Sequence[tuple[str, tuple[str, ...]]]:

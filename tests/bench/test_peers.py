@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -22,7 +23,7 @@ from bench.peers.parts import PARTS
 from bench.peers.peers import PEERS
 from bench.peers.protocol import Run, Start, Timed
 from bench.peers.report import itself_table, peers_table, write_plots
-from bench.peers.results import Figure, Throughput, compare_all
+from bench.peers.results import Figure, Throughput, compare_all, interval_of_median
 from bench.peers.spark_plans import spark_conf
 from bench.peers.turns import PeerError, take_turns
 from bench.peers.works import WORKS, Scale, Tables, Work
@@ -232,12 +233,33 @@ def test_figures_of_itself_are_shown_with_their_aims(tmp_path: Path) -> None:
             at_most=True,
             points={"1": 2.0, "20": 3.0},
         ),
-        Figure(group="modes", name="Join", ratio=0.94, low=0.9, high=1.1, aim=1.0, at_most=False),
+        Figure(
+            group="modes", name="Join", ratio=0.94, low=0.9, high=0.99, aim=1.0, at_most=False, interval=True
+        ),
     ]
+    even = msgspec.structs.replace(figures[1], name="Rank", high=1.01)
     figures.append(msgspec.structs.replace(figures[0], name="20 keys by 1, by hand", aim=None))
     assert [figure.met for figure in figures] == [True, False, None]
     assert itself_table(figures, "itself").row_count == 3
+    shown = list(itself_table([figures[1], even], "itself").columns[-1].cells)
+    assert shown == ["[red]no[/red]", "even"]
     assert [path.name for path in write_plots([], figures, tmp_path, "title")] == ["peers-growth.png"]
+
+
+@pytest.mark.parametrize(
+    ("count", "rank"),
+    # the critical value of the sign test (two-sided, 5%), as tables have it, and one
+    [(1, 1), (5, 1), (6, 1), (8, 1), (9, 2), (15, 4), (20, 6), (60, 22)],
+)
+def test_the_interval_of_a_median_goes_by_ranks(count: int, rank: int) -> None:
+    values = [float(number) for number in range(1, count + 1)]
+    assert interval_of_median(values[::-1]) == (rank, count + 1 - rank)
+
+
+def test_the_interval_of_a_median_holds_it_in_19_of_20_cases() -> None:
+    drawn = np.random.default_rng(5).exponential(size=(2_000, 40))
+    held = sum(low <= np.log(2) <= high for low, high in map(interval_of_median, drawn.tolist()))
+    assert 0.94 <= held / 2_000 <= 0.98
 
 
 def test_a_peer_that_was_left_out_stands_in_the_table() -> None:

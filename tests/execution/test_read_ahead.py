@@ -34,6 +34,13 @@ class Slow(ReadPacer):
         return 0
 
 
+class Braking(ReadPacer):
+    """Takes the store for a slow one from its first list get on."""
+
+    def measured(self, keys: int, seconds: float) -> None:
+        self.us_per_key = 1_000.0
+
+
 class Bench:
     """A ReadAhead whose list gets are answered when the test says so."""
 
@@ -41,6 +48,7 @@ class Bench:
         self.store = MemoryStore([(GROUP + A + key(n), b"a%d" % n) for n in range(0, 10_000, 2)])
         self.overlay = WriteOverlay(self.store)
         self.sent: list[ListGet] = []
+        self.answered = 0
         self.ahead = ReadAhead(self.overlay, pacer or Slow(), self.failed, self.sent.extend, 4, rows_ahead)
 
     def failed(self, chunk: AheadChunk, error: BaseException) -> NoReturn:
@@ -54,6 +62,7 @@ class Bench:
         sent, self.sent[:] = list(self.sent), []
         for get in sent:
             assert isinstance(get.ticket, AheadChunk)
+            self.answered += len(get.keys)
             self.ahead.arrived(get.ticket, self.store.get_many(get.keys))
 
     def rows(self, numbers: Sequence[int]) -> ComingRecords:
@@ -97,16 +106,63 @@ def test_what_records_waited_for_is_read_for_the_rows_to_come() -> None:
     assert bench.overlay.statistics()["store_reads"] == reads
 
 
-def test_nothing_is_read_while_the_store_is_quick() -> None:
-    quick = ReadPacer()
-    bench = Bench(quick)
+def test_of_a_quick_store_the_rows_at_hand_are_read_on_this_thread() -> None:
+    bench = Bench(ReadPacer())
     bench.want(A)
-    bench.rows(range(5_000)).at(0)
-    assert bench.read == 0
+    rows = bench.rows(range(5_000))
+    rows.at(0)
+    assert bench.read == BLOCK_ROWS
+    assert not bench.answered
+    assert not bench.sent
+    assert bench.overlay.peek(GROUP + A + key(4)) == b"a4"
+    for number in range(BLOCK_ROWS):
+        bench.overlay.peek(GROUP + A + key(number))
+    rows.at(BLOCK_ROWS)
+    assert bench.read == 2 * BLOCK_ROWS
+    assert bench.overlay.peek(GROUP + A + key(1_004)) == b"a1004"
+
+
+def test_of_a_slow_store_the_rows_to_come_are_read_as_well() -> None:
+    pacer = ReadPacer()
+    bench = Bench(pacer)
+    bench.want(A)
     for _ in range(50):
-        quick.measured(1, 1.0)
+        pacer.measured(1, 1.0)
     bench.rows(range(5_000)).at(0)
     assert bench.read == 3 * BLOCK_ROWS
+    assert bench.answered == 3 * BLOCK_ROWS
+
+
+def test_a_store_that_becomes_slow_is_read_on_the_threads_from_then_on() -> None:
+    bench = Bench(Braking())
+    bench.want(A)
+    rows = bench.rows(range(BLOCK_ROWS))
+    rows.at(0)
+    assert 0 < bench.answered < BLOCK_ROWS, "the rest; the rows are at hand, so it was waited for"
+    assert bench.read == BLOCK_ROWS
+    assert [bench.overlay.peek(GROUP + A + key(n)) for n in (0, 998)] == [b"a0", b"a998"]
+
+
+def test_keys_that_memory_knows_are_not_looked_for_while_the_store_is_quick() -> None:
+    bench = Bench(ReadPacer())
+    bench.want(A)
+    for n in range(0, BLOCK_ROWS - 100):
+        bench.overlay.remember(GROUP + A + key(n), b"cached")
+    rows = bench.rows(range(2 * BLOCK_ROWS))
+    rows.at(0)
+    assert bench.read == 0
+    assert bench.ahead.wanted(0) == []
+    rows.at(BLOCK_ROWS)
+    assert bench.read == 0, "until records ask the store again"
+
+
+def test_places_that_no_two_records_share_are_not_counted_without_bound() -> None:
+    bench = Bench()
+    for number in range(50_000):
+        bench.ahead.waited(GROUP + A + key(1) + b"%d" % number, key(1))
+        assert len(bench.ahead._waited) <= 10 * BLOCK_ROWS
+    bench.ahead.learn(0, BLOCK_ROWS)
+    assert bench.ahead.wanted(0) == []
 
 
 def test_an_entry_that_most_rows_ask_for_is_read_ahead_others_are_not() -> None:
@@ -159,6 +215,29 @@ def test_what_nobody_asks_for_ends_the_reading_ahead_for_longer_each_time() -> N
     assert blocks_until_wanted == [1, 2, 3, 5]
     assert bench.ahead.statistics()["read_ahead_unused"] == bench.read
     assert bench.overlay.drop_read_ahead([GROUP + A + key(n) for n in range(5_000)]) == 0, "all gone"
+
+
+@pytest.mark.parametrize(("pacer", "goes_on"), [(Slow(), True), (ReadPacer(), False)])
+def test_a_quick_store_has_to_be_asked_for_more_of_what_was_read(pacer: ReadPacer, goes_on: bool) -> None:
+    bench = Bench(pacer, rows_ahead=0)
+    bench.want(A)
+    rows = bench.rows(range(BLOCK_ROWS))
+    rows.at(0)
+    bench.answer()
+    for number in range(6 * BLOCK_ROWS // 10):
+        bench.overlay.peek(GROUP + A + key(number))
+    rows.done()
+    assert bench.ahead.statistics()["read_ahead_unused"] == 4 * BLOCK_ROWS // 10
+    assert bool(bench.ahead.wanted(0)) is goes_on
+
+
+def test_a_quick_store_is_not_read_in_vain_for_more_than_one_block() -> None:
+    bench = Bench(ReadPacer())
+    bench.want(A)
+    rows = bench.rows(range(4 * BLOCK_ROWS))
+    for row in range(0, 4 * BLOCK_ROWS, BLOCK_ROWS):
+        rows.at(row)
+    assert bench.read == BLOCK_ROWS
 
 
 def test_a_key_is_read_once_and_known_keys_not_at_all() -> None:
@@ -290,6 +369,19 @@ def test_results_and_state_are_as_without(store: str, more: dict[str, Any]) -> N
     assert out == sync
     assert stored_async == stored
     assert figures["read_ahead_keys"] > 4_000
+
+
+@pytest.mark.parametrize("store", ["rocksdb", "memory"])
+@pytest.mark.parametrize("more", [{}, {"write-cache-size": "1mb"}, {"in-flight-limit": 7}])
+def test_results_and_state_are_as_without_on_a_quick_store(store: str, more: dict[str, Any]) -> None:
+    batches = [[((n * 7919) % 6_007, n + batch) for n in range(5_000)] for batch in range(3)]
+    options = {"store": store, "cache-size": "0b", **more}
+    sync, stored, figures = _run(batches, False, **options)
+    assert figures["store_reads"] > 10_000
+    out, stored_async, figures = _run(batches, True, **options)
+    assert out == sync
+    assert stored_async == stored
+    assert figures["read_ahead_keys"] > 6_000
 
 
 @pytest.mark.usefixtures("slow_store")
