@@ -125,10 +125,11 @@ class AsyncExecutionController(MailboxController):
         self._ahead.waited(key, record.encoded_key)
         return future
 
-    def _read_took(self, key: bytes, seconds: float) -> None:
+    def _read_took(self, key: bytes, value: bytes | None, seconds: float) -> None:
         """One of some gets of the store at once: see whether that is still the thing to do."""
         self._pacer.measured_one(seconds)
-        if self.current is not None:
+        # An absent key is found out by a filter in memory, for little.
+        if value is not None and self.current is not None:
             self._ahead.waited(key, self.current.encoded_key, TIMED_EVERY)
         self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
 

@@ -27,6 +27,7 @@ _QUICK_SHARE: Final = (
     0.25  # of the rows whose keys memory does not know, for a list get of a quick store to pay
 )
 _REST_BLOCKS_MAX: Final = 64
+_ABSENT_SHARE: Final = 0.5  # of the keys read: a quick store finds by a filter in memory that a key is absent
 _INTERESTS_MAX: Final = 64
 _PLACES_MAX: Final = 10 * BLOCK_ROWS
 _ID_AT: Final = 2
@@ -156,17 +157,25 @@ class ReadAhead:
                     continue
                 coming.sort()
                 block.read[place] = coming
-                self._start(block, coming)
+                left = self._read_while_quick(block, place, coming)
+                if left and (probe := self._pacer.probe_keys()):
+                    left = self._read_here(block, left, probe)[0]
+                if left:
+                    self._send_off(block, left)
 
-    def _start(self, block: AheadBlock, keys: list[bytes]) -> None:
-        self._keys_read += len(keys)
+    def _read_while_quick(self, block: AheadBlock, place: Place, keys: list[bytes]) -> list[bytes]:
+        """Read on this thread while the store is quick; returns the keys that should go to the threads."""
         while keys and not self._pacer.waits_for_device:
             # No more at once than pays: a store that has become slow should be noticed.
-            keys = self._read_here(block, keys, min(LIST_GET_KEYS, self._pacer.chunk_keys(len(keys), 1)))
-        if keys and (probe := self._pacer.probe_keys()):
-            keys = self._read_here(block, keys, probe)
-        if not keys:
-            return
+            count = min(LIST_GET_KEYS, self._pacer.chunk_keys(len(keys), 1))
+            keys, values = self._read_here(block, keys, count)
+            if values.count(None) > _ABSENT_SHARE * len(values):
+                self._interest_in(block.kind, place).wanted = False
+                return []
+        return keys
+
+    def _send_off(self, block: AheadBlock, keys: list[bytes]) -> None:
+        self._keys_read += len(keys)
         self._on_the_way.update(keys)
         threads = self._pacer.threads(self._parallelism)
         # All blocks under way share the threads, so a list get may be as long as if they were one.
@@ -177,16 +186,19 @@ class ReadAhead:
         spills = self._overlay.spills
         self._send([ListGet(chunk, AheadChunk(block, chunk, spills)) for chunk in chunks])
 
-    def _read_here(self, block: AheadBlock, keys: list[bytes], count: int) -> list[bytes]:
-        """Read the first ``count`` keys on this thread, which also tells how slow the store is; returns the others."""
+    def _read_here(
+        self, block: AheadBlock, keys: list[bytes], count: int
+    ) -> tuple[list[bytes], list[bytes | None]]:
+        """Read the first ``count`` keys on this thread, from which the pacer learns; the other keys, and the values."""
         first = keys[:count]
+        self._keys_read += len(first)
         try:
             values, seconds = read_here(self._overlay, self._pacer, first)
         except Exception as error:
             self._fail(AheadChunk(block, first, self._overlay.spills), error)
         self._overlay.count_list_get(len(first), seconds)
         self._overlay.keep_read_ahead(first, values)
-        return keys[count:]
+        return keys[count:], values
 
     def arrived(self, chunk: AheadChunk, values: list[bytes | None]) -> None:
         """An answer is there. One older than a spill of writes is dropped: it may contradict what was spilled."""

@@ -44,6 +44,7 @@ class Missing(enum.Enum):
 MISSING: Final = Missing.MISSING
 """``peek``'s answer when memory does not know: neither a value nor a known absence."""
 
+TimedGet = Callable[[bytes, bytes | None, float], None]
 Peeked = bytes | Literal[Missing.MISSING] | None
 
 
@@ -116,7 +117,7 @@ class WriteOverlay:
     ) -> None:
         self.store = store
         self._store_get = store.get
-        self._timed_get: Callable[[bytes, float], None] | None = None
+        self._timed_get: TimedGet | None = None
         self._buffer = WriteBuffer(store, bound)
         self._writes: Entries = self._buffer.entries
         self._holds = False  # some writes, which must be settled before reads look into ``_writes``
@@ -190,8 +191,8 @@ class WriteOverlay:
             self._age()
         return value
 
-    def time_gets(self, timed: Callable[[bytes, float], None]) -> None:
-        """Have every eighth single get of the store timed: ``timed`` is given its key and seconds."""
+    def time_gets(self, timed: TimedGet) -> None:
+        """Have every eighth single get of the store timed: ``timed`` is given its key, its answer and its seconds."""
         self._timed_get = timed
         get, counted = self.store.get, 0
 
@@ -202,7 +203,7 @@ class WriteOverlay:
                 return get(key)
             started = time.perf_counter()
             value = get(key)
-            timed(key, time.perf_counter() - started)
+            timed(key, value, time.perf_counter() - started)
             return value
 
         self._store_get = get_and_time

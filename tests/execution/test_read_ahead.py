@@ -231,6 +231,17 @@ def test_a_quick_store_has_to_be_asked_for_more_of_what_was_read(pacer: ReadPace
     assert bool(bench.ahead.wanted(0)) is goes_on
 
 
+def test_absent_keys_of_a_quick_store_are_left_to_its_filter() -> None:
+    bench = Bench(ReadPacer())
+    bench.want(A)
+    rows = bench.rows(range(20_000, 22_000))
+    rows.at(0)
+    assert 0 < bench.read < BLOCK_ROWS / 2, "enough to tell"
+    rows.at(BLOCK_ROWS)
+    assert bench.read < BLOCK_ROWS / 2
+    assert bench.ahead.wanted(0) == []
+
+
 def test_a_quick_store_is_not_read_in_vain_for_more_than_one_block() -> None:
     bench = Bench(ReadPacer())
     bench.want(A)
