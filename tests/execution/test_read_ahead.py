@@ -382,8 +382,10 @@ def test_results_and_state_are_as_without(store: str, more: dict[str, Any]) -> N
     assert figures["read_ahead_keys"] > 4_000
 
 
-@pytest.mark.parametrize("store", ["rocksdb", "memory"])
-@pytest.mark.parametrize("more", [{}, {"write-cache-size": "1mb"}, {"in-flight-limit": 7}])
+@pytest.mark.parametrize(
+    ("store", "more"),
+    [("rocksdb", {}), ("memory", {"write-cache-size": "1mb"}), ("memory", {"in-flight-limit": 7})],
+)
 def test_results_and_state_are_as_without_on_a_quick_store(store: str, more: dict[str, Any]) -> None:
     batches = [[((n * 7919) % 6_007, n + batch) for n in range(5_000)] for batch in range(3)]
     options = {"store": store, "cache-size": "0b", **more}
