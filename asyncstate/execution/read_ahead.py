@@ -22,10 +22,8 @@ BLOCK_ROWS: Final = 1_000
 
 _WANTED_SHARE: Final = 0.5  # of the rows that have waited for a read of a state's own key
 _USED_SHARE: Final = 0.5  # of the keys read ahead that records have then asked for
-_USED_SHARE_QUICK: Final = 0.75  # a list get of a quick store saves less than it costs
-_QUICK_SHARE: Final = (
-    0.25  # of the rows whose keys memory does not know, for a list get of a quick store to pay
-)
+_USED_SHARE_QUICK: Final = 0.75  # of a quick store: a read in vain costs more than a useful one saves
+_UNKNOWN_SHARE: Final = 0.25  # keys that memory does not know, of the rows; for fewer not a quick store
 _REST_BLOCKS_MAX: Final = 64
 _ABSENT_SHARE: Final = 0.5  # of the keys read: a quick store finds by a filter in memory that a key is absent
 _INTERESTS_MAX: Final = 64
@@ -152,7 +150,7 @@ class ReadAhead:
                 rows = zip(block.groups, block.keys, strict=True)
                 keys = dict.fromkeys([group + state_id + key + suffix for group, key in rows])
                 coming = [key for key in self._overlay.unknown(keys) if key not in self._on_the_way]
-                if len(coming) < _QUICK_SHARE * len(block.keys) and not self._pacer.waits_for_device:
+                if len(coming) < _UNKNOWN_SHARE * len(block.keys) and not self._pacer.waits_for_device:
                     self._interest_in(block.kind, place).wanted = False
                     continue
                 coming.sort()

@@ -172,15 +172,15 @@ class WriteOverlay:
     def _recall(self, key: bytes) -> Peeked:
         """Look into what was read ahead and into the older generations; what is found there is young again."""
         value: Peeked = self._early.pop(key, MISSING) if self._early else MISSING
-        if value is not MISSING:
-            self.remember(key, value)
-            return value
-        for entries in self._older:
-            value = entries.get(key, MISSING)
-            if value is not MISSING:
-                self.remember(key, value)
-                return value
-        return MISSING
+        if value is MISSING:
+            for entries in self._older:
+                value = entries.get(key, MISSING)
+                if value is not MISSING:
+                    break
+            else:
+                return MISSING
+        self.remember(key, value)
+        return value
 
     def fetch(self, key: bytes) -> bytes | None:
         """Ask the store, for a key that ``peek`` did not know, and remember the answer."""
