@@ -238,6 +238,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "Bytes of a bundle: of its rows, and of the state that they read and write, judged by the micro-batch before. "
         "Where they are wide a bundle has fewer rows, but 1,000.",
     ] = 64 << 20
+    gather_memory_bytes: Annotated[
+        int,
+        size(1 << 10, 1 << 40),
+        "Memory for rows of one input and partition that are gathered in a micro-batch, because a changelog's rows of "
+        "a key, or rows with a `sequence`, are handled together. Beyond it they go to disk, below "
+        "`async-state.local-dir`, until the micro-batch ends.",
+    ] = 256 << 20
+    on_missing_row: Annotated[
+        Literal["count", "warn", "fail"],
+        Choice(("count", "warn", "fail")),
+        "What is done about retractions whose row is not there. `count`: they are dropped and counted "
+        "(`retractions_without_state`). `warn`: and one warning a micro-batch and operator shows an example. `fail`: "
+        "the micro-batch fails; see [order-and-time.md](order-and-time.md).",
+    ] = "warn"
     local_aggregation: Annotated[
         Literal["auto", "true", "false"],
         Choice(("auto", "true", "false")),

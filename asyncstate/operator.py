@@ -57,6 +57,8 @@ class InputSpec:
     key). ``event_time`` names a timestamp column. ``changelog`` tells whether rows other than ``+I`` can come.
     ``broadcast``: every partition gets all rows of the input, which then has no key. ``order_by``: rows are held
     back until the watermark has passed them and come in this order; its first column is the event time, ascending.
+    ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_seen`` rows of a key whose
+    sequence is not higher than all that micro-batches before had are dropped.
     ``local``: what was done to the rows before they came (None: nothing); they then are of ``row_schema``, all +I, and
     ``changelog`` tells of the rows that they were made of.
     """
@@ -68,10 +70,12 @@ class InputSpec:
     name: str = "input"
     broadcast: bool = False
     order_by: tuple[SortKey, ...] = ()
+    sequence: tuple[str, ...] = ()
+    drop_seen: bool = False
     local: LocalPhase | None = None
 
     def __post_init__(self) -> None:
-        sorted_by = [sort.column for sort in self.order_by]
+        sorted_by = [*(sort.column for sort in self.order_by), *self.sequence]
         for column in (*self.key, *([self.event_time] if self.event_time else []), *sorted_by):
             self.column(column)
         self._check_order()
@@ -189,6 +193,9 @@ class OperatorContext(Protocol):
     def counter(self, name: str) -> Counter:
         """A counter that is summed over partitions and shown in the batch's statistics."""
 
+    def missing_rows(self) -> MissingRows:
+        """What an operator tells of retractions whose row is not there."""
+
 
 @dataclass(slots=True)
 class Counter:
@@ -200,6 +207,17 @@ class Counter:
     def add(self, amount: int = 1) -> None:
         """Add ``amount``."""
         self.value += amount
+
+
+class MissingRows(Protocol):
+    """Retractions of rows that are not there: the counter ``retractions_without_state`` and what
+    ``async-state.on-missing-row`` says."""
+
+    def add(self, rows: npt.NDArray[np.int64], bundle: Bundle) -> None:
+        """Rows of a bundle. Raises OperatorError if they are to fail the micro-batch."""
+
+    def count(self, number: int) -> None:
+        """A number of them where the rows themselves are not known. Raises OperatorError as ``add``."""
 
 
 class Timer(NamedTuple):
@@ -399,6 +417,13 @@ class Operator(ABC):
         Called on the driver, after ``bind``. Other columns do not travel: in the tasks ``bind``, ``open`` and the rows
         know only these, in the input's order. Output and states must not depend on the others. A broadcast input and
         one with ``order_by`` come whole.
+        """
+        return [None] * len(inputs)
+
+    def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """Of each input the columns that identify a row within a key; None: rows are known by their content.
+
+        Rows of a key whose changes need each other are given to ``process_bundle`` together; this says which do.
         """
         return [None] * len(inputs)
 

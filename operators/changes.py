@@ -31,6 +31,10 @@ class NetChanges(NamedTuple):
     new: BoolArray
     kinds: npt.NDArray[np.int8]
 
+    def select(self, rows: Int64Array) -> NetChanges:
+        """Some of the rows, or all in another order."""
+        return NetChanges(self.keys[rows], self.new[rows], self.kinds[rows])
+
 
 def arrival_order(keys: KeyBatch) -> Int64Array:
     """The unique keys (u) in order of their first row in the bundle."""

@@ -19,14 +19,14 @@ import pyarrow as pa
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, combine_all
 from asyncstate.local_phase import LocalPhase
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, Counter, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.ttl import StateTtl, check_ttl
 from operators.aggregates import Aggregate, AggregatePlan, check_distinct_names, columns_of
 from operators.changes import arrival_order, distinct, net_changes, take_changes
 from operators.expiring import key_times
-from operators.grouping import Groups, clamp_retractions
+from operators.grouping import Groups, without_missing
 from operators.local_layout import LocalLayout, rows_missing
 from operators.multiset import MultisetState
 
@@ -45,7 +45,7 @@ class GroupAggregate(BundleOperator):
     row in it, the net change: a new key +I, a changed row -U and +U (only +U with
     ``emit_update_before=False``), a key without rows left -D; nothing if the row is as before. Retractions of
     rows a key does not have are dropped and counted (``retractions_without_state``). Without key columns
-    there is one row, once there is input.
+    there is one row, once there is input. The rows of a bundle count as a set: a retraction may come before its row.
 
     ``ttl``: a key expires when nothing has changed it for that long; it then starts anew (+I), and rows of it that are
     taken back are not there. With a ttl a row that stays as it was is put out again.
@@ -94,7 +94,7 @@ class GroupAggregate(BundleOperator):
         """Declare the state."""
         spec = context.inputs[0]
         self._aggregation = self._plan(spec)
-        self._dropped: Counter = context.counter("retractions_without_state")
+        self._missing = context.missing_rows()
         self._mark_only = not self.aggregates and not spec.changelog
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
@@ -155,7 +155,7 @@ class GroupAggregate(BundleOperator):
 
     def _merge_local(self, bundle: Bundle, old: Columns, partial: list[pa.Array], ctx: BundleContext) -> None:
         new = self._merged(old, partial)
-        self._dropped.add(rows_missing(new))
+        self._missing.count(rows_missing(new))
         self._finish(bundle, old, new, ctx)
 
     def _merge_values(
@@ -175,8 +175,8 @@ class GroupAggregate(BundleOperator):
     def _signs(self, bundle: Bundle, groups: Groups, old: Columns) -> npt.NDArray[np.int8]:
         signs = np.where(bundle.accumulate, 1, -1).astype(np.int8)
         counts = old.numpy(0).astype(np.int64)
-        signs, dropped = clamp_retractions(signs, groups, counts)
-        self._dropped.add(dropped)
+        signs, missing = without_missing(signs, groups, counts, self._aggregation.looked_at(bundle.batch))
+        self._missing.add(missing, bundle)
         return signs
 
     def _finish(self, bundle: Bundle, old: Columns, new: list[pa.Array], ctx: BundleContext) -> None:

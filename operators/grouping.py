@@ -1,6 +1,7 @@
 """Reducing the rows of each group: sums, smallest and largest values, values that counters cannot go below.
 
-Owns: ``Groups`` and the reductions over it; pure functions of numpy and Arrow arrays.
+Owns: ``Groups``, the reductions over it, and which retractions a group has no rows for; pure functions of numpy and
+Arrow arrays.
 Invariant: integer and decimal sums are exact or refused, never wrapped; a group without a value gives null;
 NaN is the largest float.
 Must not import anything of ``asyncstate`` but ``codec``.
@@ -8,6 +9,7 @@ Must not import anything of ``asyncstate`` but ``codec``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.codec import KeyBatch
+from operators.netting import net_by_content, place_among_equals, row_ids
 
 BoolArray = npt.NDArray[np.bool_]
 Int8Array = npt.NDArray[np.int8]
@@ -210,33 +213,27 @@ def pair_extreme(left: pa.Array, right: pa.Array, largest: bool) -> pa.Array:
     return _from_numbers(result, left.type)
 
 
-def clamp_retractions(signs: Int8Array, groups: Groups, counts: Int64Array) -> tuple[Int8Array, int]:
-    """Signs with 0 for retractions of rows that are not there, and how many these are.
+def without_missing(
+    signs: Int8Array, groups: Groups, counts: Int64Array, columns: Sequence[pa.Array]
+) -> tuple[Int8Array, Int64Array]:
+    """Signs with 0 for retractions of rows that are not there, and the rows that these are (ascending).
 
-    ``signs`` (n) is +1 or -1, ``counts`` (u) the rows each group had before. A retraction is dropped when the
-    group has no row at that moment, as if rows were handled one by one: exactly where the running count, were
-    nothing dropped, reaches a new minimum below zero.
+    ``signs`` (n) is +1 or -1, ``counts`` (u) the rows each group had before. The rows of a group count as a set: those
+    that cancel out, being equal in ``columns`` (of n rows), need no stored row; of what is left only as many as there
+    were before can be taken back. Which of them are not there nobody knows: the last ones are taken for it.
     """
-    if not len(signs) or bool((signs > 0).all()):
-        return signs, 0
-    ordered = signs[groups.order].astype(np.int64)
+    ordered = signs[groups.order]
+    taken_back = np.add.reduceat((ordered < 0).astype(np.int64), groups.starts) if len(signs) else counts
+    doubtful = taken_back > counts
+    if not doubtful.any():
+        return signs, np.empty(0, np.int64)
     ids = groups.sorted_ids
-    steps = np.cumsum(ordered)
-    base = steps[groups.starts] - ordered[groups.starts]
-    running = steps - base[ids] + np.asarray(counts, np.int64)[ids]
-    if bool((running >= 0).all()):
-        return signs, 0
-    before = running - ordered
-    floor = np.minimum(_running_minimum(before, ids), 0)
-    dropped = groups.order[running < floor]
-    clamped = signs.copy()
-    clamped[dropped] = 0
-    return clamped, len(dropped)
-
-
-def _running_minimum(values: Int64Array, ids: Int64Array) -> Int64Array:
-    """The minimum up to each row within its group; groups are consecutive."""
-    # Each group is moved below all before it, so that one running minimum over all rows serves every group.
-    step = int(values.max()) - int(values.min()) + 1
-    offsets = ids * step
-    return np.asarray(np.minimum.accumulate(values - offsets) + offsets)
+    chosen = doubtful[ids]
+    rows, owners = groups.order[chosen], ids[chosen]
+    content = row_ids([column.take(pa.array(rows)) for column in columns], owners)
+    net = net_by_content(np.empty(0, np.int64), content, signs[rows] > 0)
+    left = net.missing[np.argsort(owners[net.missing], kind="stable")]
+    missing = np.sort(rows[left[place_among_equals(owners[left]) >= counts[owners[left]]]])
+    known = signs.copy()
+    known[missing] = 0
+    return known, missing

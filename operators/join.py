@@ -8,7 +8,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -22,7 +22,7 @@ from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec
 from asyncstate.state.list_columns import ListColumns
 from asyncstate.state.ttl import StateTtl, check_ttl
 from operators.expiring import key_times, row_times
-from operators.join_changes import Changes, insertions, multiset_changes, row_ids, unique_changes
+from operators.join_changes import Changes, changes_of, insertions
 from operators.join_condition import Condition, JoinCondition
 from operators.join_core import (
     Emission,
@@ -46,6 +46,7 @@ from operators.join_inputs import (
     take_rows,
 )
 from operators.join_state import ListSide, Own, SideState, UniqueSide
+from operators.netting import Identified, accumulates, net_by_content, net_by_unique_key, row_ids
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -68,11 +69,12 @@ class Join(BundleOperator):
     ``condition``: a pyarrow expression over the joined columns, or a function of a RecordBatch of joined
     candidate rows to a boolean array; null is not true. ``left_unique`` / ``right_unique``: what identifies a
     row of that input; ``"join_key"`` is the cheapest state, None (the default) always right. A row that comes
-    under a unique key that is taken replaces the row before it. ``suffixes`` are put behind column names that
+    under a unique key that is taken replaces the row before it; a retraction takes back only a row that is equal to it
+    in all columns. ``suffixes`` are put behind column names that
     both inputs have. A null in the key matches nothing, with ``null_safe`` it matches null.
 
-    Output: left columns, then right columns (semi and anti: left columns), in arrival order of the rows that
-    cause it, then in order of the rows they meet: the net change of each bundle.
+    Output: left columns, then right columns (semi and anti: left columns): the net change of each bundle, first what
+    is taken back, then what is added, each in arrival order of the rows that cause it and of the rows they meet.
 
     * inner: a row's own kind (+U gives +U).
     * left, right, full: +I and -D. A row without partner is padded with nulls; its first partner takes the
@@ -83,7 +85,9 @@ class Join(BundleOperator):
     a null key are not stored, since they never match: where they are padded a retraction is believed.
 
     ``left_ttl`` and ``right_ttl``: how long a row of that input is kept. A row that has expired is not there: it meets
-    nothing, counts as nobody's partner, and its retraction finds nothing. Expiry itself puts nothing out. With reads
+    nothing and counts as nobody's partner. Expiry itself puts nothing out, so a retraction that finds no row on a side
+    with a ttl is believed and counted (``retractions_of_expired_rows``): it takes back what its row has made together
+    with the rows of the other side that are still there. With reads
     that renew, a row is renewed when rows of the other input come for its key. With a ttl, a stored row that is taken
     back and comes again unchanged is stored and put out anew, so that what it keeps alive stays alive.
 
@@ -134,6 +138,10 @@ class Join(BundleOperator):
             Condition(self.condition, joined, _OWNER).check()
         return left.schema if self.kind in ("semi", "anti") else joined
 
+    def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """Those of the unique keys."""
+        return [() if unique == "join_key" else unique for unique in self.unique]
+
     def _joined_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         return joined_schema(self.kind, inputs, self.suffixes, _OWNER)
 
@@ -144,7 +152,8 @@ class Join(BundleOperator):
             (UniqueSide if unique == "join_key" else ListSide)(name, spec.schema, context, ttl)
             for name, unique, spec, ttl in zip(_SIDES, self.unique, self._inputs, self.ttl, strict=True)
         )
-        self._dropped = context.counter("retractions_without_state")
+        self._missing = context.missing_rows()
+        self._expired = context.counter("retractions_of_expired_rows")
         self._residual = (
             None
             if self.condition is None
@@ -218,12 +227,16 @@ class Join(BundleOperator):
         rule = rules(self.kind, side)
         matchable = np.flatnonzero(row_keys >= 0)
         changes = self._changes(bundle, matchable, row_keys, own)
-        self._dropped.add(changes.dropped)
+        self._count(bundle, side, matchable[changes.missing])
         driving, kinds = _driving(bundle, matchable, row_keys, own, changes, with_null_keys=rule.unmatched)
         others = Rows(found.columns, found.key_index)
         residual = oriented(self._residual, side)
         matches = Matches(driving, others, equal_keys(driving, others, len(keys)), residual)
-        before = self._partners_before(own, others, len(keys), residual) if rule.watch else None
+        before = None
+        if rule.watch:
+            expired = matchable[changes.believed]
+            gone = Rows(take_rows(bundle.batch.columns, expired), row_keys[expired])
+            before = self._partners_before(own, gone, others, len(keys), residual)
         for emission in join(rule, kinds, matches, before):
             self._emit(side, rule, driving, others, emission, ctx)
         added = matchable[changes.added]
@@ -231,6 +244,12 @@ class Join(BundleOperator):
         times = row_times(bundle, self.ttl[side])
         times = None if times is None else times[added]
         self._states[side].apply(keys, own, changes.removed, columns, row_keys[added], times)
+
+    def _count(self, bundle: Bundle, side: int, missing: Int64Array) -> None:
+        if self.ttl[side] is None:
+            self._missing.add(missing, bundle)
+        else:
+            self._expired.add(len(missing))
 
     def _changes(self, bundle: Bundle, matchable: Int64Array, row_keys: Int64Array, own: Own) -> Changes:
         """The net change of the rows that can match (indices into ``matchable``)."""
@@ -245,22 +264,27 @@ class Join(BundleOperator):
         groups = np.concatenate([stored.key_index, row_keys[matchable]])
         content = row_ids(columns, groups)
         size, unique = stored.num_rows, self.unique[side]
-        refresh = self.ttl[side] is not None
+        expires = self.ttl[side] is not None
         if unique is None:
-            return multiset_changes(content[:size], content[size:], kinds, refresh)
+            net = net_by_content(content[:size], content[size:], accumulates(kinds), refresh=expires)
+            return changes_of(net, kinds, replaces=False, believes=expires)
         names = self._inputs[side].schema.names
         chosen = [] if unique == "join_key" else [columns[names.index(name)] for name in unique]
-        ids = row_ids(chosen, groups)
-        return unique_changes(ids[:size], content[:size], ids[size:], content[size:], kinds, refresh)
+        both = Identified(row_ids(chosen, groups), content)
+        net = net_by_unique_key(both.slice(0, size), both.slice(size, len(content)), kinds, expires)
+        return changes_of(net, kinds, replaces=True, believes=expires)
 
     def _partners_before(
-        self, own: Own, others: Rows, num_keys: int, residual: Residual | None
+        self, own: Own, expired: Rows, others: Rows, num_keys: int, residual: Residual | None
     ) -> Int64Array:
+        """Partners of each other row before the bundle; rows that are believed to have expired counted as such."""
         if residual is not None:
-            return partners(Rows(own.rows.columns, own.rows.key_index), others, num_keys, residual)
+            before = partners(Rows(own.rows.columns, own.rows.key_index), others, num_keys, residual)
+            return before + partners(expired, others, num_keys, residual)
         assert own.counts is not None
-        counts: Int64Array = own.counts[others.key_index]
-        return counts
+        counts: Int64Array = own.counts + np.bincount(expired.key_index, minlength=num_keys)
+        before_bundle: Int64Array = counts[others.key_index]
+        return before_bundle
 
     def _emit(
         self, side: int, rule: Rules, driving: Rows, others: Rows, emission: Emission, ctx: BundleContext
@@ -284,17 +308,19 @@ def _driving(
     changes: Changes,
     with_null_keys: bool,
 ) -> tuple[Rows, npt.NDArray[np.int8]]:
-    """The rows that drive the join, in order, with their kinds: the changes, and rows that never match."""
+    """The rows that drive the join, with their kinds: the changes and, where asked for, rows that never match. First
+    those that are taken back, then those that come, each in order of the rows that cause it."""
     size, num_rows = len(matchable), bundle.num_rows
     stored = changes.rows >= size
     rows = np.where(stored, changes.rows - size + num_rows, 0)
     rows[~stored] = matchable[changes.rows[~stored]]
-    kinds = changes.kinds
+    kinds, at = changes.kinds, matchable[changes.at]
     if with_null_keys and size < num_rows:
         alone = np.flatnonzero(row_keys < 0)
-        order = np.argsort(np.concatenate([matchable[changes.at], alone]), kind="stable")
-        rows = np.concatenate([rows, alone])[order]
-        kinds = np.concatenate([kinds, bundle.kinds[alone]])[order]
+        rows, at = np.concatenate([rows, alone]), np.concatenate([at, alone])
+        kinds = np.concatenate([kinds, bundle.kinds[alone]])
+    order = np.lexsort((at, accumulates(kinds)))
+    rows, kinds = rows[order], kinds[order]
     columns, key_index = bundle.batch.columns, row_keys
     if stored.any():
         columns = [pa.concat_arrays(pair) for pair in zip(columns, own.rows.columns, strict=True)]

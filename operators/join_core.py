@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
-from operators.join_changes import BoolArray, Int8Array, Int64Array, accumulates
+from operators.netting import BoolArray, Int8Array, Int64Array, accumulates
 
 JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 
@@ -76,6 +76,10 @@ class Emission:
     driving: Int64Array
     other: Int64Array
     kinds: Int8Array
+
+    def select(self, chosen: BoolArray) -> Emission:
+        """Some of the rows."""
+        return Emission(self.driving[chosen], self.other[chosen], self.kinds[chosen])
 
 
 Residual = Callable[[Sequence[pa.Array], Sequence[pa.Array]], BoolArray]
@@ -187,10 +191,27 @@ def _transitions(matches: Matches, kinds: Int8Array, before: Int64Array) -> _Tra
 
 
 def join(rule: Rules, kinds: Int8Array, matches: Matches, before: Int64Array | None) -> Iterator[Emission]:
-    """The output for driving rows of ``kinds``, in order of the driving, then of the other rows.
+    """The output for driving rows of ``kinds``: what is taken back, then what is added, each in order of the driving,
+    then of the other rows.
 
     ``before``: partners of each other row before this bundle; needed where the rule watches.
     """
+    emissions = _by_driving_row(rule, kinds, matches, before)
+    if not rule.watch and accumulates(kinds).all():
+        yield from emissions
+        return
+    # Only indices are held until the end: a consumer may have another key, and then rows of several chunks in one.
+    held = []
+    for emission in emissions:
+        added = accumulates(emission.kinds)
+        held.append(emission.select(added))
+        yield emission.select(~added)
+    yield from held
+
+
+def _by_driving_row(
+    rule: Rules, kinds: Int8Array, matches: Matches, before: Int64Array | None
+) -> Iterator[Emission]:
     changed = None
     if rule.watch:
         assert before is not None

@@ -8,7 +8,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -44,15 +44,16 @@ class Rank(BundleOperator):
     they are not put out.
 
     ``unique``: columns that identify a row within its key; a row replaces the one before it with the same ones, and
-    keeps its place if both are of equal order. Without it a changelog input takes back rows by their whole content,
-    the oldest of equal ones. ``monotonic=True`` promises that rows with a unique key only get better and never go
-    (as counts and maxima do); -U is then ignored, and -D or a row that is worse raises OperatorError.
+    keeps its place if both are of equal order; a retraction takes back only a row that is equal to it in all columns.
+    Without it a changelog input takes back rows by their whole content, the oldest of equal ones. ``monotonic=True``
+    promises that rows with a unique key only get better and never go (as counts and maxima do); of several in a
+    bundle the best counts, -U is ignored, and -D or a row that is worse than the stored one raises OperatorError.
 
-    Output: the net change of a bundle, in order of the keys' first rows in it. With row numbers put out: in order of
-    the numbers, -U and +U where another row stands at a number, +I and -D at the end. Otherwise first -D for rows
-    that leave, then +I for rows that enter, and -U and +U for a row of the same ``unique`` columns that has changed.
-    ``emit_update_before=False`` leaves -U out. Retractions of rows that are not there are dropped and counted
-    (``retractions_without_state``).
+    Output: the net change of a bundle, in order of the keys' first rows in it, of a key first all that is taken back,
+    then all that is added. With row numbers put out -U and +U stand where another row has a number, in order of the
+    numbers, and +I and -D at the end. Otherwise -D for rows that leave, +I for rows that enter, and -U and +U for a
+    row of the same ``unique`` columns that has changed. ``emit_update_before=False`` leaves -U out. Retractions of
+    rows that are not there are dropped and counted (``retractions_without_state``).
 
     State: with an insert-only input or ``monotonic``, only the rows with numbers up to offset + n. Else all rows:
     the best ones and some more in one list a key, the others apart, read only by a bundle that takes back, or
@@ -106,6 +107,10 @@ class Rank(BundleOperator):
             )
         return spec.schema.append(pa.field(self.rank_column, pa.int64(), nullable=False))
 
+    def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """Those of ``unique``."""
+        return [self.settings.unique]
+
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         spec = context.inputs[0]
@@ -152,12 +157,11 @@ class Rank(BundleOperator):
         yield limits
         ends = self._limits.ends(bundle, chosen, limits.get())
         columns = [bundle.batch.column(index) for index in self._plan.payload]
-        accumulate = bundle.accumulate
         if len(chosen) < bundle.num_rows:
             rows = pa.array(chosen)
-            columns, accumulate = [column.take(rows) for column in columns], accumulate[chosen]
+            columns = [column.take(rows) for column in columns]
         table = RankTable(columns, bundle.keys.inverse[chosen].astype(np.int64), np.arange(len(chosen)))
-        merged = yield from self._state.merge(bundle.keys, RankRows(table, accumulate), ends)
+        merged = yield from self._state.merge(bundle.keys, RankRows(table, bundle, chosen), ends)
         self._limits.forget(bundle.keys, merged.emptied)
         self._emit(bundle, merged, ends, ctx)
 

@@ -15,7 +15,7 @@ Source: the data state and tree map of Flink's ``RetractableTopNFunction``.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ class AllRows(RankState):
         """See ``RankState``."""
         heads, entries = yield from self._read_top(keys)
         stored = self._unpack(entries, len(keys))
-        rows = replace(rows, table=_arrived(rows.table, stored.next_arrival))
+        rows = rows.with_table(_arrived(rows.table, stored.next_arrival))
         before, ranking = yield from self._change(keys, stored, rows)
         ranking = yield from self._refill(keys, ranking, ends)
         ranking = yield from self._spill(keys, ranking, ends)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture
-from asyncstate.operator import Counter, OperatorContext
+from asyncstate.operator import OperatorContext
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState
 from operators.ordering import Codes, order_levels
@@ -60,7 +60,7 @@ class RankState(ABC):
 
     def __init__(self, plan: RankPlan, context: OperatorContext, fields: Sequence[pa.Field]) -> None:
         self._plan = plan
-        self._dropped: Counter = context.counter("retractions_without_state")
+        self._missing = context.missing_rows()
         self._top: ListColumnState = context.get_state(
             RankListDescriptor("top", pa.schema(fields), ranking=plan.text)
         )
@@ -85,8 +85,8 @@ class RankState(ABC):
         """Stored rows, then the bundle's, with the arrival that each has now; their codes; what is left."""
         table = stored.joined(rows.table)
         codes = self._plan.codes(table.columns)
-        outcome = self._plan.outcome(table, codes, rows.accumulate)
-        self._dropped.add(outcome.dropped)
+        outcome = self._plan.outcome(table, codes, rows.kinds)
+        self._missing.add(rows.rows[outcome.missing], rows.bundle)
         return RankTable(table.columns, table.key, outcome.arrival), codes, outcome
 
 
@@ -102,7 +102,7 @@ class BestRows(RankState):
         # Stored rows are in rank order, so that their places tell which of equal ones came first.
         stored = RankTable(found.columns, found.key_index.astype(np.int64), np.arange(found.num_rows))
         arrival = len(stored) + rows.table.arrival
-        rows = RankRows(RankTable(rows.table.columns, rows.table.key, arrival), rows.accumulate)
+        rows = rows.with_table(RankTable(rows.table.columns, rows.table.key, arrival))
         if not self._plan.has_unique:
             stored, rows = self._in_reach(stored, rows, ends)
         table, codes, outcome = self._settle(stored, rows)
@@ -144,7 +144,7 @@ class BestRows(RankState):
         if not out.any():
             return stored, rows
         chosen = np.flatnonzero(~out)
-        rows = RankRows(rows.table.take(chosen), rows.accumulate[chosen])
+        rows = rows.take(chosen)
         touched = np.zeros(len(ends), np.bool_)
         touched[rows.table.key] = True
         return stored.take(np.flatnonzero(touched[stored.key])), rows

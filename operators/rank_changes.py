@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from operators.changes import distinct_rows, net_changes, take_changes
-from operators.join_changes import row_ids
-from operators.rank_core import BoolArray, Int64Array, Ranked, RankTable, take, within_runs
+from operators.netting import accumulates, place_among_equals, row_ids
+from operators.rank_core import BoolArray, Int64Array, Ranked, RankTable, take
 
 Identity = Literal["number", "unique", "nothing"]
 
@@ -67,8 +67,9 @@ def shown_changes(
     """The changes from the rows shown ``before`` to those shown ``after``.
 
     ``unique`` are columns of the table; ``with_number``: a row with another number is another row. ``key_order`` (u)
-    is the place of each key's changes; within a key rows that go stand before those that come, both in rank order,
-    and changes by number in order of the numbers.
+    is the place of each key's changes; within a key all that is taken back stands before all that is added, so that
+    whoever reads by another key never takes back a row that has just come; both in rank order or, where changes are by
+    number, in order of the numbers.
     """
     numbered = with_number or identity == "number"
     gone, come = _candidates(before, after, numbered)
@@ -88,6 +89,7 @@ def shown_changes(
     order = _order(table, slots, key_order, by_number=identity == "number")
     changes = net_changes(order, slots.before >= 0, slots.after >= 0, changed, emit_update_before)
     keys = table.key[np.maximum(slots.before, slots.after)]
+    changes = changes.select(np.lexsort((accumulates(changes.kinds), key_order[keys[changes.keys]])))
     numbers = np.where(changes.new, slots.number_after[changes.keys], slots.number_before[changes.keys])
     return ShownChanges(take_changes(changes, [], old, new), keys[changes.keys], numbers, changes.kinds)
 
@@ -137,7 +139,10 @@ def _by_content(gone: Ranked, come: Ranked, ids: Int64Array) -> _Slots:
     size = int(ids.max(initial=-1)) + 1
     old, new = ids[: len(gone.rows)], ids[len(gone.rows) :]
     both = np.minimum(np.bincount(old, minlength=size), np.bincount(new, minlength=size))
-    gone, come = gone.chosen(_nth(old) >= both[old]), come.chosen(_nth(new) >= both[new])
+    gone, come = (
+        gone.chosen(place_among_equals(old) >= both[old]),
+        come.chosen(place_among_equals(new) >= both[new]),
+    )
     left, right = np.full(len(gone.rows), -1), np.full(len(come.rows), -1)
     return _Slots(
         np.concatenate([gone.rows, right]),
@@ -145,14 +150,6 @@ def _by_content(gone: Ranked, come: Ranked, ids: Int64Array) -> _Slots:
         np.concatenate([gone.numbers, right]),
         np.concatenate([left, come.numbers]),
     )
-
-
-def _nth(ids: Int64Array) -> Int64Array:
-    """How many earlier elements equal each one."""
-    order = np.argsort(ids, kind="stable")
-    nth = np.empty(len(ids), np.int64)
-    nth[order] = within_runs(ids[order])
-    return nth
 
 
 def _order(table: RankTable, slots: _Slots, key_order: Int64Array, by_number: bool) -> Int64Array:

@@ -1,8 +1,8 @@
 """Ranking as pure functions: which rows are left after a bundle, their order, and the number of each.
 
 Owns: ``RankTable``, ``Outcome`` and how it comes about, ``rank_numbers``.
-Invariant: what is left after a bundle, and the order of ties, is what handling its rows one by one would leave; so
-it does not depend on how rows are cut into bundles.
+Invariant: what is left after a bundle does not depend on the order of its rows, but for ties and for rows that
+replace each other without being taken back.
 Must not know of state.
 
 Source: Flink's ``RetractableTopNFunction`` (the oldest of equal rows is taken back) and ``UpdatableTopNFunction`` (a
@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.grouping import Groups, clamp_retractions
-from operators.ordering import Codes, differs_from_last, sorted_by
+from operators.netting import Identified, accumulates, net_by_content, net_by_unique_key
+from operators.ordering import Codes, differs_from_last, order_levels, sorted_by
 
 BoolArray = npt.NDArray[np.bool_]
+Int8Array = npt.NDArray[np.int8]
 Int64Array = npt.NDArray[np.int64]
 RankFunction = Literal["row_number", "rank", "dense_rank"]
 
@@ -80,13 +81,13 @@ class Ranked:
 class Outcome:
     """What a bundle makes of stored and new rows (m): which are ``alive``, and the ``arrival`` of each.
 
-    ``dropped`` counts the retractions of rows that are not there. ``newest`` (m), of rows with a unique key: the last
-    row under that key.
+    ``missing`` are the bundle rows that take back a row that is not there. ``newest`` (m), of rows with a unique key:
+    the row that is left under that key, the row itself where none has come.
     """
 
     alive: BoolArray
     arrival: Int64Array
-    dropped: int = 0
+    missing: Int64Array
     newest: Int64Array | None = None
 
 
@@ -119,47 +120,66 @@ def rank_numbers(function: RankFunction, key: Int64Array, codes: Codes, rows: In
     return dense
 
 
-def by_content(ids: Int64Array, accumulate: BoolArray, arrival: Int64Array) -> Outcome:
+def by_content(ids: Int64Array, kinds: Int8Array, arrival: Int64Array) -> Outcome:
     """Rows known by their whole content: a retraction takes back the oldest equal row.
 
-    ``ids`` (m) are equal for equal rows of a key: those of stored rows, then of n bundle rows, of which
-    ``accumulate`` (n) tells the kind.
+    ``ids`` (m) are equal for equal rows of a key: those of stored rows, then of n bundle rows of these ``kinds`` (n).
     """
-    stored, total = len(ids) - len(accumulate), int(ids.max(initial=-1)) + 1
-    alive = np.concatenate([np.ones(stored, np.bool_), accumulate])
-    known, owners = np.unique(ids[stored:], return_inverse=True)
-    before = np.bincount(ids[:stored], minlength=total)[known]
-    signs = np.where(accumulate, 1, -1).astype(np.int8)
-    signs, dropped = clamp_retractions(signs, Groups.of_ids(owners, len(known)), before)
-    # Each retraction that counts finds a row, and takes the oldest: in the end the first ones are gone.
-    gone = np.bincount(ids[stored:][signs < 0], minlength=total)
-    rows = np.flatnonzero(alive)
-    rows = rows[np.lexsort((arrival[rows], ids[rows]))]
-    alive[rows] = within_runs(ids[rows]) >= gone[ids[rows]]
-    return Outcome(alive, arrival, dropped)
+    stored = len(ids) - len(kinds)
+    oldest_first = np.argsort(arrival[:stored], kind="stable")
+    net = net_by_content(ids[:stored][oldest_first], ids[stored:], accumulates(kinds), refresh=True)
+    alive = np.zeros(len(ids), np.bool_)
+    alive[oldest_first] = ~net.removed
+    alive[stored + net.added] = True
+    return Outcome(alive, arrival, net.missing)
 
 
-def by_unique(ids: Int64Array, accumulate: BoolArray, arrival: Int64Array, codes: Codes) -> Outcome:
-    """Rows known by a unique key: a row replaces the one before it, a retraction takes it back.
+def by_unique(
+    rows: Identified, kinds: Int8Array, arrival: Int64Array, codes: Codes, only_better: bool = False
+) -> Outcome:
+    """Rows known by a unique key: a row replaces the one before it, a retraction of equal content takes it back.
 
-    ``ids`` (m) are equal for equal unique keys: those of stored rows, at most one of each, then of n bundle rows. A
-    row that directly replaces one of equal order keeps that one's ``arrival``.
+    ``rows`` (m) are the stored ones, at most one of each unique key, then n bundle rows of these ``kinds`` (n). A row
+    that directly replaces one of equal order keeps that one's ``arrival``. ``only_better``: of the bundle's rows of a
+    unique key the best counts, whatever their order of arrival.
     """
-    stored = len(ids) - len(accumulate)
+    ids, stored = rows.ids, len(rows.ids) - len(kinds)
+    net = net_by_unique_key(
+        rows.slice(0, stored),
+        rows.slice(stored, len(ids)),
+        kinds,
+        newness=_from_worst_to_best(codes, stored, len(ids)) if only_better else None,
+    )
+    added = stored + net.added
+    alive = np.concatenate([~net.removed, np.zeros(len(kinds), np.bool_)])
+    alive[added] = True
+    arrivals = arrival.copy()
+    there = np.concatenate([np.ones(stored, np.bool_), accumulates(kinds)])
+    arrivals[added] = _arrival_of_replaced(ids, there, arrival, codes)[added]
+    newest = np.full(int(ids.max(initial=-1)) + 1, -1, np.int64)
+    newest[ids[added]] = added
+    return Outcome(alive, arrivals, net.missing, np.where(newest[ids] < 0, np.arange(len(ids)), newest[ids]))
+
+
+def _from_worst_to_best(codes: Codes, stored: int, total: int) -> Int64Array:
+    """The place of each bundle row (n) among them; of equal ones the later one is the better."""
+    levels = order_levels(codes, total)[stored:]
+    places = np.empty(len(levels), np.int64)
+    places[np.argsort(-levels, kind="stable")] = np.arange(len(levels))
+    return places
+
+
+def _arrival_of_replaced(ids: Int64Array, there: BoolArray, arrival: Int64Array, codes: Codes) -> Int64Array:
+    """The ``arrival`` of each row, or that of the row that it directly replaces where both are of equal order."""
     events = np.argsort(ids, kind="stable")
-    there = np.concatenate([np.ones(stored, np.bool_), accumulate])[events]
     begins = differs_from_last([ids], events)
     after_row = np.zeros(len(ids), np.bool_)
-    after_row[1:] = there[:-1] & ~begins[1:]
-    takes_place = there & after_row & ~differs_from_last(codes, events)
+    after_row[1:] = there[events][:-1] & ~begins[1:]
+    takes_place = there[events] & after_row & ~differs_from_last(codes, events)
     came = np.maximum.accumulate(np.where(takes_place, 0, np.arange(len(ids))))
-    ends = np.append(begins[1:], True)[: len(ids)]
-    alive, arrivals = np.zeros(len(ids), np.bool_), arrival.copy()
-    alive[events[ends]] = there[ends]
-    arrivals[events[ends]] = arrival[events[came[ends]]]
-    newest = np.empty(len(ids), np.int64)
-    newest[events] = events[ends][np.cumsum(begins) - 1]
-    return Outcome(alive, arrivals, int((~there & ~after_row).sum()), newest)
+    arrivals = np.empty(len(ids), np.int64)
+    arrivals[events] = arrival[events[came]]
+    return arrivals
 
 
 def sequences_differ(old: Int64Array, new: Int64Array, key: Int64Array, num_keys: int) -> BoolArray:

@@ -8,19 +8,20 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``codec`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import RowCodec, check_key_type, hash_columns, type_to_text
 from asyncstate.errors import SchemaError
-from asyncstate.operator import InputSpec
+from asyncstate.operator import Bundle, InputSpec
 from asyncstate.state.list_columns import ListColumnStateDescriptor
-from operators.join_changes import row_ids
+from operators.netting import Identified, accumulates, row_ids
 from operators.ordering import Codes, OrderColumn, check_order, order_codes
 from operators.rank_core import (
     BoolArray,
+    Int8Array,
     Int64Array,
     Outcome,
     RankFunction,
@@ -58,10 +59,29 @@ class RankSettings:
 
 @dataclass(frozen=True)
 class RankRows:
-    """n rows of a bundle: their stored columns and keys, and whether each is added or taken back."""
+    """The n rows of a bundle that are ranked: their stored columns and keys, and where they stand in the ``bundle``."""
 
     table: RankTable
-    accumulate: BoolArray
+    bundle: Bundle
+    rows: Int64Array
+
+    @property
+    def kinds(self) -> Int8Array:
+        """n."""
+        return self.bundle.kinds[self.rows]
+
+    @property
+    def accumulate(self) -> BoolArray:
+        """Whether each row is added (n)."""
+        return accumulates(self.kinds)
+
+    def with_table(self, table: RankTable) -> RankRows:
+        """The same rows with other arrivals."""
+        return replace(self, table=table)
+
+    def take(self, chosen: Int64Array) -> RankRows:
+        """Some of the rows."""
+        return RankRows(self.table.take(chosen), self.bundle, self.rows[chosen])
 
 
 class RankPlan:
@@ -118,14 +138,17 @@ class RankPlan:
         numbers = self.numbers(table.key, self.codes(table.columns), np.arange(len(table)))
         return np.where(last < 0, 0, numbers[last]) + 1
 
-    def outcome(self, table: RankTable, codes: Codes, accumulate: BoolArray) -> Outcome:
-        """What bundle rows, the last of ``table``, make of the stored ones before them."""
-        if not self.has_unique and accumulate.all():
-            return Outcome(np.ones(len(table), np.bool_), table.arrival)
-        ids = self.identities(table)
-        if self.has_unique:
-            return by_unique(ids, accumulate, table.arrival, codes)
-        return by_content(ids, accumulate, table.arrival)
+    def outcome(self, table: RankTable, codes: Codes, kinds: Int8Array) -> Outcome:
+        """What bundle rows of these ``kinds``, the last of ``table``, make of the stored ones before them."""
+        insert_only = bool(accumulates(kinds).all())
+        if not self.has_unique:
+            if insert_only:
+                return Outcome(np.ones(len(table), np.bool_), table.arrival, np.empty(0, np.int64))
+            return by_content(self.identities(table), kinds, table.arrival)
+        # Content says what a retraction takes back.
+        content = np.arange(len(table)) if insert_only else row_ids(table.columns, table.key)
+        rows = Identified(self.identities(table), content)
+        return by_unique(rows, kinds, table.arrival, codes, self.settings.monotonic)
 
     def identities(self, table: RankTable) -> Int64Array:
         """Numbers that are equal for rows of one key with equal identity: the unique columns, or all."""

@@ -22,12 +22,11 @@ from asyncstate.state.columns import ColumnState
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState
 from operators.due_entries import DuePart, DueReader
-from operators.grouping import Groups, clamp_retractions
+from operators.grouping import Groups, without_missing
 from operators.session_core import Merged, Spans, merge_sessions, sessions_at
 from operators.window_output import WindowListDescriptor, WindowPlan, WindowStateDescriptor
 from operators.windows import SessionWindow, due_until
 
-BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
 _SPAN = [pa.field("start", pa.int64()), pa.field("end", pa.int64())]
@@ -56,7 +55,7 @@ class SessionAggregation:
         key = context.key_schema
         self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
         self._late = context.counter("late_rows")
-        self._dropped = context.counter("retractions_without_state")
+        self._missing = context.missing_rows()
         self._earliest_end = MAX_WATERMARK  # of the sessions written in this micro-batch
 
     # -- rows ---------------------------------------------------------------------------------------
@@ -89,7 +88,7 @@ class SessionAggregation:
             merged = merge_sessions(spans, keys[added], bundle.times[added], self._gap)
             self._write(bundle.keys, heads, spans, merged, self._change(bundle, stored, merged))
         else:
-            self._dropped.add(bundle.num_rows)
+            self._missing.add(np.arange(bundle.num_rows), bundle)
 
     def _states(self, stored: ListColumns, rows: list[pa.Array]) -> list[pa.Array]:
         """States of the items: stored sessions, then rows."""
@@ -107,9 +106,9 @@ class SessionAggregation:
         session_of[added] = merged.session_of[stored.num_rows :]
         session_of[~added] = sessions_at(spans, bundle.keys.inverse[~added], bundle.times[~added], self._gap)
         known = np.flatnonzero(session_of >= 0)
-        self._dropped.add(bundle.num_rows - len(known))
+        self._missing.add(np.flatnonzero(session_of < 0), bundle)
         items = np.concatenate([merged.session_of[: stored.num_rows], session_of[known]])
-        signs = self._signs(added[known], session_of[known], stored, merged)
+        signs = self._signs(bundle, known, session_of[known], stored, merged)
         lifted = self._aggregation.lift(bundle.batch.take(pa.array(known)), signs)
         groups = Groups.of_ids(items, len(spans.keys))
         combined = self._aggregation.combine(self._states(stored, lifted), groups)
@@ -117,14 +116,16 @@ class SessionAggregation:
         return self._aggregation.merge(combined, nothing)  # clears what float sums leave behind
 
     def _signs(
-        self, added: BoolArray, session_of: Int64Array, stored: ListColumns, merged: Merged
+        self, bundle: Bundle, rows: Int64Array, session_of: Int64Array, stored: ListColumns, merged: Merged
     ) -> npt.NDArray[np.int8]:
+        """Of the ``rows`` of sessions."""
         counts = np.zeros(len(merged.spans.keys), np.int64)
         np.add.at(counts, merged.session_of[: stored.num_rows], stored.columns[len(_SPAN)].to_numpy())
         touched, ids = np.unique(session_of, return_inverse=True)
-        signs = np.where(added, 1, -1).astype(np.int8)
-        signs, dropped = clamp_retractions(signs, Groups.of_ids(ids, len(touched)), counts[touched])
-        self._dropped.add(dropped)
+        signs = np.where(bundle.accumulate[rows], 1, -1).astype(np.int8)
+        columns = self._aggregation.looked_at(bundle.batch.take(pa.array(rows)))
+        signs, missing = without_missing(signs, Groups.of_ids(ids, len(touched)), counts[touched], columns)
+        self._missing.add(rows[missing], bundle)
         return signs
 
     def _write(

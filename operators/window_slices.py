@@ -27,7 +27,7 @@ from asyncstate.operator import MIN_WATERMARK, Bundle, BundleContext, OperatorCo
 from asyncstate.state.columns import Columns, ColumnState
 from asyncstate.state.list_blocks import ListHeads
 from operators.due_entries import DuePart, DueReader
-from operators.grouping import Groups, clamp_retractions
+from operators.grouping import Groups, without_missing
 from operators.local_layout import LocalLayout, rows_missing
 from operators.multiset import MultisetState
 from operators.window_output import WindowPlan, WindowStateDescriptor
@@ -41,11 +41,12 @@ MERGE_ROWS = 1 << 18
 
 
 class _Rows(NamedTuple):
-    """The rows (n) of a bundle that are on time, and their keys with slices as namespaces."""
+    """The rows (n) of a bundle that are on time, their keys with slices as namespaces, and their places in it."""
 
     batch: pa.RecordBatch
     keys: KeyBatch
     accumulate: BoolArray
+    at: Int64Array
 
 
 class SliceAggregation:
@@ -68,7 +69,7 @@ class SliceAggregation:
         key = context.key_schema
         self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
         self._late = context.counter("late_rows")
-        self._dropped = context.counter("retractions_without_state")
+        self._missing = context.missing_rows()
         self._ahead: dict[int, tuple[Int64Array, KeyBatch]] = {}  # by id of a bundle that is to come
 
     # -- rows ---------------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ class SliceAggregation:
             return read.then_accept(lambda old: self._add(rows.keys, old, partial))
         heads = combine_all([multiset.async_heads(rows.keys) for multiset in self._multisets])
         return heads.then_compose(
-            lambda sizes: read.then_compose(lambda old: self._change(rows, groups, sizes, old))
+            lambda sizes: read.then_compose(lambda old: self._change(bundle, rows, groups, sizes, old))
         )
 
     def _grouped(self, bundle: Bundle) -> tuple[Int64Array, KeyBatch]:
@@ -109,13 +110,14 @@ class SliceAggregation:
         """The rows with a window that has not fired yet; ``fired``: the watermark at the last firing."""
         late = self._window.last_window(slices) <= due_until(fired)
         if not late.any():
-            return _Rows(bundle.batch, keys, bundle.accumulate)
+            return _Rows(bundle.batch, keys, bundle.accumulate, np.arange(bundle.num_rows))
         self._late.add(int(late.sum() if self._local is None else local_rows(bundle.batch)[late].sum()))
         rows = np.flatnonzero(~late)
         return _Rows(
             bundle.batch.take(pa.array(rows)),
             bundle.keys.in_namespaces(slices[rows], bundle.keys.inverse[rows]),
             bundle.accumulate[rows],
+            rows,
         )
 
     def _add(self, keys: KeyBatch, old: Columns, partial: list[pa.Array]) -> None:
@@ -123,13 +125,16 @@ class SliceAggregation:
 
     def _add_local(self, keys: KeyBatch, old: Columns, partial: list[pa.Array]) -> None:
         new = self._aggregation.merge(old.columns, partial)
-        self._dropped.add(rows_missing(new))
+        self._missing.count(rows_missing(new))
         self._write(keys, old, new)
 
-    def _change(self, rows: _Rows, groups: Groups, heads: list[ListHeads], old: Columns) -> StateFuture[None]:
+    def _change(
+        self, bundle: Bundle, rows: _Rows, groups: Groups, heads: list[ListHeads], old: Columns
+    ) -> StateFuture[None]:
         signs = np.where(rows.accumulate, 1, -1).astype(np.int8)
-        signs, dropped = clamp_retractions(signs, groups, old.numpy(0).astype(np.int64))
-        self._dropped.add(dropped)
+        counts = old.numpy(0).astype(np.int64)
+        signs, missing = without_missing(signs, groups, counts, self._aggregation.looked_at(rows.batch))
+        self._missing.add(rows.at[missing], bundle)
         new = self._aggregation.merge(old.columns, self._aggregation.partial(rows.batch, groups, signs))
         updates = [
             state.update(rows.keys, sizes, state.multiset.changes(rows.batch, rows.keys, signs), new)

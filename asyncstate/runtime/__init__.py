@@ -14,8 +14,16 @@ from asyncstate.runtime.driver import (
     watermark_after,
 )
 from asyncstate.runtime.local_choice import chosen_local_phase
+from asyncstate.runtime.missing_rows import warn_of_missing_rows
 from asyncstate.runtime.pruning import checked_inputs
-from asyncstate.runtime.sort_keys import Order, OrderBy, sort_keys_of_inputs
+from asyncstate.runtime.sort_keys import (
+    Order,
+    OrderBy,
+    SequenceBy,
+    drop_seen_of_inputs,
+    sequences_of_inputs,
+    sort_keys_of_inputs,
+)
 from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.stores import read_state, retries_of
 from asyncstate.runtime.task import run_partition
@@ -25,11 +33,13 @@ __all__ = [
     "InputBatch",
     "Order",
     "OrderBy",
+    "SequenceBy",
     "TaskContext",
     "TaskSpec",
     "advance_sources",
     "checked_inputs",
     "chosen_local_phase",
+    "drop_seen_of_inputs",
     "operator_after",
     "pack_broadcast",
     "previous_processing_time",
@@ -37,7 +47,9 @@ __all__ = [
     "read_state",
     "retries_of",
     "run_partition",
+    "sequences_of_inputs",
     "sort_keys_of_inputs",
     "sum_records",
+    "warn_of_missing_rows",
     "watermark_after",
 ]

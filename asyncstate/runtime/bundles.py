@@ -20,7 +20,7 @@ from asyncstate.operator import Bundle, BundleOperator
 from asyncstate.runtime.bundle_size import BundleSize
 from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.rows import PreparedBatch, output_batch
+from asyncstate.runtime.rows import PreparedBatch, joined, output_batch
 from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import InputBatch, TaskSpec
 
@@ -29,9 +29,14 @@ class BundleRunner(Runner):
     """Runs a ``BundleOperator``; it is the ``BundleContext`` of its operator."""
 
     def __init__(
-        self, spec: TaskSpec, context: TaskContext, controller: ExecutionController, operator: BundleOperator
+        self,
+        spec: TaskSpec,
+        context: TaskContext,
+        controller: ExecutionController,
+        operator: BundleOperator,
+        scratch: str,
     ) -> None:
-        super().__init__(spec, context, controller)
+        super().__init__(spec, context, controller, operator.unique_columns(spec.inputs), scratch)
         self._operator = operator
         self._size = BundleSize(spec)
         self._out: list[pa.RecordBatch] = []
@@ -124,10 +129,11 @@ class BundleRunner(Runner):
         yield from out
 
     def _bundles(self, batches: Iterator[InputBatch]) -> Iterator[Bundle]:
-        """Batches of an input put together or cut, up to ``BundleSize`` rows; input 0 before input 1."""
+        """Batches of an input put together or cut, up to ``BundleSize`` rows; input 0 before input 1. Behind them rows
+        that had to wait for all others of their key."""
         held: list[list[PreparedBatch]] = [[] for _ in self.spec.inputs]
         rows = 0
-        for prepared in self._prepared(batches):
+        for prepared in self._arriving(batches):
             limit = self._size.rows(prepared.batch)
             for part in prepared.cut(limit):
                 if rows + part.batch.num_rows > limit:
@@ -136,27 +142,16 @@ class BundleRunner(Runner):
                 held[prepared.input_index].append(part)
                 rows += part.batch.num_rows
         yield from self._joined(held)
+        yield from map(self._bundle, self._waiting(self._size.rows))
 
     def _joined(self, held: list[list[PreparedBatch]]) -> Iterator[Bundle]:
         for parts in held:
             if parts:
-                yield self._bundle(parts)
+                yield self._bundle(joined(parts))
                 parts.clear()
 
-    def _bundle(self, parts: list[PreparedBatch]) -> Bundle:
-        first = parts[0]
-        if len(parts) == 1:
-            joined = first
-        else:
-            times = [part.times for part in parts if part.times is not None]
-            joined = PreparedBatch(
-                pa.concat_batches([part.batch for part in parts]),
-                np.concatenate([part.kinds for part in parts]),
-                np.concatenate(times) if times else None,
-                first.input_index,
-                0,
-            )
-        codec = self._codecs[first.input_index]
-        keys = codec.group(self._key_columns(joined), num_rows=joined.batch.num_rows)
+    def _bundle(self, rows: PreparedBatch) -> Bundle:
+        codec = self._codecs[rows.input_index]
+        keys = codec.group(self._key_columns(rows), num_rows=rows.batch.num_rows)
         self.keys += len(keys)
-        return Bundle(joined.batch, keys, joined.kinds, joined.times, first.input_index)
+        return Bundle(rows.batch, keys, rows.kinds, rows.times, rows.input_index)

@@ -23,7 +23,9 @@ from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, Sta
 from asyncstate.places import masked
 from asyncstate.requests import Decoder, LevelOne, Page, StateSink
 from asyncstate.runtime.broadcast_checks import check_broadcast
+from asyncstate.runtime.missing_rows import COUNTER, MissingRows
 from asyncstate.runtime.ordering import check_ordered, ordered_states
+from asyncstate.runtime.sequencing import SeenSequence, check_sequences, seen_states
 from asyncstate.state import ExpiringState, StateTtl, Trial, with_decoded_values
 from asyncstate.state.versions import evolved, wrong_kind
 from asyncstate.storage import StateSpec
@@ -66,6 +68,9 @@ class TaskContext:
         self.processing_time = processing_time
         self.previous_watermark = previous_watermark
         self.counters: dict[str, Counter] = {}
+        self.missing: MissingRows | None = None
+        self.seen: dict[int, SeenSequence] = {}
+        self._config = config
         self.expiring: list[tuple[StateTtl, ExpiringState]] = []
         self._sink = sink
         self._trial_of = trial_of
@@ -106,6 +111,12 @@ class TaskContext:
         """See ``OperatorContext``."""
         return self.counters.setdefault(name, Counter(name))
 
+    def missing_rows(self) -> MissingRows:
+        """See ``OperatorContext``."""
+        if self.missing is None:
+            self.missing = MissingRows(self.uid, self.counter(COUNTER), self._config)
+        return self.missing
+
     @property
     def keyed_state_ids(self) -> list[int]:
         """Ids of the record-grain states that ``open`` has declared and that belong to a key."""
@@ -114,6 +125,7 @@ class TaskContext:
 
     def opened(self) -> list[StateSpec]:
         """End of ``open``: no more declarations. Returns all states, stored ones that are no longer declared too."""
+        self.seen = seen_states(self)
         self._open = False
         return [
             *self._declared.values(),
@@ -205,6 +217,7 @@ def check_operator(
     check_broadcast(uid, operator, inputs)
     _check_keys(uid, [spec for spec in inputs if not spec.broadcast])
     check_ordered(uid, operator, inputs)
+    check_sequences(uid, inputs)
     for spec in inputs:
         if spec.changelog and not operator.accepts_changelog:
             raise SchemaError(

@@ -38,6 +38,8 @@ def chosen_local_phase(
     """The local phase for this micro-batch; None where rows go to the operator as they are."""
     if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
         return None
+    if inputs[0].sequence:  # rows that are put together have none any more
+        return None
     phase = operator.local_phase(inputs)
     if phase is None or config.local_aggregation == "true":
         return phase

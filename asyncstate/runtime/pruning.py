@@ -59,7 +59,7 @@ def _with_columns(spec: InputSpec, columns: Collection[str]) -> InputSpec:
         return spec
     for name in columns:
         spec.column(name)
-    needed = {*spec.key, *columns, *([spec.event_time] if spec.event_time else [])}
+    needed = {*spec.key, *columns, *spec.sequence, *([spec.event_time] if spec.event_time else [])}
     fields = [field for field in spec.schema if field.name in needed]
     # Rows without columns could not be counted.
     return replace(spec, schema=pa.schema(fields or list(spec.schema)[:1]))

@@ -8,7 +8,7 @@ ended; within a phase the records of a key run in order.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,6 +35,7 @@ from asyncstate.state import DueTimer, KeyedTimers
 
 _OUTPUT_ROWS: Final = 10_000
 _SLICE_ROWS: Final = 2_000
+_PART_ROWS: Final = 100_000  # of rows that had to wait for others
 _GROUP_BYTES: Final = 2
 _TIMERS: Final = -1  # a kind of rows, beside the numbers of the inputs
 
@@ -43,9 +44,14 @@ class RecordRunner(Runner):
     """Runs a ``RecordOperator``."""
 
     def __init__(
-        self, spec: TaskSpec, context: TaskContext, controller: ExecutionController, operator: RecordOperator
+        self,
+        spec: TaskSpec,
+        context: TaskContext,
+        controller: ExecutionController,
+        operator: RecordOperator,
+        scratch: str,
     ) -> None:
-        super().__init__(spec, context, controller)
+        super().__init__(spec, context, controller, None, scratch)
         self._operator = operator
         # Looking for timers costs a read in every key group; who has no on_timer need not pay it.
         self._has_timers = type(operator).on_timer is not RecordOperator.on_timer
@@ -94,7 +100,7 @@ class RecordRunner(Runner):
             yield from self._outputs(_OUTPUT_ROWS)
 
     def _process_rows(self, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch]:
-        for prepared in self._prepared(batches):
+        for prepared in chain(self._arriving(batches), self._waiting(lambda _: _PART_ROWS)):
             if prepared.input_index in self._ordered:
                 self._ordered.add(prepared)
                 self.controller.bound_writes(0)

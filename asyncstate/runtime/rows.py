@@ -53,11 +53,30 @@ class PreparedBatch:
             batch = self.batch.slice(start, rows_max)
             yield PreparedBatch(batch, self.kinds[part], times, self.input_index, 0)
 
+    def take(self, rows: npt.NDArray[np.int64]) -> PreparedBatch:
+        """Some of the rows, or all in another order."""
+        times = None if self.times is None else self.times[rows]
+        return PreparedBatch(self.batch.take(pa.array(rows)), self.kinds[rows], times, self.input_index, 0)
+
     def filter(self, keep: npt.NDArray[np.bool_]) -> PreparedBatch:
         """The rows where ``keep`` (n) is true."""
         times = None if self.times is None else self.times[keep]
         batch = self.batch.filter(pa.array(keep))
         return PreparedBatch(batch, self.kinds[keep], times, self.input_index, self.null_event_times)
+
+
+def joined(parts: Sequence[PreparedBatch]) -> PreparedBatch:
+    """The rows of ``parts`` of one input (at least one), in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    times = [part.times for part in parts if part.times is not None]
+    return PreparedBatch(
+        pa.concat_batches([part.batch for part in parts]),
+        np.concatenate([part.kinds for part in parts]),
+        np.concatenate(times) if times else None,
+        parts[0].input_index,
+        0,
+    )
 
 
 def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:

@@ -7,8 +7,9 @@ Must not import Spark.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +18,7 @@ from asyncstate.codec import KeyCodec
 from asyncstate.execution import ExecutionController
 from asyncstate.local_phase import local_rows
 from asyncstate.runtime.context import TaskContext
+from asyncstate.runtime.gathering import Gathering, RowsMax
 from asyncstate.runtime.rows import PreparedBatch, prepare
 from asyncstate.runtime.spec import InputBatch, TaskSpec
 
@@ -24,7 +26,16 @@ from asyncstate.runtime.spec import InputBatch, TaskSpec
 class Runner(ABC):
     """Feeds one operator on one partition."""
 
-    def __init__(self, spec: TaskSpec, context: TaskContext, controller: ExecutionController) -> None:
+    def __init__(
+        self,
+        spec: TaskSpec,
+        context: TaskContext,
+        controller: ExecutionController,
+        unique: Sequence[Collection[str] | None] | None,
+        scratch: str,
+    ) -> None:
+        """``unique``: of each input what identifies its rows within a key, None where an operator takes the rows of a
+        changelog one by one, as they arrive. ``scratch``: a folder for rows that do not fit into memory."""
         self.spec = spec
         self.context = context
         self.controller = controller
@@ -38,6 +49,12 @@ class Runner(ABC):
             for given in spec.inputs
         ]
 
+        self._gathered = {
+            index: self._gathering(index, unique, scratch)
+            for index, given in enumerate(spec.inputs)
+            if given.sequence or (given.changelog and unique is not None and not given.broadcast)
+        }
+
     @abstractmethod
     def run(self, batches: Iterator[InputBatch]) -> Generator[pa.RecordBatch]:
         """Run the operator over ``batches`` and the watermark; gives the output."""
@@ -50,6 +67,52 @@ class Runner(ABC):
             if prepared.batch.num_rows:
                 yield prepared
             self.controller.flush()  # the next batch may be long in coming
+
+    def _gathering(
+        self, index: int, unique: Sequence[Collection[str] | None] | None, scratch: str
+    ) -> Gathering:
+        given = self.spec.inputs[index]
+        together = None if unique is None else unique[index]
+        if given.local is not None:
+            together = ()  # what rows are made of says nothing about which of them need each other
+        return Gathering(
+            given,
+            index,
+            together,
+            at_once=bool(given.sequence) or together is not None,
+            memory_bytes=self.spec.config.gather_memory_bytes,
+            folder=scratch,
+            chosen=functools.partial(self._unseen, index),
+        )
+
+    def _unseen(self, index: int, rows: PreparedBatch) -> PreparedBatch:
+        seen = self.context.seen.get(index)
+        if seen is None:
+            return rows
+        keys = self._codecs[index].group(self._key_columns(rows), num_rows=rows.batch.num_rows)
+        return seen.newer(rows, keys, self.controller.run_bundle)
+
+    def _arriving(self, batches: Iterator[InputBatch]) -> Iterator[PreparedBatch]:
+        """The rows that need not wait for others of the micro-batch; these are in ``_waiting`` then."""
+        for prepared in self._prepared(batches):
+            gathering = self._gathered.get(prepared.input_index)
+            if gathering is not None and gathering.takes(prepared):
+                gathering.add(prepared)
+            else:
+                yield prepared
+
+    def _waiting(self, rows_max: RowsMax) -> Iterator[PreparedBatch]:
+        """The rows that had to wait, when all have arrived."""
+        for gathering in self._gathered.values():
+            try:
+                yield from (part for part in gathering.parts(rows_max) if part.batch.num_rows)
+            finally:
+                gathering.close()
+
+    def close(self) -> None:
+        """Delete what waits on disk; called also when the micro-batch fails."""
+        for gathering in self._gathered.values():
+            gathering.close()
 
     def _count(self, prepared: PreparedBatch, rows: bool = True) -> None:
         """Count the batch's rows, unless another partition counts them, and note its times."""

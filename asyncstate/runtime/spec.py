@@ -63,7 +63,8 @@ class CommitRecord(msgspec.Struct, kw_only=True):
 
     ``content`` is the partition as it is after the batch. ``max_event_times`` has one entry an input: the
     highest event time seen in this batch, None without any.
-    ``broadcast_digest`` names what it has done to broadcast state: the same in all partitions.
+    ``broadcast_digest`` names what it has done to broadcast state: the same in all partitions. ``missing_row`` is an
+    example of the retractions that found no row, None without any.
     ``statistics`` holds sums over this batch (see ``docs/architecture.md``), ``peaks`` highest values.
     """
 
@@ -72,6 +73,7 @@ class CommitRecord(msgspec.Struct, kw_only=True):
     states: list[StateSpec]
     max_event_times: list[int | None]
     broadcast_digest: str = ""
+    missing_row: str | None = None
     statistics: dict[str, float] = msgspec.field(default_factory=dict)
     peaks: dict[str, float] = msgspec.field(default_factory=dict)
 

@@ -59,6 +59,11 @@ class PartitionStore:
         return WriteBound(limit_bytes, self._lease.open_scratch, str(self._lease.scratch_folder))
 
     @property
+    def gathered_folder(self) -> str:
+        """Where rows of the micro-batch may lie that do not fit into memory; it goes with the lease."""
+        return str(self._lease.scratch_folder / "gathered")
+
+    @property
     def restored(self) -> dict[str, float]:
         """What it took to bring the store to the base version."""
         restored = self._lease.restored

@@ -72,10 +72,14 @@ def run_partition(
     with open_store(spec, partition) as opened, _cache(spec, partition, opened.lineage) as cache:
         overlay = WriteOverlay(opened.store, cache.limit_bytes, cache.entries, opened.write_bound)
         with _controller(spec, overlay) as controller:
-            runner, states = _open_operator(spec, partition, controller)
+            runner, states = _open_operator(spec, partition, controller, opened.gathered_folder)
             transfers = Transfers()
             try:
-                with controller.calls, closing(runner.run(transfers.awaited(batches))) as output:
+                with (
+                    controller.calls,
+                    closing(runner),
+                    closing(runner.run(transfers.awaited(batches))) as output,
+                ):
                     for out in output:
                         yield from transfers.taken(out)
             finally:
@@ -132,7 +136,7 @@ def _limits(config: Config) -> AsyncLimits:
 
 
 def _open_operator(
-    spec: TaskSpec, partition: int, controller: ExecutionController
+    spec: TaskSpec, partition: int, controller: ExecutionController, scratch: str
 ) -> tuple[Runner, list[StateSpec]]:
     operator = spec.operator
     first, end = group_range(partition, spec.parallelism, spec.max_parallelism)
@@ -154,9 +158,9 @@ def _open_operator(
     states = context.opened()
     controller.state_names = {state.id: state.name for state in states}
     if isinstance(operator, RecordOperator):
-        return RecordRunner(spec, context, controller, operator), states
+        return RecordRunner(spec, context, controller, operator, scratch), states
     if isinstance(operator, BundleOperator):
-        return BundleRunner(spec, context, controller, operator), states
+        return BundleRunner(spec, context, controller, operator, scratch), states
     raise StoreError(
         f"operator '{spec.uid}': {type(operator).__name__} is neither a RecordOperator nor a BundleOperator; "
         "subclass one of them"
@@ -208,6 +212,7 @@ def _commit(
         states=states,
         max_event_times=runner.max_event_times,
         broadcast_digest=broadcast_digest(changes, states),
+        missing_row=None if runner.context.missing is None else runner.context.missing.example,
         statistics=statistics,
         peaks=peaks,
     )

@@ -18,12 +18,16 @@ from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
     OrderBy,
+    SequenceBy,
     TaskSpec,
     checked_inputs,
     chosen_local_phase,
+    drop_seen_of_inputs,
     previous_processing_time,
     previous_watermark,
+    sequences_of_inputs,
     sort_keys_of_inputs,
+    warn_of_missing_rows,
     watermark_after,
 )
 from asyncstate.spark.arrow_batches import ArrowBatches
@@ -109,6 +113,8 @@ class MicroBatch:
         event_time: str | Sequence[str | None] | None = None,
         watermark_delay: Delay | Sequence[Delay] = None,
         order_by: OrderBy = None,
+        sequence: SequenceBy = None,
+        drop_seen: bool | Sequence[bool] = False,
         options: Mapping[str, object] | None = None,
     ) -> DataFrame:
         """Run ``operator`` over this micro-batch's rows of ``inputs``; its output with a ``row_kind`` column.
@@ -118,7 +124,10 @@ class MicroBatch:
         rows, which keep their order. ``event_time`` names the timestamp column; with ``watermark_delay`` the
         input holds back the watermark. ``order_by`` names columns, the event time first: rows wait in state
         until the watermark has passed them, come in this order, and are dropped if they come too late for it;
-        with two inputs one entry for each, None where rows come as they are. ``options`` are ``async-state.*``
+        with two inputs one entry for each, None where rows come as they are. ``sequence`` names columns (a position in
+        a log, a version) that order the changes of a key within the micro-batch, where Spark keeps no order;
+        ``drop_seen`` drops rows of a key that are not newer than what micro-batches before had of it, and counts them
+        (``stale_rows_dropped``). Both have one entry for each of two inputs, too. ``options`` are ``async-state.*``
         settings of this operator. ``uid`` ties the operator to its state in the checkpoint: keep it when the
         job changes.
 
@@ -132,7 +141,11 @@ class MicroBatch:
             check_uid(uid, self._uids)
             self._uids.append(uid)
         prepared = self._prepare(
-            operator, inputs, uid, key, event_time, watermark_delay, order_by, options or {}
+            operator,
+            inputs,
+            uid,
+            _Declared(key, event_time, watermark_delay, order_by, sequence, drop_seen),
+            options or {},
         )
         rows = exchange(
             inputs, prepared.spec.inputs, prepared.spec.parallelism, prepared.spec.max_parallelism
@@ -142,6 +155,8 @@ class MicroBatch:
             task = with_broadcast(prepared.task, inputs)
             with self._frame.arrow.stage(rows, prepared.spec.inputs):
                 stage = run_stage(rows, task, prepared.stage_schema, inputs)
+        records = _checked_records(uid, prepared.spec.parallelism, stage)
+        warn_of_missing_rows(uid, self.batch_id, prepared.spec.config, records)
         self.applied[uid] = Applied(
             uid=uid,
             operator=type(operator).__name__,
@@ -149,7 +164,7 @@ class MicroBatch:
             delays=prepared.delays,
             schemas=prepared.schemas,
             stage=stage,
-            records=_checked_records(uid, prepared.spec.parallelism, stage),
+            records=records,
             plan_seconds=planned - started,
             stage_seconds=time.perf_counter() - planned,
         )
@@ -178,10 +193,7 @@ class MicroBatch:
         operator: Operator,
         inputs: Sequence[DataFrame],
         uid: str,
-        key: Keys,
-        event_time: str | Sequence[str | None] | None,
-        watermark_delay: Delay | Sequence[Delay],
-        order_by: OrderBy,
+        declared: _Declared,
         options: Mapping[str, object],
     ) -> _Prepared:
         if not isinstance(operator, Operator):
@@ -193,9 +205,7 @@ class MicroBatch:
             )
         check_operator_options(uid, options)
         config: Config = self._frame.resolve(options)
-        specs = _input_specs(
-            uid, operator.broadcast_input, inputs, key, event_time, watermark_delay, order_by
-        )
+        specs = _input_specs(uid, operator.broadcast_input, inputs, declared)
         stored = self._base.operators.get(uid) if self._base is not None else None
         output, ready = checked_inputs(
             uid, operator, specs.inputs, config, stored.states if stored is not None else ()
@@ -266,25 +276,38 @@ class _Inputs:
     delays: Sequence[int | None]
 
 
+@dataclass(frozen=True)
+class _Declared:
+    """What the user says of the inputs."""
+
+    key: Keys
+    event_time: str | Sequence[str | None] | None
+    watermark_delay: Delay | Sequence[Delay]
+    order_by: OrderBy
+    sequence: SequenceBy
+    drop_seen: bool | Sequence[bool]
+
+
 def _input_specs(
-    uid: str,
-    broadcast: int | None,
-    inputs: Sequence[DataFrame],
-    key: Keys,
-    event_time: str | Sequence[str | None] | None,
-    watermark_delay: Delay | Sequence[Delay],
-    order_by: OrderBy,
+    uid: str, broadcast: int | None, inputs: Sequence[DataFrame], declared: _Declared
 ) -> _Inputs:
     count = len(inputs)
     broadcast = (
         broadcast if broadcast in range(count) else None
     )  # what is wrong with it is for check_broadcast
     names = _names(uid, count, broadcast)
-    keys = keys_of_inputs(uid, key, count, broadcast)
-    times, delays = times_of_inputs(uid, event_time, watermark_delay, count)
-    orders = sort_keys_of_inputs(uid, order_by, count)
+    keys = keys_of_inputs(uid, declared.key, count, broadcast)
+    times, delays = times_of_inputs(uid, declared.event_time, declared.watermark_delay, count)
+    orders = sort_keys_of_inputs(uid, declared.order_by, count)
+    sequences = sequences_of_inputs(uid, declared.sequence, count)
+    drops = drop_seen_of_inputs(uid, declared.drop_seen, sequences)
     specs = [
-        replace(input_spec(df, keys[i], times[i], names[i], i == broadcast), order_by=orders[i])
+        replace(
+            input_spec(df, keys[i], times[i], names[i], i == broadcast),
+            order_by=orders[i],
+            sequence=sequences[i],
+            drop_seen=drops[i],
+        )
         for i, df in enumerate(inputs)
     ]
     return _Inputs(tuple(specs), delays)

@@ -125,13 +125,13 @@ class Lease:
 
     @property
     def scratch_folder(self) -> Path:
-        """Where ``open_scratch`` puts its store."""
+        """Where ``open_scratch`` puts its store, and where others may put what goes with the lease."""
         return self._slot.scratch
 
     def open_scratch(self) -> RocksDBStore:
         """An empty store beside the leased one, for what does not fit into memory; it goes with the lease."""
         with _explained(self._slot.scratch):
-            self._slot.scratch.mkdir()
+            self._slot.scratch.mkdir(exist_ok=True)
         self._scratch = RocksDBStore(self._slot.scratch / "db", self.rocks.options)
         return self._scratch
 
@@ -140,6 +140,7 @@ class Lease:
         if scratch is not None:
             with suppress(StoreError):  # nothing in it is of use any more
                 scratch.close()
+        if self._slot.scratch.exists():
             shutil.rmtree(self._slot.scratch, ignore_errors=True)
 
     def release(self, settle: bool = True) -> None:

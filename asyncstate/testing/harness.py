@@ -33,10 +33,12 @@ from asyncstate.runtime import (
     CommitRecord,
     InputBatch,
     OrderBy,
+    SequenceBy,
     TaskSpec,
     advance_sources,
     checked_inputs,
     chosen_local_phase,
+    drop_seen_of_inputs,
     operator_after,
     pack_broadcast,
     previous_processing_time,
@@ -44,8 +46,10 @@ from asyncstate.runtime import (
     read_state,
     retries_of,
     run_partition,
+    sequences_of_inputs,
     sort_keys_of_inputs,
     sum_records,
+    warn_of_missing_rows,
     watermark_after,
 )
 from asyncstate.storage import Checkpoint, CheckpointFiles, LocalFiles, Manifest, StateSpec, checkpoint_files
@@ -74,7 +78,8 @@ class OperatorHarness:
 
     ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds) have one entry an input; for a single
     input the entry itself may be given. ``order_by`` is as in a job's ``apply``: a column or a list of columns, with
-    several inputs one entry for each, None where rows come as they are. The operator's broadcast input has no key:
+    several inputs one entry for each, None where rows come as they are; so are ``sequence`` and ``drop_seen``. The
+    operator's broadcast input has no key:
     its entry in ``key`` is None or left out. Rows pushed with kinds make an input a
     changelog; declare it with ``changelog`` (default: the operator accepts changelogs). ``checkpoint`` is the place of
     the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores.
@@ -92,6 +97,8 @@ class OperatorHarness:
         watermark_delay: int | Sequence[int | None] | None = None,
         changelog: bool | Sequence[bool] | None = None,
         order_by: OrderBy = None,
+        sequence: SequenceBy = None,
+        drop_seen: bool | Sequence[bool] = False,
         async_enabled: bool = False,
         store: str = "rocksdb",
         parallelism: int = 1,
@@ -106,6 +113,8 @@ class OperatorHarness:
         keys = _keys(key, count, operator.broadcast_input)
         times = _per_input(event_time, count)
         orders = sort_keys_of_inputs(_UID, order_by, count)
+        sequences = sequences_of_inputs(_UID, sequence, count)
+        drops = drop_seen_of_inputs(_UID, drop_seen, sequences)
         changelogs = _per_input(operator.accepts_changelog if changelog is None else changelog, count)
         self._specs = tuple(
             InputSpec(
@@ -116,6 +125,8 @@ class OperatorHarness:
                 f"input {i}",
                 i == operator.broadcast_input,
                 orders[i],
+                sequences[i],
+                drops[i],
             )
             for i, schema in enumerate(schemas)
         )
@@ -222,11 +233,14 @@ class OperatorHarness:
         place = changes.get("checkpoint") or str(folder / "checkpoint")
         _copy_checkpoint(LocalFiles(snapshot / "checkpoint"), checkpoint_files(place))
         orders = [list(spec.order_by) for spec in self._specs]
+        sequences = [list(spec.sequence) or None for spec in self._specs]
         settings: dict[str, Any] = {
             "event_time": [spec.event_time for spec in self._specs],
             "watermark_delay": self._delays,
             "changelog": [spec.changelog for spec in self._specs],
             "order_by": orders if len(orders) > 1 else orders[0],
+            "sequence": sequences if len(sequences) > 1 else sequences[0],
+            "drop_seen": [spec.drop_seen for spec in self._specs],
             "async_enabled": self._config.enabled,
             "store": self._config.store,
             "parallelism": self.parallelism,
@@ -275,6 +289,7 @@ class OperatorHarness:
                     records.append(CommitRecord.from_bytes(out.to_bytes()))
                 else:
                     rows.extend(_output_rows(out))
+        warn_of_missing_rows(_UID, spec.batch_id, self._config, records)
         self._commit(spec, records, final)
         self._pending = []
         self.output.extend(rows)

@@ -1,0 +1,244 @@
+"""Rows of one input that are gathered until the micro-batch has all of them, and then given out key by key.
+
+Owns: ``Gathering``: which rows wait, where, and how they are put together.
+Invariant: rows whose changes need each other come together. Those of a key are in one part; only where they are more
+than a part may have are they taken apart: with a sequence in its order, else by what identifies them, so that a row and
+its retraction stay together.
+Must not import Spark or storage.
+
+A micro-batch that fits into one part is given out as it came. Beyond ``memory_bytes`` rows lie in files, by the hash
+of their key; one file is read at a time.
+
+Source: the partitions of a grace hash join.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncstate.changelog import RowKind
+from asyncstate.codec import check_key_type, hash_columns
+from asyncstate.errors import SchemaError
+from asyncstate.operator import InputSpec
+from asyncstate.runtime.rows import PreparedBatch, joined, microseconds
+
+RowsMax = Callable[[pa.RecordBatch], int]
+"""How many rows a part may have, judged by some of its rows."""
+Filter = Callable[[PreparedBatch], PreparedBatch]
+
+_FILES: Final = 64
+_KIND: Final = "kind"
+_Hashes = npt.NDArray[np.uint64]
+
+
+class Gathering:
+    """The waiting rows of one input and partition in one micro-batch.
+
+    ``together`` names what identifies a row within a key, None if that is its content. ``at_once``: rows wait from the
+    first one on; without it, from the first on that is no +I: rows that are only added need no others. ``chosen``: what
+    is left of all rows of some keys, in order of the sequence if there is one.
+    """
+
+    def __init__(
+        self,
+        spec: InputSpec,
+        index: int,
+        together: Collection[str] | None,
+        at_once: bool,
+        memory_bytes: int,
+        folder: str,
+        chosen: Filter,
+    ) -> None:
+        self._spec = spec
+        self._index = index
+        self._schema = spec.row_schema
+        self._identity = _hashable(self._schema) if together is None else list(together)
+        self._waits = at_once
+        self._memory_bytes = memory_bytes
+        self._folder = folder
+        self._chosen = chosen
+        self._parts: list[PreparedBatch] = []
+        self._bytes = 0
+        self._files: _Files | None = None
+
+    def takes(self, prepared: PreparedBatch) -> bool:
+        """Whether these rows, the next to arrive, have to wait; they then must be given to ``add``."""
+        self._waits = self._waits or bool(prepared.kinds.any())
+        return self._waits
+
+    def add(self, prepared: PreparedBatch) -> None:
+        """Let rows wait."""
+        self._parts.append(prepared)
+        self._bytes += prepared.batch.nbytes
+        if self._bytes > self._memory_bytes:
+            self._to_files()
+
+    def parts(self, rows_max: RowsMax) -> Iterator[PreparedBatch]:
+        """All rows; each key's in one part, in order of the sequence or else of arrival."""
+        if self._files is None:
+            if self._parts:
+                yield from self._cut(self._taken(), rows_max)
+            return
+        if self._parts:
+            self._to_files()
+        for number in self._files.filled():
+            yield from self._cut_file(self._files, number, rows_max)
+
+    def close(self) -> None:
+        """Delete the files; the rows that are left are lost."""
+        if self._files is not None:
+            self._files.close()
+
+    def _taken(self) -> PreparedBatch:
+        parts, self._parts, self._bytes = self._parts, [], 0
+        return joined(parts)
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def _cut(self, rows: PreparedBatch, rows_max: RowsMax) -> Iterator[PreparedBatch]:
+        limit = rows_max(rows.batch)
+        if rows.batch.num_rows <= limit:
+            yield self._chosen(self._sorted(rows))
+            return
+        for part in _by_hash(rows, self._key_hashes(rows.batch), limit):
+            yield from self._cut_key(self._chosen(self._sorted(part)), limit)
+
+    def _cut_key(self, rows: PreparedBatch, limit: int) -> Iterator[PreparedBatch]:
+        """Rows of a few keys, or of one with many rows."""
+        if rows.batch.num_rows <= 2 * limit:
+            yield rows
+        elif self._spec.sequence:
+            yield from rows.cut(limit)
+        else:
+            yield from _by_hash(rows, self._identity_hashes(rows.batch), limit)
+
+    def _sorted(self, rows: PreparedBatch) -> PreparedBatch:
+        """In order of the sequence; rows that are taken back before those that come with the same one."""
+        if not self._spec.sequence:
+            return rows
+        names = [str(number) for number in range(len(self._spec.sequence) + 1)]
+        added = (rows.kinds == RowKind.INSERT) | (rows.kinds == RowKind.UPDATE_AFTER)
+        columns = [*map(rows.batch.column, self._spec.sequence), pa.array(added.astype(np.int8))]
+        order = pc.sort_indices(
+            pa.table(columns, names),
+            sort_keys=[(name, "ascending") for name in names],
+            null_placement="at_start",
+        )
+        return rows.take(order.to_numpy().astype(np.int64))
+
+    def _key_hashes(self, batch: pa.RecordBatch) -> _Hashes:
+        if not self._spec.key:
+            return np.zeros(batch.num_rows, np.uint64)
+        return hash_columns([batch.column(name) for name in self._spec.key])
+
+    def _identity_hashes(self, batch: pa.RecordBatch) -> _Hashes:
+        names = [*self._spec.key, *self._identity]
+        return hash_columns([batch.column(name) for name in names]) if names else self._key_hashes(batch)
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def _to_files(self) -> None:
+        if self._files is None:
+            self._files = _Files(self._folder)
+        rows = self._taken()
+        self._files.write(rows, self._key_hashes(rows.batch))
+
+    def _cut_file(self, files: _Files, number: int, rows_max: RowsMax) -> Iterator[PreparedBatch]:
+        if files.bytes[number] <= self._memory_bytes or self._spec.sequence:
+            yield from self._cut(self._prepared(files.read(number)), rows_max)
+            return
+        # One key has most of these rows, or there is none: what identifies them takes them apart.
+        finer = _Files(self._folder)
+        try:
+            for table in files.read_some(number):
+                rows = self._prepared(table)
+                finer.write(rows, self._identity_hashes(rows.batch))
+            for each in finer.filled():
+                yield from self._cut(self._prepared(finer.read(each)), rows_max)
+        finally:
+            finer.close()
+
+    def _prepared(self, table: pa.Table) -> PreparedBatch:
+        (batch,) = table.combine_chunks().to_batches()
+        kinds = batch.column(batch.num_columns - 1).to_numpy()
+        rows = pa.RecordBatch.from_arrays(batch.columns[:-1], schema=self._schema)
+        time = self._spec.event_time
+        return PreparedBatch(
+            rows, kinds, None if time is None else microseconds(rows.column(time)), self._index, 0
+        )
+
+
+class _Files:
+    """Rows in files by a hash, in order of arrival in each."""
+
+    def __init__(self, folder: str) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="gathered-", dir=folder))
+        self._writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
+        self.bytes = [0] * _FILES
+
+    def write(self, rows: PreparedBatch, hashes: _Hashes) -> None:
+        numbers = (hashes >> np.uint64(32)) % np.uint64(_FILES)
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.searchsorted(numbers[order], np.arange(_FILES + 1))
+        batch = rows.batch.append_column(_KIND, pa.array(rows.kinds, pa.int8()))
+        for number in np.flatnonzero(np.diff(bounds)).tolist():
+            chosen = batch.take(pa.array(order[bounds[number] : bounds[number + 1]]))
+            if number not in self._writers:
+                self._writers[number] = pa.ipc.new_stream(str(self._path(number)), batch.schema)
+            self._writers[number].write_batch(chosen)
+            self.bytes[number] += chosen.nbytes
+
+    def filled(self) -> list[int]:
+        """The files with rows; nothing can be written any more."""
+        for writer in self._writers.values():
+            writer.close()
+        return sorted(self._writers)
+
+    def read(self, number: int) -> pa.Table:
+        with pa.OSFile(str(self._path(number))) as source:
+            return pa.ipc.open_stream(source).read_all()
+
+    def read_some(self, number: int) -> Iterator[pa.Table]:
+        with pa.OSFile(str(self._path(number))) as source:
+            for batch in pa.ipc.open_stream(source):
+                yield pa.Table.from_batches([batch])
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number}.arrow"
+
+
+def _by_hash(rows: PreparedBatch, hashes: _Hashes, limit: int) -> Iterator[PreparedBatch]:
+    """The rows in parts of about ``limit``; rows of equal hash stay together, in their order."""
+    parts = -(-rows.batch.num_rows // limit)
+    # The low bits are those that a partition and a file have in common; multiplied, all of them count.
+    numbers = ((hashes * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) % np.uint64(parts)
+    order = np.argsort(numbers, kind="stable")
+    bounds = np.searchsorted(numbers[order], np.arange(parts + 1))
+    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if end > start:
+            yield rows.take(order[start:end])
+
+
+def _hashable(schema: pa.Schema) -> list[str]:
+    """The columns that can be hashed: rows that are equal are equal in these."""
+    names = []
+    for field in schema:
+        try:
+            check_key_type(field.name, field.type)
+        except SchemaError:
+            continue
+        names.append(field.name)
+    return names
