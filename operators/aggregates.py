@@ -114,7 +114,6 @@ class AggregatePlan:
         self._owner = owner
         self._schema = schema
         self._retract = retract
-        self._looked_at = sorted(columns_of(aggregates))
         self.parts: list[Accumulator] = []
         self._part_of: dict[str, int] = {}
         self._part(Count(owner, None, None))
@@ -123,10 +122,6 @@ class AggregatePlan:
         self.result_fields = [output.field for output in self._outputs]
         self.multisets: list[Multiset] = self._multisets() if retract else []
         check_distinct_names([field.name for field in self.result_fields], owner)
-
-    def looked_at(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The columns that the aggregates look at: rows equal in these are the same to them."""
-        return [batch.column(name) for name in self._looked_at]
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None = None) -> list[pa.Array]:
         """The states of n rows, one by one; ``signs`` is +1, -1 or 0 (ignored) a row, None for all +1."""

@@ -87,8 +87,9 @@ class GroupAggregate(BundleOperator):
         return pa.schema(fields)
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """What is aggregated, and the conditions."""
-        return [columns_of(self.aggregates)]
+        """What is aggregated, and the conditions. With a ttl whole rows are compared: of a row that is replaced, the old
+        one may have expired."""
+        return [None if self.ttl is not None and inputs[0].changelog else columns_of(self.aggregates)]
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
@@ -175,7 +176,7 @@ class GroupAggregate(BundleOperator):
     def _signs(self, bundle: Bundle, groups: Groups, old: Columns) -> npt.NDArray[np.int8]:
         signs = np.where(bundle.accumulate, 1, -1).astype(np.int8)
         counts = old.numpy(0).astype(np.int64)
-        signs, missing = without_missing(signs, groups, counts, self._aggregation.looked_at(bundle.batch))
+        signs, missing = without_missing(signs, groups, counts, bundle.batch.columns)
         self._missing.add(missing, bundle)
         return signs
 

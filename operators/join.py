@@ -316,7 +316,7 @@ def _driving(
     rows[~stored] = matchable[changes.rows[~stored]]
     kinds, at = changes.kinds, matchable[changes.at]
     if with_null_keys and size < num_rows:
-        alone = np.flatnonzero(row_keys < 0)
+        alone = _net_alone(bundle, np.flatnonzero(row_keys < 0))
         rows, at = np.concatenate([rows, alone]), np.concatenate([at, alone])
         kinds = np.concatenate([kinds, bundle.kinds[alone]])
     order = np.lexsort((at, accumulates(kinds)))
@@ -326,6 +326,16 @@ def _driving(
         columns = [pa.concat_arrays(pair) for pair in zip(columns, own.rows.columns, strict=True)]
         key_index = np.concatenate([row_keys, own.rows.key_index])
     return Rows(take_rows(columns, rows), key_index[rows]), kinds
+
+
+def _net_alone(bundle: Bundle, rows: Int64Array) -> Int64Array:
+    """Of ``rows``, which are never stored, those that are no change together with another one."""
+    if bundle.insert_only:
+        return rows
+    columns = take_rows(bundle.batch.columns, rows)
+    ids = row_ids(columns, np.zeros(len(rows), np.int64))
+    net = net_by_content(np.empty(0, np.int64), ids, bundle.accumulate[rows])
+    return rows[np.concatenate([net.missing, net.added])]
 
 
 def _unique(key: UniqueKey, side: str) -> Literal["join_key"] | tuple[str, ...] | None:

@@ -140,7 +140,8 @@ def by_unique(
     """Rows known by a unique key: a row replaces the one before it, a retraction of equal content takes it back.
 
     ``rows`` (m) are the stored ones, at most one of each unique key, then n bundle rows of these ``kinds`` (n). A row
-    that directly replaces one of equal order keeps that one's ``arrival``. ``only_better``: of the bundle's rows of a
+    that directly replaces one of equal order keeps that one's ``arrival``; one that goes and comes is a new one.
+    ``only_better``: of the bundle's rows of a
     unique key the best counts, whatever their order of arrival.
     """
     ids, stored = rows.ids, len(rows.ids) - len(kinds)
@@ -148,6 +149,7 @@ def by_unique(
         rows.slice(0, stored),
         rows.slice(stored, len(ids)),
         kinds,
+        refresh=True,
         newness=_from_worst_to_best(codes, stored, len(ids)) if only_better else None,
     )
     added = stored + net.added

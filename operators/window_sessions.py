@@ -123,7 +123,7 @@ class SessionAggregation:
         np.add.at(counts, merged.session_of[: stored.num_rows], stored.columns[len(_SPAN)].to_numpy())
         touched, ids = np.unique(session_of, return_inverse=True)
         signs = np.where(bundle.accumulate[rows], 1, -1).astype(np.int8)
-        columns = self._aggregation.looked_at(bundle.batch.take(pa.array(rows)))
+        columns = bundle.batch.take(pa.array(rows)).columns
         signs, missing = without_missing(signs, Groups.of_ids(ids, len(touched)), counts[touched], columns)
         self._missing.add(rows[missing], bundle)
         return signs

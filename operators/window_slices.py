@@ -133,7 +133,7 @@ class SliceAggregation:
     ) -> StateFuture[None]:
         signs = np.where(rows.accumulate, 1, -1).astype(np.int8)
         counts = old.numpy(0).astype(np.int64)
-        signs, missing = without_missing(signs, groups, counts, self._aggregation.looked_at(rows.batch))
+        signs, missing = without_missing(signs, groups, counts, rows.batch.columns)
         self._missing.add(rows.at[missing], bundle)
         new = self._aggregation.merge(old.columns, self._aggregation.partial(rows.batch, groups, signs))
         updates = [

@@ -30,6 +30,23 @@ class CountingContext(FakeContext):
     def counter(self, name: str) -> Counter:
         return self.counters.setdefault(name, Counter(name))
 
+    def missing_rows(self) -> CountedRows:
+        return CountedRows(self.counter("retractions_without_state"))
+
+
+@dataclass
+class CountedRows:
+    """Retractions of rows that are not there, counted only; the rows must be of their bundle, and retractions."""
+
+    counter: Counter
+
+    def add(self, rows: Any, bundle: Bundle) -> None:
+        assert not bundle.accumulate[rows].any()
+        self.count(len(rows))
+
+    def count(self, number: int) -> None:
+        self.counter.add(number)
+
 
 @dataclass
 class CollectingContext:

@@ -15,6 +15,7 @@ from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import Bundle, InputSpec
 from asyncstate.operator import Counter as StatCounter
 from operators.join import Join
+from tests.operators.direct import CountedRows
 
 LEFT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("v", pa.string())])
 RIGHT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("w", pa.int64())])
@@ -55,8 +56,11 @@ class Runner:
         return descriptor.bind(self, next(self._ids), self, None)
 
     def counter(self, name: str) -> StatCounter:
-        assert name == self.dropped.name
-        return self.dropped
+        assert name == "retractions_of_expired_rows"
+        return StatCounter(name)
+
+    def missing_rows(self) -> CountedRows:
+        return CountedRows(self.dropped)
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         assert keys

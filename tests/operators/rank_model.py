@@ -11,13 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-Row = tuple[Any, ...]
+from tests.operators.set_model import ADDED, Row, exact, net_of_set
+
 Shown = list[tuple[Row, int]]
-
-
-def exact(row: Row) -> str:
-    """Equal for rows that are equal, NaN to NaN."""
-    return repr(row)
 
 
 def compare(left: Any, right: Any, descending: bool, nulls_first: bool) -> int:
@@ -50,6 +46,8 @@ class RankModel:
         self.rows: dict[Any, list[Row]] = {}
         self.limits: dict[Any, int] = {}
         self.counts: Counter[str] = Counter()
+        self.stored: dict[Any, list[Row]] = {}
+        self.events: dict[Any, list[tuple[str, Row]]] = {}
 
     def compare(self, left: Row, right: Row) -> int:
         for column, descending, nulls_first in self.order:
@@ -68,11 +66,12 @@ class RankModel:
             if added and self.limits.setdefault(key, limit) != limit:
                 self.counts["rows_with_another_limit"] += 1
         rows = self.rows.setdefault(key, [])
+        if key not in self.events:
+            self.events[key], self.stored[key] = [], list(rows)
+        self.events[key].append((kind, row))
         at = self.place(rows, row)
         if not added:
-            if at is None:
-                self.counts["retractions_without_state"] += 1
-            else:
+            if at is not None:
                 del rows[at]
         elif at is None or self.unique is None:
             rows.append(row)
@@ -82,13 +81,42 @@ class RankModel:
             del rows[at]
             rows.append(row)
 
-    def place(self, rows: list[Row], row: Row) -> int | None:
-        def identity(one: Row) -> str:
-            return exact(one if self.unique is None else tuple(one[column] for column in self.unique))
+    def identity(self, row: Row) -> str:
+        return exact(row if self.unique is None else tuple(row[column] for column in self.unique))
 
-        return next((at for at, other in enumerate(rows) if identity(other) == identity(row)), None)
+    def place(self, rows: list[Row], row: Row) -> int | None:
+        wanted = self.identity(row)
+        return next((at for at, other in enumerate(rows) if self.identity(other) == wanted), None)
+
+    def arrival(self, stored: list[Row], events: list[tuple[str, Row]], event: int) -> int:
+        """The place of an event's row among rows of equal order: its own, or that of the row it directly replaces."""
+        if self.unique is None:
+            return len(stored) + event
+        wanted = self.identity(events[event][1])
+        before = next(((at, row) for at, row in enumerate(stored) if self.identity(row) == wanted), None)
+        for at, (kind, row) in enumerate(events[: event + 1]):
+            if self.identity(row) != wanted:
+                continue
+            if kind not in ADDED:
+                before = None
+            elif before is not None and self.compare(before[1], row) == 0:
+                before = (before[0], row)
+            else:
+                before = (len(stored) + at, row)
+        assert before is not None
+        return before[0]
 
     def end_bundle(self) -> None:
+        """The rows of a bundle count as a set, whatever ``apply`` has made of them one by one."""
+        for key, events in self.events.items():
+            stored = self.stored[key]
+            net = net_of_set(stored, events, self.identity if self.unique is not None else None, refresh=True)
+            placed = [(at, stored[at]) for at in net.stays]
+            placed += [(self.arrival(stored, events, at), events[at][1]) for at in net.comes]
+            self.rows[key] = [row for _, row in sorted(placed, key=lambda pair: pair[0])]
+            self.counts["retractions_without_state"] += len(net.missing)
+        self.events.clear()
+        self.counts += Counter()  # drops zeros
         for key in [key for key, rows in self.rows.items() if not rows]:
             del self.rows[key]
             if self.keeps_all:
@@ -124,7 +152,14 @@ class RankModel:
 def expected_changes(
     before: Shown, after: Shown, identity: str, unique: Sequence[int], numbered: bool
 ) -> list[Row]:
-    """The changelog of one key, as (kind, *row, number if ``numbered``)."""
+    """The changelog of one key, as (kind, *row, number if ``numbered``): first all that is taken back."""
+    changes = _expected_changes(before, after, identity, unique, numbered)
+    return [row for row in changes if row[0] not in ADDED] + [row for row in changes if row[0] in ADDED]
+
+
+def _expected_changes(
+    before: Shown, after: Shown, identity: str, unique: Sequence[int], numbered: bool
+) -> list[Row]:
 
     def out(kind: str, row: Row, number: int) -> Row:
         return (kind, *row, number) if numbered else (kind, *row)

@@ -84,17 +84,28 @@ def test_each_side_has_its_own_time(start: Callable[..., Timed], unique: Any) ->
 
 
 @UNIQUE
-def test_a_retraction_of_an_expired_row_is_dropped_and_counted(
+def test_a_retraction_of_an_expired_row_takes_back_what_is_still_there_of_the_other_side(
     start: Callable[..., Timed], unique: Any
 ) -> None:
     join = joined(start, left_ttl=TTL, left_unique=unique)
     join.right(("+I", "x", 2))
     join.left(("+I", "x", 1))
-    assert join.left(("-D", "x", 1), after=10) == []
-    assert join.dropped == 1
+    assert join.left(("-D", "x", 1), after=10) == [("-D", "x", 1, "x", 2)]
+    assert join.dropped == 0
+    assert join.harness.statistics()["counter.retractions_of_expired_rows"] == 1
     assert join.left(("+I", "x", 1)) == [("+I", "x", 1, "x", 2)]
     assert join.left(("-D", "x", 1), after=9) == [("-D", "x", 1, "x", 2)]
     assert join.dropped == 0
+
+
+@UNIQUE
+def test_a_retraction_of_an_expired_partner_brings_the_pad_back(
+    start: Callable[..., Timed], unique: Any
+) -> None:
+    join = joined(start, "left", right_ttl=TTL, right_unique=unique)
+    join.left(("+I", "x", 1))
+    join.right(("+I", "x", 2))
+    assert join.right(("-D", "x", 2), after=11) == [("-D", "x", 1, "x", 2), ("+I", "x", 1, None, None)]
 
 
 @UNIQUE

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from asyncstate import InputSpec, StateTtl
 from asyncstate.state import TtlTime, TtlUpdate, TtlVisibility, list_blocks
 from operators import Deduplicate, GroupAggregate, Join, count, max_, min_, sum_
 from operators.join_core import JoinKind
+from tests.operators.set_model import Outcome, net_of_set
 from tests.state.ttl_direct import MS, ExpiringRunner, Stored
 
 SCHEMA = pa.schema([
@@ -60,8 +62,6 @@ class Held:
 
     content: Any
     stamp: int
-    fresh: bool = True
-    """Came with the bundle that is at work."""
 
 
 @dataclass
@@ -149,38 +149,45 @@ class JoinModel:
         self.unique = unique
         self.tables = [Table(ttl) for ttl in ttls]
         self.dropped = 0
+        self.expired = 0
 
     def bundle(self, side: int, changes: Sequence[tuple[str, Row]], now: int) -> Counter[Any]:
-        before = self.joined(now)
         own, other = self.tables[side], self.tables[1 - side]
+        missing = [row for key in KEYS for row in self.net(own, self.unique[side], key, changes, now).missing]
+        if own.ttl is None:
+            self.dropped += len(missing)
+        else:  # they may have expired, so what they have made is taken back
+            self.expired += len(missing)
+            for row in missing:
+                own.rows[row.k].append(Held(row, now))
+        before = self.joined(now)
+        if own.ttl is not None:
+            for row in missing:
+                own.rows[row.k].pop()
         for key in {row.k for _, row in changes}:
             other.renew(key, now, [row.t for _, row in changes if row.k == key])
-        for held in (held for rows in own.rows.values() for held in rows):
-            held.fresh = False
-        for kind, row in changes:
-            self.change(own, self.unique[side], kind, row, now)
+        for key in KEYS:
+            self.change(own, self.unique[side], key, changes, now)
         if self.unique[side] == "join_key":
             own.rows = {key: rows[-1:] for key, rows in own.rows.items()}
         net = self.joined(now)
         net.subtract(before)
         return Counter({row: times for row, times in net.items() if times})
 
-    def change(self, own: Table, unique: Any, kind: str, row: Row, now: int) -> None:
-        shown = own.shown(row.k, now)
-        same = [held for held in shown if self.identity(unique, held.content) == self.identity(unique, row)]
-        if kind not in ADDS and not same:
-            self.dropped += 1
-            return
-        if kind not in ADDS or unique is not None:
-            self.take(own, row.k, same[:1], now)
-        if kind in ADDS:
-            own.rows[row.k].append(Held(row, own.stamp(now, row.t)))
+    def net(self, own: Table, unique: Any, key: int, changes: Sequence[tuple[str, Row]], now: int) -> Outcome:
+        stored = [held.content for held in own.shown(key, now)]
+        events = [(kind, row) for kind, row in changes if row.k == key]
+        identity = None if unique is None else partial(self.identity, unique)
+        return net_of_set(stored, events, identity, refresh=own.ttl is not None)
 
-    def take(self, own: Table, key: int, gone: list[Held], now: int) -> None:
-        """A list that loses rows which were stored is written without those that reads do not show."""
-        for taken in gone:
-            left = own.rows[key] if taken.fresh else own.shown(key, now)
-            own.rows[key] = [held for held in left if held is not taken]
+    def change(self, own: Table, unique: Any, key: int, changes: Sequence[tuple[str, Row]], now: int) -> None:
+        """A list that loses rows is written without those that reads do not show."""
+        shown = own.shown(key, now)
+        events = [row for _, row in changes if row.k == key]
+        net = self.net(own, unique, key, changes, now)
+        if len(net.stays) < len(shown):
+            own.rows[key] = [shown[at] for at in net.stays]
+        own.rows[key] += [Held(events[at], own.stamp(now, events[at].t)) for at in net.comes]
 
     @staticmethod
     def identity(unique: Any, row: Row) -> Any:
@@ -234,10 +241,11 @@ def run_join(
             now,
             *((side, [row.given() for _, row in rows], [kind_ for kind_, _ in rows]) for side, rows in given),
         )
-        model.dropped = 0
+        model.dropped = model.expired = 0
         for (side, rows), found in zip(given, output, strict=True):
             assert netted(kind, found) == model.bundle(side, rows, now)
         assert runner.counters["retractions_without_state"] == model.dropped
+        assert runner.counters["retractions_of_expired_rows"] == model.expired
         for name, table in zip(("left", "right"), model.tables, strict=True):
             table.learn(runner.stored(name), now, _stored_row)
         outcomes.append(outcome(runner, output))
@@ -280,17 +288,31 @@ def aggregated(values: Sequence[int]) -> tuple[int, ...]:
 
 
 def existing(rows: Sequence[tuple[str, Row]], table: Table, now: int) -> list[tuple[str, Row]]:
-    """``rows`` at ``now``; what is taken back is a value that its key has, if it has any."""
+    """``rows`` at ``now``; what is taken back is a row that its key has, if it has any."""
     given = []
-    values = {key: [value for held in table.shown(key, now) for value in held.content] for key in KEYS}
+    there = {
+        key: [Row(key, 0, value, -now) for held in table.shown(key, now) for value in held.content]
+        for key in KEYS
+    }
     for kind, row in rows:
-        own = values[row.k]
+        own = there[row.k]
         if kind in ADDS:
-            own.append(row.v)
+            own.append(row)
         elif own:
-            row = row._replace(v=own.pop(row.id % len(own)))
+            row = own.pop(row.id % len(own))
         given.append((kind, row._replace(t=row.t + now)))
     return given
+
+
+def in_order_of(rows: Sequence[Any], changes: Sequence[tuple[str, Row]]) -> list[Any]:
+    """``rows`` that were taken back, in the order in which their last retractions came."""
+    places = [at for at, (kind, _) in enumerate(changes) if kind not in ADDS]
+    wanted, found = Counter(rows), []
+    for at in reversed(places):
+        if wanted[changes[at][1]]:
+            wanted[changes[at][1]] -= 1
+            found.append(changes[at][1])
+    return found[::-1]
 
 
 def group_batch(
@@ -303,13 +325,12 @@ def group_batch(
         own = [(kind, row) for kind, row in rows if row.k == key]
         before = [value for held in table.shown(key, now) for value in held.content]
         values = list(before)
-        for kind, row in own:
-            if kind in ADDS:
-                values.append(row.v)
-            elif values:
-                values.remove(row.v)
-            else:
-                dropped += 1
+        net = net_of_set([], own)
+        taken = [row.v for row in in_order_of(net.missing, own)]
+        for value in taken[: len(before)]:
+            values.remove(value)
+        dropped += max(len(taken) - len(before), 0)
+        values += [own[at][1].v for at in net.comes]
         if before:
             out.append(("-U" if values else "-D", key, *(() if distinct else aggregated(before))))
         if values:

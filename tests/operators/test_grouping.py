@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from operators.grouping import (
     Groups,
-    clamp_retractions,
     group_extreme,
     group_sum,
     group_sum_decimal,
     pair_extreme,
+    without_missing,
 )
+from tests.operators.set_model import net_of_set
 
 INT64 = st.one_of(st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1))
 
@@ -119,20 +120,25 @@ def test_extremes_of_groups_and_pairs(
     check()
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([1, -1])), max_size=40), st.data())
-def test_retractions_are_dropped_where_a_loop_over_rows_would(
-    rows: list[tuple[int, int]], data: st.DataObject
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["+I", "-U"]), st.integers(0, 2)), max_size=40),
+    st.data(),
+)
+def test_retractions_are_missing_where_a_set_of_rows_has_none_for_them(
+    rows: list[tuple[int, str, int]], data: st.DataObject
 ) -> None:
-    groups, dense = groups_of([group for group, _ in rows])
+    groups, dense = groups_of([group for group, _, _ in rows])
     counts = data.draw(st.lists(st.integers(0, 3), min_size=len(groups.starts), max_size=len(groups.starts)))
-    expected, left = [], list(counts)
-    for group, (_, sign) in zip(dense, rows, strict=True):
-        kept = sign if left[group] + sign >= 0 else 0
-        left[group] += kept
-        expected.append(kept)
+    expected = 0
+    for group, there in enumerate(counts):
+        own = [(kind, (value,)) for at, (_, kind, value) in zip(dense, rows, strict=True) if at == group]
+        expected += max(len(net_of_set([], own).missing) - there, 0)
 
-    signs, dropped = clamp_retractions(
-        np.array([sign for _, sign in rows], np.int8), groups, np.array(counts, np.int64)
-    )
-    assert signs.tolist() == expected
-    assert dropped == expected.count(0)
+    given_signs = np.array([1 if kind == "+I" else -1 for _, kind, _ in rows], np.int8)
+    columns = [pa.array([value for *_, value in rows], pa.int64())]
+    signs, missing = without_missing(given_signs, groups, np.array(counts, np.int64), columns)
+    assert len(missing) == expected
+    assert (given_signs[missing] == -1).all()
+    assert np.flatnonzero(signs != given_signs).tolist() == missing.tolist()
+    left = counts + np.bincount(dense, signs, len(counts)) if rows else np.array(counts)
+    assert (left >= 0).all()

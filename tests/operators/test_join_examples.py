@@ -24,8 +24,8 @@ def test_inner_keeps_the_kind_and_the_order_of_arrival() -> None:
     ]
     assert runner.run(0, [("-U", (1, 1, "a")), ("+U", (1, 1, "z")), ("-D", (2, 1, "b"))]) == [
         ("-U", (1, 1, "a", 1, 9, 5)),
-        ("+U", (1, 1, "z", 1, 9, 5)),
         ("-D", (2, 1, "b", 2, 9, 6)),
+        ("+U", (1, 1, "z", 1, 9, 5)),
     ]
 
 
@@ -181,3 +181,38 @@ def test_output_columns() -> None:
     assert schema.names == ["k_l", "x_l", "k_r", "x_r"]
     assert [field.nullable for field in schema] == [False, False, True, True]
     assert Runner(Join("anti")).output_schema == LEFT
+
+
+def test_a_retraction_may_come_before_its_row() -> None:
+    runner = Runner(Join("inner"))
+    runner.run(1, [("+I", (1, 9, 5))])
+    assert runner.run(0, [("-D", (1, 1, "a")), ("+I", (1, 1, "a"))]) == []
+    assert runner.dropped.value == 0
+    assert runner.run(0, [("-D", (1, 1, "a"))]) == []
+    assert runner.dropped.value == 1
+
+
+def test_a_retraction_takes_back_only_the_row_it_names_under_a_unique_key() -> None:
+    for unique in (["id"], "join_key"):
+        runner = Runner(Join("inner", left_unique=unique))
+        runner.run(1, [("+I", (1, 9, 5))])
+        runner.run(0, [("+I", (1, 7, "old"))])
+        assert runner.run(0, [("+U", (1, 7, "new")), ("-U", (1, 7, "old"))]) == [
+            ("-U", (1, 7, "old", 1, 9, 5)),
+            ("+U", (1, 7, "new", 1, 9, 5)),
+        ]
+        assert runner.run(0, [("-D", (1, 7, "old"))]) == []
+        assert runner.dropped.value == 1
+
+
+def test_updates_without_retractions_replace_each_other_in_their_order() -> None:
+    runner = Runner(Join("inner", left_unique="join_key"))
+    runner.run(1, [("+I", (1, 9, 5))])
+    runner.run(0, [("+I", (1, 7, "a"))])
+    assert runner.run(0, [("+U", (1, 7, "b")), ("+U", (1, 7, "c"))]) == [
+        ("-U", (1, 7, "a", 1, 9, 5)),
+        ("+U", (1, 7, "c", 1, 9, 5)),
+    ]
+    assert runner.run(0, [("+U", (1, 7, "d")), ("-D", (1, 7, "d"))]) == [("-D", (1, 7, "c", 1, 9, 5))]
+    assert runner.run(0, [("+I", (1, 7, "e")), ("+U", (1, 7, "f")), ("-D", (1, 7, "f"))]) == []
+    assert runner.dropped.value == 0

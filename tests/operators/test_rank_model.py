@@ -19,7 +19,8 @@ from operators import Rank, asc, desc, rank_all
 from operators.rank_blocks import BlockSizes
 from operators.rank_plan import RankListDescriptor, RankPlan
 from tests.operators.direct import DirectRunner
-from tests.operators.rank_model import RankModel, Row, exact, expected_changes
+from tests.operators.rank_model import RankModel, expected_changes
+from tests.operators.set_model import Row, exact
 from tests.state.fakes import FakeContext
 
 SCHEMA = pa.schema(
