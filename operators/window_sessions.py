@@ -109,7 +109,8 @@ class SessionAggregation:
     ) -> list[pa.Array]:
         """The states (s) of the merged sessions after rows were added and taken back, in order of arrival.
 
-        Rows that are taken back neither make a session nor lengthen one, nor do they split it.
+        Rows that are taken back neither make a session nor lengthen one, nor do they split it. One that has lost all
+        its rows goes on until it is due, so that it is the same session however the rows are cut into bundles.
         """
         spans, added = merged.spans, bundle.accumulate
         session_of = np.empty(bundle.num_rows, np.int64)
@@ -139,25 +140,20 @@ class SessionAggregation:
     def _write(
         self, keys: KeyBatch, heads: ListHeads, stored: Spans, merged: Merged, new: list[pa.Array]
     ) -> None:
-        """Write the sessions with rows, and bring the index up to date."""
+        """Write the sessions, those without rows too, and bring the index up to date."""
         spans = merged.spans
-        alive = new[0].to_numpy() > 0
         of_stored = merged.session_of[: len(stored.keys)]
-        same = alive[of_stored] & (spans.ends[of_stored] == stored.ends)
+        same = spans.ends[of_stored] == stored.ends
         if not same.all():
             self._ends.remove(keys.in_namespaces(stored.ends[~same], stored.keys[~same]))
-        indexed = ~alive
+        indexed = np.zeros(len(spans.keys), np.bool_)
         indexed[of_stored[same]] = True
         if not indexed.all():
             ends = spans.ends[~indexed]
             entries = keys.in_namespaces(ends, spans.keys[~indexed])
             self._ends.put(entries, [pa.array(np.ones(len(entries), np.bool_))])
             self._earliest_end = min(self._earliest_end, int(ends.min()))
-        columns = [pa.array(spans.starts), pa.array(spans.ends), *new]
-        if not alive.all():
-            mask = pa.array(alive)
-            columns = [column.filter(mask) for column in columns]
-        self._sessions.put(keys, columns, spans.keys[alive], heads)
+        self._sessions.put(keys, [pa.array(spans.starts), pa.array(spans.ends), *new], spans.keys, heads)
 
     # -- windows --------------------------------------------------------------------------------------
 
@@ -195,10 +191,10 @@ class SessionAggregation:
         self._sessions.put(
             keys, [column.filter(kept) for column in stored.columns], stored.key_index[left], heads
         )
+        counts = stored.columns[len(_SPAN)].to_numpy()
         late = ends <= min(fired, last)
-        if late.any():
-            self._late.add(int(stored.columns[len(_SPAN)].to_numpy()[late].sum()))
-        due = np.flatnonzero(~left & ~late)
+        self._late.add(int(counts[late].sum()))
+        due = np.flatnonzero(~left & ~late & (counts > 0))
         if not len(due):
             return
         due = due[np.argsort(ends[due], kind="stable")]

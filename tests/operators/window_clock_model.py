@@ -38,12 +38,12 @@ class ClockModel:
     def start_batch(self, now: int) -> list[tuple[Any, ...]]:
         """The windows that are over (key, start, end, time, aggregates...), in no order."""
         self._now = now
-        there = [one for one in self._open if one.rows]
-        self._open = [one for one in there if one.end > now]
+        over = [one for one in self._open if one.end <= now]
+        self._open = [one for one in self._open if one.end > now]
         return [
             (one.key, one.start, one.end, one.end - 1000, *aggregates(one.rows, self._extremes))
-            for one in there
-            if one.end <= now
+            for one in over
+            if one.rows
         ]
 
     def is_clear(self, row: Row) -> bool:
