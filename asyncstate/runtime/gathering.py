@@ -43,9 +43,9 @@ _Hashes = npt.NDArray[np.uint64]
 class Gathering:
     """The waiting rows of one input and partition in one micro-batch.
 
-    ``together`` names what identifies a row within a key, None if that is its content. ``waits``: all rows wait; without
-    it as many as a part may have, until there is one that is no +I: rows that are only added need no others. ``chosen``: what
-    is left of all rows of some keys, in order of the sequence if there is one.
+    ``together`` names what identifies a row within a key, None if that is its content. ``waits``: all rows wait;
+    without it as many as a part may have, until there is one that is no +I: rows that are only added need no others.
+    ``chosen``: what is left of all rows of some keys, in order of the sequence if there is one.
     """
 
     def __init__(
@@ -131,14 +131,13 @@ class Gathering:
         """In order of the sequence; rows that are taken back before those that come with the same one."""
         if not self._spec.sequence:
             return rows
-        names = [str(number) for number in range(len(self._spec.sequence) + 1)]
+        columns: list[pa.Array] = []
+        for name in self._spec.sequence:  # nulls first
+            column = rows.batch.column(name)
+            columns += [pc.is_valid(column).cast(pa.int8()), column]
         added = (rows.kinds == RowKind.INSERT) | (rows.kinds == RowKind.UPDATE_AFTER)
-        columns = [*map(rows.batch.column, self._spec.sequence), pa.array(added.astype(np.int8))]
-        order = pc.sort_indices(
-            pa.table(columns, names),
-            sort_keys=[(name, "ascending") for name in names],
-            null_placement="at_start",
-        )
+        table = pa.table([*columns, pa.array(added.astype(np.int8))], list(map(str, range(len(columns) + 1))))
+        order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in table.column_names])
         return rows.take(order.to_numpy().astype(np.int64))
 
     def _key_hashes(self, batch: pa.RecordBatch) -> _Hashes:
