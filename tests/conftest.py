@@ -75,13 +75,18 @@ def _has_room(folder: Path) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs Spark comes first and in one process, so that its start is paid once; the rest is spread by file."""
-    spark = [item for item in items if item.get_closest_marker("spark")]
+    """Spread by file, but whatever shares the session goes to one worker, so that its start is paid once.
+
+    The longest come first: the session's tests, then those that start a Spark of their own, then the rest.
+    """
     for item in items:
-        group = "spark" if item.get_closest_marker("spark") else item.nodeid.partition("::")[0]
+        group = "spark" if _shares_session(item) else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(group))
-    rest = [item for item in items if not item.get_closest_marker("spark")]
-    items[:] = [*spark, *rest]
+    items.sort(key=lambda item: (not _shares_session(item), item.get_closest_marker("spark") is None))
+
+
+def _shares_session(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture
