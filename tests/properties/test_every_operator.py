@@ -1,0 +1,88 @@
+"""Any cut into micro-batches, any order within one, any bundles, partitions and mode: the same output and state.
+
+The tables name every operator and its main configurations. How many examples an entry gets follows from the profile:
+`--hypothesis-profile=thorough` has 2,000 for each operator.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from tests.properties.aggregate_examples import AGGREGATES, DEDUPLICATIONS
+from tests.properties.examples import Entries, Example
+from tests.properties.runs import OutputRow, Run, run
+from tests.properties.schedules import Schedule, schedules
+
+OPERATORS: dict[str, Entries] = {"GroupAggregate": AGGREGATES, "Deduplicate": DEDUPLICATIONS}
+LARGE = 1_000
+"""A bundle of so many rows has all rows of a micro-batch."""
+
+
+def examples_of(operator: str) -> int:
+    """For an entry: 20 an operator in the quick profile, 2,000 in the thorough one; some for each entry."""
+    return max(4, settings.default.max_examples * 2 // 5 // len(OPERATORS[operator]))
+
+
+@pytest.mark.parametrize(
+    ("operator", "entry"), [(operator, entry) for operator, entries in OPERATORS.items() for entry in entries]
+)
+def test_neither_cut_nor_order_nor_mode_matters(operator: str, entry: str) -> None:
+    examples = OPERATORS[operator][entry]
+
+    @settings(settings.default, max_examples=examples_of(operator))
+    @given(data=st.data())
+    def hold(data: st.DataObject) -> None:
+        example = data.draw(examples)
+        plain, schedule = data.draw(schedules(example.history, example.shuffle, example.times))
+        check(example, plain, schedule)
+
+    hold()
+
+
+def check(example: Example, plain: Schedule, schedule: Schedule) -> None:
+    """The two schedules of the example give the same; so do the modes, to the byte."""
+    sync, asynchronous = (_run(example, schedule, mode) for mode in (False, True))
+    assert asynchronous.outputs == sync.outputs
+    assert asynchronous.stored == sync.stored
+    reference = _run(example, plain, False)
+    note(f"put out: {sync.outputs}")
+    _check_output(example, plain, reference)
+    _check_output(example, schedule, sync)
+    assert sync.netted() == reference.netted()
+    assert example.view(sync.states) == example.view(reference.states)
+    for done in (reference, sync):
+        assert {name: number for name, number in done.counters.items() if number} == {}
+
+
+def _run(example: Example, schedule: Schedule, async_enabled: bool) -> Run:
+    return run(
+        example.make, example.inputs, example.key, schedule, async_enabled, **dict(example.settings)
+    )
+
+
+def _check_output(example: Example, schedule: Schedule, done: Run) -> None:
+    records = example.history.records
+    if example.expected is not None and example.times is not None:
+        assert done.netted() == example.expected(example.history.tables(records))
+    elif example.expected is not None:
+        for number, batch in enumerate(schedule.batches):
+            expected = example.expected(example.history.tables(records[: batch.seen]))
+            assert done.netted(number + 1) == expected
+    if example.output_key is not None and schedule.bundle_size > LARGE:
+        for rows in done.outputs:
+            _check_kinds(rows, example.output_key, len(example.inputs))
+
+
+def _check_kinds(rows: list[OutputRow], key: Any, bundles: int) -> None:
+    """Of each key a bundle takes rows back before it adds any; a micro-batch has a bundle an input."""
+    kinds: dict[Any, list[bool]] = defaultdict(list)
+    for kind, *row in rows:
+        kinds[tuple(row[at] for at in key)].append(kind in ("+I", "+U"))
+    for added in kinds.values():
+        turns = sum(1 for before, after in zip(added, added[1:], strict=False) if before and not after)
+        assert turns < bundles
