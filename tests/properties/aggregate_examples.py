@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -56,12 +55,8 @@ def _chosen(functions: Sequence[str]) -> st.SearchStrategy[Chosen]:
     texts = st.tuples(
         st.sampled_from([name for name in functions if name not in ("sum", "avg")]), st.just(ITEM)
     )
-    pairs = st.one_of(
-        st.tuples(st.sampled_from(list(functions)), numbers), texts, st.just(("count", None))
-    )
-    with_condition = st.tuples(pairs, st.sampled_from([None, None, BIG])).map(
-        lambda one: (*one[0], one[1])
-    )
+    pairs = st.one_of(st.tuples(st.sampled_from(list(functions)), numbers), texts, st.just(("count", None)))
+    with_condition = st.tuples(pairs, st.sampled_from([None, None, BIG])).map(lambda one: (*one[0], one[1]))
     return st.lists(with_condition, min_size=1, max_size=4, unique=True)
 
 

@@ -27,7 +27,8 @@ class Example:
 
     ``shuffle``: which orders of a micro-batch must not matter. ``times``: the event time column of each input.
     ``view``: what of the states must be the same. ``output_key``: columns of the output within which a bundle takes
-    rows back before it adds any (None: not looked at).
+    rows back before it adds any (None: not looked at). ``come_again``: rows of micro-batches before come once more and
+    must be dropped.
     """
 
     make: Callable[[], Operator]
@@ -40,6 +41,7 @@ class Example:
     times: Sequence[int] | None = None
     view: View = as_they_are
     output_key: Sequence[int] | None = None
+    come_again: bool = False
 
 
 Entries = dict[str, st.SearchStrategy[Example]]

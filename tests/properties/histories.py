@@ -163,9 +163,7 @@ _FIRST: dict[str, list[str]] = {"full": ["+I"], "upsert": ["+I", "+U"]}
 
 
 @st.composite
-def both(
-    draw: st.DrawFn, left: st.SearchStrategy[History], right: st.SearchStrategy[History]
-) -> History:
+def both(draw: st.DrawFn, left: st.SearchStrategy[History], right: st.SearchStrategy[History]) -> History:
     """Histories of two inputs, shuffled into each other. ``right`` is drawn for input 1."""
     one, other = draw(left), draw(right)
     turns = draw(st.permutations([0] * len(one.changes) + [1] * len(other.changes)))

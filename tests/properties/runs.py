@@ -141,4 +141,3 @@ def read_states(folder: str, stored: dict[bytes, bytes]) -> States:
         batches = decoder.read(entries, range(KEY_GROUPS))
         found[state.name] = [row for batch in batches for row in batch.to_pylist()]
     return found
-

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.properties.histories import Change, History, Record
 
-Shuffle = Literal["any", "within keys"]
+Shuffle = Literal["any", "within keys", "none"]
 """``any``: every order of a micro-batch's records. ``within keys``: records with one ``order_key`` keep theirs."""
 
 READS: tuple[dict[str, str], ...] = (
@@ -28,11 +28,15 @@ READS: tuple[dict[str, str], ...] = (
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Records in order of arrival, how far the history has come with them, and the watermark (None: as it was)."""
+    """Records in order of arrival, how far the history has come with them, and the watermark (None: as it was).
+
+    ``stale`` counts those among them that have come in a micro-batch before.
+    """
 
     records: tuple[Record, ...]
     seen: int
     watermark: int | None = None
+    stale: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,19 +61,21 @@ def schedules(
     history: History,
     shuffle: Shuffle = "any",
     times: Sequence[int] | None = None,
+    come_again: bool = False,
     batches_max: int = 4,
 ) -> tuple[Schedule, Schedule]:
     """One micro-batch in true order, and any cut and order of the same; ``times``: the event time column of each
-    input, int microseconds."""
+    input, int microseconds. ``come_again``: with some records a second time, in a later micro-batch."""
     everything = history.records
     last = None
-    if times is not None:
-        last = draw(st.sampled_from(sorted({_time(record, times) for record in everything}) or [0]))
+    if times is not None:  # not below that of the last micro-batch, whatever the cut
+        newest = max((_time(record, times) for record in everything), default=0)
+        last = newest + draw(st.sampled_from([-1, 0, 1_000_000, 4_000_000]))
     plain = Schedule(
         (MicroBatch(tuple(everything), len(everything), _below(everything, times)),), last_watermark=last
     )
     return plain, Schedule(
-        tuple(draw(_batches(history, shuffle, times, batches_max))),
+        tuple(draw(_batches(history, shuffle, times, come_again, batches_max))),
         draw(st.sampled_from([500_000, 1, 2, 3, 5])),
         draw(st.sampled_from([1, 2, 3])),
         draw(st.integers(0, len(READS) - 1)),
@@ -79,28 +85,40 @@ def schedules(
 
 @st.composite
 def _batches(
-    draw: st.DrawFn, history: History, shuffle: Shuffle, times: Sequence[int] | None, batches_max: int
+    draw: st.DrawFn,
+    history: History,
+    shuffle: Shuffle,
+    times: Sequence[int] | None,
+    come_again: bool,
+    batches_max: int,
 ) -> list[MicroBatch]:
     changes = history.changes
-    in_order = draw(st.integers(0, 3)) == 3
+    in_order = not come_again and draw(st.integers(0, 3)) == 3
     if in_order:  # then a cut may also part the halves of an update
         changes = [Change((record,), change.order_key) for change in changes for record in change.records]
     cuts = sorted(draw(st.lists(st.integers(0, len(changes)), max_size=batches_max - 1)))
     batches, seen, everything = [], 0, history.records
     for start, end in zip([0, *cuts], [*cuts, len(changes)], strict=True):
         watermark = _below(everything[seen:], times)
-        records = [record for change in changes[start:end] for record in change.records]
-        seen += len(records)
-        if not in_order:
-            records = draw(shuffled(changes[start:end], shuffle))
-        batches.append(MicroBatch(tuple(records), seen, watermark))
+        new = sum(len(change.records) for change in changes[start:end])
+        again = draw(_some(everything[:seen])) if come_again else []
+        chosen = [*changes[start:end], *(Change((record,)) for record in again)]
+        records = draw(shuffled(chosen, "none" if in_order else shuffle))
+        seen += new
+        batches.append(MicroBatch(tuple(records), seen, watermark, len(again)))
     return batches
+
+
+def _some(records: Sequence[Record]) -> st.SearchStrategy[list[Record]]:
+    return st.lists(st.sampled_from(records), max_size=3) if records else st.just([])
 
 
 @st.composite
 def shuffled(draw: st.DrawFn, changes: Sequence[Change], shuffle: Shuffle = "any") -> list[Record]:
     """The records of ``changes`` in any order, or one that keeps that of each ``order_key``."""
     given = [(change.order_key, record) for change in changes for record in change.records]
+    if shuffle == "none":
+        return [record for _, record in given]
     places = draw(st.permutations(range(len(given))))
     if shuffle == "any":
         return [given[place][1] for place in places]
