@@ -87,8 +87,8 @@ class GroupAggregate(BundleOperator):
         return pa.schema(fields)
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """What is aggregated, and the conditions. With a ttl whole rows are compared: of a row that is replaced, the old
-        one may have expired."""
+        """What is aggregated, and the conditions. With a ttl whole rows are compared: of a row that is replaced, the
+        old one may have expired."""
         return [None if self.ttl is not None and inputs[0].changelog else columns_of(self.aggregates)]
 
     def open(self, context: OperatorContext) -> None:

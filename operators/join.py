@@ -335,7 +335,8 @@ def _net_alone(bundle: Bundle, rows: Int64Array) -> Int64Array:
     columns = take_rows(bundle.batch.columns, rows)
     ids = row_ids(columns, np.zeros(len(rows), np.int64))
     net = net_by_content(np.empty(0, np.int64), ids, bundle.accumulate[rows])
-    return rows[np.concatenate([net.missing, net.added])]
+    left: Int64Array = rows[np.concatenate([net.missing, net.added])]
+    return left
 
 
 def _unique(key: UniqueKey, side: str) -> Literal["join_key"] | tuple[str, ...] | None:

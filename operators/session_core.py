@@ -1,7 +1,7 @@
 """Which sessions rows and stored sessions make together.
 
 Owns: ``Merged``, ``merge_sessions`` and ``sessions_at``; pure functions of numpy arrays.
-Invariant: the sessions of a key are disjoint and do not touch: two that touch are one.
+Invariant: the sessions of a key are disjoint. Two that touch are one, unless ``touching`` says otherwise.
 Must not import anything of ``asyncstate``.
 
 Source: the merging of Flink's ``TimeWindow.mergeWindows``.
@@ -39,8 +39,10 @@ class Merged(NamedTuple):
     session_of: Int64Array
 
 
-def merge_sessions(stored: Spans, row_keys: IntArray, row_times: Int64Array, gap: int) -> Merged:
-    """The sessions of m stored ones and n rows; rows exactly ``gap`` apart are in one session.
+def merge_sessions(
+    stored: Spans, row_keys: IntArray, row_times: Int64Array, gap: int, touching: bool = True
+) -> Merged:
+    """The sessions of m stored ones and n rows; rows exactly ``gap`` apart are in one session if ``touching``.
 
     Stored sessions of a key are disjoint and ascend. There must be at least one item.
     """
@@ -53,7 +55,8 @@ def merge_sessions(stored: Spans, row_keys: IntArray, row_times: Int64Array, gap
     is_stored = order < count
     reach = np.maximum(_last_end(keys, ends, is_stored), _last_end(keys, ends, ~is_stored))
     begins = np.ones(len(order), np.bool_)
-    begins[1:] = (keys[1:] != keys[:-1]) | (starts[1:] > reach[:-1])
+    apart = starts[1:] > reach[:-1] if touching else starts[1:] >= reach[:-1]
+    begins[1:] = (keys[1:] != keys[:-1]) | apart
     firsts = np.flatnonzero(begins)
     session_of = np.empty(len(order), np.int64)
     session_of[order] = np.cumsum(begins) - 1
@@ -72,7 +75,10 @@ def _last_end(keys: Int64Array, ends: Int64Array, chosen: npt.NDArray[np.bool_])
 
 
 def sessions_at(spans: Spans, row_keys: IntArray, row_times: Int64Array, gap: int) -> Int64Array:
-    """The session (n) that has each time between its first and last row, -1 where there is none."""
+    """The session (n) that has each time at least ``gap`` before its end, -1 where there is none.
+
+    With the gap that they were made with: between their first and last row.
+    """
     count = len(spans.keys)
     if not count:
         return np.full(len(row_keys), -1, np.int64)

@@ -9,7 +9,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ from operators.windows import SessionWindow, SlicedWindow, Window
 
 
 class WindowAggregate(BundleOperator):
-    """SQL's GROUP BY over the key columns and a window of the event time.
+    """SQL's GROUP BY over the key columns and a window of time.
 
     Example, the bids on each auction in the last hour, once a minute, with key=["auction"]::
 
@@ -45,13 +45,27 @@ class WindowAggregate(BundleOperator):
     A changelog input may take rows back as long as their windows have not fired; only min and max over
     sessions cannot.
 
-    State: see ``SliceAggregation`` and ``SessionAggregation``; the window belongs to the state's declaration.
+    With ``time="processing"`` the time of a row is that at which its micro-batch started. A window fires in the first
+    micro-batch that starts at its end or later, without the rows of that one; no row is late. At the end of the input
+    only windows fire that are over by the clock. A row that is taken back is taken from the windows, or the session,
+    of the time at which it is taken back, as one of the key's rows there.
+
+    Rows of event times so near to the ends of int64 that a window of theirs would not fit are dropped and counted
+    (``event_times_out_of_range``).
+
+    State: see ``SliceAggregation`` and ``SessionAggregation``; window and time belong to the state's declaration.
 
     Source: Flink SQL's window aggregation over window table-valued functions, in one phase and in two. Raises
     SchemaError for columns that do not fit and OperatorError for sums that do not.
     """
 
-    def __init__(self, window: Window, aggregates: Sequence[Aggregate] = ()) -> None:
+    def __init__(
+        self,
+        window: Window,
+        aggregates: Sequence[Aggregate] = (),
+        *,
+        time: Literal["event", "processing"] = "event",
+    ) -> None:
         if not isinstance(window, SlicedWindow | SessionWindow):
             raise SchemaError(
                 f"{OWNER}: {window!r} is no window; make one with tumble, hop, cumulate or session"
@@ -61,12 +75,18 @@ class WindowAggregate(BundleOperator):
                 raise SchemaError(
                     f"{OWNER}: {aggregate!r} is no aggregate; make one with count, sum_, avg, min_ or max_"
                 )
+        if time not in ("event", "processing"):
+            raise SchemaError(f"{OWNER}: time is {time!r}; choose 'event' or 'processing'")
         self.window = window
         self.aggregates = tuple(aggregates)
+        self.time: Literal["event", "processing"] = time
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Key columns, window columns and a column an aggregate."""
-        return WindowPlan(self.window, self.aggregates, inputs[0]).schema
+        return self._plan(inputs[0]).schema
+
+    def _plan(self, spec: InputSpec) -> WindowPlan:
+        return WindowPlan(self.window, self.aggregates, spec, self.time)
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """What is aggregated, and the conditions."""
@@ -74,7 +94,7 @@ class WindowAggregate(BundleOperator):
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
-        plan = WindowPlan(self.window, self.aggregates, context.inputs[0])
+        plan = self._plan(context.inputs[0])
         self._aggregation: SliceAggregation | SessionAggregation
         if isinstance(self.window, SessionWindow):
             self._aggregation = SessionAggregation(self.window, plan, context)
@@ -82,10 +102,14 @@ class WindowAggregate(BundleOperator):
             self._aggregation = SliceAggregation(self.window, plan, context)
 
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
-        """Rows of a key and slice as accumulators; none for sessions, nor for minima and maxima of a changelog."""
-        if isinstance(self.window, SessionWindow):
+        """Rows of a key and slice as accumulators; none for sessions, nor for minima and maxima of a changelog.
+
+        In processing time none for any changelog: of rows that are put together a window may have some and not the
+        others.
+        """
+        if isinstance(self.window, SessionWindow) or (self.time == "processing" and inputs[0].changelog):
             return None
-        return local_layout(WindowPlan(self.window, self.aggregates, inputs[0]), self.window).phase
+        return local_layout(self._plan(inputs[0]), self.window).phase
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""

@@ -24,7 +24,7 @@ from asyncstate.operator import InputSpec, OperatorContext, RecordContext, Row, 
 from operators.aggregates import check_distinct_names
 from operators.function_operator import FunctionOperator
 from operators.function_results import RowShape, emit_rows, resolved
-from operators.window_output import WINDOW_COLUMNS
+from operators.window_output import WINDOW_COLUMNS, check_event_time, window_time_type
 from operators.window_rows import AlignedRows, SessionRows, WindowRows
 from operators.window_time import WindowTime
 from operators.windows import WINDOW_TIME_US, SessionWindow, SlicedWindow, Window
@@ -69,15 +69,10 @@ class _WindowOperator(FunctionOperator):
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """The declared output, behind the key and window columns if they are asked for."""
         spec = inputs[0]
-        if self.time == "event" and spec.event_time is None:
-            raise SchemaError(
-                f"{self.owner}: windows need an event time but {spec.name} declares none; name its event time column, "
-                "or use time='processing'"
-            )
+        check_event_time(spec, self.time, self.owner)
         if not self.window_columns:
             return self.output
-        zone = "UTC" if spec.event_time is None else spec.schema.field(spec.event_time).type.tz
-        times = [pa.field(name, pa.timestamp("us", zone)) for name in WINDOW_COLUMNS]
+        times = [pa.field(name, window_time_type(spec)) for name in WINDOW_COLUMNS]
         fields = [*spec.key_schema, *times, *self.output]
         check_distinct_names([column.name for column in fields], self.owner)
         return pa.schema(fields)

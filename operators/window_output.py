@@ -1,6 +1,6 @@
 """What the window aggregations share: their plan, their state's declarations, and the rows they put out.
 
-Owns: ``WindowPlan``, ``WindowStateDescriptor``, ``WindowListDescriptor``.
+Owns: ``WindowPlan``, ``WindowStateDescriptor``, ``WindowListDescriptor``; what functions over windows check alike.
 Invariant: a state names its window, so that a checkpoint is never read with another one.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``errors``.
 """
@@ -19,7 +19,8 @@ from asyncstate.operator import BundleContext, InputSpec
 from asyncstate.state.columns import ColumnStateDescriptor
 from asyncstate.state.list_columns import ListColumnStateDescriptor
 from operators.aggregates import Aggregate, AggregatePlan, check_distinct_names
-from operators.windows import WINDOW_TIME_US, SessionWindow, Window
+from operators.window_time import Domain
+from operators.windows import WINDOW_TIME_US, SessionWindow, SlicedWindow, Window
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -50,24 +51,35 @@ class WindowListDescriptor(ListColumnStateDescriptor):
 
 
 class WindowPlan:
-    """Window and aggregates bound to an input; SchemaError for what does not fit."""
+    """Window and aggregates bound to an input; SchemaError for what does not fit.
 
-    def __init__(self, window: Window, aggregates: Sequence[Aggregate], spec: InputSpec) -> None:
-        if spec.event_time is None:
-            raise SchemaError(
-                f"{OWNER}: windows need an event time but {spec.name} declares none; "
-                "name its event time column"
-            )
+    ``stored``: the window as it is stored; in processing time a changelog has rows of its own for each window.
+    """
+
+    def __init__(
+        self, window: Window, aggregates: Sequence[Aggregate], spec: InputSpec, domain: Domain
+    ) -> None:
+        check_event_time(spec, domain, OWNER)
         if isinstance(window, SessionWindow) and spec.changelog:
             _refuse_extremes(aggregates, spec)
+        self.domain: Domain = domain
         self.changelog = spec.changelog
+        self.stored = window
+        if domain == "processing" and spec.changelog and isinstance(window, SlicedWindow):
+            self.stored = window.whole()
         self.aggregation = AggregatePlan(aggregates, spec.schema, OWNER, retract=spec.changelog)
-        self._time_type = pa.timestamp("us", spec.schema.field(spec.event_time).type.tz)
+        self._time_type = window_time_type(spec)
         times = [pa.field(name, self._time_type) for name in WINDOW_COLUMNS]
         fields = [*spec.key_schema, *times, *self.aggregation.result_fields]
         _check_key_names(spec)
         check_distinct_names([field.name for field in fields], OWNER)
         self.schema = pa.schema(fields)
+
+    @property
+    def window_text(self) -> str:
+        """Window and time as they are noted beside the state."""
+        text = self.stored.text
+        return text if self.domain == "event" else f"processing time {text}"
 
     def emit(
         self,
@@ -80,6 +92,21 @@ class WindowPlan:
         """Put out one row for each of r keys and windows."""
         times = [pa.array(column).view(self._time_type) for column in (starts, ends, ends - WINDOW_TIME_US)]
         ctx.emit([*keys, *times, *self.aggregation.results(states)])
+
+
+def check_event_time(spec: InputSpec, domain: Domain, owner: str) -> None:
+    """SchemaError for windows of event time over an input that declares none."""
+    if domain == "event" and spec.event_time is None:
+        raise SchemaError(
+            f"{owner}: windows need an event time but {spec.name} declares none; name its event time column, "
+            "or use time='processing'"
+        )
+
+
+def window_time_type(spec: InputSpec) -> pa.DataType:
+    """The type of the window columns: the time zone is that of the event time, UTC without one."""
+    zone = "UTC" if spec.event_time is None else spec.schema.field(spec.event_time).type.tz
+    return pa.timestamp("us", zone)
 
 
 def _refuse_extremes(aggregates: Sequence[Aggregate], spec: InputSpec) -> None:

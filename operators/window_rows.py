@@ -24,8 +24,8 @@ from asyncstate.functions import TimeWindow
 from asyncstate.futures import to_iterable
 from asyncstate.operator import OperatorContext, RecordContext, Row, Timer, row_type
 from asyncstate.state import ListState, ListStateDescriptor, ValueState, ValueStateDescriptor
-from operators.window_time import WindowTime
-from operators.windows import SessionWindow, SlicedWindow
+from operators.window_time import OUT_OF_RANGE, WindowTime
+from operators.windows import SessionWindow, SlicedWindow, Window
 
 ROWS_STATE: Final = "_rows"
 SESSIONS_STATE: Final = "_sessions"
@@ -54,23 +54,28 @@ class WindowRows(ABC):
     """Takes rows and timers; calls ``fire`` and ``expire``."""
 
     def __init__(
-        self, text: str, time: WindowTime, context: OperatorContext, fire: Fire, expire: Expire
+        self, window: Window, time: WindowTime, context: OperatorContext, fire: Fire, expire: Expire
     ) -> None:
         schema = context.inputs[0].schema
+        self._first_time, self._last_time = window.time_span
         self._time = time
         self._fire = fire
         self._expire = expire
         self._row = row_type(schema)
         self._late = context.counter("late_rows_dropped")
+        self._outside = context.counter(OUT_OF_RANGE)
         self._rows: ListState[dict[str, Any]] = context.get_state(
             WindowRowsDescriptor(
-                ROWS_STATE, microsecond_struct(schema), namespaced=True, window=f"{time.domain} time {text}"
+                ROWS_STATE,
+                microsecond_struct(schema),
+                namespaced=True,
+                window=f"{time.domain} time {window.text}",
             )
         )
 
     @abstractmethod
     def add(self, row: Row, ctx: RecordContext) -> Any:
-        """Keep a row, or count it as late; what ``process`` may return."""
+        """Keep a row, or count it as late or out of range; what ``process`` may return."""
 
     @abstractmethod
     async def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
@@ -100,13 +105,17 @@ class AlignedRows(WindowRows):
     def __init__(
         self, window: SlicedWindow, time: WindowTime, context: OperatorContext, fire: Fire, expire: Expire
     ) -> None:
-        super().__init__(window.text, time, context, fire, expire)
+        super().__init__(window, time, context, fire, expire)
         self._window = window
 
     def add(self, row: Row, ctx: RecordContext) -> Any:
         """See ``WindowRows``; a row of several windows is late if it is late for all of them."""
         time, window = self._time, self._window
-        first = window.slice_of(time.of_row(ctx))
+        at = time.of_row(ctx)
+        if not self._first_time <= at <= self._last_time:
+            self._outside.add()
+            return None
+        first = window.slice_of(at)
         ends = range(first, window.last_window(first) + 1, window.step)
         open_ends = [end for end in ends if not time.is_over(end)]
         if not open_ends:
@@ -146,7 +155,7 @@ class SessionRows(WindowRows):
     def __init__(
         self, window: SessionWindow, time: WindowTime, context: OperatorContext, fire: Fire, expire: Expire
     ) -> None:
-        super().__init__(window.text, time, context, fire, expire)
+        super().__init__(window, time, context, fire, expire)
         self._gap = window.gap
         # One value, not a map: it is read for every row, and a key has few sessions open at once.
         self._sessions: ValueState[list[dict[str, int]]] = context.get_state(
@@ -156,6 +165,9 @@ class SessionRows(WindowRows):
     async def add(self, row: Row, ctx: RecordContext) -> None:
         """See ``WindowRows``; a row that touches an open session belongs to it and is not late."""
         at = self._time.of_row(ctx)
+        if not self._first_time <= at <= self._last_time:
+            self._outside.add()
+            return
         sessions = await self._open_sessions()
         touched = [one for one in sessions if one.start <= at + self._gap and at <= one.end]
         merged = _union(touched, Session(at, at + self._gap, at))

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, KeyCodec
 from asyncstate.futures import StateFuture
-from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Bundle, BundleContext, OperatorContext
+from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorContext
 from asyncstate.state.columns import ColumnState
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState
@@ -25,7 +25,8 @@ from operators.due_entries import DuePart, DueReader
 from operators.grouping import Groups, without_missing
 from operators.session_core import Merged, Spans, merge_sessions, sessions_at
 from operators.window_output import WindowListDescriptor, WindowPlan, WindowStateDescriptor
-from operators.windows import SessionWindow, due_until
+from operators.window_time import BundleTime
+from operators.windows import SessionWindow
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -37,7 +38,8 @@ class SessionAggregation:
     """State: ``sessions``, a list a key of (start, end, accumulators); ``session_ends``, time-first by end.
 
     A row is late when the micro-batch ends and the session it is in by then was due before the micro-batch
-    began: rows that another row of the same micro-batch ties to an open session are kept.
+    began: rows that another row of the same micro-batch ties to an open session are kept. In processing time none is,
+    and a row that is taken back is one of the session that is open at that time.
     """
 
     def __init__(self, window: SessionWindow, plan: WindowPlan, context: OperatorContext) -> None:
@@ -46,14 +48,17 @@ class SessionAggregation:
         self._aggregation = plan.aggregation
         schema = pa.schema([*_SPAN, *self._aggregation.state_schema])
         self._sessions: ListColumnState = context.get_state(
-            WindowListDescriptor("sessions", schema, fixed_fields=True, window=window.text)
+            WindowListDescriptor("sessions", schema, fixed_fields=True, window=plan.window_text)
         )
         self._ends: ColumnState = context.get_state(
-            WindowStateDescriptor("session_ends", _INDEX, time_first=True, window=window.text)
+            WindowStateDescriptor("session_ends", _INDEX, time_first=True, window=plan.window_text)
         )
         self._reader = DueReader(self._ends, window, context.key_groups)
         key = context.key_schema
         self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._time = BundleTime(plan.domain, window, self._codec, context)
+        # In processing time a session is over when a micro-batch starts at its end, and rows are taken back in any.
+        self._reach = 1 if self._time.processing else window.gap
         self._late = context.counter("late_rows")
         self._missing = context.missing_rows()
         self._earliest_end = MAX_WATERMARK  # of the sessions written in this micro-batch
@@ -66,6 +71,7 @@ class SessionAggregation:
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:
         """Merge the rows with the sessions of their keys."""
+        bundle = self._time.in_range(bundle)
         if not bundle.num_rows:
             return None
         return self._sessions.async_heads(bundle.keys).then_compose(
@@ -75,36 +81,40 @@ class SessionAggregation:
         )
 
     def _merge(self, bundle: Bundle, heads: ListHeads, stored: ListColumns) -> None:
-        assert bundle.times is not None  # WindowPlan asks for an event time
         spans = Spans(stored.key_index, stored.columns[0].to_numpy(), stored.columns[1].to_numpy())
-        keys = bundle.keys.inverse
+        keys, times = bundle.keys.inverse, self._time.of_rows(bundle)
         added = bundle.accumulate
         if added.all():
-            merged = merge_sessions(spans, keys, bundle.times, self._gap)
+            merged = self._merged(spans, keys, times)
             states = self._states(stored, self._aggregation.lift(bundle.batch))
             new = self._aggregation.combine(states, Groups(merged.order, merged.firsts))
             self._write(bundle.keys, heads, spans, merged, new)
         elif added.any() or stored.num_rows:
-            merged = merge_sessions(spans, keys[added], bundle.times[added], self._gap)
-            self._write(bundle.keys, heads, spans, merged, self._change(bundle, stored, merged))
+            merged = self._merged(spans, keys[added], times[added])
+            self._write(bundle.keys, heads, spans, merged, self._change(bundle, times, stored, merged))
         else:
             self._missing.add(np.arange(bundle.num_rows), bundle)
+
+    def _merged(self, spans: Spans, row_keys: npt.NDArray[np.integer], row_times: Int64Array) -> Merged:
+        return merge_sessions(spans, row_keys, row_times, self._gap, touching=not self._time.processing)
 
     def _states(self, stored: ListColumns, rows: list[pa.Array]) -> list[pa.Array]:
         """States of the items: stored sessions, then rows."""
         pairs = zip(stored.columns[len(_SPAN) :], rows, strict=True)
         return [pa.concat_arrays([old, lifted]) for old, lifted in pairs]
 
-    def _change(self, bundle: Bundle, stored: ListColumns, merged: Merged) -> list[pa.Array]:
+    def _change(
+        self, bundle: Bundle, times: Int64Array, stored: ListColumns, merged: Merged
+    ) -> list[pa.Array]:
         """The states (s) of the merged sessions after rows were added and taken back, in order of arrival.
 
-        Rows that are taken back neither make a session nor lengthen one, nor do they split it.
+        Rows that are taken back neither make a session nor lengthen one, nor do they split it. One that has lost all
+        its rows goes on until it is due, so that it is the same session however the rows are cut into bundles.
         """
-        assert bundle.times is not None
         spans, added = merged.spans, bundle.accumulate
         session_of = np.empty(bundle.num_rows, np.int64)
         session_of[added] = merged.session_of[stored.num_rows :]
-        session_of[~added] = sessions_at(spans, bundle.keys.inverse[~added], bundle.times[~added], self._gap)
+        session_of[~added] = sessions_at(spans, bundle.keys.inverse[~added], times[~added], self._reach)
         known = np.flatnonzero(session_of >= 0)
         self._missing.add(np.flatnonzero(session_of < 0), bundle)
         items = np.concatenate([merged.session_of[: stored.num_rows], session_of[known]])
@@ -131,33 +141,28 @@ class SessionAggregation:
     def _write(
         self, keys: KeyBatch, heads: ListHeads, stored: Spans, merged: Merged, new: list[pa.Array]
     ) -> None:
-        """Write the sessions with rows, and bring the index up to date."""
+        """Write the sessions, those without rows too, and bring the index up to date."""
         spans = merged.spans
-        alive = new[0].to_numpy() > 0
         of_stored = merged.session_of[: len(stored.keys)]
-        same = alive[of_stored] & (spans.ends[of_stored] == stored.ends)
+        same = spans.ends[of_stored] == stored.ends
         if not same.all():
             self._ends.remove(keys.in_namespaces(stored.ends[~same], stored.keys[~same]))
-        indexed = ~alive
+        indexed = np.zeros(len(spans.keys), np.bool_)
         indexed[of_stored[same]] = True
         if not indexed.all():
             ends = spans.ends[~indexed]
             entries = keys.in_namespaces(ends, spans.keys[~indexed])
             self._ends.put(entries, [pa.array(np.ones(len(entries), np.bool_))])
             self._earliest_end = min(self._earliest_end, int(ends.min()))
-        columns = [pa.array(spans.starts), pa.array(spans.ends), *new]
-        if not alive.all():
-            mask = pa.array(alive)
-            columns = [column.filter(mask) for column in columns]
-        self._sessions.put(keys, columns, spans.keys[alive], heads)
+        self._sessions.put(keys, [pa.array(spans.starts), pa.array(spans.ends), *new], spans.keys, heads)
 
     # -- windows --------------------------------------------------------------------------------------
 
     def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """Put out the sessions that have come due, by end, then in the order of the store; a step a part."""
-        fired = due_until(ctx.previous_watermark)
-        first, last = min(fired + 1, self._earliest_end), due_until(ctx.watermark)
-        if ctx.watermark == MIN_WATERMARK or first > last:
+        fired, last = self._time.due(ctx)
+        first = min(fired + 1, self._earliest_end)
+        if first > last:
             return
         for part in self._reader.parts(first, last):
             yield self._fire(part, fired, ctx)
@@ -187,10 +192,10 @@ class SessionAggregation:
         self._sessions.put(
             keys, [column.filter(kept) for column in stored.columns], stored.key_index[left], heads
         )
+        counts = stored.columns[len(_SPAN)].to_numpy()
         late = ends <= min(fired, last)
-        if late.any():
-            self._late.add(int(stored.columns[len(_SPAN)].to_numpy()[late].sum()))
-        due = np.flatnonzero(~left & ~late)
+        self._late.add(int(counts[late].sum()))
+        due = np.flatnonzero(~left & ~late & (counts > 0))
         if not len(due):
             return
         due = due[np.argsort(ends[due], kind="stable")]

@@ -1,8 +1,8 @@
 """Aggregation over tumbling, hopping and cumulating windows: one state row a slice and key.
 
 Owns: ``SliceAggregation`` and how windows are put together from slices.
-Invariant: each input row changes one slice, however many windows share it; a slice is removed when its last
-window has fired; a window fires once, for all keys that have a row in it.
+Invariant: each input row changes one slice, however many windows share it (whole windows: each of its windows); a
+slice is removed when its last window has fired; a window fires once, for all keys that have a row in it.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
 ``local_phase``.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, KeyCodec
 from asyncstate.futures import StateFuture, combine_all
-from asyncstate.local_phase import LocalSlices, local_rows
-from asyncstate.operator import MIN_WATERMARK, Bundle, BundleContext, OperatorContext
+from asyncstate.local_phase import LocalSlices
+from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState
 from asyncstate.state.list_blocks import ListHeads
 from operators.due_entries import DuePart, DueReader
@@ -31,7 +31,8 @@ from operators.grouping import Groups, without_missing
 from operators.local_layout import LocalLayout, rows_missing
 from operators.multiset import MultisetState
 from operators.window_output import WindowPlan, WindowStateDescriptor
-from operators.windows import SlicedWindow, due_until, positions_within
+from operators.window_time import BundleTime
+from operators.windows import SlicedWindow, positions_within
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -41,51 +42,92 @@ MERGE_ROWS = 1 << 18
 
 
 class _Rows(NamedTuple):
-    """The rows (n) of a bundle that are on time, their keys with slices as namespaces, and their places in it."""
+    """The rows (n) of a bundle that are on time, their keys with slices as namespaces, and their places ``at`` in it.
+
+    ``counted``: retractions of rows that are not there are to be counted.
+    """
 
     batch: pa.RecordBatch
     keys: KeyBatch
     accumulate: BoolArray
+    bundle: Bundle
     at: Int64Array
+    counted: bool = True
+
+
+def _all_rows(bundle: Bundle, keys: KeyBatch, counted: bool = True) -> _Rows:
+    return _Rows(bundle.batch, keys, bundle.accumulate, bundle, np.arange(bundle.num_rows), counted)
+
+
+class _Grouped(NamedTuple):
+    """A bundle's rows (n) in the range of time, their slices, and their keys with these as namespaces."""
+
+    bundle: Bundle
+    slices: Int64Array
+    keys: KeyBatch
 
 
 class SliceAggregation:
-    """State: ``slices``, time-first by slice end; with a changelog and min or max also logs of values."""
+    """State: ``slices``, time-first by slice end; with a changelog and min or max also logs of values.
+
+    A changelog in processing time has whole windows in place of slices: a row may be taken back in a later slice than
+    that in which it came, in windows that have it and in others that do not.
+    """
 
     def __init__(self, window: SlicedWindow, plan: WindowPlan, context: OperatorContext) -> None:
-        self._window = window
+        assert isinstance(plan.stored, SlicedWindow)
+        self._assigned = window
+        self._window = plan.stored
         self._plan = plan
         self._aggregation = plan.aggregation
         schema = self._aggregation.state_schema
         self._slices: ColumnState = context.get_state(
-            WindowStateDescriptor("slices", schema, time_first=True, fixed_fields=True, window=window.text)
+            WindowStateDescriptor(
+                "slices", schema, time_first=True, fixed_fields=True, window=plan.window_text
+            )
         )
         self._multisets: list[MultisetState] = [
             part.open(context, time_first=True) for part in self._aggregation.multisets
         ]
         local = context.inputs[0].local is not None
         self._local = local_layout(plan, window) if local else None
-        self._reader = DueReader(self._slices, window, context.key_groups)
+        self._reader = DueReader(self._slices, self._window, context.key_groups)
         key = context.key_schema
         self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._time = BundleTime(plan.domain, window, self._codec, context)
         self._late = context.counter("late_rows")
         self._missing = context.missing_rows()
-        self._ahead: dict[int, tuple[Int64Array, KeyBatch]] = {}  # by id of a bundle that is to come
+        self._ahead: dict[int, _Grouped] = {}  # by id of a bundle that is to come
 
     # -- rows ---------------------------------------------------------------------------------------
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
-        slices, keys = self._ahead[id(bundle)] = self._grouped(bundle)
-        if len(slices):
+        """See ``BundleOperator``; whole windows, of which a row has many, are not read ahead."""
+        if self._window is not self._assigned:
+            return
+        grouped = self._ahead[id(bundle)] = self._grouped(bundle)
+        keys = grouped.keys
+        if len(keys):
             self._slices.prefetch(keys)
         for multiset in self._multisets:
             multiset.prefetch(keys)
 
-    def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:
-        """Add the rows to their slices."""
-        slices, keys = self._ahead.pop(id(bundle)) if id(bundle) in self._ahead else self._grouped(bundle)
-        rows = self._on_time(bundle, slices, keys, ctx.previous_watermark)
+    def process(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """Add the rows to their slices; for whole windows a step a window."""
+        if self._window is not self._assigned:
+            return self._steps(bundle)
+        grouped = self._ahead.pop(id(bundle), None) or self._grouped(bundle)
+        return self._take_in(self._on_time(grouped, self._time.due(ctx)[0]))
+
+    def _steps(self, bundle: Bundle) -> Iterator[StateFuture[None] | None]:
+        times = self._time.of_rows(bundle)
+        _, ends = self._assigned.assign(times[:1])  # in processing time all rows have one time
+        for number, end in enumerate(ends.tolist()):
+            keys = bundle.keys.in_namespaces(np.full(bundle.num_rows, end, np.int64))
+            # What is missing in the window that ends first, which began no later than the others, is in none.
+            yield self._take_in(_all_rows(bundle, keys, counted=number == 0))
+
+    def _take_in(self, rows: _Rows) -> StateFuture[None] | None:
         if not rows.batch.num_rows:
             return None
         groups = Groups.of(rows.keys)
@@ -98,25 +140,27 @@ class SliceAggregation:
             return read.then_accept(lambda old: self._add(rows.keys, old, partial))
         heads = combine_all([multiset.async_heads(rows.keys) for multiset in self._multisets])
         return heads.then_compose(
-            lambda sizes: read.then_compose(lambda old: self._change(bundle, rows, groups, sizes, old))
+            lambda sizes: read.then_compose(lambda old: self._change(rows, groups, sizes, old))
         )
 
-    def _grouped(self, bundle: Bundle) -> tuple[Int64Array, KeyBatch]:
-        assert bundle.times is not None  # WindowPlan asks for an event time
-        slices = self._window.slice_of(bundle.times)
-        return slices, bundle.keys.in_namespaces(slices)
+    def _grouped(self, bundle: Bundle) -> _Grouped:
+        bundle = self._time.in_range(bundle)
+        slices = self._window.slice_of(self._time.of_rows(bundle))
+        return _Grouped(bundle, slices, bundle.keys.in_namespaces(slices))
 
-    def _on_time(self, bundle: Bundle, slices: Int64Array, keys: KeyBatch, fired: int) -> _Rows:
-        """The rows with a window that has not fired yet; ``fired``: the watermark at the last firing."""
-        late = self._window.last_window(slices) <= due_until(fired)
+    def _on_time(self, grouped: _Grouped, fired: int) -> _Rows:
+        """The rows with a window that ends behind ``fired``, the latest end of windows that have."""
+        bundle, slices, keys = grouped
+        late = self._window.last_window(slices) <= fired
         if not late.any():
-            return _Rows(bundle.batch, keys, bundle.accumulate, np.arange(bundle.num_rows))
-        self._late.add(int(late.sum() if self._local is None else local_rows(bundle.batch)[late].sum()))
+            return _all_rows(bundle, keys)
+        self._late.add(self._time.rows(bundle, late))
         rows = np.flatnonzero(~late)
         return _Rows(
             bundle.batch.take(pa.array(rows)),
             bundle.keys.in_namespaces(slices[rows], bundle.keys.inverse[rows]),
             bundle.accumulate[rows],
+            bundle,
             rows,
         )
 
@@ -128,13 +172,12 @@ class SliceAggregation:
         self._missing.count(rows_missing(new))
         self._write(keys, old, new)
 
-    def _change(
-        self, bundle: Bundle, rows: _Rows, groups: Groups, heads: list[ListHeads], old: Columns
-    ) -> StateFuture[None]:
+    def _change(self, rows: _Rows, groups: Groups, heads: list[ListHeads], old: Columns) -> StateFuture[None]:
         signs = np.where(rows.accumulate, 1, -1).astype(np.int8)
         counts = old.numpy(0).astype(np.int64)
         signs, missing = without_missing(signs, groups, counts, rows.batch.columns)
-        self._missing.add(rows.at[missing], bundle)
+        if rows.counted:
+            self._missing.add(rows.at[missing], rows.bundle)
         new = self._aggregation.merge(old.columns, self._aggregation.partial(rows.batch, groups, signs))
         updates = [
             state.update(rows.keys, sizes, state.multiset.changes(rows.batch, rows.keys, signs), new)
@@ -155,10 +198,8 @@ class SliceAggregation:
 
     def fire(self, ctx: BundleContext) -> Iterator[None]:
         """Put out the windows that have come due, by window end, then in the order of the store; a step a part."""
-        if ctx.watermark == MIN_WATERMARK:
-            return
-        first = self._window.next_end(due_until(ctx.previous_watermark) + 1)
-        last = self._window.previous_end(due_until(ctx.watermark))
+        before, due = self._time.due(ctx)
+        first, last = self._window.next_end(before + 1), self._window.previous_end(due)
         if first > last:
             return
         for part in self._reader.parts(first, last):
@@ -169,7 +210,7 @@ class SliceAggregation:
     def _emit(self, part: DuePart, ctx: BundleContext) -> None:
         entries = part.entries
         by_time = np.argsort(entries.namespaces, kind="stable")
-        if self._window.step == self._window.size:
+        if not self._window.shares_slices:
             self._put_out(entries.key_columns, entries.namespaces, entries.columns, by_time, ctx)
             return
         keys = self._codec.group(entries.key_columns, num_rows=entries.num_rows)
@@ -229,8 +270,9 @@ class SliceAggregation:
 
 
 def local_layout(plan: WindowPlan, window: SlicedWindow) -> LocalLayout:
-    """The local phase of a plan: rows of a key and slice are put together."""
-    return LocalLayout(plan.aggregation, plan.changelog, LocalSlices(window.step, window.offset))
+    """The local phase of a plan: rows of a key and slice are put together; in processing time all are of one slice."""
+    slices = LocalSlices(window.step, window.offset) if plan.domain == "event" else None
+    return LocalLayout(plan.aggregation, plan.changelog, slices)
 
 
 def window_ends(slices: Int64Array, window: SlicedWindow, first: int, last: int) -> Int64Array:

@@ -1,8 +1,8 @@
-"""When a window of rows is due, when it is forgotten, and the timer that tells.
+"""The time of rows and windows: when a window is due, when it is forgotten, what does not fit the range of time.
 
-Owns: ``WindowTime``.
+Owns: ``WindowTime``, record grain, with the timer that tells, and ``BundleTime``.
 Invariant: an open window has exactly one timer: the one at which it is due, afterwards the one at which it expires.
-Must not import anything of ``asyncstate`` but ``operator``.
+Must not import anything of ``asyncstate`` but ``codec``, ``local_phase`` and ``operator``.
 
 Source: the event-time and processing-time triggers of Flink's ``WindowOperator``.
 """
@@ -10,9 +10,29 @@ Source: the event-time and processing-time triggers of Flink's ``WindowOperator`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, OperatorContext, RecordContext
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.codec import KeyCodec
+from asyncstate.local_phase import local_rows
+from asyncstate.operator import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    Bundle,
+    BundleContext,
+    OperatorContext,
+    RecordContext,
+)
+from operators.windows import Window, due_until
+
+Int64Array = npt.NDArray[np.int64]
+Domain = Literal["event", "processing"]
+
+OUT_OF_RANGE: Final = "event_times_out_of_range"
+"""The counter of rows that are dropped because a window of theirs would begin or end beyond int64 microseconds."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +44,12 @@ class WindowTime:
     started, so one that starts at end - 1 us still adds to the window.
     """
 
-    domain: Literal["event", "processing"]
+    domain: Domain
     lateness: int
     passed: int
 
     @classmethod
-    def of(
-        cls, domain: Literal["event", "processing"], lateness: int, context: OperatorContext
-    ) -> WindowTime:
+    def of(cls, domain: Domain, lateness: int, context: OperatorContext) -> WindowTime:
         """The time of this micro-batch. Nothing is late in processing time."""
         return cls(domain, lateness, context.previous_watermark if domain == "event" else MIN_WATERMARK)
 
@@ -79,3 +97,51 @@ class WindowTime:
             ctx.timers.register_event_time(time, namespace=namespace)
         else:
             ctx.timers.register_processing_time(time, namespace=namespace)
+
+
+class BundleTime:
+    """The times of a micro-batch's bundles, in event or processing time, and which windows are due in it.
+
+    In processing time all rows have the time at which the micro-batch started, so none is late.
+    """
+
+    def __init__(self, domain: Domain, window: Window, codec: KeyCodec, context: OperatorContext) -> None:
+        self.processing = domain == "processing"
+        self._now = context.processing_time
+        self._span = window.time_span
+        self._codec = codec
+        self._key = context.inputs[0].key
+        self._is_local = context.inputs[0].local is not None
+        self._outside = context.counter(OUT_OF_RANGE)
+
+    def in_range(self, bundle: Bundle) -> Bundle:
+        """The bundle without the rows whose windows do not fit the range of time, which are counted."""
+        first, last = self._span
+        times = bundle.times
+        if self.processing or times is None or not len(times):
+            return bundle
+        if first <= int(times.min()) and int(times.max()) <= last:
+            return bundle
+        fits = (first <= times) & (times <= last)
+        self._outside.add(self.rows(bundle, ~fits))
+        kept = pa.array(fits)
+        batch = bundle.batch.filter(kept)
+        keys = self._codec.group([batch.column(name) for name in self._key], num_rows=batch.num_rows)
+        return Bundle(batch, keys, bundle.kinds[fits], times[fits], bundle.input_index)
+
+    def of_rows(self, bundle: Bundle) -> Int64Array:
+        """The time of each row (n)."""
+        if self.processing:
+            return np.full(bundle.num_rows, self._now, np.int64)
+        assert bundle.times is not None  # WindowPlan asks for an event time
+        return bundle.times
+
+    def rows(self, bundle: Bundle, chosen: npt.NDArray[np.bool_]) -> int:
+        """How many rows of the input the chosen rows (n) of a bundle stand for."""
+        return int(local_rows(bundle.batch)[chosen].sum() if self._is_local else chosen.sum())
+
+    def due(self, ctx: BundleContext) -> tuple[int, int]:
+        """The latest end of a window that was due before this micro-batch, and of one that is due at its end."""
+        if self.processing:
+            return ctx.previous_processing_time, ctx.processing_time
+        return due_until(ctx.previous_watermark), due_until(ctx.watermark)

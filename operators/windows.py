@@ -1,8 +1,8 @@
-"""Windows over event time: which there are, and which of them a row belongs to.
+"""Windows of time: which there are, and which of them a row belongs to.
 
 Owns: ``tumble``, ``hop``, ``cumulate``, ``session``, the windows they make, and the arithmetic of slices.
-Invariant: windows are [start, end); all times are int64 microseconds since the epoch; a window is due when
-the watermark has reached its end - 1 us.
+Invariant: windows are [start, end); all times are int64 microseconds since the epoch, and within ``time_span`` no sum
+of them wraps around; in event time a window is due when the watermark has reached its end - 1 us.
 Must not import anything of ``asyncstate`` but ``errors`` and ``operator``.
 
 Source: Flink SQL's window table-valued functions and its ``SliceAssigners``.
@@ -18,13 +18,16 @@ import numpy.typing as npt
 
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
-from asyncstate.operator import MAX_WATERMARK
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 
 Int64Array = npt.NDArray[np.int64]
 T = TypeVar("T", int, Int64Array)
 
 WINDOW_TIME_US = 1_000
 """``window_time`` is this much before the window's end: the last time inside it, in Flink's milliseconds."""
+
+LENGTH_MAX_US = 1 << 60
+"""The longest window, 36,000 years."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,49 @@ class SlicedWindow:
         return rows, slices[rows] + self.step * positions_within(counts)
 
     @property
+    def shares_slices(self) -> bool:
+        """Whether a slice belongs to several windows."""
+        return self.step < self.size
+
+    def whole(self) -> SlicedWindow:
+        """The same windows without shared slices."""
+        return WholeWindow(self.kind, self.size, self.step, self.offset) if self.shares_slices else self
+
+    @property
+    def time_span(self) -> tuple[int, int]:
+        """The first and the last time whose windows fit int64, and all that is computed on the way to them.
+
+        Whole slices: the last time of rows of a slice tells for all of them.
+        """
+        margin = 2 * self.size
+        return self.next_end(MIN_WATERMARK + margin), self.previous_end(MAX_WATERMARK - margin) - 1
+
+    @property
     def text(self) -> str:
         """The window as it is noted beside its state."""
         return f"{self.kind}(size={self.size}us, step={self.step}us, offset={self.offset}us)"
+
+
+class WholeWindow(SlicedWindow):
+    """The same windows, each with rows of its own under its end: no slice is shared."""
+
+    def first_slice(self, ends: T) -> T:
+        """The window itself."""
+        return ends
+
+    def last_window(self, slices: T) -> T:
+        """The window itself."""
+        return slices
+
+    @property
+    def shares_slices(self) -> bool:
+        """See ``SlicedWindow``."""
+        return False
+
+    @property
+    def text(self) -> str:
+        """See ``SlicedWindow``."""
+        return f"whole {super().text}"
 
 
 @dataclass(frozen=True)
@@ -94,6 +137,11 @@ class SessionWindow:
     def next_end(self, time: int) -> int:
         """Sessions end anywhere."""
         return time
+
+    @property
+    def time_span(self) -> tuple[int, int]:
+        """See ``SlicedWindow``."""
+        return MIN_WATERMARK + 2 * self.gap, MAX_WATERMARK - 2 * self.gap
 
     @property
     def text(self) -> str:
@@ -147,6 +195,8 @@ def _length(duration: Duration, owner: str, name: str) -> int:
             f"{owner}: {name} is {duration!r}; give at least one millisecond, because window_time lies one "
             "millisecond before the window's end"
         )
+    if length > LENGTH_MAX_US:
+        raise SchemaError(f"{owner}: {name} is {duration!r}; give at most {LENGTH_MAX_US} us")
     return length
 
 

@@ -133,7 +133,7 @@ class BundleRunner(Runner):
         that had to wait for all others of their key."""
         held: list[list[PreparedBatch]] = [[] for _ in self.spec.inputs]
         rows = 0
-        for prepared in self._arriving(batches):
+        for prepared in self._arriving(batches, self._size.rows):
             limit = self._size.rows(prepared.batch)
             for part in prepared.cut(limit):
                 if rows + part.batch.num_rows > limit:

@@ -43,9 +43,9 @@ _Hashes = npt.NDArray[np.uint64]
 class Gathering:
     """The waiting rows of one input and partition in one micro-batch.
 
-    ``together`` names what identifies a row within a key, None if that is its content. ``at_once``: rows wait from the
-    first one on; without it, from the first on that is no +I: rows that are only added need no others. ``chosen``: what
-    is left of all rows of some keys, in order of the sequence if there is one.
+    ``together`` names what identifies a row within a key, None if that is its content. ``waits``: all rows wait;
+    without it as many as a part may have, until there is one that is no +I: rows that are only added need no others.
+    ``chosen``: what is left of all rows of some keys, in order of the sequence if there is one.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Gathering:
         spec: InputSpec,
         index: int,
         together: Collection[str] | None,
-        at_once: bool,
+        waits: bool,
         memory_bytes: int,
         folder: str,
         chosen: Filter,
@@ -62,28 +62,34 @@ class Gathering:
         self._index = index
         self._schema = spec.row_schema
         self._identity = _hashable(self._schema) if together is None else list(together)
-        self._waits = at_once
+        self._waits = waits
         self._memory_bytes = memory_bytes
         self._folder = folder
         self._chosen = chosen
         self._parts: list[PreparedBatch] = []
+        self._rows = 0
         self._bytes = 0
         self._files: _Files | None = None
 
-    def takes(self, prepared: PreparedBatch) -> bool:
-        """Whether these rows, the next to arrive, have to wait; they then must be given to ``add``."""
+    def add(self, prepared: PreparedBatch, rows_max: RowsMax) -> Iterator[PreparedBatch]:
+        """Let rows wait; gives those that need not wait any longer."""
         self._waits = self._waits or bool(prepared.kinds.any())
-        return self._waits
-
-    def add(self, prepared: PreparedBatch) -> None:
-        """Let rows wait."""
+        if not self._waits and self._rows + prepared.batch.num_rows > rows_max(prepared.batch):
+            yield from self.free()
         self._parts.append(prepared)
+        self._rows += prepared.batch.num_rows
         self._bytes += prepared.batch.nbytes
         if self._bytes > self._memory_bytes:
             self._to_files()
 
+    def free(self) -> Iterator[PreparedBatch]:
+        """The rows that need no others, as they came: all as long as each is a +I, unless they all wait."""
+        if not self._waits:
+            yield from self._parts
+            self._parts, self._bytes, self._rows = [], 0, 0
+
     def parts(self, rows_max: RowsMax) -> Iterator[PreparedBatch]:
-        """All rows; each key's in one part, in order of the sequence or else of arrival."""
+        """The rows that are left; each key's in one part, in order of the sequence or else of arrival."""
         if self._files is None:
             if self._parts:
                 yield from self._cut(self._taken(), rows_max)
@@ -99,7 +105,7 @@ class Gathering:
             self._files.close()
 
     def _taken(self) -> PreparedBatch:
-        parts, self._parts, self._bytes = self._parts, [], 0
+        parts, self._parts, self._bytes, self._rows = self._parts, [], 0, 0
         return joined(parts)
 
     # -- parts -----------------------------------------------------------------------------------------
@@ -125,14 +131,13 @@ class Gathering:
         """In order of the sequence; rows that are taken back before those that come with the same one."""
         if not self._spec.sequence:
             return rows
-        names = [str(number) for number in range(len(self._spec.sequence) + 1)]
+        columns: list[pa.Array] = []
+        for name in self._spec.sequence:  # nulls first
+            column = rows.batch.column(name)
+            columns += [pc.is_valid(column).cast(pa.int8()), column]
         added = (rows.kinds == RowKind.INSERT) | (rows.kinds == RowKind.UPDATE_AFTER)
-        columns = [*map(rows.batch.column, self._spec.sequence), pa.array(added.astype(np.int8))]
-        order = pc.sort_indices(
-            pa.table(columns, names),
-            sort_keys=[(name, "ascending") for name in names],
-            null_placement="at_start",
-        )
+        table = pa.table([*columns, pa.array(added.astype(np.int8))], list(map(str, range(len(columns) + 1))))
+        order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in table.column_names])
         return rows.take(order.to_numpy().astype(np.int64))
 
     def _key_hashes(self, batch: pa.RecordBatch) -> _Hashes:

@@ -40,6 +40,10 @@ _GROUP_BYTES: Final = 2
 _TIMERS: Final = -1  # a kind of rows, beside the numbers of the inputs
 
 
+def _part_rows(_: pa.RecordBatch) -> int:
+    return _PART_ROWS
+
+
 class RecordRunner(Runner):
     """Runs a ``RecordOperator``."""
 
@@ -100,7 +104,7 @@ class RecordRunner(Runner):
             yield from self._outputs(_OUTPUT_ROWS)
 
     def _process_rows(self, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch]:
-        for prepared in chain(self._arriving(batches), self._waiting(lambda _: _PART_ROWS)):
+        for prepared in chain(self._arriving(batches, _part_rows), self._waiting(_part_rows)):
             if prepared.input_index in self._ordered:
                 self._ordered.add(prepared)
                 self.controller.bound_writes(0)

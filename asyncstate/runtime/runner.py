@@ -79,7 +79,7 @@ class Runner(ABC):
             given,
             index,
             together,
-            at_once=bool(given.sequence) or together is not None,
+            waits=bool(given.sequence) or together is not None,
             memory_bytes=self.spec.config.gather_memory_bytes,
             folder=scratch,
             chosen=functools.partial(self._unseen, index),
@@ -92,14 +92,16 @@ class Runner(ABC):
         keys = self._codecs[index].group(self._key_columns(rows), num_rows=rows.batch.num_rows)
         return seen.newer(rows, keys, self.controller.run_bundle)
 
-    def _arriving(self, batches: Iterator[InputBatch]) -> Iterator[PreparedBatch]:
-        """The rows that need not wait for others of the micro-batch; these are in ``_waiting`` then."""
+    def _arriving(self, batches: Iterator[InputBatch], rows_max: RowsMax) -> Iterator[PreparedBatch]:
+        """The rows that need not wait for others of the micro-batch; the others are in ``_waiting`` then."""
         for prepared in self._prepared(batches):
             gathering = self._gathered.get(prepared.input_index)
-            if gathering is not None and gathering.takes(prepared):
-                gathering.add(prepared)
-            else:
+            if gathering is None:
                 yield prepared
+            else:
+                yield from gathering.add(prepared, rows_max)
+        for gathering in self._gathered.values():
+            yield from gathering.free()
 
     def _waiting(self, rows_max: RowsMax) -> Iterator[PreparedBatch]:
         """The rows that had to wait, when all have arrived."""

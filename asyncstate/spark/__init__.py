@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncstate.spark.batch import MicroBatch
+    from asyncstate.spark.changes import last_changes, netted
     from asyncstate.spark.job import StreamingJob
     from asyncstate.spark.progress import BatchStatistics
     from asyncstate.spark.progress_log import ProgressFormatter
@@ -26,6 +27,8 @@ __all__ = [
     "PrometheusProgress",
     "StreamingJob",
     "build_session",
+    "last_changes",
+    "netted",
     "read_state",
     "recommended_conf",
 ]
@@ -37,6 +40,8 @@ _HOMES = {
     "PrometheusProgress": "asyncstate.spark.prometheus",
     "StreamingJob": "asyncstate.spark.job",
     "build_session": "asyncstate.spark.session",
+    "last_changes": "asyncstate.spark.changes",
+    "netted": "asyncstate.spark.changes",
     "read_state": "asyncstate.spark.reading",
     "recommended_conf": "asyncstate.spark.session",
 }

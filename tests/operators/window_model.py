@@ -123,7 +123,7 @@ class WindowModel:
                     self.late += len(session.rows)
                 else:
                     out.append(self._result(key, session.start, session.end, session.rows))
-            sessions[:] = [s for s in sessions if s.rows and s.end - 1 > batch.watermark]
+            sessions[:] = [s for s in sessions if s.end - 1 > batch.watermark]
         return out
 
     def _merge(self, sessions: list[Session], ops: list[Op], gap: int) -> list[Session]:

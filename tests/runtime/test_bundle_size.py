@@ -123,7 +123,10 @@ def test_kinds_and_times_stay_with_their_rows(async_enabled: bool) -> None:
         Times(), schema, "k", event_time="t", changelog=True, async_enabled=async_enabled, options=options
     ) as harness:
         harness.push([[key, key * 10] for key in range(5)], kinds=texts)
-        assert harness.end_batch() == [(text, key, key * 10) for key, text in enumerate(texts)]
+        # Rows of a changelog come key by key where they do not fit into one bundle.
+        assert sorted(harness.end_batch(), key=lambda row: row[1]) == [
+            (text, key, key * 10) for key, text in enumerate(texts)
+        ]
 
 
 def test_wide_state_makes_the_next_bundles_smaller(async_enabled: bool, store_kind: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import DataFrame, SparkSession
 
+from asyncstate.clock import ManualClock
 from asyncstate.errors import AsyncStateError, SchemaError
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import local_choice
@@ -213,6 +215,30 @@ def test_windows_with_late_rows(
     one.job.finish()
     two.job.finish()
     assert two.results[-1] == one.results[-1] != Counter()
+    assert stored_state(tmp_path / "two")["op"] == {}
+
+
+def test_windows_in_processing_time(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
+) -> None:
+    """By the driver's clock: all rows of a micro-batch are of one slice, and what is over fires, at the end too."""
+    clock = ManualClock()
+    operator = WindowAggregate(hop("4 seconds", "2 seconds"), [*SUMS, max_("tiny")], time="processing")
+    one, two = runs(partial(make_job, clock=clock), tmp_path, operator, async_enabled, key="k")
+    for batch_id, end in enumerate([40, 90, 0]):
+        df = rows(spark, 0, end)
+        expected, found = one(df, batch_id), two(df, batch_id)
+        assert two.results[-1] == one.results[-1]
+        assert found["rows_in"] == min(end, 5)
+        assert expected["rows_in"] == end
+        assert stored_state(tmp_path / "one") == stored_state(tmp_path / "two")
+        clock.advance(ms=1_500)
+    fired = [sum(result.values()) for result in one.results]
+    assert fired == [0, 0, 5], "the window that ends at 2 seconds"
+    one.job.finish()
+    two.job.finish()
+    assert two.results[-1] == one.results[-1]
+    assert sum(one.results[-1].values()) == 5, "the one that ends at 4 seconds"
     assert stored_state(tmp_path / "two")["op"] == {}
 
 

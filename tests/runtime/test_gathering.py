@@ -1,0 +1,238 @@
+"""Rows that wait for others of their micro-batch: which come together, in which order, in memory and on disk."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncstate.operator import InputSpec
+from asyncstate.runtime.gathering import Gathering
+from asyncstate.runtime.rows import PreparedBatch, microseconds
+from asyncstate.testing import OperatorHarness
+from operators import GroupAggregate, Join, count, max_, sum_
+
+SCHEMA = pa.schema([
+    ("k", pa.string()),
+    ("id", pa.int64()),
+    ("tags", pa.list_(pa.string())),
+    ("at", pa.timestamp("us")),
+])  # fmt: skip
+Row = tuple[Any, ...]
+MEMORY = pytest.mark.parametrize("memory", [1 << 30, 1], ids=["memory", "files"])
+
+
+def batch(rows: Sequence[Row], kinds: Sequence[int]) -> PreparedBatch:
+    columns = [
+        pa.array([row[at] for row in rows], pa.int64()).cast(field.type)
+        if pa.types.is_timestamp(field.type)
+        else pa.array([row[at] for row in rows], field.type)
+        for at, field in enumerate(SCHEMA)
+    ]
+    made = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return PreparedBatch(made, np.array(kinds, np.int8), microseconds(made.column("at")), 1, 0)
+
+
+def row(key: str | None, number: int, at: int = 0) -> Row:
+    return (key, number, [str(number)], at)
+
+
+def found(parts: Sequence[PreparedBatch]) -> list[list[tuple[int, Row]]]:
+    """Kinds and rows of each part; the times must be those of the rows."""
+    listed = []
+    for part in parts:
+        assert part.times is not None
+        assert part.times.tolist() == microseconds(part.batch.column("at")).tolist()
+        assert part.input_index == 1
+        values = [[*one.values()][:2] for one in part.batch.to_pylist()]
+        listed.append([
+            (kind, row(*value, at))
+            for kind, value, at in zip(part.kinds.tolist(), values, part.times.tolist(), strict=True)
+        ])  # fmt: skip
+    return listed
+
+
+def gathering(
+    tmp_path: Path,
+    memory: int,
+    together: Sequence[str] | None = None,
+    waits: bool = False,
+    chosen: Callable[[PreparedBatch], PreparedBatch] = lambda rows: rows,
+    **declared: Any,
+) -> Gathering:
+    spec = InputSpec(SCHEMA, declared.pop("key", ("k",)), "at", changelog=True, **declared)
+    return Gathering(spec, 1, together, waits, memory, str(tmp_path / "gathered"), chosen)
+
+
+def run(
+    waiting: Gathering, batches: Sequence[Sequence[tuple[int, Row]]], limit: int
+) -> list[list[tuple[int, Row]]]:
+    """All parts, in order; ``limit`` rows each."""
+    parts: list[PreparedBatch] = []
+    for rows in batches:
+        parts += waiting.add(batch([one for _, one in rows], [kind for kind, _ in rows]), lambda _: limit)
+    parts += waiting.free()
+    parts += waiting.parts(lambda _: limit)
+    waiting.close()
+    return found(parts)
+
+
+keys = st.sampled_from(["a", "b", "c", "dddd", "", None])
+changes = st.lists(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.builds(row, keys, st.integers(0, 9), st.integers(0, 99))), min_size=1
+    ),
+    max_size=6,
+)
+
+
+@MEMORY
+@given(batches=changes, limit=st.integers(1, 20), unique=st.booleans())
+def test_rows_that_need_each_other_come_together(
+    tmp_path_factory: pytest.TempPathFactory, memory: int, batches: Any, limit: int, unique: bool
+) -> None:
+    """All rows come, once. Those of a key and identity are in one part, from the first on that is no +I."""
+    folder = tmp_path_factory.mktemp("gather")
+    waiting = gathering(folder, memory, together=("id",) if unique else None, waits=unique)
+    parts = run(waiting, batches, limit)
+    arrived = [one for rows in batches for one in rows]
+    assert Counter(map(repr, arrived)) == Counter(repr(one) for part in parts for one in part)
+    assert list((folder / "gathered").glob("*")) == []
+    home: dict[Any, int] = {}
+    retracted = False
+    for number, part in enumerate(parts):
+        if not unique and not retracted and all(kind == 0 for kind, _ in part):
+            continue  # rows that are only added may have come before
+        retracted = True
+        for _, (key, number_, _, _) in part:
+            assert home.setdefault((key, number_), number) == number or not unique
+
+
+@MEMORY
+def test_a_row_and_its_retraction_come_together_however_many_rows_a_key_has(
+    tmp_path: Path, memory: int
+) -> None:
+    plus = [(0, row("a", number)) for number in range(200)]
+    minus = [(3, one) for _, one in plus]
+    parts = run(gathering(tmp_path, memory, waits=True), [minus[:150], plus, minus[150:]], 10)
+    assert len(parts) > 10
+    for part in parts:
+        signs: Counter[str] = Counter()
+        for kind, one in part:
+            signs[repr(one)] += 1 if kind == 0 else -1
+        assert not any(signs.values())
+
+
+@MEMORY
+def test_rows_without_a_key_are_taken_apart_by_what_identifies_them(tmp_path: Path, memory: int) -> None:
+    rows = [(2 * (turn % 2), row("x", number, turn)) for turn in range(4) for number in range(50)]
+    parts = run(gathering(tmp_path, memory, together=("id",), waits=True, key=()), [rows], 20)
+    assert len(parts) > 5
+    home: dict[int, int] = {}
+    for number, part in enumerate(parts):
+        assert all(home.setdefault(one[1], number) == number for _, one in part)
+
+
+@MEMORY
+@given(batches=changes, limit=st.integers(1, 20))
+def test_a_sequence_orders_the_rows_of_each_key(
+    tmp_path_factory: pytest.TempPathFactory, memory: int, batches: Any, limit: int
+) -> None:
+    """By time, then by number; what is taken back before what comes; else as it arrived."""
+    folder = tmp_path_factory.mktemp("gather")
+    waiting = gathering(folder, memory, waits=True, sequence=("at", "id"))
+    delivered = [one for part in run(waiting, batches, limit) for one in part]
+    arrived = [one for rows in batches for one in rows]
+    for key in {one[0] for _, one in arrived}:
+        mine = [one for one in arrived if one[1][0] == key]
+        expected = sorted(mine, key=lambda one: (one[1][3], one[1][1], one[0] in (0, 2)))
+        assert [one for one in delivered if one[1][0] == key] == expected
+
+
+def test_rows_that_are_only_added_leave_when_there_are_enough(tmp_path: Path) -> None:
+    waiting = gathering(tmp_path, 1 << 30)
+    parts: list[int] = []
+    for number in range(5):
+        rows = [row("a", number)] * 4
+        parts += [part.batch.num_rows for part in waiting.add(batch(rows, [0] * 4), lambda _: 10)]
+    assert parts == [4, 4, 4, 4]
+    assert [part.batch.num_rows for part in waiting.free()] == [4]
+    assert list(waiting.parts(lambda _: 10)) == []
+
+
+def test_all_rows_of_some_keys_are_chosen_from_at_once(tmp_path: Path) -> None:
+    seen: list[Counter[Any]] = []
+
+    def chosen(rows: PreparedBatch) -> PreparedBatch:
+        seen.append(Counter(rows.batch.column("k").to_pylist()))
+        return rows.filter(np.array(rows.batch.column("id").to_pylist()) > 0)
+
+    waiting = gathering(tmp_path, 1, waits=True, chosen=chosen, sequence=("id",))
+    rows = [(0, row(key, number)) for number in range(7) for key in "abcdef"]
+    parts = run(waiting, [rows[:20], rows[20:]], 3)
+    assert sum(map(len, parts)) == 36
+    assert sum(seen, Counter()) == {key: 7 for key in "abcdef"}
+    assert all(times == 7 for each in seen for times in each.values())
+
+
+# -- through the harness ---------------------------------------------------------------------------------------
+
+PAYMENT = pa.schema([("payment", pa.int64()), ("customer", pa.int64()), ("amount", pa.int64())])
+CUSTOMER = pa.schema([("customer", pa.int64()), ("country", pa.string())])
+
+
+@pytest.mark.parametrize("size", ["1", "7", "500000"])
+@pytest.mark.parametrize("memory", ["1kb", "256mb"])
+def test_a_disordered_micro_batch_gives_what_an_ordered_one_gives(
+    async_enabled: bool, size: str, memory: str
+) -> None:
+    """Payments that change their customer and amount some times, with all insertions before all retractions."""
+    options = {"async-state.bundle-size": size, "async-state.gather-memory": memory}
+    history = []
+    for payment in range(60):
+        rows = [(payment, (payment + turn) % 7, 10 * payment + turn) for turn in range(1 + payment % 4)]
+        history += [("+U", one) for one in rows] + [("-U", one) for one in rows[:-1]]
+    history.sort(key=lambda one: (one[0] == "-U", -one[1][2]))
+    expected = {payment: (payment + payment % 4) % 7 for payment in range(60)}
+    with OperatorHarness(
+        Join("left", left_unique=["payment"]),
+        [PAYMENT, CUSTOMER],
+        ["customer", "customer"],
+        async_enabled=async_enabled,
+        options=options,
+        parallelism=2,
+    ) as joined:
+        joined.push([(customer, f"c{customer % 3}") for customer in range(5)], input=1)
+        joined.push([one for _, one in history], kinds=[kind for kind, _ in history])
+        net: Counter[Row] = Counter()
+        for kind, *values in joined.end_batch():
+            net[tuple(values)] += 1 if kind in ("+I", "+U") else -1
+        assert joined.statistics()["counter.retractions_without_state"] == 0
+    assert sorted(one[:2] for one, times in net.items() if times) == sorted(expected.items())
+    assert set(net.values()) <= {0, 1}
+
+    with OperatorHarness(
+        GroupAggregate([count(), sum_("amount"), max_("amount")]),
+        PAYMENT,
+        ["customer"],
+        async_enabled=async_enabled,
+        options=options,
+    ) as summed:
+        summed.push([one for _, one in history], kinds=[kind for kind, _ in history])
+        table: Counter[Row] = Counter()
+        for kind, *values in summed.end_batch():
+            table[tuple(values)] += 1 if kind in ("+I", "+U") else -1
+        assert summed.statistics()["counter.retractions_without_state"] == 0
+    amounts = defaultdict(list)
+    for payment, customer in expected.items():
+        amounts[customer].append(10 * payment + payment % 4)
+    assert {one: times for one, times in table.items() if times} == {
+        (customer, len(own), sum(own), max(own)): 1 for customer, own in amounts.items()
+    }
