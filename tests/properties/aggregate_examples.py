@@ -90,26 +90,26 @@ def aggregations(
             "options": {"async-state.local-aggregation": str(two_phases).lower()},
         },
         view=summed_logs,
-        output_key=key,
+        output_key=lambda row: row[: len(key)],
     )
 
 
-EVENTS = pa.schema([("user", pa.int64()), ("at", MICROSECOND), ("what", pa.int64())])
+EVENTS = pa.schema([("user", pa.int64()), ("at", MICROSECOND), ("what", pa.int64()), ("seq", pa.int64())])
 
 
 @st.composite
-def deduplications(draw: st.DrawFn, keep: Any, time: Any) -> Example:
-    """A Deduplicate; no two rows of a key are of one time, and by arrival they keep their order."""
+def deduplications(draw: st.DrawFn, keep: Any, time: Any, in_sequence: bool = False) -> Example:
+    """A Deduplicate; no two rows of a key are of one time, and by arrival they keep their order or have a sequence."""
     rows = draw(
         st.lists(
             st.tuples(small(0, 2), small(0, 9), small()), max_size=12, unique_by=lambda row: (row[0], row[1])
         )
     )
-    arrival = {row: number for number, row in enumerate(rows)}
+    rows = [(*row, number) for number, row in enumerate(rows)]
     by_arrival = time == "processing"
 
     def order(row: Row) -> Any:
-        return arrival[row] if by_arrival else row[1]
+        return row[3] if by_arrival else row[1]
 
     def expected(tables: list[Table]) -> Table:
         return chosen(tables[0], lambda row: row[0], order, keep == "last")
@@ -120,9 +120,9 @@ def deduplications(draw: st.DrawFn, keep: Any, time: Any) -> Example:
         key=[["user"]],
         history=History([Change((Record(0, "+I", row),), ("user", row[0])) for row in rows]),
         expected=expected,
-        settings={"event_time": "at", "changelog": False},
-        shuffle="within keys" if by_arrival else "any",
-        output_key=[0],
+        settings={"event_time": "at", "changelog": False, "sequence": "seq" if in_sequence else None},
+        shuffle="within keys" if by_arrival and not in_sequence else "any",
+        output_key=lambda row: row[0],
     )
 
 
@@ -139,7 +139,10 @@ AGGREGATES: Entries = {
 }
 
 DEDUPLICATIONS: Entries = {
-    f"{keep} by {time} time": deduplications(keep, time)
-    for keep in ("first", "last")
-    for time in ("event", "processing")
+    **{f"{keep} by sequence": deduplications(keep, "processing", True) for keep in ("first", "last")},
+    **{
+        f"{keep} by {time} time": deduplications(keep, time)
+        for keep in ("first", "last")
+        for time in ("event", "processing")
+    },
 }

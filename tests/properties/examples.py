@@ -6,6 +6,7 @@ Owns: ``Example`` and ``Entries``, the type of the tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from asyncstate.operator import Operator
-from tests.properties.histories import History, Table
+from tests.properties.histories import History, Row, Table
 from tests.properties.schedules import Shuffle
 from tests.properties.views import View, as_they_are
 
@@ -23,12 +24,12 @@ MICROSECOND = pa.timestamp("us")
 @dataclass(frozen=True)
 class Example:
     """``expected``: the netted output for what the inputs' tables come to; after each micro-batch, or with event times
-    at the end. None: whatever one micro-batch in true order gives.
+    at the end. None: ``output``, all of it.
 
     ``shuffle``: which orders of a micro-batch must not matter. ``times``: the event time column of each input.
-    ``view``: what of the states must be the same. ``output_key``: columns of the output within which a bundle takes
-    rows back before it adds any (None: not looked at). ``come_again``: rows of micro-batches before come once more and
-    must be dropped.
+    ``view``: what of the states must be the same. ``output_key``: the key of an output row, of which a bundle takes
+    rows back before it adds any (None: not looked at). ``come_again``: rows of micro-batches before come once more
+    and must be dropped. ``around``: entered for each run.
     """
 
     make: Callable[[], Operator]
@@ -40,8 +41,10 @@ class Example:
     shuffle: Shuffle = "any"
     times: Sequence[int] | None = None
     view: View = as_they_are
-    output_key: Sequence[int] | None = None
+    output_key: Callable[[Row], Any] | None = None
     come_again: bool = False
+    output: Table | None = None
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 Entries = dict[str, st.SearchStrategy[Example]]

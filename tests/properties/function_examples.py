@@ -27,7 +27,17 @@ from operators import (
 )
 from tests.properties import functions
 from tests.properties.examples import MICROSECOND, Entries, Example, nullable, small
-from tests.properties.histories import Change, History, Record, Row, Table, both, changelogs, on_input
+from tests.properties.histories import (
+    Change,
+    History,
+    Record,
+    Row,
+    Table,
+    both,
+    changelogs,
+    keyed_changelogs,
+    on_input,
+)
 from tests.properties.models import by_key, folded, sessions, sliding, windowed
 from tests.properties.views import View, as_they_are, session_rows, waiting_rows
 
@@ -225,6 +235,34 @@ def with_rules(draw: st.DrawFn) -> Example:
     )
 
 
+def _with_second(record: Record) -> Record:
+    """The number of the change in two columns: three changes have one second."""
+    row = record.row
+    return record._replace(row=(row[K], row[ID] // 3 * SECOND, *row[ID:]))
+
+
+@st.composite
+def journals(draw: st.DrawFn, drop_seen: bool) -> Example:
+    """Changes in order of two columns together; the halves of an update are equal in them."""
+    rows = st.tuples(small(0, 1), st.just(0), st.just(0), small(0, 3))
+    drawn = draw(keyed_changelogs(rows, lambda row: row[K], sequence_at=ID, size=10))
+    changes = [Change(tuple(map(_with_second, change.records))) for change in drawn.changes]
+    texts: Table = Counter()
+    so_far: dict[Any, str] = defaultdict(str)
+    for record in (record for change in changes for record in change.records):
+        so_far[record.row[K]] += f"{record.kind}{record.row[VALUE]} "
+        texts[record.row[K], so_far[record.row[K]]] += 1
+    return Example(
+        lambda: KeyedProcess(functions.Journal(), _schema(k=INTEGER, text=pa.string())),
+        [LEFT],
+        [["k"]],
+        History(changes, identities=drawn.identities),
+        settings={"sequence": ["at", "id"], "drop_seen": drop_seen},
+        come_again=drop_seen,
+        output=texts,
+    )
+
+
 _VALUES = _schema(k=INTEGER, v=INTEGER)
 _PAIR = _schema(k=INTEGER, left=INTEGER, right=INTEGER)
 _BEST = _schema(k=INTEGER, until=INTEGER, total=INTEGER, best=INTEGER)
@@ -250,6 +288,8 @@ FUNCTIONS: Entries = {
         lambda: CoProcess(functions.Matched(), _PAIR), _bucket_sums, inputs=2
     ),
     "process beside a broadcast input": with_rules(),
+    "process by sequence": journals(False),
+    "process of rows that come again": journals(True),
     "map in order": over_events(
         lambda: KeyedMap(functions.Total(), _schema(k=INTEGER, text=pa.string())),
         _of_each_key(_texts),

@@ -24,7 +24,6 @@ from asyncstate import (
     ProcessWindowFunction,
     ValueStateDescriptor,
 )
-from operators import CoProcess, KeyedProcess  # noqa: F401
 
 SECOND = 1_000_000
 BUCKET = 5 * SECOND
@@ -95,6 +94,20 @@ def larger(a: Any, b: Any) -> Any:
 
 def latest_sum(a: Any, b: Any) -> Any:
     return b.k, b.at, b.id, 3 * a.v + b.v
+
+
+class Journal(KeyedProcessFunction):
+    """The changes of the key so far, as text: depends on their order."""
+
+    accepts_changelog = True
+
+    def open(self, context: Any) -> None:
+        self.text = context.get_state(ValueStateDescriptor("text", pa.string(), default=""))
+
+    async def process(self, row: Any, ctx: Any) -> None:
+        text = f"{await self.text.async_value()}{ctx.row_kind.text}{row.v} "
+        await self.text.async_update(text)
+        ctx.emit(row.k, text)
 
 
 class CountBuckets(KeyedProcessFunction):

@@ -120,7 +120,7 @@ def joins(
         expected=expected,
         settings=settings,
         shuffle="within keys",
-        output_key=None,
+        output_key=lambda row: row[K] if kind in ("semi", "anti") or row[K] is not None else row[4 + K],
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import strategies as st
 
-from operators import Rank, asc, desc
+from operators import Rank, asc, desc, rank_all
+from operators.rank_blocks import BlockSizes
 from tests.properties.examples import Entries, Example, nullable, small
 from tests.properties.histories import History, Row, Table, changelogs, insertions, keyed_changelogs
 from tests.properties.models import ranked
@@ -51,6 +55,15 @@ def _by_all(row: Row) -> Any:
     return (*_by_price(row), row[BIDDER], row[NOTE], row[SEQUENCE])
 
 
+@contextmanager
+def _tiny_blocks() -> Iterator[None]:
+    """So that a few rows lie in many blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        sizes = BlockSizes(spare_least=1, spare_most=2, block_rows=2, growth=2, spare_events=1)
+        patch.setattr(rank_all, "SIZES", sizes)
+        yield
+
+
 @st.composite
 def rankings(
     draw: st.DrawFn,
@@ -58,6 +71,7 @@ def rankings(
     unique: bool = False,
     monotonic: bool = False,
     shuffle: Any = "within keys",
+    blocks: bool = False,
     **settings: Any,
 ) -> Example:
     """A Rank whose row numbers follow from a total order; the other functions may have ties."""
@@ -92,7 +106,8 @@ def rankings(
         settings=settings,
         shuffle=shuffle,
         view=ranked_rows,
-        output_key=[AUCTION],
+        output_key=lambda row: row[AUCTION],
+        around=_tiny_blocks if blocks else nullcontext,
     )
 
 
@@ -105,6 +120,8 @@ def _better(new: Row, old: Row) -> bool:
 
 
 RANKS: Entries = {
+    "a changelog in many blocks": rankings(partial(changelogs, size=30), blocks=True),
+    "unique rows in many blocks": rankings(_unique(within_auction, size=30), unique=True, blocks=True),
     "insertions": rankings(insertions, changelog=False),
     "a changelog": rankings(changelogs),
     "unique rows": rankings(_unique(within_auction), unique=True),

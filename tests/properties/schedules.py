@@ -19,11 +19,12 @@ from tests.properties.histories import Change, History, Record
 Shuffle = Literal["any", "within keys", "none"]
 """``any``: every order of a micro-batch's records. ``within keys``: records with one ``order_key`` keep theirs."""
 
-READS: tuple[dict[str, str], ...] = (
+MEMORY: tuple[dict[str, str], ...] = (
     {},
     {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"},
+    {"async-state.gather-memory": "1kb", "async-state.write-cache-size": "1kb"},
 )
-"""Reads that are answered at once if they can be, and reads that all wait for the store."""
+"""Everything in memory; reads that all wait for the store; rows and writes that go to files."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ class Schedule:
     batches: tuple[MicroBatch, ...]
     bundle_size: int = 500_000
     parallelism: int = 1
-    reads: int = 0
+    memory: int = 0
     last_watermark: int | None = None
 
     @property
     def options(self) -> dict[str, str]:
         """Settings of the harness."""
-        return {"async-state.bundle-size": str(self.bundle_size), **READS[self.reads]}
+        return {"async-state.bundle-size": str(self.bundle_size), **MEMORY[self.memory]}
 
 
 @st.composite
@@ -78,7 +79,7 @@ def schedules(
         tuple(draw(_batches(history, shuffle, times, come_again, batches_max))),
         draw(st.sampled_from([500_000, 1, 2, 3, 5])),
         draw(st.sampled_from([1, 2, 3])),
-        draw(st.integers(0, len(READS) - 1)),
+        draw(st.integers(0, len(MEMORY) - 1)),
         last,
     )
 

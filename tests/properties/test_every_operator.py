@@ -77,7 +77,10 @@ def check(example: Example, plain: Schedule, schedule: Schedule) -> None:
 
 
 def _run(example: Example, schedule: Schedule, async_enabled: bool) -> Run:
-    return run(example.make, example.inputs, example.key, schedule, async_enabled, **dict(example.settings))
+    with example.around():
+        return run(
+            example.make, example.inputs, example.key, schedule, async_enabled, **dict(example.settings)
+        )
 
 
 def _check_counters(schedule: Schedule, done: Run) -> None:
@@ -89,9 +92,10 @@ def _check_counters(schedule: Schedule, done: Run) -> None:
 
 def _check_output(example: Example, schedule: Schedule, done: Run) -> None:
     records = example.history.records
-    if example.expected is not None and example.times is not None:
-        assert done.netted() == example.expected(example.history.tables(records))
-    elif example.expected is not None:
+    if example.expected is None or example.times is not None:
+        tables = example.history.tables(records)
+        assert done.netted() == (example.expected(tables) if example.expected else example.output)
+    else:
         for number, batch in enumerate(schedule.batches):
             expected = example.expected(example.history.tables(records[: batch.seen]))
             assert done.netted(number + 1) == expected
@@ -104,7 +108,7 @@ def _check_kinds(rows: list[OutputRow], key: Any, bundles: int) -> None:
     """Of each key a bundle takes rows back before it adds any; a micro-batch has a bundle an input."""
     kinds: dict[Any, list[bool]] = defaultdict(list)
     for kind, *row in rows:
-        kinds[tuple(row[at] for at in key)].append(kind in ("+I", "+U"))
+        kinds[key(tuple(row))].append(kind in ("+I", "+U"))
     for added in kinds.values():
         turns = sum(1 for before, after in pairwise(added) if before and not after)
         assert turns < bundles
