@@ -1,4 +1,4 @@
-"""What every test may use: a Spark session, an S3, the two modes, the two stores, hypothesis profiles.
+"""What every test may use: a Spark session, an S3, the two modes, hypothesis profiles.
 
 Owns: shared fixtures and nothing else; a fixture that one area needs stands in that area's own conftest.
 Invariant: importing this file starts nothing and imports neither Spark nor RocksDB.
@@ -7,11 +7,13 @@ Invariant: importing this file starts nothing and imports neither Spark nor Rock
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,7 +34,61 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=2_000)
-settings.load_profile("quick")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+SCRATCH = "ASYNCSTATE_TEST_SCRATCH"
+"""Names the folder for everything that tests write; by default a new one in memory, where there is such a place."""
+_IN_MEMORY = Path("/dev/shm")
+_IN_MEMORY_BYTES_MIN = 4 << 30
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests, and all that they start, write into memory: on a disk they would mostly wait for its fsync."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # the controller's environment says where
+    given = os.environ.get(SCRATCH)
+    if given is None and not _has_room(_IN_MEMORY):
+        return
+    scratch = tempfile.mkdtemp(prefix="asyncstate-tests-", dir=given or _IN_MEMORY)
+    config.stash[_scratch] = scratch, os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = tempfile.tempdir = scratch
+    if config.option.basetemp is None:
+        config.option.basetemp = os.path.join(scratch, "pytest")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Delete what is left; pytest keeps the folders of tests that failed until here."""
+    if _scratch in config.stash:
+        shutil.rmtree(config.stash[_scratch][0], ignore_errors=True)
+
+
+_scratch = pytest.StashKey[tuple[str, str | None]]()
+
+
+def _has_room(folder: Path) -> bool:
+    return (
+        folder.is_dir()
+        and os.access(folder, os.W_OK)
+        and shutil.disk_usage(folder).free >= _IN_MEMORY_BYTES_MIN
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What needs Spark comes first and in one process, so that its start is paid once; the rest is spread by file."""
+    spark = [item for item in items if item.get_closest_marker("spark")]
+    for item in items:
+        group = "spark" if item.get_closest_marker("spark") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+    rest = [item for item in items if not item.get_closest_marker("spark")]
+    items[:] = [*spark, *rest]
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder on a real disk, for what memory cannot show: direct reads, links across file systems."""
+    with tempfile.TemporaryDirectory(prefix="asyncstate-tests-", dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
@@ -40,13 +96,6 @@ def async_enabled(request: pytest.FixtureRequest) -> bool:
     """Runs the test once with `async-state.enabled=false` and once with `true`."""
     enabled: bool = request.param
     return enabled
-
-
-@pytest.fixture(params=["rocksdb", "memory"])
-def store_kind(request: pytest.FixtureRequest) -> Literal["rocksdb", "memory"]:
-    """Runs the test once over each store."""
-    kind: Literal["rocksdb", "memory"] = request.param
-    return kind
 
 
 @pytest.fixture(scope="session")

@@ -146,6 +146,10 @@ class AsyncExecutionController(MailboxController):
             raise
 
     @property
+    def _answers_are_out(self) -> bool:
+        return self._bundles.unanswered > 0
+
+    @property
     def reads_ahead(self) -> bool:
         """See ``ExecutionController``: while the store is slow."""
         return self._pacer.waits_for_device
@@ -282,8 +286,8 @@ class AsyncExecutionController(MailboxController):
     def _call(self, call: OutsideCall) -> StateFuture[Any]:
         record = call.record
         call.future = pending_future(record)
+        self.calls.start(call)  # first: if it cannot, the record does not wait
         self._hold(record)
-        self.calls.start(call)
         return call.future
 
     def _call_ended(self, call: OutsideCall, completion: Completion) -> None:

@@ -2,15 +2,15 @@
 
 Owns: ``BundleReads`` and the chunks a bundle's list get is cut into.
 Invariant: only keys that memory does not know go to the store. Below this batch's writes nothing changes during a
-micro-batch, so what is answered ahead of time stays good; the writes, spilled or not, are laid over it when the bundle
-asks.
+micro-batch, so what is answered ahead of time stays good; the writes up to the moment at which the bundle asks, spilled
+or not, are laid over it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from asyncstate.execution.pacing import ReadPacer
 from asyncstate.execution.read_here import read_here
@@ -19,6 +19,7 @@ from asyncstate.futures import StateFuture, completed_future
 from asyncstate.storage import WriteOverlay
 
 Values = list[bytes | None]
+_FIRST_KEYS: Final = 128  # as many as the store takes in one list get anyway
 Send = Callable[[Sequence[ListGet]], None]
 """Have the I/O threads read keys; each answer comes back with the ticket given."""
 
@@ -89,6 +90,8 @@ class BundleReads:
         self._send = send
         self._parallelism = parallelism
         self._ahead: dict[tuple[int, bytes, bytes], BundleRead] = {}
+        self.unanswered = 0
+        """Answers that are out: until they are there nothing may be spilled."""
 
     def get(self, keys: list[bytes]) -> StateFuture[Values]:
         """A future of the values of ``keys`` (sorted, unique), with this batch's writes."""
@@ -99,7 +102,16 @@ class BundleReads:
             self._send_off(read)
             if read.future.done:
                 return completed_future(read.values)  # type: ignore[arg-type]  # all are known
-        return read.future.then_apply(lambda fetched: self._overlay.overlay_many(keys, fetched, read.spills))
+        # What is written from here on is not for this answer: it shows the state as it is now.
+        written, spills = self._overlay.written(keys), self._overlay.spills
+        self.unanswered += 1
+
+        def answer(fetched: Values) -> Values:
+            self.unanswered -= 1
+            assert self._overlay.spills == spills, "nothing is spilled while an answer is out"
+            return self._overlay.laid_over(keys, fetched, read.spills, written)
+
+        return read.future.then_apply(answer)
 
     def prefetch(self, keys: list[bytes]) -> None:
         """Start reading ``keys`` if that can happen beside other work."""
@@ -109,8 +121,13 @@ class BundleReads:
 
     def _read_here(self, read: BundleRead) -> None:
         """Read on this thread while that is quick: all at once, or first a few keys to see how slow the store is."""
+        most = (
+            _FIRST_KEYS  # a store that has become slow since is found out by some keys, not by a whole bundle
+        )
         while read.done < len(read.wanted) and not self._pacer.waits_for_device:
-            self._read_some(read, self._pacer.chunk_keys(len(read.wanted) - read.done, 1))
+            count = self._pacer.chunk_keys(len(read.wanted) - read.done, 1)
+            self._read_some(read, min(count, most))
+            most *= _FIRST_KEYS
 
     def _read_some(self, read: BundleRead, count: int) -> None:
         start = read.done

@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn, Self
 from asyncstate.errors import FutureStateError, StateAccessError
 from asyncstate.execution.calls import OutsideCall, OutsideCalls
 from asyncstate.execution.failures import AWAIT_HINT, Failures
+from asyncstate.execution.guard import guard
 from asyncstate.execution.read_ahead import ComingRows
 from asyncstate.execution.record import OutputRow, Record
 from asyncstate.futures import (
@@ -50,10 +51,12 @@ class ExecutionController(StateSink):
         "outputs",
         "overlay",
         "put",
+        "thread",
         "uid",
     )
 
     current: Record | None
+    thread: int
     get: Callable[[bytes], bytes | None]  # type: ignore[assignment]  # the overlay's own, without a frame in between
     put: Callable[[bytes, bytes], None]  # type: ignore[assignment]
     delete: Callable[[bytes], None]  # type: ignore[assignment]
@@ -181,7 +184,8 @@ class ExecutionController(StateSink):
         """
         if self.overlay.exceeds(rows):
             self.drain()
-            self.overlay.spill()
+            if self.may_spill:
+                self.overlay.spill()
 
     @property
     def may_spill(self) -> bool:
@@ -263,12 +267,13 @@ class ExecutionController(StateSink):
     ) -> StateFuture[Any]:
         """See ``RecordContext.call``."""
         call = self.calls.prepared(record, function, arguments, timeout_seconds)
-        if self.current is not record or current_scope() is not self:
+        if current_scope() is not self or self.current is not record:
             raise StateAccessError(
                 f"ctx.call({call.name}) of the record with key {record.key!r} was used while that record is not at "
                 "work; use it in process(), in on_timer(), or in a callback chained to a future of the record (in "
                 "on_watermark() there is no key to keep in order)"
             )
+        guard(self)
         return self._call(call)
 
     @abstractmethod
@@ -295,10 +300,8 @@ class ExecutionController(StateSink):
                         self._await_returned(record, result)
                 elif type(result) is CoroutineType:
                     self._step(record, result)
-                elif type(result) is GeneratorType or type(result) is AsyncGeneratorType:
-                    raise self.failures.misused(
-                        record, f"{result!r} is a generator; use await instead of yield"
-                    )
+                else:
+                    raise self._is_no_answer(record, result)
         except Exception as error:
             self.failures.raise_named(error, record)
 
@@ -309,12 +312,24 @@ class ExecutionController(StateSink):
             awaited = coroutine.send(None)
         except StopIteration as end:
             result = end.value
-            if type(result) is StateFuture and not result.done:
-                self._await_returned(record, result)
+            if type(result) is StateFuture:
+                if not result.done:
+                    self._await_returned(record, result)
+            elif result is not None:
+                raise self._is_no_answer(record, result) from None
             return
         if type(awaited) is not StateFuture:
             self._throw(coroutine, self.failures.misused(record, f"{AWAIT_HINT}. It awaits {awaited!r}"))
         self._suspend(record, coroutine, awaited)
+
+    def _is_no_answer(self, record: Record, result: Any) -> FutureStateError:
+        if type(result) in _GENERATORS:
+            return self._is_generator(record, result)
+        return self.failures.misused(
+            record,
+            f"the operator returned {result!r}, which goes nowhere; put rows out with ctx.emit(...), and return None "
+            "or a StateFuture (combine_all makes one of several)",
+        )
 
     def _is_generator(self, record: Record | None, result: Any) -> FutureStateError:
         return self.failures.misused(record, f"{result!r} is a generator; use await instead of yield")

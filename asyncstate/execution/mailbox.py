@@ -147,8 +147,13 @@ class MailboxController(ExecutionController):
 
     @property
     def may_spill(self) -> bool:
-        """See ``ExecutionController``. Reads of bundles look for what was spilled meanwhile."""
-        return not (self._in_flight or self._buffer.requests)
+        """See ``ExecutionController``. Reads ahead of bundles look for what was spilled meanwhile."""
+        return not (self._in_flight or self._buffer.requests or self._answers_are_out)
+
+    @property
+    def _answers_are_out(self) -> bool:
+        """Whether a bundle waits for what it has asked."""
+        return False
 
     def end_epoch(self) -> None:
         """See ``ExecutionController``. Serial: wait for the epoch; else its records and the next one's overlap."""

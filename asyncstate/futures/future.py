@@ -10,6 +10,7 @@ Source: FLIP-424 (asynchronous state APIs) and FLIP-473 (paradigms); ``recover``
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from types import CoroutineType
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from asyncstate.errors import FutureStateError
@@ -25,6 +26,7 @@ from asyncstate.futures.settling import (
     Work,
     future_from,
     of_record,
+    refuse_coroutine,
     report_failure,
     require_completable,
     require_future,
@@ -67,7 +69,7 @@ class StateFuture(FutureCore, Generic[T]):
     @property
     def failure_observed(self) -> bool:
         """True when something was derived from this future, so that its failure went on to there."""
-        return self._observed
+        return getattr(self, "_observed", False)  # one that had its value from the start never needs it
 
     def get(self) -> T:
         """The value.
@@ -128,7 +130,9 @@ class StateFuture(FutureCore, Generic[T]):
             # as completed_future does; this is half of every chain on state that is in memory
             done = _new_future(StateFuture)
             try:
-                done._value = fn(self._value)
+                value = done._value = fn(self._value)
+                if type(value) is CoroutineType:
+                    refuse_coroutine(value, fn, "then_apply")
             except Exception as error:
                 return failed_future(error)
             done._state = DONE
@@ -139,7 +143,9 @@ class StateFuture(FutureCore, Generic[T]):
         """Call ``fn(value)`` for its effect; a future of None."""
         if self._state == DONE:
             try:
-                fn(self._value)
+                result = fn(self._value)
+                if result is not None:
+                    refuse_coroutine(result, fn, "then_accept")
             except Exception as error:
                 return failed_future(error)
             return VOID
@@ -164,6 +170,7 @@ class StateFuture(FutureCore, Generic[T]):
                 return completed_future(fn(self._value, other._value))
             except Exception as error:
                 return failed_future(error)
+        other.on_settled(_passed_on)  # if this one fails it speaks for both, as in combine_all
         return self.then_compose(lambda mine: other.then_apply(lambda others: fn(mine, others)))
 
     def then_conditionally_apply(
@@ -175,9 +182,10 @@ class StateFuture(FutureCore, Generic[T]):
         """A future of ``(condition(value), result of the branch taken)``; None where there is no branch."""
 
         def branch(value: T) -> tuple[bool, U | V | None]:
-            if condition(value):
-                return True, if_true(value)
-            return False, if_false(value) if if_false is not None else None
+            taken, branch_of = (True, if_true) if condition(value) else (False, if_false)
+            result: Any = None if branch_of is None else branch_of(value)
+            refuse_coroutine(result, branch_of, "then_conditionally_apply")
+            return taken, result
 
         return self.then_apply(branch)
 
@@ -190,12 +198,10 @@ class StateFuture(FutureCore, Generic[T]):
         """Call one of two consumers; a future of the condition."""
 
         def branch(value: T) -> bool:
-            if condition(value):
-                if_true(value)
-                return True
-            if if_false is not None:
-                if_false(value)
-            return False
+            taken, branch_of = (True, if_true) if condition(value) else (False, if_false)
+            if branch_of is not None:
+                refuse_coroutine(branch_of(value), branch_of, "then_conditionally_accept")
+            return taken
 
         return self.then_apply(branch)
 
@@ -264,6 +270,10 @@ class StateFuture(FutureCore, Generic[T]):
     thenAccept = then_accept  # noqa: N815
     thenCompose = then_compose  # noqa: N815
     thenCombine = then_combine  # noqa: N815
+
+
+def _passed_on(_: object) -> None:
+    """The failure of a future that another one stands for."""
 
 
 # A future that is settled when it is made has no use for the other slots, and so none for ``__init__``.

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import chain
+from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
 from asyncstate.futures.combine import combine_all
 from asyncstate.futures.future import VOID, StateFuture, completed_future
-from asyncstate.futures.settling import require_future
+from asyncstate.futures.settling import refuse_coroutine, require_future
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -41,7 +42,8 @@ class StateIterator(Generic[T]):
         """Call ``fn`` on every entry, in order.
 
         If ``fn`` returns StateFutures the result is a future of the list of their values (None for an entry
-        where it returned no future); with a plain consumer it is a future of None.
+        where it returned no future), of the empty list if there is no entry; with a plain consumer it is a future of
+        None.
         """
         return self._on_next(fn, [])
 
@@ -51,7 +53,7 @@ class StateIterator(Generic[T]):
             for item in page._items:
                 results.append(fn(item))
             if page._load_more is None:
-                return _results_of(results)
+                return _results_of(results, fn)
             more = page._load_more()
             if not more.done or more.failed:
                 return more.then_compose(lambda following: following._on_next(fn, results))
@@ -94,9 +96,15 @@ class StateIterator(Generic[T]):
             page = more.get()
 
 
-def _results_of(results: list[Any]) -> StateFuture[Any]:
+def _results_of(results: list[Any], fn: Any) -> StateFuture[Any]:
+    if not results:  # nobody can tell what the function would have returned
+        return completed_future([])
     if results.count(None) == len(results):  # a plain consumer, as most are
         return VOID
+    if type(results[0]) is CoroutineType:
+        for other in results[1:]:
+            other.close()
+        refuse_coroutine(results[0], fn, "on_next")
     if not any(isinstance(result, StateFuture) for result in results):
         return VOID
     return combine_all([result if isinstance(result, StateFuture) else VOID for result in results])

@@ -47,6 +47,8 @@ def apply(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> Non
     if state == DONE:
         try:
             value = fn(value)
+            if type(value) is CoroutineType:
+                refuse_coroutine(value, fn, "then_apply")
         except Exception as error:
             state, value = FAILED, error
     work.append((child, state, value))
@@ -56,8 +58,10 @@ def accept(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> No
     """``then_accept``."""
     if state == DONE:
         try:
-            fn(value)
-            value = None
+            value = fn(value)
+            if value is not None:
+                refuse_coroutine(value, fn, "then_accept")
+                value = None
         except Exception as error:
             state, value = FAILED, error
     work.append((child, state, value))
@@ -97,6 +101,7 @@ def recover(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> N
     if state == FAILED and isinstance(value, Exception):
         try:
             state, value = DONE, fn(value)
+            refuse_coroutine(value, fn, "recover")
         except Exception as error:
             state, value = FAILED, error
     work.append((child, state, value))
@@ -105,7 +110,7 @@ def recover(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> N
 def finally_(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> None:
     """``finally_``."""
     try:
-        fn()
+        refuse_coroutine(fn(), fn, "finally_")
     except Exception as error:
         if state == FAILED:
             error.__context__ = value
@@ -186,6 +191,18 @@ def future_from(result: Any, fn: Any) -> Any:
     raise FutureStateError(
         f"{name} must return a StateFuture but returned {result!r}; "
         "use then_apply for a plain value, or return completed_future(value)"
+    )
+
+
+def refuse_coroutine(result: Any, fn: Any, where: str) -> None:
+    """Raise FutureStateError if ``fn``, a callback, has returned a coroutine: nothing would run it."""
+    if type(result) is not CoroutineType:
+        return
+    result.close()  # else Python also warns that it was never awaited
+    name = getattr(fn, "__qualname__", repr(fn))
+    raise FutureStateError(
+        f"{where} got the coroutine function {name}, which would never run; write process() itself as `async def` and "
+        "await there, or give a plain function (then_compose, if it makes a further future)"
     )
 
 

@@ -129,6 +129,9 @@ class OrderedInputs:
             if spec.order_by
         }
 
+    def __bool__(self) -> bool:
+        return bool(self._inputs)
+
     def __contains__(self, input_index: int) -> bool:
         return input_index in self._inputs
 

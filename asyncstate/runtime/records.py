@@ -31,6 +31,7 @@ from asyncstate.runtime.rows import (
 )
 from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import InputBatch, TaskSpec
+from asyncstate.runtime.time_order import TimeOrder
 from asyncstate.state import DueTimer, KeyedTimers
 
 _OUTPUT_ROWS: Final = 10_000
@@ -87,9 +88,10 @@ class RecordRunner(Runner):
         yield from self._process_broadcast()
         # As they arrive, late ones too; rows of ordered inputs are put to wait instead.
         yield from self._process_rows(batches)
-        # Rows of ordered inputs that the watermark has passed: no earlier one can come any more.
+        # Rows of ordered inputs that the watermark has passed, with the timers of event time between them: nothing
+        # earlier can come any more.
         yield from self._deliver_ordered()
-        # What is due behind the rows, and what the rows have made due.
+        # What is due behind rows that are not in order, and what these have made due.
         yield from self._fire_timers(TimeDomain.PROCESSING_TIME, TimeDomain.EVENT_TIME)
         # All rows that belong before the watermark are out.
         self._pass_watermark()
@@ -126,16 +128,34 @@ class RecordRunner(Runner):
         return count
 
     def _deliver_ordered(self) -> Iterator[pa.RecordBatch]:
-        watermark = self.spec.watermark
-        if watermark == MIN_WATERMARK:
+        """Without timers rows follow each other as quickly as they come; with them each waits for what is earlier."""
+        if self.spec.watermark == MIN_WATERMARK or not self._ordered:
             return
-        for turns, inputs in self._ordered.due(self.context.key_groups, watermark, _SLICE_ROWS):
-            records = {prepared.input_index: self._records(prepared) for prepared in inputs}
-            for index in turns:
-                self.controller.submit(next(records[index]))
-            self.controller.bound_writes(len(turns))
+        if self._has_timers:
+            yield from self._deliver_between_timers()
+            return
+        rows = self._due_rows()
+        count = 1
+        while count:
+            count = self._submit(islice(rows, _SLICE_ROWS))
+            self.controller.bound_writes(count)
             yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
+
+    def _deliver_between_timers(self) -> Iterator[pa.RecordBatch]:
+        groups, watermark = self.context.key_groups, self.spec.watermark
+        timers = self._timers.between_rows(groups, watermark, self.context.page_size)
+        for count in TimeOrder(self.controller, self._due_rows(), timers, self._timer_record).run():
+            self.controller.bound_writes(count)
+            yield from self._outputs(_OUTPUT_ROWS)
+        self._timers.end_rounds()
+
+    def _due_rows(self) -> Iterator[Record]:
+        groups, watermark = self.context.key_groups, self.spec.watermark
+        for turns, inputs in self._ordered.due(groups, watermark, _SLICE_ROWS):
+            records = {prepared.input_index: self._records(prepared) for prepared in inputs}
+            for index in turns:
+                yield next(records[index])
 
     def _records(self, prepared: PreparedBatch) -> Iterator[Record]:
         """One Record a row, keys encoded for the whole batch at once."""

@@ -68,13 +68,15 @@ class JobFrame:
 
 @dataclass(frozen=True)
 class Applied:
-    """One operator of the batch: what it was and what its partitions reported."""
+    """One operator of the batch: what it was and what its partitions reported. ``ordered`` names its first input with
+    order_by, if there is one."""
 
     uid: str
     operator: str
     parallelism: int
     delays: Sequence[int | None]
     schemas: Mapping[str, str]
+    ordered: str | None
     stage: Stage
     records: list[CommitRecord]
     plan_seconds: float
@@ -163,6 +165,7 @@ class MicroBatch:
             parallelism=prepared.spec.parallelism,
             delays=prepared.delays,
             schemas=prepared.schemas,
+            ordered=next((given.name for given in prepared.spec.inputs if given.order_by), None),
             stage=stage,
             records=records,
             plan_seconds=planned - started,
@@ -321,6 +324,17 @@ def _names(uid: str, count: int, broadcast: int | None) -> list[str]:
     if broadcast is not None:
         sides.insert(broadcast, "broadcast ")
     return [f"the {side}input of operator '{uid}'" for side in sides]
+
+
+def check_watermark_of_ordered(applied: Mapping[str, Applied], sources: Mapping[str, int]) -> None:
+    """Raise JobError if rows of an ordered input would wait for a watermark that no input of the job moves."""
+    waiting = next((one.ordered for one in applied.values() if one.ordered is not None), None)
+    if waiting is not None and not sources:
+        raise JobError(
+            f"{waiting} has order_by, so its rows wait for the watermark, but no input of the job has a "
+            "watermark_delay: they would wait until finish(). Give the input watermark_delay (how late its rows may "
+            "come, such as '10 seconds'), or leave order_by out; nothing was committed"
+        )
 
 
 def _checked_records(uid: str, parallelism: int, stage: Stage) -> list[CommitRecord]:

@@ -20,7 +20,7 @@ from asyncstate.config import Config, resolve
 from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
 from asyncstate.runtime import advance_sources, operator_after, sum_records
 from asyncstate.spark.arrow_batches import ArrowBatches
-from asyncstate.spark.batch import Applied, JobFrame, MicroBatch
+from asyncstate.spark.batch import Applied, JobFrame, MicroBatch, check_watermark_of_ordered
 from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
@@ -224,6 +224,7 @@ class StreamingJob:
                 applied.records,
                 {**applied.schemas, BATCH_SCHEMA: self._schema or ""},
             )
+        check_watermark_of_ordered(batch.applied, sources)
         return self._ledger.manifest(
             batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, final
         )

@@ -17,7 +17,14 @@ from asyncstate.state.listing import ListState
 from asyncstate.state.mapping import MapState
 from asyncstate.state.ranges import merged_entries, pages_of
 from asyncstate.state.reducing import ReducingState
-from asyncstate.state.timers import NAMED_TIMERS, TIMERS_BY_TIME, DueTimer, KeyedTimers
+from asyncstate.state.timers import (
+    NAMED_TIMERS,
+    TIMERS_BY_TIME,
+    DueTimer,
+    KeyedTimers,
+    TimersBetweenRows,
+    turn_of,
+)
 from asyncstate.state.trials import Trial, Trials
 from asyncstate.state.ttl import ExpiringState, StateTtl, TtlTime, TtlUpdate, TtlVisibility
 from asyncstate.state.value import ValueState
@@ -53,6 +60,7 @@ __all__ = [
     "StateSize",
     "StateTtl",
     "TimeRange",
+    "TimersBetweenRows",
     "TimersState",
     "Trial",
     "Trials",
@@ -66,5 +74,6 @@ __all__ = [
     "pages_of",
     "state_size",
     "time_of",
+    "turn_of",
     "with_decoded_values",
 ]

@@ -17,6 +17,7 @@ goes stale; it is recognised when it comes due, because the entry by key does no
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -30,6 +31,11 @@ TIMERS_BY_TIME: Final = 1
 """Reserved state id."""
 NAMED_TIMERS: Final = 2
 """Reserved state id."""
+
+REPETITIONS_MAX: Final = 1_000
+"""How often a timer may register itself for its own time in one micro-batch."""
+HELD_MAX: Final = 100_000
+"""Timers that are held while they wait for their turn between rows."""
 
 _GROUP_BYTES: Final = 2
 _TIME_AT: Final = _GROUP_BYTES + 2  # behind group, state id and kind
@@ -61,13 +67,15 @@ class _Kind:
 class _Round:
     """What has to be told apart while the timers of one domain with time <= ``until`` fire."""
 
-    __slots__ = ("kind", "postponed", "touched", "until")
+    __slots__ = ("kind", "postponed", "registered", "touched", "until")
 
     def __init__(self, kind: _Kind, until: int) -> None:
         self.kind = kind
         self.until = until
         self.postponed: set[bytes] = set()  # registered in this round, due in the next
         self.touched: set[bytes] = set()  # entries (by time or by key) deleted or replaced in this round
+        # Registered in this round and due in it, where rows run between its timers; None: there are none to run.
+        self.registered: list[DueTimer] | None = None
 
 
 class DueTimer(NamedTuple):
@@ -101,6 +109,7 @@ class KeyedTimers:
         self._event = _Kind(TimeDomain.EVENT_TIME, b"\x00")
         self._processing = _Kind(TimeDomain.PROCESSING_TIME, b"\x01")
         self._round: _Round | None = None  # the one at hand
+        self._repeated: dict[bytes, int] = {}  # timers that register themselves for their own time
 
     # -- for operators --------------------------------------------------------------------------------
 
@@ -133,6 +142,9 @@ class KeyedTimers:
         time = self._encoded_time(time_us)
         tail = key + self._place(name, namespace)
         entry = group + kind.by_time + time + tail
+        firing = getattr(self._sink.current, "item", None)
+        if type(firing) is DueTimer and firing.store_key == entry:
+            self._count_repetition(firing)
         named = None if name is None else group + kind.by_name + tail
         if self._round is not None and self._round.kind is kind:
             self._note_registration(self._round, time_us, time, entry, named)
@@ -141,6 +153,15 @@ class KeyedTimers:
         self._sink.put(entry, len(key).to_bytes(_LENGTH_BYTES, "big"))
         if named is not None:
             self._sink.put(named, time)
+
+    def _count_repetition(self, firing: DueTimer) -> None:
+        times = self._repeated[firing.store_key] = self._repeated.get(firing.store_key, 0) + 1
+        if times >= REPETITIONS_MAX:
+            raise StateAccessError(
+                f"{self._label}: the timer that is firing (time {firing.time}, name {firing.name!r}) has been "
+                f"registered again for the same time by its own on_timer() {times:,} times; register it for a later "
+                "time, or it fires for ever"
+            )
 
     def _delete(self, kind: _Kind, time_us: int | None, name: str | None, namespace: int | None) -> None:
         if (time_us is None) == (name is None):
@@ -177,6 +198,22 @@ class KeyedTimers:
             if timers:
                 yield timers
 
+    def between_rows(self, groups: Iterable[int], until: int, page_size: int) -> TimersBetweenRows:
+        """One round of event time whose timers take turns with rows: also those that it registers are due in it."""
+        kind = self._event
+        kind.earliest, kind.fired_until = _NEVER, until
+        self._round = at_hand = _Round(kind, until)
+        registered: list[DueTimer] = []
+        at_hand.registered = registered
+        ranges = [_range(group.to_bytes(_GROUP_BYTES, "big") + kind.by_time, until) for group in groups]
+
+        def stored() -> Iterator[DueTimer]:
+            at_hand.touched.clear()  # what is read from here on is as it is now
+            for page in pages_of(merged_entries(self._sink, ranges, page_size, _firing_order), page_size):
+                yield from self._live(kind, page)
+
+        return TimersBetweenRows(stored, registered)
+
     def may_be_due(self, domain: TimeDomain, until: int) -> bool:
         """False if no timer of ``domain`` with time <= ``until`` can be there: a round has fired them, and none
         was registered since it began."""
@@ -191,6 +228,8 @@ class KeyedTimers:
         """Take the timer out of the store; False if it was deleted or replaced since and must not fire."""
         at_hand = self._round
         assert at_hand is not None, "a timer is claimed in its round"
+        if at_hand.registered is not None:
+            return self._claim_between_rows(at_hand, timer)
         entry = timer.store_key
         sink = self._sink
         if timer.name is None:
@@ -207,6 +246,22 @@ class KeyedTimers:
         sink.delete(named)
         return True
 
+    def _claim_between_rows(self, at_hand: _Round, timer: DueTimer) -> bool:
+        """Everything of the key has run up to the timer's time, so what is stored says whether it is still wanted."""
+        entry, sink, touched = timer.store_key, self._sink, at_hand.touched
+        if entry in touched and sink.get(entry) is None:
+            return False
+        sink.delete(entry)
+        touched.add(entry)
+        if timer.name is None:
+            return True
+        named = _named_entry(at_hand.kind, timer)
+        if named in touched and sink.get(named) != encode_namespace(timer.time):
+            return False
+        sink.delete(named)
+        touched.add(named)
+        return True
+
     # -- the rest ---------------------------------------------------------------------------------------
 
     def _kind(self, domain: TimeDomain) -> _Kind:
@@ -216,6 +271,14 @@ class KeyedTimers:
         self, at_hand: _Round, time_us: int, time: bytes, entry: bytes, named: bytes | None
     ) -> None:
         """Keep apart what this round has to fire and what is registered while it is under way."""
+        if at_hand.registered is not None:
+            at_hand.touched.add(entry)
+            if named is not None:
+                at_hand.touched.add(named)
+            if time_us <= at_hand.until:
+                length = len(self._current()[1]).to_bytes(_LENGTH_BYTES, "big")
+                at_hand.registered.append(_timer(at_hand.kind.domain, entry, length))
+            return
         if time_us <= at_hand.until:
             there = self._sink.get(entry) is not None
             if there and (named is None or self._sink.get(named) == time):
@@ -260,6 +323,58 @@ class KeyedTimers:
             raise StateAccessError(f"{self._label}: a name is empty; leave it out for an unnamed timer")
         where = _PLAIN if namespace is None else _NAMESPACED + encode_namespace(namespace)
         return where if name is None else where + name.encode()
+
+
+class TimersBetweenRows:
+    """Due timers in order of time (then group, key, namespace, name) while rows and timers register others.
+
+    Those that were registered are held in memory up to ``HELD_MAX``; beyond it they are read anew from the store.
+    """
+
+    def __init__(self, stored: Callable[[], Iterator[DueTimer]], registered: list[DueTimer]) -> None:
+        self._stored = stored
+        self._registered = registered
+        self._held: list[tuple[bytes, DueTimer]] = []
+        self._rest = stored()
+        self._next = next(self._rest, None)
+
+    def first(self) -> DueTimer | None:
+        """The earliest timer, which stays; None if there is none."""
+        if self._held and (self._next is None or self._held[0][0] < turn_of(self._next)):
+            return self._held[0][1]
+        return self._next
+
+    def pop(self) -> DueTimer:
+        """Take the earliest timer out; there must be one."""
+        first = self.first()
+        assert first is not None
+        if first is self._next:
+            self._next = next(self._rest, None)
+        else:
+            heapq.heappop(self._held)
+        return first
+
+    def take_registered(self) -> list[DueTimer]:
+        """What was registered since this was last asked."""
+        registered = self._registered.copy()
+        self._registered.clear()
+        return registered
+
+    def add(self, timer: DueTimer) -> None:
+        """Give back a timer that was registered and whose turn is later."""
+        heapq.heappush(self._held, (turn_of(timer), timer))
+
+    def settle(self) -> None:
+        """To be called while no timer that was taken out is still to be claimed: bounds what is held."""
+        if len(self._held) > HELD_MAX:
+            self._held = []
+            self._rest = self._stored()
+            self._next = next(self._rest, None)
+
+
+def turn_of(timer: DueTimer) -> bytes:
+    """Sorts as timers fire: by time, group, key, namespace and name."""
+    return _firing_order((timer.store_key, b""))
 
 
 def live_timers(entries: Page, get_many: Callable[[list[bytes]], list[bytes | None]]) -> list[DueTimer]:

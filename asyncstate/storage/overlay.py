@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import filterfalse
+from itertools import filterfalse, repeat
 from typing import Final, Literal
 
 from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, CachedEntries, Entries, size_of
@@ -106,7 +106,7 @@ class WriteOverlay:
     """After how many rows to ask ``exceeds`` again: ``WriteMeter.rows_to_look``."""
     spills: int
     """How often writes have been moved to disk. What ``store`` said at another number is right only with newer writes
-    laid over it (``overlay_many``), and must not be remembered."""
+    laid over it (``laid_over``), and must not be remembered."""
 
     def __init__(
         self,
@@ -172,7 +172,9 @@ class WriteOverlay:
     def _recall(self, key: bytes) -> Peeked:
         """Look into what was read ahead and into the older generations; what is found there is young again."""
         value: Peeked = self._early.pop(key, MISSING) if self._early else MISSING
-        if value is MISSING:
+        if value is not MISSING:
+            self._misses += 1  # the store was asked for it, only earlier
+        else:
             for entries in self._older:
                 value = entries.get(key, MISSING)
                 if value is not MISSING:
@@ -294,20 +296,30 @@ class WriteOverlay:
         """A list get below memory, in one piece; the one method for other threads."""
         return self.store.get_many(keys)
 
-    def overlay_many(
-        self, keys: list[bytes], fetched: Sequence[bytes | None], spills: int | None = None
+    def written(self, keys: list[bytes]) -> list[Peeked] | None:
+        """This batch's writes in memory for ``keys``, MISSING where there is none; None if there are none at all."""
+        self._settle()
+        return list(map(self._writes.get, keys, repeat(MISSING))) if self._writes else None
+
+    def laid_over(
+        self,
+        keys: list[bytes],
+        fetched: Sequence[bytes | None],
+        spills: int,
+        written: Sequence[Peeked] | None,
     ) -> list[bytes | None]:
         """Lay this batch's writes over answers for the same keys that memory and store gave earlier.
 
-        ``spills``: what ``self.spills`` was when they were asked for, if anything may have been spilled since.
+        ``spills``: what ``self.spills`` was when they were asked for. ``written``: the writes in memory as they were
+        when the answers were wanted; nothing may have been spilled since.
         """
-        if spills is not None and spills != self.spills:
+        if spills != self.spills:
             assert isinstance(self.store, SpilledWrites)
             fetched = self.store.laid_over(keys, fetched, LIST_GET_KEYS)
-        self._settle()
-        if not self._writes:
+        if written is None:
             return list(fetched)
-        return list(map(self._writes.get, keys, fetched))
+        pairs = zip(written, fetched, strict=True)
+        return [old if new is MISSING else new for new, old in pairs]
 
     def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Keep many answers of the store, unless they are more than the young generation holds or the cache rests."""
@@ -357,7 +369,7 @@ class WriteOverlay:
     def spill(self) -> None:
         """Move the writes to disk. Reads go on seeing them; the memory is free.
 
-        Nothing that was asked of ``store`` before may be remembered after this, nor answered without ``overlay_many``:
+        Nothing that was asked of ``store`` before may be remembered after this, nor answered without ``laid_over``:
         look at ``spills``. Raises StoreError with nothing lost when the disk cannot be written.
         """
         self._settle()

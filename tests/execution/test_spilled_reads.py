@@ -66,15 +66,21 @@ def test_a_bundle_read_ahead_sees_what_was_spilled_meanwhile(
     assert [overlay.get(key) for key in KEYS] == expected
 
 
-def test_a_spill_between_the_answer_and_the_bundle() -> None:
+def test_a_spill_between_reading_ahead_and_the_bundle() -> None:
+    """The bundle sees what was written before it asked, in memory or not, and nothing that is written later."""
     sent: list[ListGet] = []
     store = MemoryStore((key, b"old") for key in KEYS)
     overlay = WriteOverlay(store, 0, None, WriteBound(1, MemoryStore, "memory"))
     reads = BundleReads(overlay, AlwaysSlow(), sent.extend, 4)
-    waiting = reads.get(KEYS)
+    reads.prefetch(KEYS)
     overlay.put(KEYS[0], b"new")
     for get in sent[:-1]:
         get.ticket.arrived(store.get_many(get.keys))
     overlay.spill()
+    overlay.put(KEYS[1], b"newer")
+    waiting = reads.get(KEYS)
+    assert reads.unanswered == 1  # nothing may be spilled now
+    overlay.put(KEYS[2], b"too late")
     sent[-1].ticket.arrived(store.get_many(sent[-1].keys))
-    assert waiting.get() == [b"new"] + [b"old"] * 99
+    assert waiting.get() == [b"new", b"newer"] + [b"old"] * 98
+    assert reads.unanswered == 0

@@ -22,16 +22,13 @@ SCHEMA = pa.schema([("v", pa.string()), ("k", pa.string()), ("ts", pa.timestamp(
 Row = tuple[Any, ...]
 
 
-@pytest.fixture(params=[(False, "memory"), (True, "rocksdb")], ids=["sync-memory", "async-rocksdb"])
-def open_harness(request: pytest.FixtureRequest) -> Iterator[Any]:
-    async_enabled, store_kind = request.param
+@pytest.fixture
+def open_harness(async_enabled: bool) -> Iterator[Any]:
     opened: list[OperatorHarness] = []
 
     def open_one(operator: Deduplicate, schema: pa.Schema = SCHEMA, **options: Any) -> OperatorHarness:
         settings_of_test = {"key": ["k"], "event_time": "ts", **options}
-        harness = OperatorHarness(
-            operator, schema, async_enabled=async_enabled, store=store_kind, **settings_of_test
-        )
+        harness = OperatorHarness(operator, schema, async_enabled=async_enabled, **settings_of_test)
         opened.append(harness)
         return harness
 
@@ -176,9 +173,7 @@ def test_netted_output_is_the_row_kept(
 ) -> None:
     """Both modes emit the same and store the same bytes; the state goes on at other parallelisms."""
     harnesses = [
-        OperatorHarness(
-            Deduplicate(keep, time), SCHEMA, ["k"], event_time="ts", store="memory", async_enabled=enabled
-        )
+        OperatorHarness(Deduplicate(keep, time), SCHEMA, ["k"], event_time="ts", async_enabled=enabled)
         for enabled in (False, True)
     ]
     rows: list[Row] = []
@@ -206,19 +201,16 @@ def test_netted_output_is_the_row_kept(
 
 
 @pytest.mark.parametrize("keep", ["first", "last"])
-def test_modes_and_stores_agree_byte_by_byte(keep: Literal["first", "last"]) -> None:
+def test_modes_agree_byte_by_byte(keep: Literal["first", "last"]) -> None:
     results = []
     for enabled in (False, True):
-        for store in ("rocksdb", "memory"):
-            with OperatorHarness(
-                Deduplicate(keep), SCHEMA, ["k"], event_time="ts", async_enabled=enabled, store=store
-            ) as harness:
-                for batch in range(2):
-                    harness.push(
-                        [(f"v{n}", str(n % 11), n * (7919, 6007)[batch] % 997 + 1) for n in range(300)]
-                    )
-                    harness.end_batch()
-                results.append((harness.output, harness.state_entries()))
+        with OperatorHarness(
+            Deduplicate(keep), SCHEMA, ["k"], event_time="ts", async_enabled=enabled
+        ) as harness:
+            for batch in range(2):
+                harness.push([(f"v{n}", str(n % 11), n * (7919, 6007)[batch] % 997 + 1) for n in range(300)])
+                harness.end_batch()
+            results.append((harness.output, harness.state_entries()))
     assert len(results[0][0]) > 11
     assert all(result == results[0] for result in results)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -48,13 +48,11 @@ class Timed:
 
 
 @pytest.fixture
-def start(async_enabled: bool, store_kind: Literal["rocksdb", "memory"]) -> Iterator[Callable[..., Timed]]:
+def start(async_enabled: bool) -> Iterator[Callable[..., Timed]]:
     made: list[OperatorHarness] = []
 
     def run(operator: Any, *arguments: Any, **options: Any) -> Timed:
-        made.append(
-            OperatorHarness(operator, *arguments, async_enabled=async_enabled, store=store_kind, **options)
-        )
+        made.append(OperatorHarness(operator, *arguments, async_enabled=async_enabled, **options))
         return Timed(made[-1])
 
     yield run
@@ -358,7 +356,7 @@ def test_both_modes_both_stores_and_any_parallelism_agree(name: str) -> None:
     for options in (
         {},
         {"async_enabled": True, "options": {"async-state.cache-size": "0b"}},
-        {"store": "memory", "async_enabled": True, "parallelism": 3},
+        {"async_enabled": True, "parallelism": 3},
     ):
         ttl = StateTtl("10 minutes", update="read-and-write")
         with opened(MAKERS[name](ttl), **options) as harness:  # type: ignore[arg-type]

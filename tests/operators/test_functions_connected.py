@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -29,8 +29,6 @@ from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.testing import OperatorHarness
 from operators import BroadcastProcess, CoFlatMap, CoMap, CoProcess
 from tests.operators.function_runs import Step, inserts, run, run_both, run_step, slow_reads
-
-Store = Literal["rocksdb", "memory"]
 
 BIDS = pa.schema([("auction", pa.int64()), ("price", pa.int64())])
 CLOSINGS = pa.schema([("id", pa.int64()), ("reserve", pa.int64())])
@@ -100,11 +98,9 @@ class AwaitLatest(_Latest):
 
 
 @pytest.mark.parametrize("function", [PlainLatest, FutureLatest, AwaitLatest])
-def test_map_shares_state_between_the_inputs(
-    function: Callable[[], CoMapFunction], store_kind: Store
-) -> None:
+def test_map_shares_state_between_the_inputs(function: Callable[[], CoMapFunction]) -> None:
     batches = steps(3)
-    done = run_both(lambda: CoMap(function(), LINES), INPUTS, KEYS, batches, store=store_kind)
+    done = run_both(lambda: CoMap(function(), LINES), INPUTS, KEYS, batches)
     newest: tuple[dict[int, int], dict[int, int]] = ({}, {})
     expected = []
     for index, (auction, value) in arrivals(batches):
@@ -167,11 +163,9 @@ def outbid(batches: Sequence[Step]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("function", [PlainOutbid, FutureOutbid, AwaitOutbid])
-def test_flat_map_shares_state_between_the_inputs(
-    function: Callable[[], CoFlatMapFunction], store_kind: Store
-) -> None:
+def test_flat_map_shares_state_between_the_inputs(function: Callable[[], CoFlatMapFunction]) -> None:
     batches = [*steps(4), *steps(5)]
-    done = run_both(lambda: CoFlatMap(function(), LINES), INPUTS, KEYS, batches, store=store_kind)
+    done = run_both(lambda: CoFlatMap(function(), LINES), INPUTS, KEYS, batches)
     assert inserts(done.rows) == outbid(batches)
     assert len(done.rows) > 20
 
@@ -238,9 +232,7 @@ class FutureFates(AwaitFates):
 
 
 @pytest.mark.parametrize("function", [AwaitFates, FutureFates])
-def test_process_with_timers_over_two_inputs(
-    function: Callable[[], KeyedCoProcessFunction], store_kind: Store
-) -> None:
+def test_process_with_timers_over_two_inputs(function: Callable[[], KeyedCoProcessFunction]) -> None:
     orders = [(number, 10 * number) for number in range(40)]
     payments = [(number, 10 * number + 50 + 7 * (number % 11)) for number in range(0, 40, 2)]
     batches = [Step(orders)]
@@ -253,7 +245,6 @@ def test_process_with_timers_over_two_inputs(
         [["order"], ["of"]],
         batches,
         event_time=["time", "paid"],
-        store=store_kind,
     )
     # a payment is seen by the end of its fifty, an order given up at the first watermark after its time
     expected = set()
@@ -362,7 +353,7 @@ def moderated(batches: Sequence[Step]) -> list[list[tuple[int, str]]]:
 @pytest.mark.parametrize("function", [PlainModeration, AwaitModeration, FutureModeration])
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_broadcast_rules_hold_in_every_partition(
-    function: Callable[[], KeyedBroadcastProcessFunction], parallelism: int, store_kind: Store
+    function: Callable[[], KeyedBroadcastProcessFunction], parallelism: int
 ) -> None:
     batches = moderation_steps(8)
     done = run_both(
@@ -371,7 +362,6 @@ def test_broadcast_rules_hold_in_every_partition(
         [["user"], None],
         batches,
         finish=False,
-        store=store_kind,
         parallelism=parallelism,
     )
     assert [sorted(inserts(rows)) for rows in done.outputs] == moderated(batches)

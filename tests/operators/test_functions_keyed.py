@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -33,7 +33,6 @@ from asyncstate.testing import OperatorHarness
 from operators import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess, KeyedReduce
 from tests.operators.function_runs import Step, inserts, run, run_both, run_step, slow_reads
 
-Store = Literal["rocksdb", "memory"]
 Sale = tuple[str, int]
 
 SALES = pa.schema([("shop", pa.string()), ("amount", pa.int64())])
@@ -89,8 +88,8 @@ class AwaitTotal(_Total):
 
 
 @pytest.mark.parametrize("function", [PlainTotal, FutureTotal, AwaitTotal])
-def test_map_with_state(function: Callable[[], MapFunction], store_kind: Store) -> None:
-    done = run_both(lambda: KeyedMap(function(), TOTALS), SALES, ["shop"], STEPS, store=store_kind)
+def test_map_with_state(function: Callable[[], MapFunction]) -> None:
+    done = run_both(lambda: KeyedMap(function(), TOTALS), SALES, ["shop"], STEPS)
     expected = [(shop, sum(before) + amount) for (shop, amount), before in before_each(ALL_SALES)]
     assert inserts(done.rows) == expected
 
@@ -176,14 +175,13 @@ class AsyncGeneratorPairs(_Pairs):
 
 
 @pytest.mark.parametrize("function", [GeneratorPairs, FuturePairs, AwaitPairs, AsyncGeneratorPairs])
-def test_flat_map_with_state(function: Callable[[], FlatMapFunction], store_kind: Store) -> None:
+def test_flat_map_with_state(function: Callable[[], FlatMapFunction]) -> None:
     output = pa.schema([("before", pa.int64()), ("amount", pa.int64())])
     done = run_both(
         lambda: KeyedFlatMap(function(), output),
         SALES,
         ["shop"],
         STEPS,
-        store=store_kind,
         options={"async-state.iterate-response-batch-size": "3"},
     )
     expected = [(one, amount) for (_, amount), before in before_each(ALL_SALES) for one in before]
@@ -198,13 +196,12 @@ class StoredAmounts(_Pairs):
         return self.amounts.async_get()
 
 
-def test_flat_map_takes_the_iterator_of_a_state(store_kind: Store) -> None:
+def test_flat_map_takes_the_iterator_of_a_state() -> None:
     done = run_both(
         lambda: KeyedFlatMap(StoredAmounts(), pa.schema([("amount", pa.int64())])),
         SALES,
         ["shop"],
         STEPS,
-        store=store_kind,
     )
     assert inserts(done.rows) == [
         (one,) for (_, amount), before in before_each(ALL_SALES) for one in [*before, amount]
@@ -252,8 +249,8 @@ class AwaitRecords(_Records):
 
 
 @pytest.mark.parametrize("function", [PlainRecords, FutureRecords, AwaitRecords])
-def test_filter_with_state(function: Callable[[], FilterFunction], store_kind: Store) -> None:
-    done = run_both(lambda: KeyedFilter(function()), SALES, ["shop"], STEPS, store=store_kind)
+def test_filter_with_state(function: Callable[[], FilterFunction]) -> None:
+    done = run_both(lambda: KeyedFilter(function()), SALES, ["shop"], STEPS)
     expected = [sale for sale, before in before_each(ALL_SALES) if all(sale[1] > one for one in before)]
     assert inserts(done.rows) == expected
 
@@ -296,20 +293,18 @@ class AwaitSum(FutureSum):
 
 
 @pytest.mark.parametrize("function", [PlainSum, FutureSum, AwaitSum])
-def test_reduce_gives_the_value_after_each_row(
-    function: Callable[[], ReduceFunction], store_kind: Store
-) -> None:
-    done = run_both(lambda: KeyedReduce(function()), SALES, ["shop"], STEPS, store=store_kind)
+def test_reduce_gives_the_value_after_each_row(function: Callable[[], ReduceFunction]) -> None:
+    done = run_both(lambda: KeyedReduce(function()), SALES, ["shop"], STEPS)
     assert inserts(done.rows) == [
         (shop, sum(before) + amount) for (shop, amount), before in before_each(ALL_SALES)
     ]
 
 
-def test_reduce_as_a_changelog_says_nothing_of_equal_values(store_kind: Store) -> None:
+def test_reduce_as_a_changelog_says_nothing_of_equal_values() -> None:
     def highest(a: Row, b: Row) -> Any:
         return a if a.amount >= b.amount else b
 
-    done = run_both(lambda: KeyedReduce(highest, changelog=True), SALES, ["shop"], STEPS, store=store_kind)
+    done = run_both(lambda: KeyedReduce(highest, changelog=True), SALES, ["shop"], STEPS)
     expected: list[Any] = []
     for (shop, amount), before in before_each(ALL_SALES):
         if not before:
@@ -330,7 +325,7 @@ NESTED = pa.schema(
 )
 
 
-def test_reduce_keeps_rows_of_any_storable_columns(store_kind: Store) -> None:
+def test_reduce_keeps_rows_of_any_storable_columns() -> None:
     rows = [
         (1, ["a"], {"x": 0.5, "y": 0.1}, 5, None),
         (1, ["b", None], None, 7, "n"),
@@ -340,9 +335,7 @@ def test_reduce_keeps_rows_of_any_storable_columns(store_kind: Store) -> None:
     def join(a: Row, b: Row) -> Any:
         return (a.k, (a.tags or []) + (b.tags or []), b.place or a.place, b["at"] or a["at"], b.note)
 
-    done = run_both(
-        lambda: KeyedReduce(join), NESTED, ["k"], [Step(rows[:1]), Step(rows[1:])], store=store_kind
-    )
+    done = run_both(lambda: KeyedReduce(join), NESTED, ["k"], [Step(rows[:1]), Step(rows[1:])])
     assert inserts(done.rows) == [
         rows[0],
         (1, ["a", "b", None], {"x": 0.5, "y": 0.1}, 7, "n"),
@@ -427,9 +420,7 @@ def visits(rows: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("function", [PlainVisits, FutureVisits, AwaitVisits])
-def test_process_with_state_and_timers(
-    function: Callable[[], KeyedProcessFunction], store_kind: Store
-) -> None:
+def test_process_with_state_and_timers(function: Callable[[], KeyedProcessFunction]) -> None:
     chance = random.Random(5)
     rows: list[tuple[int, int]] = []
     steps = []
@@ -437,9 +428,7 @@ def test_process_with_state_and_timers(
         steps.append(Step(watermark=base - 1))  # timers run behind the rows of their micro-batch
         steps.append(Step([(chance.randrange(6), base + chance.randrange(100)) for _ in range(20)]))
         rows += steps[-1].rows  # type: ignore[arg-type]
-    done = run_both(
-        lambda: KeyedProcess(function(), VISITS), EVENTS, ["user"], steps, event_time="time", store=store_kind
-    )
+    done = run_both(lambda: KeyedProcess(function(), VISITS), EVENTS, ["user"], steps, event_time="time")
     assert sorted(inserts(done.rows)) == visits(rows)
     assert any(done.outputs[1:-1]), "timers fire on the way, not only at the end"
     assert done.stored[-1] == {}
@@ -652,9 +641,9 @@ class Converted(KeyedProcessFunction):
 CLOSED: list[int] = []
 
 
-def test_process_calls_to_the_outside_beside_state(store_kind: Store) -> None:
+def test_process_calls_to_the_outside_beside_state() -> None:
     CLOSED.clear()
-    done = run_both(lambda: KeyedProcess(Converted(), TOTALS), SALES, ["shop"], STEPS, store=store_kind)
+    done = run_both(lambda: KeyedProcess(Converted(), TOTALS), SALES, ["shop"], STEPS)
     assert inserts(done.rows) == [
         (shop, int(shop.removeprefix("shop ")) * (sum(before) + amount))
         for (shop, amount), before in before_each(ALL_SALES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -29,7 +29,6 @@ from tests.operators.function_runs import Run, Step, inserts, run, run_both, run
 from tests.operators.window_model import MIN
 from tests.operators.window_rows_model import MAX, Fired, Given, RowsModel, in_duckdb
 
-Store = Literal["rocksdb", "memory"]
 MS = 1_000
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.int64())])
@@ -102,7 +101,7 @@ def in_order(calls: Sequence[Fired], window: Window) -> list[Fired]:
 @by_window
 @pytest.mark.parametrize("function", [PlainCalls, FutureCalls, AwaitCalls])
 def test_every_window_fires_once_with_all_its_rows(
-    window: Window, function: Callable[[], WindowFunction], store_kind: Store
+    window: Window, function: Callable[[], WindowFunction]
 ) -> None:
     parts = [rows_of(seed, 50, 120, 100 * seed) for seed in range(3)]
     steps = []
@@ -114,7 +113,6 @@ def test_every_window_fires_once_with_all_its_rows(
         ["k"],
         steps,
         event_time="ts",
-        store=store_kind,
     )
     rows = [row for part in parts for row in part]
     assert in_order(fired(done.rows), window) == in_order(in_duckdb(window, rows), window)
@@ -133,9 +131,7 @@ def test_every_window_fires_once_with_all_its_rows(
 def test_any_rows_in_any_order(rows: list[tuple[int, int, int]], window: Window, batches: int) -> None:
     arrived = [Given(key, time * MS, value) for key, time, value in rows]
     steps = [Step(arrived[number::batches]) for number in range(batches)]
-    done = run_both(
-        lambda: WindowApply(call_rows, window, CALLS), SCHEMA, ["k"], steps, event_time="ts", store="memory"
-    )
+    done = run_both(lambda: WindowApply(call_rows, window, CALLS), SCHEMA, ["k"], steps, event_time="ts")
     seen = [row for step in steps for row in step.rows]
     assert in_order(fired(done.rows), window) == in_order(in_duckdb(window, seen), window)
     assert done.stored[-1] == {}
@@ -173,7 +169,6 @@ def test_late_rows_fire_again_or_are_dropped(steps: list[Step], window: Window, 
         ["k"],
         steps,
         event_time="ts",
-        store="memory",
     )
     model = RowsModel(window, lateness)
     given_marks = [MIN if step.watermark is None else step.watermark for step in steps]
@@ -187,7 +182,7 @@ def test_late_rows_fire_again_or_are_dropped(steps: list[Step], window: Window, 
     assert done.counted("late_rows_dropped") == model.late
 
 
-def test_a_row_that_bridges_sessions_makes_one_of_them(store_kind: Store) -> None:
+def test_a_row_that_bridges_sessions_makes_one_of_them() -> None:
     """Also one that has fired already and one that has not, as long as the first is kept."""
     steps = [
         Step([(1, 0, 1), (1, 20 * MS, 2), (1, 40 * MS, 3)], watermark=8 * MS),
@@ -200,7 +195,6 @@ def test_a_row_that_bridges_sessions_makes_one_of_them(store_kind: Store) -> Non
         ["k"],
         steps,
         event_time="ts",
-        store=store_kind,
     )
     assert done.outputs == [[], [], [("+I", 1, 0, 50 * MS, [1, 2, 3, 4, 5])]]
     steps[0].watermark = 15 * MS
@@ -210,7 +204,6 @@ def test_a_row_that_bridges_sessions_makes_one_of_them(store_kind: Store) -> Non
         ["k"],
         steps,
         event_time="ts",
-        store=store_kind,
     )
     assert [[row[1:] for row in rows] for rows in done.outputs] == [
         [(1, 0, 10 * MS, [1])],
@@ -220,7 +213,7 @@ def test_a_row_that_bridges_sessions_makes_one_of_them(store_kind: Store) -> Non
     assert done.stored[-1] == {}
 
 
-def test_without_lateness_a_row_behind_a_session_that_has_fired_is_late(store_kind: Store) -> None:
+def test_without_lateness_a_row_behind_a_session_that_has_fired_is_late() -> None:
     steps = [Step([(1, 0, 1)], watermark=15 * MS), Step([(1, 5 * MS + 1, 2), (1, 5 * MS + 2, 3)])]
     done = run_both(
         lambda: WindowApply(call_rows, session("10 milliseconds"), CALLS),
@@ -228,7 +221,6 @@ def test_without_lateness_a_row_behind_a_session_that_has_fired_is_late(store_ki
         ["k"],
         steps,
         event_time="ts",
-        store=store_kind,
     )
     assert done.outputs == [
         [("+I", 1, 0, 10 * MS, [1])],
@@ -238,7 +230,7 @@ def test_without_lateness_a_row_behind_a_session_that_has_fired_is_late(store_ki
     assert done.counted("late_rows_dropped") == 1
 
 
-def test_long_windows_are_read_in_pages(store_kind: Store) -> None:
+def test_long_windows_are_read_in_pages() -> None:
     """Sessions of many elements merge, chunk by chunk."""
     many = [Given(1, time, time) for time in [*range(0, 3_000), *range(10_000, 13_000)]]
     steps = [Step(many), Step([Given(1, 6_500, 7)])]
@@ -248,7 +240,6 @@ def test_long_windows_are_read_in_pages(store_kind: Store) -> None:
         ["k"],
         steps,
         event_time="ts",
-        store=store_kind,
         options={"async-state.iterate-response-batch-size": "100"},
     )
     assert fired(done.rows) == [Fired(1, 0, 16_999, (*range(3_000), *range(10_000, 13_000), 7))]
@@ -323,9 +314,7 @@ class FutureSums(_Sums):
 
 
 @pytest.mark.parametrize("function", [PlainSums, AwaitSums, FutureSums])
-def test_state_of_the_window_and_of_the_key(
-    function: Callable[[], ProcessWindowFunction], store_kind: Store
-) -> None:
+def test_state_of_the_window_and_of_the_key(function: Callable[[], ProcessWindowFunction]) -> None:
     steps = [
         Step([(1, 1, 10), (1, 2, 5), (2, 3, 1), (1, 12 * MS, 4)], watermark=10 * MS),
         Step(
@@ -342,7 +331,6 @@ def test_state_of_the_window_and_of_the_key(
         ["k"],
         steps,
         event_time="ts",
-        store=store_kind,
     )
     ten, twenty = 10 * MS, 20 * MS
     assert [sorted(inserts(rows)) for rows in done.outputs] == [
@@ -398,7 +386,7 @@ def test_a_session_has_no_state_of_its_own(async_enabled: bool) -> None:
 
 
 @by_window
-def test_window_columns_are_those_of_window_aggregate(window: Window, store_kind: Store) -> None:
+def test_window_columns_are_those_of_window_aggregate(window: Window) -> None:
     steps = [Step(rows_of(1, 40, 60)), Step(watermark=40 * MS)]
     total = pa.schema([("sum_v", pa.int64())])
     done = run_both(
@@ -409,7 +397,6 @@ def test_window_columns_are_those_of_window_aggregate(window: Window, store_kind
         ["k"],
         steps,
         event_time="ts",
-        store=store_kind,
     )
     with OperatorHarness(WindowAggregate(window, [sum_("v")]), SCHEMA, ["k"], event_time="ts") as harness:
         aggregated = run(harness, steps)
@@ -421,7 +408,7 @@ def test_window_columns_are_those_of_window_aggregate(window: Window, store_kind
         assert harness.output_schema.equals(schema)
 
 
-def test_processing_time_windows_take_the_time_of_the_micro_batch(store_kind: Store) -> None:
+def test_processing_time_windows_take_the_time_of_the_micro_batch() -> None:
     plain = pa.schema([("k", pa.int64()), ("v", pa.int64())])
     start = done_at(0)
     assert start % (10 * MS) == 0, "the harness's clock starts at a window's start"
@@ -440,7 +427,6 @@ def test_processing_time_windows_take_the_time_of_the_micro_batch(store_kind: St
             ["k"],
             steps,
             finish=False,
-            store=store_kind,
         )
 
     tumbled = calls(tumble("10 milliseconds"))

@@ -20,15 +20,12 @@ SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("s", pa.string()), (
 Row = tuple[Any, ...]
 
 
-@pytest.fixture(params=[(False, "memory"), (True, "rocksdb")], ids=["sync-memory", "async-rocksdb"])
-def open_harness(request: pytest.FixtureRequest) -> Iterator[Any]:
-    async_enabled, store_kind = request.param
+@pytest.fixture
+def open_harness(async_enabled: bool) -> Iterator[Any]:
     opened: list[OperatorHarness] = []
 
     def open_one(operator: GroupAggregate, key: tuple[str, ...] = ("k",), **options: Any) -> OperatorHarness:
-        harness = OperatorHarness(
-            operator, SCHEMA, key, async_enabled=async_enabled, store=store_kind, **options
-        )
+        harness = OperatorHarness(operator, SCHEMA, key, async_enabled=async_enabled, **options)
         opened.append(harness)
         return harness
 
@@ -243,7 +240,7 @@ def apply(table: dict[Any, Row], output: list[Row]) -> None:
 @given(steps=STEPS, insert_only=st.booleans())
 def test_netted_output_is_the_aggregation_of_what_is_there(steps: list[list[Any]], insert_only: bool) -> None:
     """Both modes emit the same and store the same bytes; the state goes on at other parallelisms."""
-    options: dict[str, Any] = {"key": ["k"], "store": "memory", "changelog": not insert_only}
+    options: dict[str, Any] = {"key": ["k"], "changelog": not insert_only}
     harnesses = [
         OperatorHarness(GroupAggregate(AGGREGATES), SCHEMA, async_enabled=enabled, **options)
         for enabled in (False, True)

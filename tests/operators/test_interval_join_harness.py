@@ -129,7 +129,7 @@ def test_goes_on_after_restores_at_another_parallelism_mode_and_store(kind: Any)
     batches = list(random_batches(7, 5))
     changes = (
         {"parallelism": 3, "async_enabled": True},
-        {"parallelism": 2, "store": "memory"},
+        {"parallelism": 2},
         {"parallelism": 1, "async_enabled": False, "store": "rocksdb"},
     )
     with ExitStack() as stack:

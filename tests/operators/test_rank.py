@@ -24,14 +24,13 @@ SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("price", pa.int64()
 Row = tuple[Any, ...]
 
 
-@pytest.fixture(params=[(False, "memory"), (True, "rocksdb")], ids=["sync-memory", "async-rocksdb"])
-def open_harness(request: pytest.FixtureRequest) -> Iterator[Any]:
-    async_enabled, store_kind = request.param
+@pytest.fixture
+def open_harness(async_enabled: bool) -> Iterator[Any]:
     opened: list[OperatorHarness] = []
 
     def open_one(operator: Rank, schema: pa.Schema = SCHEMA, **options: Any) -> OperatorHarness:
         settings: dict[str, Any] = {"key": ["k"], **options}
-        harness = OperatorHarness(operator, schema, async_enabled=async_enabled, store=store_kind, **settings)
+        harness = OperatorHarness(operator, schema, async_enabled=async_enabled, **settings)
         opened.append(harness)
         return harness
 
@@ -314,20 +313,17 @@ def table_of(kind: str) -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_modes_and_stores_agree_byte_by_byte_and_with_duckdb(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modes_agree_byte_by_byte_and_with_duckdb(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_all, "SIZES", SMALL)
     results = []
     for enabled in (False, True):
-        for store in ("rocksdb", "memory"):
-            with OperatorHarness(
-                KINDS[kind], SCHEMA, ["k"], async_enabled=enabled, store=store, changelog=kind != "append"
-            ) as harness:
-                for rows, kinds in batches(kind):
-                    harness.push(rows, kinds=kinds)
-                    harness.end_batch()
-                results.append((harness.output, harness.state_entries()))
+        with OperatorHarness(
+            KINDS[kind], SCHEMA, ["k"], async_enabled=enabled, changelog=kind != "append"
+        ) as harness:
+            for rows, kinds in batches(kind):
+                harness.push(rows, kinds=kinds)
+                harness.end_batch()
+            results.append((harness.output, harness.state_entries()))
     assert all(result == results[0] for result in results)
     table = table_of(kind)  # noqa: F841 - DuckDB finds it by its name
     sql = {

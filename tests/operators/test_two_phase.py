@@ -95,15 +95,14 @@ def make(
 ) -> OperatorHarness:
     """A harness that runs in one phase or in two."""
     options = {**settings.pop("options", {}), **phases(two)}
-    settings = {"key": ["k"], "changelog": False, "store": "memory", **settings}
+    settings = {"key": ["k"], "changelog": False, **settings}
     return OperatorHarness(operator, schema, options=options, **settings)
 
 
-@pytest.fixture(params=[(False, "rocksdb"), (True, "memory")], ids=["sync-rocksdb", "async-memory"])
-def ways(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """A mode and a store."""
-    async_enabled, store = request.param
-    return {"async_enabled": async_enabled, "store": store}
+@pytest.fixture
+def ways(async_enabled: bool) -> dict[str, Any]:
+    """A mode."""
+    return {"async_enabled": async_enabled}
 
 
 def pushes(batch: Sequence[Any], live: list[Row], retract: bool) -> Iterator[tuple[list[Row], list[str]]]:
@@ -168,9 +167,9 @@ def test_modes_and_stores_agree_byte_by_byte() -> None:
         for key in ("a", "b", None)
     ]
     results = []
-    for two, async_enabled, store in product((False, True), (False, True), ("rocksdb", "memory")):
+    for two, async_enabled in product((False, True), (False, True)):
         operator = GroupAggregate(SUMS + EXTREMES)
-        with make(operator, two, async_enabled=async_enabled, store=store) as harness:
+        with make(operator, two, async_enabled=async_enabled) as harness:
             for start in range(0, len(rows), 100):
                 harness.push(rows[start : start + 100])
                 if start % 200:

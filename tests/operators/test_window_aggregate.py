@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(
     window: Window, aggregates: Sequence[Aggregate] = EXTREMES, changelog: bool = False, **settings: Any
 ) -> OperatorHarness:
-    settings = {"key": ["k"], "event_time": "ts", "watermark_delay": None, "store": "memory", **settings}
+    settings = {"key": ["k"], "event_time": "ts", "watermark_delay": None, **settings}
     return OperatorHarness(WindowAggregate(window, aggregates), SCHEMA, changelog=changelog, **settings)
 
 
@@ -196,10 +195,8 @@ def test_modes_and_stores_agree_through_restore_and_rescale(window: Window, retr
     expected = [store_order(model.run(batch), 128) for batch in fixed_schedule(retract)]
     assert model.late > 0
     states = set()
-    for async_enabled, store in product([False, True], ["rocksdb", "memory"]):
-        with make(
-            window, EXTREMES if extremes else BASE, retract, async_enabled=async_enabled, store=store
-        ) as first:
+    for async_enabled in (False, True):
+        with make(window, EXTREMES if extremes else BASE, retract, async_enabled=async_enabled) as first:
             schedule = fixed_schedule(retract)
             assert [push(first, batch) for batch in schedule[:2]] == expected[:2]
             with first.restore(first.snapshot(), parallelism=3, async_enabled=not async_enabled) as second:

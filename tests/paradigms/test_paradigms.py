@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -76,13 +76,11 @@ def _forms(paradigm: type[Paradigm]) -> list[str]:
     return forms + [rejected.method for rejected in paradigm.rejected if rejected.right]
 
 
-def _run(
-    operator: Paradigm, batches: Sequence[Sequence[Row]], mode: str, store: str = "memory", seed: int = 0
-) -> Outcome:
+def _run(operator: Paradigm, batches: Sequence[Sequence[Row]], mode: str, seed: int = 0) -> Outcome:
     """Output rows of all micro-batches, in order, and what is stored in the end."""
     with (
         _shuffled(seed if mode == "threads" else 0) if mode == "threads" else _as_it_is(),
-        OperatorHarness(operator, ROWS, ["key"], store=store, **MODES[mode]) as harness,
+        OperatorHarness(operator, ROWS, ["key"], **MODES[mode]) as harness,
     ):
         for rows in batches:
             harness.push(rows)
@@ -131,14 +129,12 @@ def _crowd(keys: int, count: int, seed: int) -> list[Row]:
 
 @every_paradigm
 @pytest.mark.parametrize("mode", ["at once", "gathered", "threads"])
-def test_thousands_of_keys_in_flight(
-    paradigm: type[Paradigm], mode: str, store_kind: Literal["rocksdb", "memory"]
-) -> None:
+def test_thousands_of_keys_in_flight(paradigm: type[Paradigm], mode: str) -> None:
     batches = [_crowd(2_000, 3_000, seed) for seed in (1, 2)]
-    plain = _run(paradigm(Form.CALLS), batches, "sync", store_kind)
+    plain = _run(paradigm(Form.CALLS), batches, "sync")
     assert plain[0] == run_model(paradigm, _flat(batches))
     for form in _forms(paradigm)[1:]:
-        assert _run(paradigm(form), batches, mode, store_kind, seed=7) == plain, form
+        assert _run(paradigm(form), batches, mode, seed=7) == plain, form
 
 
 @every_paradigm

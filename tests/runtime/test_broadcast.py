@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -38,8 +38,6 @@ from asyncstate.errors import (
 from asyncstate.runtime import InputBatch, pack_broadcast
 from asyncstate.runtime.broadcast import unpack_broadcast
 from asyncstate.testing import OperatorHarness
-
-Store = Literal["rocksdb", "memory"]
 
 DATA = pa.schema([("user", pa.string()), ("amount", pa.int64())])
 RULES = pa.schema([("rule", pa.string()), ("limit", pa.int64())])
@@ -105,10 +103,8 @@ def broadcast_entries(entries: dict[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_rules_hold_for_all_rows_of_their_micro_batch(
-    async_enabled: bool, store_kind: Store, parallelism: int
-) -> None:
-    with harness(Rules(), async_enabled=async_enabled, store=store_kind, parallelism=parallelism) as made:
+def test_rules_hold_for_all_rows_of_their_micro_batch(async_enabled: bool, parallelism: int) -> None:
+    with harness(Rules(), async_enabled=async_enabled, parallelism=parallelism) as made:
         made.push([(user, 10) for user in USERS])
         made.push([("low", 5), ("high", 50)], input=1)  # pushed later, handled before
         assert sorted(made.end_batch()) == sorted(("+I", user, 10, "low") for user in USERS)
@@ -184,9 +180,9 @@ class Log(RecordOperator):
 
 @pytest.mark.parametrize("options", [{}, {"async-state.in-flight-limit": "2"}], ids=["", "few-in-flight"])
 def test_each_key_with_state_is_told_once_between_two_rows(
-    async_enabled: bool, store_kind: Store, options: dict[str, str]
+    async_enabled: bool, options: dict[str, str]
 ) -> None:
-    settings = {"async_enabled": async_enabled, "store": store_kind, "options": options}
+    settings = {"async_enabled": async_enabled, "options": options}
     with OperatorHarness(Log(), [RULES, DATA], [None, "user"], changelog=False, **settings) as made:
         made.push([("ann", 1), ("bob", 2), ("cem", 3), ("dan", 0), ("ann", 2)], input=1)
         made.push([("x", 1)])
@@ -241,10 +237,8 @@ def test_many_keys_are_told_and_their_rows_leave_in_between(async_enabled: bool)
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_a_new_rule_finds_the_users_who_break_it_already(
-    async_enabled: bool, store_kind: Store, parallelism: int
-) -> None:
-    with harness(Fraud(), async_enabled=async_enabled, store=store_kind, parallelism=parallelism) as made:
+def test_a_new_rule_finds_the_users_who_break_it_already(async_enabled: bool, parallelism: int) -> None:
+    with harness(Fraud(), async_enabled=async_enabled, parallelism=parallelism) as made:
         made.push([("ann", 60), ("bob", 30), ("ann", 50)])
         made.push([("large", 100)], input=1)  # nobody has state yet
         assert made.end_batch() == []
@@ -260,8 +254,8 @@ def test_a_new_rule_finds_the_users_who_break_it_already(
 # restart
 
 
-def test_broadcast_state_survives_restart_and_rescale(async_enabled: bool, store_kind: Store) -> None:
-    settings = {"async_enabled": async_enabled, "store": store_kind}
+def test_broadcast_state_survives_restart_and_rescale(async_enabled: bool) -> None:
+    settings = {"async_enabled": async_enabled}
     with harness(Fraud(), **settings) as first:
         first.push([(user, number) for number, user in enumerate(USERS)])
         first.push([("a", 3), ("b", 8)], input=1)
@@ -593,7 +587,7 @@ def test_random_batches_follow_the_model(
     mode: bool, batches: list[tuple[Any, Any]], parallelisms: list[int]
 ) -> None:
     model = FraudModel()
-    opened = [harness(Fraud(), async_enabled=mode, store="memory", parallelism=parallelisms[0])]
+    opened = [harness(Fraud(), async_enabled=mode, parallelism=parallelisms[0])]
     try:
         for (rules, rows), parallelism in zip(batches, parallelisms, strict=False):
             made = opened[-1]

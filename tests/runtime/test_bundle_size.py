@@ -129,11 +129,11 @@ def test_kinds_and_times_stay_with_their_rows(async_enabled: bool) -> None:
         ]
 
 
-def test_wide_state_makes_the_next_bundles_smaller(async_enabled: bool, store_kind: str) -> None:
+def test_wide_state_makes_the_next_bundles_smaller(async_enabled: bool) -> None:
     """Rows of 16 bytes, whose state is 4,000 bytes read and as many written."""
     options = {"async-state.bundle-memory": "16mb", "async-state.cache-size": "0b"}
     with OperatorHarness(
-        Sizes("x" * 4_000), SCHEMA, "k", async_enabled=async_enabled, store=store_kind, options=options
+        Sizes("x" * 4_000), SCHEMA, "k", async_enabled=async_enabled, options=options
     ) as harness:
         found = []
         for _ in range(3):

@@ -85,8 +85,8 @@ def _batch(harness: OperatorHarness, rows: list[list[int]]) -> list[tuple[Any, .
     return harness.end_batch()
 
 
-def test_hot_keys_reach_the_store_once_and_then_never(async_enabled: bool, store_kind: str) -> None:
-    with _harness(Sum(), async_enabled, store_kind) as harness:
+def test_hot_keys_reach_the_store_once_and_then_never(async_enabled: bool) -> None:
+    with _harness(Sum(), async_enabled) as harness:
         _batch(harness, HOT * 50)
         first = harness.statistics()
         assert (first["reads"], first["store_reads"], first["cache_carried"]) == (200, 4, 0)
@@ -97,8 +97,8 @@ def test_hot_keys_reach_the_store_once_and_then_never(async_enabled: bool, store
             assert following["cache_carried"] == 4
 
 
-def test_the_state_object_answers_what_it_knows(async_enabled: bool, store_kind: str) -> None:
-    with _harness(Sum(), async_enabled, store_kind) as harness:
+def test_the_state_object_answers_what_it_knows(async_enabled: bool) -> None:
+    with _harness(Sum(), async_enabled) as harness:
         for known in (0, 4):
             _batch(harness, HOT * 50)
             found = harness.statistics()
@@ -117,10 +117,10 @@ def test_the_state_object_keeps_nothing_if_told_so(async_enabled: bool, option: 
 
 
 def test_keys_that_do_not_come_again_are_not_kept_for_some_micro_batches(
-    async_enabled: bool, store_kind: str, monkeypatch: pytest.MonkeyPatch
+    async_enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials.Trial.__init__, "__defaults__", (10,))
-    with _harness(Sum(), async_enabled, store_kind) as harness:
+    with _harness(Sum(), async_enabled) as harness:
         hits = []
         for number in range(20):
             assert _batch(harness, HOT * 5)[-1] == ("+I", 4, 5 * number + 5)
@@ -130,17 +130,17 @@ def test_keys_that_do_not_come_again_are_not_kept_for_some_micro_batches(
         assert hits == [16] + [0] * 16 + [16] * 3
 
 
-def test_absent_keys_reach_the_store_once_and_then_never(async_enabled: bool, store_kind: str) -> None:
-    with _harness(Known(), async_enabled, store_kind) as harness:
+def test_absent_keys_reach_the_store_once_and_then_never(async_enabled: bool) -> None:
+    with _harness(Known(), async_enabled) as harness:
         for expected in (4, 0, 0):
             assert _batch(harness, HOT * 50) == [("+I", key, None) for key in (1, 2, 3, 4)] * 50
             assert harness.statistics()["store_reads"] == expected
 
 
 @pytest.mark.parametrize("bundle_size", [1, 3, 100_000])
-def test_bundles_reach_the_store_once_a_key(async_enabled: bool, store_kind: str, bundle_size: int) -> None:
+def test_bundles_reach_the_store_once_a_key(async_enabled: bool, bundle_size: int) -> None:
     operator = Deduplicate(keep="first", time="processing")
-    with _harness(operator, async_enabled, store_kind, bundle_size=bundle_size) as harness:
+    with _harness(operator, async_enabled, bundle_size=bundle_size) as harness:
         rows = [[key, 1] for key in range(20)]
         for expected in (20, 0, 0):
             _batch(harness, rows)
@@ -157,8 +157,8 @@ def test_without_a_cache_every_micro_batch_reads_anew(async_enabled: bool) -> No
             assert (found["store_reads"], found["cache_carried"], found["cache_bytes_limit"]) == (4, 0, 0)
 
 
-def test_a_micro_batch_that_fails_leaves_nothing_behind(async_enabled: bool, store_kind: str) -> None:
-    with _harness(Sum(), async_enabled, store_kind) as harness:
+def test_a_micro_batch_that_fails_leaves_nothing_behind(async_enabled: bool) -> None:
+    with _harness(Sum(), async_enabled) as harness:
         _batch(harness, HOT)
         harness.push([[1, 100], [2, BAD]])
         with pytest.raises(OperatorError, match="a bad value"):
@@ -168,10 +168,8 @@ def test_a_micro_batch_that_fails_leaves_nothing_behind(async_enabled: bool, sto
         assert harness.statistics()["store_reads"] == 4
 
 
-def test_the_cache_of_an_attempt_that_was_not_committed_is_not_used(
-    async_enabled: bool, store_kind: str
-) -> None:
-    with _harness(Sum(), async_enabled, store_kind) as harness:
+def test_the_cache_of_an_attempt_that_was_not_committed_is_not_used(async_enabled: bool) -> None:
+    with _harness(Sum(), async_enabled) as harness:
         _batch(harness, HOT)
         committed = harness._manifest
         _batch(harness, [[1, 100]])
@@ -182,8 +180,8 @@ def test_the_cache_of_an_attempt_that_was_not_committed_is_not_used(
         assert harness.statistics()["store_reads"] == 0
 
 
-def test_two_jobs_in_one_process_do_not_mix(async_enabled: bool, store_kind: str) -> None:
-    with _harness(Sum(), async_enabled, store_kind) as one, _harness(Sum(), async_enabled, store_kind) as two:
+def test_two_jobs_in_one_process_do_not_mix(async_enabled: bool) -> None:
+    with _harness(Sum(), async_enabled) as one, _harness(Sum(), async_enabled) as two:
         for number in (1, 2, 3):
             assert _batch(one, [[1, 1]]) == [("+I", 1, number)]
             assert _batch(two, [[1, 10]]) == [("+I", 1, 10 * number)]

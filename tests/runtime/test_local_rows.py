@@ -66,10 +66,10 @@ class Plain(RecordOperator):
 
 @pytest.mark.parametrize(("setting", "rows_in"), [("true", 4), ("false", 6), ("auto", 6)])
 def test_local_rows_reach_the_operator_where_the_job_makes_them(
-    setting: str, rows_in: int, async_enabled: bool, store_kind: str
+    setting: str, rows_in: int, async_enabled: bool
 ) -> None:
     options = {"async-state.local-aggregation": setting}
-    settings: dict[str, Any] = {"changelog": False, "async_enabled": async_enabled, "store": store_kind}
+    settings: dict[str, Any] = {"changelog": False, "async_enabled": async_enabled}
     with OperatorHarness(Highest(), SCHEMA, ["k"], options=options, **settings) as harness:
         harness.push([("a", 1), ("b", 7), ("a", 5)])
         harness.push([("b", 2), ("a", 3), ("b", 9)])

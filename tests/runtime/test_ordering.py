@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from decimal import Decimal
 from functools import cmp_to_key
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -29,7 +29,6 @@ from asyncstate.operator import MAX_WATERMARK, SortKey
 from asyncstate.runtime import sort_keys_of_inputs
 from asyncstate.testing import OperatorHarness
 
-StoreKind = Literal["rocksdb", "memory"]
 Mode = dict[str, Any]
 KEY_GROUPS = 5
 TIME = pa.timestamp("us")
@@ -217,35 +216,33 @@ def run(
         return outputs, stored, late
 
 
-def check(orders: list[list[SortKey]], batches: list[Given], store_kind: StoreKind, mode: Mode) -> None:
+def check(orders: list[list[SortKey]], batches: list[Given], mode: Mode) -> None:
     model, watermark, expected = Model(orders), 0, []
     for batch in batches:
         watermark += batch.step
         expected.append(model.batch(batch, watermark))
     late = model.late
     expected.append(model.batch(Given([], 0, batches[-1].parallelism), MAX_WATERMARK))
-    outputs, stored, found_late = run(orders, batches, store=store_kind, **mode)
+    outputs, stored, found_late = run(orders, batches, **mode)
     assert outputs == expected
     assert found_late == late
-    assert (outputs, stored, found_late) == run(orders, batches, store="memory", async_enabled=False)
+    assert (outputs, stored, found_late) == run(orders, batches, async_enabled=False)
     assert {key[2] for key in stored[-1]} <= {8}, "rows wait behind the end"
 
 
 @given(st.sampled_from(ORDERS), BATCHES)
 @settings(max_examples=settings().max_examples // 5)
-def test_one_input_comes_in_order(
-    store_kind: StoreKind, mode: Mode, order: list[SortKey], batches: list[Given]
-) -> None:
+def test_one_input_comes_in_order(mode: Mode, order: list[SortKey], batches: list[Given]) -> None:
     one = [batch._replace(events=[e._replace(input=0) for e in batch.events]) for batch in batches]
-    check([order], one, store_kind, mode)
+    check([order], one, mode)
 
 
 @given(st.sampled_from([(ORDERS[1], ORDERS[2]), ([], ORDERS[1]), (ORDERS[0], [])]), BATCHES)
 @settings(max_examples=settings().max_examples // 5)
 def test_two_inputs_come_merged_by_time(
-    store_kind: StoreKind, mode: Mode, orders: tuple[list[SortKey], list[SortKey]], batches: list[Given]
+    mode: Mode, orders: tuple[list[SortKey], list[SortKey]], batches: list[Given]
 ) -> None:
-    check(list(orders), batches, store_kind, mode)
+    check(list(orders), batches, mode)
 
 
 def test_at_one_time_the_first_input_comes_first(mode: Mode) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -16,7 +16,6 @@ from asyncstate.operator import MIN_WATERMARK, TimeDomain
 from asyncstate.testing import OperatorHarness
 from tests.state.timer_model import ACTIONS, EVENT, PROCESSING, Action, Model, scripts_of
 
-StoreKind = Literal["rocksdb", "memory"]
 Mode = dict[str, Any]
 KEY_GROUPS = 5
 ROWS = pa.schema(
@@ -124,7 +123,7 @@ def _fire(model: Model, until: dict[TimeDomain, int], events: list[tuple[Any, ..
 
 
 def run(
-    scripts: dict[int, list[list[Action]]], batches: list[Given], store: StoreKind, mode: Mode
+    scripts: dict[int, list[list[Action]]], batches: list[Given], mode: Mode
 ) -> tuple[list[list[tuple[Any, ...]]], dict[bytes, bytes]]:
     """The output of each micro-batch, and what is stored in the end."""
     found = []
@@ -133,7 +132,6 @@ def run(
         Scripted(scripts),
         ROWS,
         ["key"],
-        store=store,
         parallelism=batches[0].parallelism,
         max_parallelism=KEY_GROUPS,
         clock=clock,
@@ -156,11 +154,11 @@ def run(
 @given(scripts_of(KEYS), BATCHES)
 @settings(max_examples=settings().max_examples // 8)
 def test_the_order_is_the_models(
-    store_kind: StoreKind, mode: Mode, scripts: dict[int, list[list[Action]]], batches: list[Given]
+    mode: Mode, scripts: dict[int, list[list[Action]]], batches: list[Given]
 ) -> None:
-    found, stored = run(scripts, batches, store_kind, mode)
+    found, stored = run(scripts, batches, mode)
     assert found == expected(scripts, batches)
-    assert stored == run(scripts, batches, "memory", {"async_enabled": False})[1]
+    assert stored == run(scripts, batches, {"async_enabled": False})[1]
 
 
 class Told(RecordOperator):

@@ -107,7 +107,6 @@ def run(
     operator: Any,
     batches: list[list[tuple[int, int, int]]],
     async_enabled: bool,
-    store: str,
     options: dict[str, str],
     **settings: Any,
 ) -> tuple[Output, dict[bytes, bytes], list[dict[str, float]]]:
@@ -115,7 +114,7 @@ def run(
     inputs = settings.pop("inputs", SCHEMA)
     key = settings.pop("key", ["key"])
     with OperatorHarness(
-        operator, inputs, key, async_enabled=async_enabled, store=store, options=options, **settings
+        operator, inputs, key, async_enabled=async_enabled, options=options, **settings
     ) as harness:
         for number, batch in enumerate(batches):
             if isinstance(inputs, pa.Schema):
@@ -143,12 +142,12 @@ OPERATORS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operators_do_not_notice(name: str, enabled: bool, store_kind: str) -> None:
+def test_operators_do_not_notice(name: str, enabled: bool) -> None:
     make, settings = OPERATORS[name]
     batches = [rows(number, 60, 20) for number in range(3)]
     options = {"async-state.bundle-size": "50", "async-state.in-flight-limit": "30"}
-    plain = run(make(), batches, False, store_kind, options, **settings)
-    spilled = run(make(), batches, enabled, store_kind, options | TINY, **settings)
+    plain = run(make(), batches, False, options, **settings)
+    spilled = run(make(), batches, enabled, options | TINY, **settings)
     assert spilled[:2] == plain[:2]
     for with_spills, without in zip(spilled[2], plain[2], strict=True):
         for figure in ("rows_out", "changes", "change_bytes", "state_entries"):
@@ -157,7 +156,7 @@ def test_operators_do_not_notice(name: str, enabled: bool, store_kind: str) -> N
     assert all(figures["spills"] == 0 for figures in plain[2])
 
 
-def test_a_read_is_answered_as_of_when_it_was_made(enabled: bool, store_kind: str) -> None:
+def test_a_read_is_answered_as_of_when_it_was_made(enabled: bool) -> None:
     batches = [rows(number, 200, 25) for number in range(3)]
     known: dict[int, int] = {}
     expected = []
@@ -165,7 +164,7 @@ def test_a_read_is_answered_as_of_when_it_was_made(enabled: bool, store_kind: st
         expected.append(("+I", key, known.get(key)))
         known[key] = value
     options = TINY | {"async-state.cache-size": "0b", "async-state.in-flight-limit": "12"}
-    assert run(Previous(), batches, enabled, store_kind, options)[0] == expected
+    assert run(Previous(), batches, enabled, options)[0] == expected
 
 
 def test_list_deletes_leave_reads_that_are_under_way_alone(enabled: bool) -> None:
@@ -178,7 +177,7 @@ def test_list_deletes_leave_reads_that_are_under_way_alone(enabled: bool) -> Non
         known[key] = value
     options = {"async-state.write-cache-size": "400kb"}
     settings: dict[str, Any] = {"event_time": "time", "order_by": "time"}
-    found = run(Previous(), [waiting], enabled, "memory", options, **settings)
+    found = run(Previous(), [waiting], enabled, options, **settings)
     assert found[0] == expected
     assert found[2][-1]["spills"] > 0
 
@@ -212,7 +211,7 @@ def test_memory_of_single_writes_keeps_its_bound(sizes: str, async_enabled: bool
     keys = 100 if sizes == "growing" else number
     written = [(row % keys, 0, of_row[sizes](row)) for row in range(number)]
     options = {"async-state.write-cache-size": f"{bound // KIB}kb"}
-    _, _, (figures, _) = run(Keep(), [written], async_enabled, "memory", options)
+    _, _, (figures, _) = run(Keep(), [written], async_enabled, options)
     weight = sum(value for _, _, value in written[-keys:]) + keys * ENTRY_OVERHEAD_BYTES
     assert figures["spills"] >= weight // (2 * bound)
     # A sixteenth is written between two looks, or a row, before it is known how much rows write; few large values

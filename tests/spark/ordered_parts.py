@@ -39,3 +39,25 @@ class Counted(RecordOperator):
             ctx.emit("report", ctx.key[0], timer.time, rows)
 
         return self.rows.async_value().then_accept(report)
+
+
+class Rolling(RecordOperator):
+    """How many rows a key had in the last ten seconds, after each row; timers take back what has left."""
+
+    def bind(self, inputs: Any) -> pa.Schema:
+        return pa.schema([("id", pa.int64()), ("rows", pa.int64())])
+
+    def open(self, context: Any) -> None:
+        self.rows = context.get_state(ValueStateDescriptor("rows", pa.int64(), default=0))
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        ctx.timers.register_event_time(ctx.timestamp + 10_000_000, name=str(row.id))
+
+        def put_out(before: int) -> Any:
+            ctx.emit(row.id, before + 1)
+            return self.rows.async_update(before + 1)
+
+        return self.rows.async_value().then_compose(put_out)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Any:
+        return self.rows.async_value().then_compose(lambda rows: self.rows.async_update(rows - 1 or None))

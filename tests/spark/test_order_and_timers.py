@@ -13,10 +13,10 @@ pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.clock import ManualClock
-from asyncstate.errors import SchemaError
+from asyncstate.errors import JobError, SchemaError
 from asyncstate.spark import MicroBatch, StreamingJob
 from operators import GroupAggregate, count
-from tests.spark.ordered_parts import Counted
+from tests.spark.ordered_parts import Counted, Rolling
 
 pytestmark = pytest.mark.spark
 
@@ -83,3 +83,50 @@ def test_bundle_grain_cannot_be_ordered(spark: SparkSession, make_job: MakeJob) 
 
     with pytest.raises(SchemaError, match="the input of operator 'g' has order_by, but GroupAggregate"):
         make_job().micro_batch(use)(rows_at(spark, (1, 1, 1)), 0)
+
+
+def test_rows_do_not_wait_for_a_watermark_that_nothing_moves(spark: SparkSession, make_job: MakeJob) -> None:
+    def use(df: DataFrame, batch: MicroBatch) -> None:
+        batch.apply(Counted(MINUTE), df, uid="o", key="k", event_time="at", order_by="at")
+        if moved:
+            delays = {"event_time": "at", "watermark_delay": "1 second"}
+            batch.apply(GroupAggregate([count()]), df, uid="g", key="k", **delays)
+
+    moved = False
+    with pytest.raises(
+        JobError, match="the input of operator 'o' has order_by.*no input of the job has a watermark"
+    ):
+        make_job().micro_batch(use)(rows_at(spark, (1, 1, 1)), 0)
+    moved = True
+    make_job().micro_batch(use)(rows_at(spark, (1, 1, 1)), 0)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 6])
+def test_a_replay_in_one_micro_batch_gives_what_many_gave(
+    spark: SparkSession, make_job: MakeJob, micro_batches: int
+) -> None:
+    found: dict[int, int] = {}
+
+    def use(df: DataFrame, batch: MicroBatch) -> None:
+        settings = {"key": "k", "event_time": "at", "watermark_delay": "0 seconds", "order_by": ["at", "id"]}
+        found.update(batch.apply(Rolling(), df, uid="r", **settings).select("id", "rows").collect())
+
+    job = make_job()
+    on_batch = job.micro_batch(use)
+    rows = [(number, number % 3, number * 7 % 5 + number) for number in range(60)]
+    rows.sort(key=lambda row: row[2])
+    size = len(rows) // micro_batches
+    for number in range(micro_batches):
+        part = spark.createDataFrame(
+            rows[number * size : (number + 1) * size], "id long, k long, second long"
+        )
+        on_batch(part.repartition(4).selectExpr("id", "k", "timestamp_seconds(second) as at"), number)
+    job.finish()
+    expected = {
+        number: sum(
+            other_key == key and second - 10 <= other and (other, other_number) <= (second, number)
+            for other_number, other_key, other in rows
+        )
+        for number, key, second in rows
+    }
+    assert found == expected

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -510,11 +510,9 @@ ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 100)), max_size=10)
 
 @given(st.lists(ROWS, min_size=1, max_size=3))
 @settings(max_examples=settings().max_examples // 2)
-def test_sessions_merge_alike_in_both_modes(
-    store_kind: Literal["rocksdb", "memory"], device: str, batches: list[Rows]
-) -> None:
-    output, stored = run_sessions(batches, store=store_kind)
-    assert run_sessions(batches, store=store_kind, async_enabled=True) == (output, stored)
+def test_sessions_merge_alike_in_both_modes(device: str, batches: list[Rows]) -> None:
+    output, stored = run_sessions(batches)
+    assert run_sessions(batches, async_enabled=True) == (output, stored)
     kept: dict[int, list[int]] = {}
     for (user, time), (_, session, times, highest) in zip(
         [row for batch in batches for row in batch], output, strict=True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -133,14 +133,14 @@ class ProgramOperator(RecordOperator):
 
 
 def run_harness(
-    batches: list[MicroBatch], store: str, async_enabled: bool, **options: str
+    batches: list[MicroBatch], async_enabled: bool, **options: str
 ) -> tuple[list[str], dict[bytes, bytes]]:
     """The results of all records as text, in the order of the records, and the bytes stored at the end."""
-    return _run_harness(batches, store, async_enabled, options)[:2]
+    return _run_harness(batches, async_enabled, options)[:2]
 
 
 def _run_harness(
-    batches: list[MicroBatch], store: str, async_enabled: bool, options: dict[str, str]
+    batches: list[MicroBatch], async_enabled: bool, options: dict[str, str]
 ) -> tuple[list[str], dict[bytes, bytes], float]:
     """The same, and how often writes were spilled."""
     programs = [row.program for batch in batches for row in batch.records]
@@ -150,7 +150,6 @@ def _run_harness(
         SCHEMA,
         ["key"],
         event_time="time",
-        store=store,
         async_enabled=async_enabled,
         options={"async-state.iterate-response-batch-size": "2"}
         | {f"async-state.{name.replace('_', '-')}": value for name, value in options.items()},
@@ -166,12 +165,10 @@ def _run_harness(
 
 @given(small_programs())
 @settings(max_examples=settings().max_examples // 5)
-def test_the_controllers_and_stores_agree_with_the_model(
-    store_kind: Literal["rocksdb", "memory"], batches: list[MicroBatch]
-) -> None:
-    results, stored = run_harness(batches, store_kind, async_enabled=False)
+def test_the_controllers_and_stores_agree_with_the_model(batches: list[MicroBatch]) -> None:
+    results, stored = run_harness(batches, async_enabled=False)
     assert results == [repr(record_results) for record_results in Model().run(batches)]
-    assert run_harness(batches, store_kind, async_enabled=True) == (results, stored)
+    assert run_harness(batches, async_enabled=True) == (results, stored)
 
 
 class AlwaysSlow(ReadPacer):
@@ -194,24 +191,24 @@ def test_programs_by_the_thousand(seed: int, monkeypatch: pytest.MonkeyPatch) ->
         batches.append(last._replace(records=rows))
     expected = [repr(results) for results in Model().run(batches)]
     assert len(expected) >= PROGRAMS_A_SEED
-    results, stored = run_harness(batches, "rocksdb", async_enabled=False)
+    results, stored = run_harness(batches, async_enabled=False)
     _same(seed, batches, expected, results)
     monkeypatch.setattr(task, "_pacer", AlwaysSlow())
-    for store, async_enabled in (("rocksdb", True), ("memory", False), ("memory", True)):
-        results, entries = run_harness(batches, store, async_enabled)
+    for async_enabled in (False, True):
+        results, entries = run_harness(batches, async_enabled)
         _same(seed, batches, expected, results)
-        assert entries == stored, f"seed {seed}: {store}, async {async_enabled} stored other bytes"
+        assert entries == stored, f"seed {seed}: async {async_enabled} stored other bytes"
 
 
 @pytest.mark.parametrize("seed", SEEDS[:2])
 @pytest.mark.parametrize("slow", [False, True], ids=["quick", "slow"])
 def test_programs_whose_writes_are_spilled_all_the_time(
-    seed: int, slow: bool, store_kind: Literal["rocksdb", "memory"], monkeypatch: pytest.MonkeyPatch
+    seed: int, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for some writes only, results and stored bytes are as without a bound, also while reads are slow."""
     batches = generate(SeededDraw(seed), keys=50, records=60, steps=6, batches=3)
     expected = [repr(results) for results in Model().run(batches)]
-    _, stored = run_harness(batches, store_kind, async_enabled=False)
+    _, stored = run_harness(batches, async_enabled=False)
     if slow:
         monkeypatch.setattr(task, "_pacer", AlwaysSlow())
     for async_enabled in (False, True):
@@ -220,7 +217,7 @@ def test_programs_whose_writes_are_spilled_all_the_time(
             "cache_size": "1kb" if seed % 2 else "1mb",
             "in_flight_limit": "20",
         }
-        results, entries, spills = _run_harness(batches, store_kind, async_enabled, options)
+        results, entries, spills = _run_harness(batches, async_enabled, options)
         _same(seed, batches, expected, results)
         assert entries == stored
         assert spills > len(batches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -407,12 +407,10 @@ ROWS = st.lists(
 
 
 @given(st.lists(ROWS, min_size=1, max_size=3))
-def test_both_modes_and_stores_give_the_same_rows_and_bytes(
-    store_kind: Literal["rocksdb", "memory"], batches: list[Rows]
-) -> None:
+def test_both_modes_and_stores_give_the_same_rows_and_bytes(batches: list[Rows]) -> None:
     stored = []
     for async_enabled in (False, True):
-        with folding_harness(async_enabled, store_kind) as harness:
+        with folding_harness(async_enabled) as harness:
             for batch in batches:
                 harness.push(batch)
                 harness.end_batch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -39,9 +39,7 @@ def domain(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def bench(
-    domain: str, async_enabled: bool, store_kind: Literal["rocksdb", "memory"]
-) -> Iterator[Callable[..., Bench]]:
+def bench(domain: str, async_enabled: bool) -> Iterator[Callable[..., Bench]]:
     """Makes benches with a Probe of the declared ttl."""
     made: list[Bench] = []
 
@@ -49,7 +47,7 @@ def bench(
         operator: RecordOperator | None = None, *, options: dict[str, Any] | None = None, **ttl: str
     ) -> Bench:
         operator = Probe(StateTtl(TTL_US, domain, **ttl)) if operator is None else operator
-        one = Bench(operator, domain, async_enabled=async_enabled, store=store_kind, **(options or {}))
+        one = Bench(operator, domain, async_enabled=async_enabled, **(options or {}))
         made.append(one)
         return one
 
@@ -536,8 +534,7 @@ def test_both_modes_both_stores_and_any_parallelism_agree(
     for options in (
         {},
         {"async_enabled": True},
-        {"store": "memory"},
-        {"store": "memory", "async_enabled": True, "parallelism": 3},
+        {"async_enabled": True, "parallelism": 3},
     ):
         with Bench(Probe(StateTtl(TTL_US, domain, update)), domain, **options) as one:
             outcomes.append(([sorted(map(repr, rows)) for rows in story(one)], one.entries))

@@ -78,7 +78,7 @@ def run(story: Story, ttl: StateTtl, async_enabled: bool) -> list[Any]:
     stamps = Stamps(ttl)
     outputs: list[Any] = []
     now, count = 1_000, 0
-    with Bench(Probe(ttl), str(ttl.time), store="memory", async_enabled=async_enabled) as bench:
+    with Bench(Probe(ttl), str(ttl.time), async_enabled=async_enabled) as bench:
         for pause, ops in [*story, *UNTIL_ALL_IS_OVER]:
             before, now = now, now + pause
             rows = []

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,15 +37,13 @@ def domain(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def bench(
-    domain: str, async_enabled: bool, store_kind: Literal["rocksdb", "memory"]
-) -> Iterator[Callable[..., ColumnBench]]:
+def bench(domain: str, async_enabled: bool) -> Iterator[Callable[..., ColumnBench]]:
     """Makes benches with a ColumnProbe of the declared ttl."""
     made: list[ColumnBench] = []
 
     def make(operator: ColumnProbe | None = None, **ttl: str) -> ColumnBench:
         operator = ColumnProbe(StateTtl(TTL_US, domain, **ttl)) if operator is None else operator
-        one = ColumnBench(operator, domain, async_enabled=async_enabled, store=store_kind)
+        one = ColumnBench(operator, domain, async_enabled=async_enabled)
         made.append(one)
         return one
 
@@ -349,8 +347,7 @@ def test_both_modes_both_stores_and_any_parallelism_agree(
     for options in (
         {},
         {"async_enabled": True, "options": uncached},
-        {"store": "memory"},
-        {"store": "memory", "async_enabled": True, "parallelism": 3},
+        {"async_enabled": True, "parallelism": 3},
     ):
         ttl = StateTtl(TTL_US, domain, "read-and-write")
         with ColumnBench(ColumnProbe(ttl), domain, **options) as one:  # type: ignore[arg-type]

@@ -18,6 +18,13 @@ def job(tmp_path: Path) -> MiniJob:
     return MiniJob(tmp_path)
 
 
+@pytest.fixture(params=["rocksdb", "memory"])
+def store_kind(request: pytest.FixtureRequest) -> Literal["rocksdb", "memory"]:
+    """Runs the test once over each store."""
+    kind: Literal["rocksdb", "memory"] = request.param
+    return kind
+
+
 @pytest.fixture
 def store(store_kind: Literal["rocksdb", "memory"], tmp_path: Path) -> Iterator[KeyedStore]:
     """An empty store of each kind."""

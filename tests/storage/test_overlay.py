@@ -58,7 +58,7 @@ def test_writes_win_over_what_is_remembered_later() -> None:
     overlay.remember_many([b"a"], [b"old"])
     assert overlay.get(b"a") == b"new"
     assert overlay.get_many([b"a"]) == [b"new"]
-    assert overlay.overlay_many([b"a", b"b"], [b"old", b"b"]) == [b"new", b"b"]
+    assert overlay.laid_over([b"a", b"b"], [b"old", b"b"], 0, overlay.written([b"a", b"b"])) == [b"new", b"b"]
 
 
 def test_get_many_asks_the_store_for_the_unknown_only() -> None:
@@ -351,7 +351,9 @@ class OverlayMachine(RuleBasedStateMachine):
     @rule(keys=st.lists(KEYS | written, max_size=12))
     def prefetched(self, keys: list[bytes]) -> None:
         fetched = self.overlay.read_store(keys)
-        assert self.overlay.overlay_many(keys, fetched) == [self.model.get(key) for key in keys]
+        assert self.overlay.laid_over(keys, fetched, self.overlay.spills, self.overlay.written(keys)) == [
+            self.model.get(key) for key in keys
+        ]
 
     @rule(start=KEYS | st.just(b""), end=st.none() | KEYS, limit=st.integers(0, 6))
     def scan(self, start: bytes, end: bytes | None, limit: int) -> None:

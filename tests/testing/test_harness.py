@@ -43,14 +43,14 @@ class Totals(RecordOperator):
         )
 
 
-def harness(async_enabled: bool, store_kind: str, **settings: Any) -> OperatorHarness:
+def harness(async_enabled: bool, **settings: Any) -> OperatorHarness:
     given = {"event_time": "at", "watermark_delay": 5, **settings}
     operator = given.pop("operator", Totals())
-    return OperatorHarness(operator, SCHEMA, ["user"], async_enabled=async_enabled, store=store_kind, **given)
+    return OperatorHarness(operator, SCHEMA, ["user"], async_enabled=async_enabled, **given)
 
 
-def test_times_are_those_of_the_batches_before(async_enabled: bool, store_kind: str) -> None:
-    with harness(async_enabled, store_kind) as h:
+def test_times_are_those_of_the_batches_before(async_enabled: bool) -> None:
+    with harness(async_enabled) as h:
         h.push([("a", 1, 100), ("b", 2, 103)])
         assert h.end_batch() == [("+I", "a", 1, MIN_WATERMARK, 0), ("+I", "b", 2, MIN_WATERMARK, 0)]
         assert h.watermark == 98
@@ -72,7 +72,7 @@ def test_the_limits_in_force_can_be_read_back() -> None:
         "async-state.buffer-size": "5",
         "async-state.io-parallelism": "3",
     }
-    with harness(True, "memory", options=options, parallelism=2) as h:
+    with harness(True, options=options, parallelism=2) as h:
         h.push([("a", 1, 100), ("b", 1, 100)])
         h.end_batch()
         statistics = h.statistics()
@@ -83,8 +83,8 @@ def test_the_limits_in_force_can_be_read_back() -> None:
     assert 0 <= statistics["in_flight_peak"] <= 17
 
 
-def test_an_explicit_watermark_never_goes_back(async_enabled: bool, store_kind: str) -> None:
-    with harness(async_enabled, store_kind, watermark_delay=None) as h:
+def test_an_explicit_watermark_never_goes_back(async_enabled: bool) -> None:
+    with harness(async_enabled, watermark_delay=None) as h:
         h.push([("a", 1, 0)])
         h.advance_watermark(50)
         assert h.end_batch()[-1] == ("+I", "a", -1, 10, 0)
@@ -94,19 +94,17 @@ def test_an_explicit_watermark_never_goes_back(async_enabled: bool, store_kind: 
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 5])
-def test_restore_at_another_parallelism_goes_on(
-    async_enabled: bool, store_kind: str, parallelism: int
-) -> None:
-    _check_rescale(async_enabled, store_kind, parallelism)
+def test_restore_at_another_parallelism_goes_on(async_enabled: bool, parallelism: int) -> None:
+    _check_rescale(async_enabled, parallelism)
 
 
 def test_restore_with_a_partition_for_each_key_group() -> None:
-    _check_rescale(True, "rocksdb", 128)
+    _check_rescale(True, 128)
 
 
-def _check_rescale(async_enabled: bool, store_kind: str, parallelism: int) -> None:
+def _check_rescale(async_enabled: bool, parallelism: int) -> None:
     users = [f"user-{number}" for number in range(40)]
-    with harness(async_enabled, store_kind, parallelism=2) as before:
+    with harness(async_enabled, parallelism=2) as before:
         before.push([(user, number, 100) for number, user in enumerate(users)])
         before.end_batch()
         entries, snapshot = before.state_entries(), before.snapshot()
@@ -122,7 +120,7 @@ def _check_rescale(async_enabled: bool, store_kind: str, parallelism: int) -> No
 
 
 def test_a_changed_state_type_is_refused_before_any_row(async_enabled: bool) -> None:
-    with harness(async_enabled, "rocksdb") as before:
+    with harness(async_enabled) as before:
         before.push([("a", 1, 100)])
         before.end_batch()
         with pytest.raises(
@@ -140,12 +138,12 @@ def test_a_changed_state_type_is_refused_before_any_row(async_enabled: bool) -> 
 )
 def test_wrong_declarations_are_named(settings: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        harness(False, "memory", **settings)
+        harness(False, **settings)
 
 
 def test_somebody_elses_clock_is_not_moved() -> None:
     with (
-        harness(False, "memory", clock=SystemClock()) as h,
+        harness(False, clock=SystemClock()) as h,
         pytest.raises(JobError, match="SystemClock"),
     ):
         h.advance_processing_time(1)
