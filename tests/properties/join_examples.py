@@ -1,0 +1,149 @@
+"""Join: six kinds over inputs whose rows repeat, are unique under columns or the join key, and move between keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from hypothesis import strategies as st
+
+from operators import Join
+from tests.properties.examples import Entries, Example, nullable, small
+from tests.properties.histories import (
+    History,
+    Row,
+    Table,
+    both,
+    changelogs,
+    insertions,
+    keyed_changelogs,
+)
+from tests.properties.models import joined
+
+LEFT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("v", pa.int64()), ("seq", pa.int64())])
+RIGHT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("w", pa.int64()), ("seq", pa.int64())])
+K, ID, VALUE, SEQUENCE = range(4)
+KINDS: tuple[Any, ...] = ("inner", "left", "right", "full", "semi", "anti")
+SIZE = 9
+
+Identity = Callable[[Row], Any]
+
+
+def rows(keys: st.SearchStrategy[int | None]) -> st.SearchStrategy[Row]:
+    """Rows of either input; the sequence is 0."""
+    return st.tuples(keys, small(0, 2), nullable(small(0, 2)), st.just(0))
+
+
+ANY_KEY, NO_NULLS = rows(nullable(small(0, 2))), rows(small(0, 2))
+
+
+def under_key(row: Row) -> Any:
+    """The identity of a row that is unique within the join key."""
+    return row[K], row[ID]
+
+
+def anywhere(row: Row) -> Any:
+    """The identity of a row that may move from join key to join key."""
+    return row[ID]
+
+
+def join_key(row: Row) -> Any:
+    """The identity of a row that is alone under its join key."""
+    return row[K]
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a side of the join declares as unique, and its histories for an input number."""
+
+    unique: Any
+    histories: Callable[[int], st.SearchStrategy[History]]
+
+
+def full(unique: Any, identity: Identity, sequence_at: int | None = None) -> Side:
+    """Updates come as -U and +U."""
+    return Side(
+        unique,
+        lambda number: keyed_changelogs(ANY_KEY, identity, size=SIZE, input=number, sequence_at=sequence_at),
+    )
+
+
+def upserts(unique: Any, identity: Identity, sequence_at: int | None = None) -> Side:
+    """Updates come as +U alone. A null key would match nothing, so nothing would replace its row."""
+    return Side(
+        unique,
+        lambda number: keyed_changelogs(
+            NO_NULLS, identity, "upsert", size=SIZE, input=number, sequence_at=sequence_at
+        ),
+    )
+
+
+INSERTS = Side(None, lambda number: insertions(ANY_KEY, SIZE, number))
+REPEATED = Side(None, lambda number: changelogs(ANY_KEY, SIZE, number))
+UNIQUE = full(["id"], under_key)
+ALONE = full("join_key", join_key)
+MOVING = full(["id"], anywhere)
+
+
+def _condition(left: Row, right: Row) -> bool:
+    return left[VALUE] is not None and right[VALUE] is not None and left[VALUE] <= right[VALUE]
+
+
+@st.composite
+def joins(
+    draw: st.DrawFn, kind: Any, sides: Sequence[Side], null_safe: bool = False, **settings: Any
+) -> Example:
+    """A join of one of ``sides`` with another one, with and without a condition."""
+    left, right = draw(st.sampled_from(sides)), draw(st.sampled_from(sides))
+    conditional = draw(st.booleans())
+    kind = draw(st.sampled_from(KINDS)) if kind is None else kind
+
+    def expected(tables: list[Table]) -> Table:
+        condition = _condition if conditional else None
+        keys = [lambda row: (row[K],)] * 2
+        return joined(kind, tables, keys, (4, 4), condition, null_safe)
+
+    return Example(
+        make=lambda: Join(
+            kind,
+            pc.field("v") <= pc.field("w") if conditional else None,
+            left_unique=left.unique,
+            right_unique=right.unique,
+            null_safe=null_safe,
+        ),
+        inputs=[LEFT, RIGHT],
+        key=[["k"], ["k"]],
+        history=draw(both(left.histories(0), right.histories(1))),
+        expected=expected,
+        settings=settings,
+        shuffle="within keys",
+        output_key=lambda row: row[K] if kind in ("semi", "anti") or row[K] is not None else row[4 + K],
+    )
+
+
+@st.composite
+def in_sequence(draw: st.DrawFn, sides: Sequence[Side], drop_seen: bool = False) -> Example:
+    """The same in order of the sequence: any arrival will do; with ``drop_seen`` rows may come again."""
+    example = draw(joins(None, sides, sequence=("seq", "seq"), drop_seen=drop_seen))
+    return replace(example, shuffle="any", come_again=drop_seen)
+
+
+_ANY = [INSERTS, REPEATED, UNIQUE, ALONE]
+_UPSERTS = [upserts(["id"], under_key), upserts("join_key", join_key)]
+_IN_SEQUENCE = [upserts(["id"], under_key, SEQUENCE), upserts("join_key", join_key, SEQUENCE)]
+_FULL_IN_SEQUENCE = [full(["id"], under_key, SEQUENCE), full("join_key", join_key, SEQUENCE)]
+
+JOINS: Entries = {
+    **{f"{kind} join": joins(kind, _ANY) for kind in KINDS},
+    "insertions only": joins(None, [INSERTS], changelog=False),
+    "null keys that match": joins(None, [REPEATED, UNIQUE], null_safe=True),
+    "unique rows that move between keys": joins(None, [MOVING]),
+    "upserts in their order": joins(None, _UPSERTS),
+    "upserts by sequence": in_sequence(_IN_SEQUENCE),
+    "updates by sequence": in_sequence(_FULL_IN_SEQUENCE),
+    "upserts that come again": in_sequence(_IN_SEQUENCE, drop_seen=True),
+    "updates that come again": in_sequence(_FULL_IN_SEQUENCE, drop_seen=True),
+}

@@ -1,0 +1,114 @@
+"""Any cut into micro-batches, any order within one, any bundles, partitions and mode: the same output and state.
+
+The tables name every operator and its main configurations. How many examples an entry gets follows from the profile:
+`--hypothesis-profile=thorough` has 2,000 for each operator.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from tests.properties.aggregate_examples import AGGREGATES, DEDUPLICATIONS
+from tests.properties.examples import Entries, Example
+from tests.properties.function_examples import FUNCTIONS
+from tests.properties.join_examples import JOINS
+from tests.properties.rank_examples import RANKS
+from tests.properties.runs import OutputRow, Run, run
+from tests.properties.schedules import Schedule, schedules
+from tests.properties.time_examples import INTERVAL_JOINS, WINDOWS
+
+OPERATORS: dict[str, Entries] = {
+    "GroupAggregate": AGGREGATES,
+    "Deduplicate": DEDUPLICATIONS,
+    "Join": JOINS,
+    "Rank": RANKS,
+    "WindowAggregate": WINDOWS,
+    "IntervalJoin": INTERVAL_JOINS,
+    "functions": FUNCTIONS,
+}
+_HARMLESS = ("counter.timers_fired", "counter.keys_notified")
+LARGE = 1_000
+"""A bundle of so many rows has all rows of a micro-batch."""
+
+
+def examples_of(operator: str) -> int:
+    """For an entry: 20 an operator in the quick profile, 2,000 in the thorough one; some for each entry."""
+    return max(4, settings.default.max_examples * 2 // 5 // len(OPERATORS[operator]))
+
+
+@pytest.mark.parametrize(
+    ("operator", "entry"), [(operator, entry) for operator, entries in OPERATORS.items() for entry in entries]
+)
+def test_neither_cut_nor_order_nor_mode_matters(operator: str, entry: str) -> None:
+    examples = OPERATORS[operator][entry]
+
+    @settings(settings.default, max_examples=examples_of(operator))
+    @given(data=st.data())
+    def hold(data: st.DataObject) -> None:
+        example = data.draw(examples)
+        plain, schedule = data.draw(
+            schedules(example.history, example.shuffle, example.times, example.come_again)
+        )
+        check(example, plain, schedule)
+
+    hold()
+
+
+def check(example: Example, plain: Schedule, schedule: Schedule) -> None:
+    """The two schedules of the example give the same; so do the modes, to the byte."""
+    sync, asynchronous = (_run(example, schedule, mode) for mode in (False, True))
+    assert asynchronous.outputs == sync.outputs
+    assert asynchronous.stored == sync.stored
+    reference = _run(example, plain, False)
+    note(f"put out: {sync.outputs}")
+    _check_output(example, plain, reference)
+    _check_output(example, schedule, sync)
+    assert sync.netted() == reference.netted()
+    watermark = schedule.last_watermark or 0
+    assert example.view(sync.states, watermark) == example.view(reference.states, watermark)
+    _check_counters(plain, reference)
+    _check_counters(schedule, sync)
+
+
+def _run(example: Example, schedule: Schedule, async_enabled: bool) -> Run:
+    with example.around():
+        return run(
+            example.make, example.inputs, example.key, schedule, async_enabled, **dict(example.settings)
+        )
+
+
+def _check_counters(schedule: Schedule, done: Run) -> None:
+    """Nothing was dropped, late or missing but the rows that came again."""
+    stale = sum(batch.stale for batch in schedule.batches)
+    counted = {name: number for name, number in done.counters.items() if number and name not in _HARMLESS}
+    assert counted == ({"counter.stale_rows_dropped": stale} if stale else {})
+
+
+def _check_output(example: Example, schedule: Schedule, done: Run) -> None:
+    records = example.history.records
+    if example.expected is None or example.times is not None:
+        tables = example.history.tables(records)
+        assert done.netted() == (example.expected(tables) if example.expected else example.output)
+    else:
+        for number, batch in enumerate(schedule.batches):
+            expected = example.expected(example.history.tables(records[: batch.seen]))
+            assert done.netted(number + 1) == expected
+    if example.output_key is not None and schedule.bundle_size > LARGE:
+        for rows in done.outputs:
+            _check_kinds(rows, example.output_key, len(example.inputs))
+
+
+def _check_kinds(rows: list[OutputRow], key: Any, bundles: int) -> None:
+    """Of each key a bundle takes rows back before it adds any; a micro-batch has a bundle an input."""
+    kinds: dict[Any, list[bool]] = defaultdict(list)
+    for kind, *row in rows:
+        kinds[key(tuple(row))].append(kind in ("+I", "+U"))
+    for added in kinds.values():
+        turns = sum(1 for before, after in pairwise(added) if before and not after)
+        assert turns < bundles
