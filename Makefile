@@ -25,8 +25,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
-# One group of tests a worker: whatever shares the Spark session, and each other file; the longest group comes first.
-SPREAD := -n 2 --dist loadgroup --no-loadscope-reorder
+# tests/conftest.py says how tests are spread: by file, but whatever shares the Spark session goes to one worker.
+SPREAD := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: setup  ## every test without Spark, and a choice of those with it
 	$(BIN)/python -m pytest $(SPREAD) -m "not slow and (not spark or smoke)"

@@ -18,7 +18,18 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-_COPIED: Final = ("asyncstate", "operators", "bench", "tests", "docs", ".ci", "pyproject.toml", "README.md")
+_COPIED: Final = (
+    "asyncstate",
+    "operators",
+    "bench",
+    "tests",
+    "docs",
+    ".ci",
+    "pyproject.toml",
+    "README.md",
+    "Makefile",
+    "CHANGELOG.md",
+)
 _TIER: Final = "not slow and (not spark or smoke)"
 _PASSED, _FAILED = 0, 1  # exit codes of pytest; all others mean that it could not run the tests
 _SECONDS_MAX: Final = 300
