@@ -18,6 +18,7 @@ _BEHIND_PATH = re.compile(r"[?#]")
 _OPTIONS = re.compile(r"\?[\w.-]+=[^&#]*(&[\w.-]+=[^&#]*)*")
 _PORT = re.compile(r":\d+$")
 _UNESCAPED = re.compile(r"[:/?#@]")
+_PIECE_MIN = 3  # what is shorter tells nothing, and stands in other words
 _MASK = "***"
 # Options of a URI that say where it points. Any other may be a secret (a token, a key) and is not shown.
 _SHOWN = ("allow_bucket_creation", "allow_delayed_open", "endpoint_override", "region", "scheme")
@@ -64,7 +65,8 @@ def scrubbed(text: str, place: str) -> str:
     if parts is None:
         return text
     text = text.replace(place, masked(place))
-    secrets = [parts.user, *parts.user.split(":", 1), *_UNESCAPED.split(parts.user)]
+    secrets = [parts.user, *parts.user.split(":", 1)]
+    secrets += [piece for piece in _UNESCAPED.split(parts.user) if len(piece) >= _PIECE_MIN]
     secrets += [value for key, value in parts.options if key not in _SHOWN]
     for secret in sorted({form for s in secrets for form in (s, unquote(s)) if s}, key=len, reverse=True):
         text = text.replace(secret, _MASK)
