@@ -14,7 +14,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -300,8 +300,14 @@ class RecordContext(Protocol):
         """
 
 
+_METHODS_OF_TUPLE: Final = ("count", "index")
+
+
 class Row(tuple[Any, ...]):
-    """A record's values: by position, by column name (``row["price"]``) or as an attribute (``row.price``)."""
+    """A record's values: by position, by column name (``row["price"]``) or as an attribute (``row.price``).
+
+    Columns called ``count`` and ``index`` are there as attributes too, in place of the methods of a tuple.
+    """
 
     __slots__ = ()
     _fields: ClassVar[dict[str, int]] = {}
@@ -334,7 +340,14 @@ class Row(tuple[Any, ...]):
 
 def row_type(schema: pa.Schema) -> type[Row]:
     """The Row class for ``schema``'s columns."""
-    return type("Row", (Row,), {"__slots__": (), "_fields": {name: i for i, name in enumerate(schema.names)}})
+    columns = {name: i for i, name in enumerate(schema.names)}
+    # An attribute that tuple has is never looked for with __getattr__.
+    hidden = {name: _column(columns[name]) for name in _METHODS_OF_TUPLE if name in columns}
+    return type("Row", (Row,), {"__slots__": (), "_fields": columns, **hidden})
+
+
+def _column(position: int) -> property:
+    return property(lambda row: tuple.__getitem__(row, position))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from asyncstate.runtime.broadcast import pack_broadcast
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.driver import (
     advance_sources,
+    check_key_groups,
     operator_after,
     previous_processing_time,
     previous_watermark,
@@ -37,6 +38,7 @@ __all__ = [
     "TaskContext",
     "TaskSpec",
     "advance_sources",
+    "check_key_groups",
     "checked_inputs",
     "chosen_local_phase",
     "drop_seen_of_inputs",

@@ -23,6 +23,7 @@ from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, Sta
 from asyncstate.places import masked
 from asyncstate.requests import Decoder, LevelOne, Page, StateSink
 from asyncstate.runtime.broadcast_checks import check_broadcast
+from asyncstate.runtime.closing import closed_at_the_end
 from asyncstate.runtime.missing_rows import COUNTER, MissingRows
 from asyncstate.runtime.ordering import check_ordered, ordered_states
 from asyncstate.runtime.sequencing import SeenSequence, check_sequences, seen_states
@@ -229,10 +230,8 @@ def check_operator(
     context = TaskContext(
         uid, inputs, output, config, max_parallelism, range(max_parallelism), _NoState(), stored
     )
-    try:
+    with closed_at_the_end(uid, operator):
         operator.open(context)
-    finally:
-        operator.close()
     return output, context.opened()
 
 

@@ -33,6 +33,7 @@ from asyncstate.execution import (
 from asyncstate.operator import BundleOperator, RecordOperator
 from asyncstate.runtime.broadcast_digest import broadcast_digest
 from asyncstate.runtime.bundles import BundleRunner
+from asyncstate.runtime.closing import closed_at_the_end
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.records import RecordRunner
 from asyncstate.runtime.runner import Runner
@@ -72,9 +73,9 @@ def run_partition(
     with open_store(spec, partition) as opened, _cache(spec, partition, opened.lineage) as cache:
         overlay = WriteOverlay(opened.store, cache.limit_bytes, cache.entries, opened.write_bound)
         with _controller(spec, overlay) as controller:
-            runner, states = _open_operator(spec, partition, controller, opened.gathered_folder)
             transfers = Transfers()
-            try:
+            with closed_at_the_end(spec.uid, spec.operator):
+                runner, states = _open_operator(spec, partition, controller, opened.gathered_folder)
                 with (
                     controller.calls,
                     closing(runner),
@@ -82,8 +83,6 @@ def run_partition(
                 ):
                     for out in output:
                         yield from transfers.taken(out)
-            finally:
-                spec.operator.close()
             seconds = {"run_seconds": time.perf_counter() - started} | transfers.statistics()
             record = _commit(spec, partition, opened, runner, states, seconds)
             # Named by what this attempt has made: if another one is committed, nobody asks for it.

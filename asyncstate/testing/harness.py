@@ -26,7 +26,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import KeyCodec, schema_to_text
 from asyncstate.codec.times import integers
-from asyncstate.config import resolve
+from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.errors import JobError
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
@@ -36,6 +36,7 @@ from asyncstate.runtime import (
     SequenceBy,
     TaskSpec,
     advance_sources,
+    check_key_groups,
     checked_inputs,
     chosen_local_phase,
     drop_seen_of_inputs,
@@ -57,6 +58,7 @@ from asyncstate.testing.local_phase import put_together
 
 _UID = "operator"
 _JOB = "harness"
+_ARGUMENTS = ("async-state.enabled", "async-state.store", "async-state.max-parallelism")
 
 OutputRow = tuple[Any, ...]
 
@@ -132,6 +134,7 @@ class OperatorHarness:
         )
         self._delays = _per_input(watermark_delay, count)
         self._operator = _copies_of(operator)
+        self._options = dict(options or {})
         self._config = resolve(
             {
                 "async-state.enabled": str(async_enabled).lower(),
@@ -149,6 +152,7 @@ class OperatorHarness:
             checkpoint or str(self._folder / "checkpoint"), retries_of(self._config)
         )
         self._checkpoint = Checkpoint(self._files)
+        check_key_groups(self._files.shown, self._checkpoint.latest(), self._config)
         self._checkpoint.claim(_JOB)
         self._manifest = self._checkpoint.latest()
         self._pending: list[InputBatch] = []
@@ -228,7 +232,8 @@ class OperatorHarness:
 
     def restore(self, snapshot: Path, **changes: Any) -> OperatorHarness:
         """A new harness for the same operator over a copy of ``snapshot``, with other ``parallelism``,
-        ``async_enabled``, ``operator``, ``options`` or ``checkpoint``."""
+        ``async_enabled``, ``operator``, ``options`` or ``checkpoint``. Raises ConfigurationError for another
+        ``max_parallelism``, which its first micro-batch has fixed."""
         folder = _new_folder("harness")
         place = changes.get("checkpoint") or str(folder / "checkpoint")
         _copy_checkpoint(LocalFiles(snapshot / "checkpoint"), checkpoint_files(place))
@@ -245,6 +250,12 @@ class OperatorHarness:
             "store": self._config.store,
             "parallelism": self.parallelism,
             "max_parallelism": self._config.max_parallelism,
+            # What has an argument of its own stands above, as it is in force.
+            "options": {
+                key: value
+                for key, value in self._options.items()
+                if key.removeprefix(SPARK_PREFIX) not in _ARGUMENTS
+            },
             "clock": self.clock,
         }
         operator = changes.pop("operator", None) or self._operator()
