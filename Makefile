@@ -7,7 +7,7 @@ STAMP := $(VENV)/.asyncstate-ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java test test-slow demo check format docs lock clean
+.PHONY: help setup java test test-all test-slow mutations demo check format docs lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -25,8 +25,17 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
-test: setup  ## every test but the slow ones
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# tests/conftest.py says how tests are spread: by file, but whatever shares the Spark session goes to one worker.
+SPREAD := -n 2 --dist loadfile --no-loadscope-reorder
+
+test: setup  ## every test without Spark, and a choice of those with it
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow and (not spark or smoke)"
+
+test-all: setup  ## every test but the slow ones
+	$(BIN)/python -m pytest $(SPREAD)
+
+mutations: setup  ## do the tests notice small faults put into a copy of the code?
+	$(BIN)/python -m tests.mutations
 
 test-slow: setup  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 1800

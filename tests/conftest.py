@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -74,14 +75,34 @@ def _has_room(folder: Path) -> bool:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs Spark comes first and in one process, so that its start is paid once; the rest is spread by file."""
-    spark = [item for item in items if item.get_closest_marker("spark")]
-    for item in items:
-        group = "spark" if item.get_closest_marker("spark") else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-    rest = [item for item in items if not item.get_closest_marker("spark")]
-    items[:] = [*spark, *rest]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: what shares the Spark session, then what starts a Spark of its own, then the rest."""
+    items.sort(key=lambda item: (not _shares_session(item.nodeid), item.get_closest_marker("spark") is None))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Spread by file, but the files that share the Spark session go to one worker, so that its start is paid once.
+
+    A scheduler of our own: with pytest 9.2, xdist 3.8 no longer sees `xdist_group`, and spreads test by test.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BySession(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if _shares_session(nodeid) else nodeid.partition("::")[0]
+
+    return BySession(config, log)
+
+
+def _shares_session(nodeid: str) -> bool:
+    return _file_shares_session(nodeid.partition("::")[0])
+
+
+@cache
+def _file_shares_session(file: str) -> bool:
+    # The scheduler knows names only; in tests/spark the session comes through fixtures of that folder.
+    return file.startswith("tests/spark/") or "spark: SparkSession" in (ROOT / file).read_text()
 
 
 @pytest.fixture

@@ -75,6 +75,7 @@ def test_values_of_another_type_are_refused() -> None:
         key_groups([pa.array([[1]])], 128)
 
 
+@pytest.mark.smoke
 @pytest.mark.spark
 def test_hashes_equal_those_of_spark(spark: SparkSession) -> None:
     table = _table_of_all_types(seed=11, rows=400)

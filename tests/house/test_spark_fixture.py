@@ -23,6 +23,7 @@ def _describe_worker(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.spark
 def test_workers_run_this_interpreter_and_import_the_project(spark: SparkSession) -> None:
     schema = "python string, buffer_size long, rows long"

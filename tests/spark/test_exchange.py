@@ -49,6 +49,7 @@ def numbers(session: SparkSession, count: int) -> DataFrame:
     return session.range(0, count, 1, 2).select("id", (sf.col("id") % 17).alias("k"))
 
 
+@pytest.mark.smoke
 def test_rows_go_once_to_the_partition_of_their_key_group(
     session: SparkSession, make_job: MakeJob, run_log: str
 ) -> None:
@@ -178,6 +179,7 @@ def test_arrival_order_is_kept_within_a_source_partition(
         assert ids == sorted(ids)
 
 
+@pytest.mark.smoke
 def test_kinds_are_read_and_written(spark: SparkSession, make_job: MakeJob, run_log: str) -> None:
     kinds = ["+I", "-U", "+U", "-D"]
     df = spark.createDataFrame([(i, kinds[i % 4]) for i in range(20)], "id long, row_kind string")
@@ -217,6 +219,7 @@ def test_timestamps_are_utc_microseconds_in_any_session_zone(
     assert job.statistics.watermark == 1700000000123456 - 1_000_000
 
 
+@pytest.mark.smoke
 def test_an_error_in_a_worker_comes_as_itself(spark: SparkSession, make_job: MakeJob, run_log: str) -> None:
     message = "operator 'e', state 'x', key (1,): it's broken\nsecond line [with] signs é"
     job = make_job(run=echo)

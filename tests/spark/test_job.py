@@ -68,6 +68,7 @@ def test_a_batch_without_apply_counts(job: StreamingJob, rows: DataFrame, tmp_pa
     assert (manifest.job_id, manifest.batch_id, manifest.base, manifest.operators) == ("job", 1, 0, {})
 
 
+@pytest.mark.smoke
 def test_nothing_is_committed_when_the_function_fails(
     job: StreamingJob, rows: DataFrame, tmp_path: Path, run_log: str
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_swallowed_apply_error_does_not_commit(
     assert committed(tmp_path) is None
 
 
+@pytest.mark.smoke
 def test_the_newest_batch_is_replayed_over_its_own_base(
     make_job: MakeJob, rows: DataFrame, tmp_path: Path, run_log: str
 ) -> None:
@@ -157,6 +159,7 @@ def test_an_operator_no_longer_applied_keeps_its_state(
 # watermark and finish
 
 
+@pytest.mark.smoke
 def test_the_watermark_is_the_slowest_source_and_never_goes_back(
     job: StreamingJob, rows: DataFrame, run_log: str
 ) -> None:

@@ -177,6 +177,7 @@ def net_of(results: list[dict[str, Netted]], uid: str) -> Netted:
     return Counter({row: times for row, times in total.items() if times})
 
 
+@pytest.mark.smoke
 def test_chained_operators_and_two_inputs_share_a_batch(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:

@@ -31,6 +31,7 @@ def rows_at(spark: SparkSession, *rows: tuple[int, int, int]) -> DataFrame:
     return spark.sql(f"select * from values {values} as t(id, k, at)")
 
 
+@pytest.mark.smoke
 def test_rows_come_in_order_and_timers_by_the_drivers_clock(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:

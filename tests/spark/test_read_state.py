@@ -72,6 +72,7 @@ def totals(times: int) -> list[tuple[Any, ...]]:
     return [(k, (k, 10 * times, times * sum(range(k, 30, 3)))) for k in range(3)]
 
 
+@pytest.mark.smoke
 def test_one_state_has_typed_columns(spark: SparkSession, place: str) -> None:
     found = read_state(spark, place, "totals", "total")
     assert found.dtypes == [

@@ -113,6 +113,7 @@ def test_a_deleted_query_checkpoint_is_refused(query: Query) -> None:
     assert query.sink == query.expected
 
 
+@pytest.mark.smoke
 def test_a_deleted_state_checkpoint_is_refused(query: Query) -> None:
     shutil.rmtree(query.state)
     query.add(1)
@@ -135,6 +136,7 @@ def test_state_rolled_back_alone_is_refused(query: Query) -> None:
     assert query.sink == query.expected
 
 
+@pytest.mark.smoke
 def test_a_batch_is_replayed_after_its_commit(query: Query) -> None:
     (query.query / "commits" / "2").unlink()  # killed between our commit and Spark's
     (query.query / "commits" / ".2.crc").unlink(missing_ok=True)

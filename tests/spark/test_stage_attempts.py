@@ -124,6 +124,7 @@ def test_rows_of_another_attempt_are_not_given_out(
     assert Checkpoint(LocalFiles(tmp_path / "checkpoint")).latest() is None
 
 
+@pytest.mark.smoke
 def test_the_replay_is_good(spark: SparkSession, make_job: MakeJob, tmp_path: Path, run_log: str) -> None:
     job = make_job(run=gated_echo, options={"async-state.parallelism": 2})
     with pytest.raises(JobError, match="will be replayed"):

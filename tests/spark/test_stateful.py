@@ -59,6 +59,7 @@ def collected(
     return on_batch
 
 
+@pytest.mark.smoke
 def test_state_lives_on_over_batches_restarts_and_rescaling(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:
@@ -76,6 +77,7 @@ def test_state_lives_on_over_batches_restarts_and_rescaling(
     assert results == expected
 
 
+@pytest.mark.smoke
 def test_a_replay_starts_from_the_batch_before(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:
@@ -93,6 +95,7 @@ def test_a_replay_starts_from_the_batch_before(
     assert results[4] == running_totals(range(60, 70), model)
 
 
+@pytest.mark.smoke
 def test_a_failing_operator_names_itself_and_changes_nothing(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:
@@ -110,6 +113,7 @@ def test_a_failing_operator_names_itself_and_changes_nothing(
     assert results == [running_totals(range(30), model), running_totals(range(30, 60), model)]
 
 
+@pytest.mark.smoke
 def test_timers_fire_at_the_watermark_and_at_the_finish(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:
@@ -128,6 +132,7 @@ def test_timers_fire_at_the_watermark_and_at_the_finish(
     assert job.history[0].watermark == MIN_WATERMARK
 
 
+@pytest.mark.smoke
 def test_a_streaming_query_survives_its_restart(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:

@@ -1,0 +1,332 @@
+"""``python -m tests.mutations [WORD ...]``: small faults, each put into a copy of the code; do the tests notice?
+
+Owns: the list and its runner. Words choose the mutations whose file contains one of them.
+Invariant: the tree itself is never written; a mutation counts as caught only if tests ran and failed. Its test files
+run as in ``make test``, of which ``make test-all`` is a superset, so what is caught here is caught by both.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+_COPIED: Final = (
+    "asyncstate",
+    "operators",
+    "bench",
+    "tests",
+    "docs",
+    ".ci",
+    "pyproject.toml",
+    "README.md",
+    "Makefile",
+    "CHANGELOG.md",
+)
+_TIER: Final = "not slow and (not spark or smoke)"
+_PASSED, _FAILED = 0, 1  # exit codes of pytest; all others mean that it could not run the tests
+_SECONDS_MAX: Final = 300
+
+
+class Mutation(NamedTuple):
+    """``old``, which stands once in ``file``, becomes ``new``; one of ``tests`` (files below tests/) should fail."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def _mutation(file: str, old: str, new: str, *tests: str) -> Mutation:
+    return Mutation(file, old, new, tests)
+
+
+MUTATIONS: Final = (
+    # codec
+    _mutation(
+        "asyncstate/codec/scalars.py", "low <= number <= high:", "low <= number:", "codec/test_values.py"
+    ),
+    _mutation(
+        "asyncstate/codec/hashing.py",
+        "return hashes if valid is None else np.where(valid, hashes, start)",
+        "return hashes",
+        "codec/test_hashing.py",
+    ),
+    _mutation(
+        "asyncstate/codec/hashing.py", "if not 1 <= max_par", "if not 0 <= max_par", "codec/test_hashing.py"
+    ),
+    _mutation(
+        "asyncstate/codec/values.py",
+        "row[source] if convert is None else convert(row[source])",
+        "row[source]",
+        "codec/test_values.py",
+        "state/test_evolution.py",
+    ),
+    # futures
+    _mutation(
+        "asyncstate/futures/combine.py",
+        "        values[index] = value\n",
+        "        values[-1 - index] = value\n",
+        "futures/test_futures.py",
+    ),
+    _mutation(
+        "asyncstate/futures/future.py",
+        "other.then_apply(lambda result: (False, result))",
+        "other.then_apply(lambda result: (True, result))",
+        "futures/test_futures.py",
+    ),
+    # execution
+    _mutation(
+        "asyncstate/execution/mailbox.py",
+        "while unreleased and unreleased[0].pending < 0:",
+        "while unreleased:",
+        "execution/test_controllers.py",
+    ),
+    _mutation(
+        "asyncstate/execution/mailbox.py",
+        "if len(buffer.requests) >= limits.buffer_size:",
+        "if len(buffer.requests) > limits.buffer_size:",
+        "execution/test_controllers.py",
+    ),
+    _mutation(
+        "asyncstate/execution/pacing.py",
+        "for start in range(0, len(items), size)]",
+        "for start in range(0, len(items) - 1, size)]",
+        "execution/test_pacing.py",
+        "execution/test_controllers.py",
+    ),
+    # storage
+    _mutation(
+        "asyncstate/storage/manifest.py",
+        "if xxhash.xxh3_128_hexdigest(payload) != envelope.checksum:",
+        "if False:",
+        "storage/test_checkpoint.py",
+    ),
+    _mutation(
+        "asyncstate/storage/ownership.py",
+        "return owner if listed.claims[epoch] == [name] else None",
+        "return owner",
+        "storage/test_drivers_model.py",
+        "storage/test_checkpoint.py",
+    ),
+    _mutation(
+        "asyncstate/storage/restore.py",
+        "yield from store.iterate(start, end)",
+        "yield from store.iterate(start)",
+        "storage/test_snapshot_rescale.py",
+    ),
+    _mutation(
+        "asyncstate/storage/overlay.py",
+        "self._writes.update(dict.fromkeys(keys))",
+        "pass",
+        "storage/test_overlay.py",
+    ),
+    _mutation(
+        "asyncstate/storage/cache.py", "if known != lineage:", "if known is None:", "storage/test_cache.py"
+    ),
+    # state
+    _mutation(
+        "asyncstate/state/chunks.py",
+        "return (sealed + 1).to_bytes(",
+        "return sealed.to_bytes(",
+        "state/test_states.py",
+    ),
+    _mutation(
+        "asyncstate/state/mapping.py",
+        "return self._get(self._entry(key)) is not None",
+        "return True",
+        "state/test_states.py",
+        "state/test_programs.py",
+    ),
+    _mutation(
+        "asyncstate/state/ttl.py", "if not 0 < duration_us", "if not 0 <= duration_us", "state/test_ttl.py"
+    ),
+    _mutation(
+        "asyncstate/state/expiry.py",
+        "return raw >= self._hidden_below",
+        "return raw > self._hidden_below",
+        "state/test_ttl.py",
+    ),
+    _mutation(
+        "asyncstate/state/reducing.py",
+        "return value if stored is None else self._combined(stored, value)",
+        "return value if stored is None else self._combined(value, stored)",
+        "state/test_reducing_aggregating.py",
+    ),
+    # runtime and configuration
+    _mutation(
+        "asyncstate/runtime/driver.py",
+        "reached = min(previous.sources.values(), default=MIN_WATERMARK)",
+        "reached = max(previous.sources.values(), default=MIN_WATERMARK)",
+        "spark/test_job.py",
+    ),
+    _mutation(
+        "asyncstate/runtime/driver.py",
+        "return reached if previous.watermark is None else max(reached, previous.watermark)",
+        "return reached",
+        "testing/test_harness.py",
+    ),
+    _mutation(
+        "asyncstate/runtime/ordering.py",
+        "return [field.translate(_INVERTED) for field in fields] if sort.descending else fields",
+        "return fields",
+        "runtime/test_ordering.py",
+    ),
+    _mutation(
+        "asyncstate/runtime/ordering.py",
+        "start + encode_namespace(until + 1)",
+        "start + encode_namespace(until)",
+        "runtime/test_ordering.py",
+    ),
+    _mutation(
+        "asyncstate/config.py",
+        "if self.parallelism > self.max_parallelism:",
+        "if False:",
+        "house/test_config.py",
+    ),
+    # spark
+    _mutation(
+        "asyncstate/spark/ledger.py",
+        "return self._checkpoint.read(latest.base) if latest.base >= 0 else None",
+        "return latest",
+        "spark/test_job.py",
+    ),
+    _mutation(
+        "asyncstate/spark/ledger.py",
+        "if batch_id != self._first_batch_id:",
+        "if False:",
+        "spark/test_replays.py",
+    ),
+    # operators
+    _mutation(
+        "operators/netting.py",
+        "_Balance(left, minus > plus,",
+        "_Balance(left, minus >= plus,",
+        "operators/test_netting.py",
+    ),
+    _mutation(
+        "operators/multiset.py",
+        "(np.diff(sorted_owners) != 0) | (np.diff(codes) != 0)",
+        "np.diff(codes) != 0",
+        "operators/test_aggregates.py",
+    ),
+    _mutation(
+        "operators/windows.py",
+        "(self.last_window(slices) - slices) // self.step + 1",
+        "(self.last_window(slices) - slices) // self.step",
+        "operators/test_windows.py",
+    ),
+    _mutation(
+        "operators/window_time.py",
+        "return self.expiry(end) <= self.passed",
+        "return self.expiry(end) < self.passed",
+        "operators/test_window_aggregate.py",
+    ),
+    _mutation(
+        "operators/interval_core.py",
+        "last_partner = self.upper if side == 0 else -self.lower",
+        "last_partner = -self.lower if side == 0 else self.upper",
+        "operators/test_interval_join.py",
+        "operators/test_interval_join_harness.py",
+    ),
+    _mutation("operators/rank_core.py", "return places + 1", "return places", "operators/test_rank.py"),
+    # testing
+    _mutation(
+        "asyncstate/testing/harness.py",
+        "MAX_WATERMARK if final else max(self.watermark, wanted)",
+        "MAX_WATERMARK if final else wanted",
+        "testing/test_harness.py",
+    ),
+    _mutation(
+        "asyncstate/testing/local_phase.py",
+        '"any" if function is LocalFunction.MAX else "all"',
+        '"any"',
+        "operators/test_two_phase.py",
+    ),
+)
+
+
+def stale() -> list[str]:
+    """What is wrong with the list itself: texts that do not stand exactly once in their file, tests that are gone."""
+    found = []
+    for mutation in MUTATIONS:
+        path = ROOT / mutation.file
+        times = path.read_text().count(mutation.old) if path.is_file() else 0
+        if times != 1:
+            found.append(
+                f"{mutation.file}: {mutation.old!r} stands there {times} times; write the mutation anew"
+            )
+        gone = [name for name in mutation.tests if not (ROOT / "tests" / name).is_file()]
+        found += [f"{mutation.file}: tests/{name} is gone; name another" for name in gone]
+    return found
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the mutations chosen; 1 if one was missed, 2 if one could not be judged."""
+    wrong = stale()
+    if wrong:
+        print("\n".join(wrong), file=sys.stderr)
+        return 2
+    chosen = [m for m in MUTATIONS if not words or any(word in m.file for word in words)]
+    with tempfile.TemporaryDirectory(prefix="asyncstate-mutations-", dir=_scratch()) as folder:
+        copy = Path(folder)
+        for name in _COPIED:
+            source = ROOT / name
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / name)
+        names = sorted({name for mutation in chosen for name in mutation.tests})
+        if _pytest(copy, names) != _PASSED:
+            print("the tests fail without any mutation; mend that first", file=sys.stderr)
+            return 2
+        outcomes = [_outcome(copy, mutation) for mutation in chosen]
+    print(", ".join(f"{outcomes.count(word)} {word}" for word in ("caught", "missed", "not judged")))
+    return 2 if "not judged" in outcomes else int("missed" in outcomes)
+
+
+def _outcome(copy: Path, mutation: Mutation) -> str:
+    path = copy / mutation.file
+    text = path.read_text()
+    started = time.monotonic()
+    path.write_text(text.replace(mutation.old, mutation.new))
+    try:
+        code = _pytest(copy, mutation.tests)
+    finally:
+        path.write_text(text)
+    outcome = {_PASSED: "missed", _FAILED: "caught"}.get(code, "not judged")
+    print(
+        f"{outcome:10} {time.monotonic() - started:5.1f} s  {mutation.file}: {mutation.new.strip()}",
+        flush=True,
+    )
+    return outcome
+
+
+def _pytest(copy: Path, names: Sequence[str]) -> int:
+    """Its exit code, -1 if it did not end in time. A test that hangs fails by pytest's own, shorter timeout."""
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", _TIER]
+    try:
+        return subprocess.run(
+            [*command, *(f"tests/{name}" for name in names)],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS_MAX if len(names) < 5 else None,
+            check=False,
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return -1
+
+
+def _scratch() -> str | None:
+    given = os.environ.get("ASYNCSTATE_TEST_SCRATCH")
+    return given or ("/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
