@@ -56,6 +56,8 @@ def _chosen(functions: Sequence[str]) -> st.SearchStrategy[Chosen]:
         st.sampled_from([name for name in functions if name not in ("sum", "avg")]), st.just(ITEM)
     )
     pairs = st.one_of(st.tuples(st.sampled_from(list(functions)), numbers), texts, st.just(("count", None)))
+    # Arrow's division of decimals may be wrong in the last digit, and Python's is not.
+    pairs = pairs.filter(lambda one: one != ("avg", TAX))
     with_condition = st.tuples(pairs, st.sampled_from([None, None, BIG])).map(lambda one: (*one[0], one[1]))
     return st.lists(with_condition, min_size=1, max_size=4, unique=True)
 
