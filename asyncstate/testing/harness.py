@@ -53,7 +53,15 @@ from asyncstate.runtime import (
     warn_of_missing_rows,
     watermark_after,
 )
-from asyncstate.storage import Checkpoint, CheckpointFiles, LocalFiles, Manifest, StateSpec, checkpoint_files
+from asyncstate.storage import (
+    Checkpoint,
+    CheckpointFiles,
+    KeyedStore,
+    LocalFiles,
+    Manifest,
+    StateSpec,
+    checkpoint_files,
+)
 from asyncstate.testing.local_phase import put_together
 
 _UID = "operator"
@@ -84,7 +92,8 @@ class OperatorHarness:
     operator's broadcast input has no key:
     its entry in ``key`` is None or left out. Rows pushed with kinds make an input a
     changelog; declare it with ``changelog`` (default: the operator accepts changelogs). ``checkpoint`` is the place of
-    the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores.
+    the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores. ``store_through`` is
+    given each leased store and returns what the operator reads instead, such as a FaultyStore around it.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -103,6 +112,7 @@ class OperatorHarness:
         drop_seen: bool | Sequence[bool] = False,
         async_enabled: bool = False,
         store: str = "rocksdb",
+        store_through: Callable[[KeyedStore], KeyedStore] | None = None,
         parallelism: int = 1,
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
@@ -145,6 +155,7 @@ class OperatorHarness:
             {},
         )
         self.parallelism = parallelism
+        self._store_through = store_through
         self.clock: Clock = clock if clock is not None else ManualClock()
         self._owns_folder = folder is None
         self._folder = Path(folder) if folder is not None else _new_folder("harness")
@@ -295,7 +306,9 @@ class OperatorHarness:
         rows: list[OutputRow] = []
         records: list[CommitRecord] = []
         for partition in range(self.parallelism):
-            for out in run_partition(_shipped(spec, self._operator), partition, iter(parts[partition])):
+            for out in run_partition(
+                _shipped(spec, self._operator), partition, iter(parts[partition]), self._store_through
+            ):
                 if isinstance(out, CommitRecord):
                     records.append(CommitRecord.from_bytes(out.to_bytes()))
                 else:
