@@ -108,6 +108,8 @@ class InputSpec:
     def column(self, name: str) -> pa.Field:
         """The field called ``name``; SchemaError with the columns there are if it is missing."""
         index = self.schema.get_field_index(name)
+        if index < 0 and name in self.schema.names:
+            raise SchemaError(f"{self.name} has column '{name}' twice; rename or drop all but one")
         if index < 0:
             raise SchemaError(
                 f"{self.name} has no column '{name}'; its columns are: {', '.join(self.schema.names)}"
@@ -482,6 +484,11 @@ class RecordOperator(Operator):
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
         """Handle a timer of ``ctx.key`` that has come due."""
+
+    @property
+    def handles_timers(self) -> bool:
+        """Whether timers may be registered: there is an ``on_timer`` for them."""
+        return type(self).on_timer is not RecordOperator.on_timer
 
     async def open_calls(self) -> None:
         """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before

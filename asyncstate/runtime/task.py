@@ -78,7 +78,8 @@ def run_partition(
     """Run ``spec.operator`` over the rows of ``partition``; gives output batches, then the CommitRecord.
 
     ``batches`` have the rows of all inputs in arrival order. Output batches have the output schema's columns and
-    ``row_kind``. ``store_through`` makes what is read of the leased store, for tests. Raises OperatorError for failures of the operator's code and StoreError for those of the store.
+    ``row_kind``. ``store_through`` makes what is read of the leased store, for tests. Raises OperatorError for failures
+    of the operator's code and StoreError for those of the store.
     """
     started = time.perf_counter()
     with open_store(spec, partition) as opened, _cache(spec, partition, opened.lineage) as cache:

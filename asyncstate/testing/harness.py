@@ -27,7 +27,7 @@ from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import KeyCodec, schema_to_text
 from asyncstate.codec.times import integers
 from asyncstate.config import SPARK_PREFIX, resolve
-from asyncstate.errors import JobError
+from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
@@ -36,6 +36,7 @@ from asyncstate.runtime import (
     SequenceBy,
     TaskSpec,
     advance_sources,
+    check_is_operator,
     check_key_groups,
     checked_inputs,
     chosen_local_phase,
@@ -69,6 +70,8 @@ _JOB = "harness"
 _ARGUMENTS = ("async-state.enabled", "async-state.store", "async-state.max-parallelism")
 
 OutputRow = tuple[Any, ...]
+
+_NOT_IN_ARROW = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 @functools.cache
@@ -120,6 +123,12 @@ class OperatorHarness:
         folder: str | Path | None = None,
         checkpoint: str | None = None,
     ) -> None:
+        check_is_operator(_UID, operator)
+        if not 1 <= parallelism <= max_parallelism:
+            raise JobError(
+                f"the harness was given parallelism {parallelism} and max_parallelism {max_parallelism}; give at least "
+                "one partition, and no more than there are key groups"
+            )
         schemas = [inputs] if isinstance(inputs, pa.Schema) else list(inputs)
         count = len(schemas)
         keys = _keys(key, count, operator.broadcast_input)
@@ -183,13 +192,24 @@ class OperatorHarness:
         kind: str = "+I",
         kinds: Sequence[str] | None = None,
     ) -> None:
-        """Add rows to the running micro-batch, in order; ``kind`` for all or ``kinds`` one a row."""
-        schema = self._specs[input].schema
-        batch = rows if isinstance(rows, pa.RecordBatch) else _record_batch(rows, schema)
+        """Add rows to the running micro-batch, in order; ``kind`` for all or ``kinds`` one a row.
+
+        Raises SchemaError for rows and kinds that do not fit the input, and JobError for an input that there is not.
+        """
+        if input not in range(len(self._specs)):
+            raise JobError(
+                f"push: there is no input {input!r}; the operator has {len(self._specs)}, from 0 on"
+            )
+        spec = self._specs[input]
+        batch = rows if isinstance(rows, pa.RecordBatch) else _record_batch(rows, spec)
+        if not batch.schema.equals(spec.schema):
+            raise SchemaError(
+                f"push: the RecordBatch has the columns ({', '.join(map(str, batch.schema))}), but {spec.name} has "
+                f"({', '.join(map(str, spec.schema))})"
+            )
         if not batch.num_rows:
             return
-        texts = list(kinds) if kinds is not None else [kind] * batch.num_rows
-        codes = np.array([ROW_KIND_TEXTS.index(text) for text in texts], np.int8)
+        codes = _kind_codes([kind] * batch.num_rows if kinds is None else list(kinds), batch.num_rows)
         self._pending.append(InputBatch(batch, codes if codes.any() else None, input))
 
     def advance_watermark(self, watermark_us: int) -> None:
@@ -457,11 +477,46 @@ def _per_input(value: Any, count: int) -> list[Any]:
     return [value] * count
 
 
-def _record_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [[row[i] for row in rows] for i in range(len(schema))]
-    return pa.RecordBatch.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )
+def _record_batch(rows: Sequence[Any], spec: InputSpec) -> pa.RecordBatch:
+    width = len(spec.schema)
+    for number, row in enumerate(rows):
+        if isinstance(row, (str, bytes)) or not isinstance(row, Sequence) or len(row) != width:
+            raise SchemaError(
+                f"push: row {number} of {spec.name} is {row!r}; give a tuple with a value for each of its {width} "
+                f"columns: {', '.join(spec.schema.names)}"
+            )
+    columns = [_column([row[i] for row in rows], field, spec) for i, field in enumerate(spec.schema)]
+    return pa.RecordBatch.from_arrays(columns, schema=spec.schema)
+
+
+def _column(values: list[Any], field: pa.Field, spec: InputSpec) -> pa.Array:
+    try:
+        return pa.array(values, field.type)
+    except _NOT_IN_ARROW as error:
+        number, value = next((n, value) for n, value in enumerate(values) if not _fits(value, field.type))
+        raise SchemaError(
+            f"push: row {number} of {spec.name} has {value!r} in column '{field.name}', which does not fit its type "
+            f"{field.type}: {error}"
+        ) from error
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    try:
+        pa.array([value], kind)
+    except _NOT_IN_ARROW:
+        return False
+    return True
+
+
+def _kind_codes(texts: list[str], num_rows: int) -> np.ndarray[Any, np.dtype[np.int8]]:
+    if len(texts) != num_rows:
+        raise SchemaError(f"push: there are {len(texts)} kinds for {num_rows} rows; give one a row")
+    wrong = next(((number, text) for number, text in enumerate(texts) if text not in ROW_KIND_TEXTS), None)
+    if wrong is not None:
+        raise SchemaError(
+            f"push: row {wrong[0]} has the kind {wrong[1]!r}; write one of {', '.join(ROW_KIND_TEXTS)}"
+        )
+    return np.array([ROW_KIND_TEXTS.index(text) for text in texts], np.int8)
 
 
 def _output_rows(batch: pa.RecordBatch) -> Iterator[OutputRow]:
