@@ -246,7 +246,7 @@ class MicroBatch:
             processing_time=self.processing_time,
             previous_processing_time=previous_processing_time(self._base),
             checkpoint=self._frame.checkpoint,
-            local_dir=config.local_path,
+            local_dir=config.local_dir,
         )
 
     def _parallelism(self, uid: str, config: Config, stored: OperatorManifest | None) -> int:
