@@ -305,7 +305,7 @@ def test_kill_while_deltas_are_ingested(job: MiniJob, tmp_path: Path, point: str
     job.checkpoint.commit(second)
     body = """
     point = sys.argv[3]
-    ingest, write = RocksDBStore.ingest, leases._Slot.write
+    ingest, write = RocksDBStore.ingest, leases.Slot.write
     def dying_ingest(self, paths, version):
         assert len(paths) == 2
         if point == "before": die()
@@ -315,7 +315,7 @@ def test_kill_while_deltas_are_ingested(job: MiniJob, tmp_path: Path, point: str
         if point == "unrecorded" and not changing: die()
         write(self, version, lineage, changing)
     RocksDBStore.ingest = dying_ingest
-    leases._Slot.write = dying_write
+    leases.Slot.write = dying_write
     stores.acquire("op", 0, base)
     """
     process = child(tmp_path, 4, body, point)
