@@ -16,7 +16,7 @@ from asyncstate.operator import Operator
 def shipped_copy(uid: str, operator: Operator) -> Operator:
     """A copy of ``operator``. Raises JobError, before any task does, for what cannot be shipped."""
     try:
-        pickled = cloudpickle.dumps(operator)
+        pickled = cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever the objects that it holds raise
         raise JobError(
             f"operator '{uid}' ({type(operator).__name__}) cannot be sent to tasks: {type(error).__name__}: {error}. "
