@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_type_hints
@@ -301,8 +300,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rocksdb_direct_reads: Annotated[bool, Switch(), "Read around the operating system's page cache."] = False
     local_dir: Annotated[
         str | None,
-        Folder("`asyncstate` in the temporary directory"),
-        "Folder on each worker's own disk for its stores. Losing it costs a restore, never data.",
+        Folder("`asyncstate-<uid>` in the worker's temporary directory"),
+        "Folder on each worker's own disk for its stores. Losing it costs a restore, never data. The default one "
+        "belongs to the worker's user alone; of one that you give see to it that nobody else can write there.",
     ] = None
     checkpoint_dir: Annotated[
         str | None,
@@ -351,11 +351,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"async-state.parallelism is {self.parallelism}, more than async-state.max-parallelism "
                 f"({self.max_parallelism}); lower the first, or raise the second before the job's first batch"
             )
-
-    @property
-    def local_path(self) -> str:
-        """``local_dir``, or by default a folder in the temporary directory of the machine that asks."""
-        return self.local_dir or os.path.join(tempfile.gettempdir(), "asyncstate")
 
     def __repr__(self) -> str:
         # The URI of a checkpoint may hold credentials.

@@ -8,7 +8,6 @@ Must not import Spark.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, TypeVar, cast
 
@@ -210,17 +209,19 @@ def check_operator(
     config: Config,
     max_parallelism: int,
     stored: Sequence[StateSpec],
+    copied: Callable[[Operator], Operator],
 ) -> tuple[pa.Schema, list[StateSpec]]:
     """The output schema and the states of ``operator``, checked on the driver before any data is touched.
 
-    The operator itself stays as it is, to be pickled for the tasks: a copy is bound and opened.
+    The operator itself stays as it is, to be pickled for the tasks: a copy, made by ``copied`` as tasks get theirs, is
+    bound and opened.
     Raises SchemaError for its inputs and StateDeclarationError where states disagree with ``stored``.
     """
     if len(inputs) != operator.num_inputs:
         raise SchemaError(
             f"operator '{uid}' ({type(operator).__name__}) takes {operator.num_inputs} inputs but got {len(inputs)}"
         )
-    operator = copy.deepcopy(operator)
+    operator = copied(operator)
     check_broadcast(uid, operator, inputs)
     _check_keys(uid, [spec for spec in inputs if not spec.broadcast])
     check_ordered(uid, operator, inputs)

@@ -9,7 +9,7 @@ Source: the projection push-down of Flink's planner and Spark's ``ColumnPruning`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -22,17 +22,22 @@ from asyncstate.storage import StateSpec
 
 
 def checked_inputs(
-    uid: str, operator: Operator, inputs: tuple[InputSpec, ...], config: Config, stored: Sequence[StateSpec]
+    uid: str,
+    operator: Operator,
+    inputs: tuple[InputSpec, ...],
+    config: Config,
+    stored: Sequence[StateSpec],
+    copied: Callable[[Operator], Operator],
 ) -> tuple[pa.Schema, tuple[InputSpec, ...]]:
-    """The operator's output, and ``inputs`` with the columns that its tasks need.
+    """The operator's output, and ``inputs`` with the columns that its tasks need. ``copied``: see ``check_operator``.
 
     Raises SchemaError for the inputs, or if the operator needs more than it says, StateDeclarationError where states
     disagree with ``stored``.
     """
-    output, states = check_operator(uid, operator, inputs, config, config.max_parallelism, stored)
+    output, states = check_operator(uid, operator, inputs, config, config.max_parallelism, stored, copied)
     pruned = _pruned(uid, operator, inputs)
     if pruned != inputs:
-        found = check_operator(uid, operator, pruned, config, config.max_parallelism, stored)
+        found = check_operator(uid, operator, pruned, config, config.max_parallelism, stored, copied)
         if found != (output, states):
             raise SchemaError(
                 f"operator '{uid}' ({type(operator).__name__}): its output or its states are other ones without the "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,11 @@ _KIND_TEXTS = pa.array(ROW_KIND_TEXTS, pa.string())
 _KINDS = tuple(RowKind)
 
 
+LATEST_EVENT_TIME: Final = 2**62
+"""Microseconds: rows of a later event time (the year 148,000), as those that stand for "for ever", move no watermark,
+which never goes back."""
+
+
 @dataclass(frozen=True)
 class PreparedBatch:
     """An input batch with its kinds (n, int8) and event times (n, int64 microseconds, None without)."""
@@ -37,10 +42,15 @@ class PreparedBatch:
     input_index: int
     null_event_times: int
 
-    @property
-    def max_event_time(self) -> int | None:
-        """The highest event time, None without any."""
-        return None if self.times is None or not len(self.times) else int(self.times.max())
+    def highest_event_time(self) -> tuple[int | None, int]:
+        """The highest event time that may move a watermark, None without any; and how many times are beyond that."""
+        if self.times is None or not len(self.times):
+            return None, 0
+        highest = int(self.times.max())
+        if highest <= LATEST_EVENT_TIME:
+            return highest, 0
+        within = self.times[self.times <= LATEST_EVENT_TIME]
+        return (int(within.max()) if len(within) else None), len(self.times) - len(within)
 
     def cut(self, rows_max: int) -> Iterator[PreparedBatch]:
         """The rows in their order, in batches of ``rows_max`` and a last one of what is left."""

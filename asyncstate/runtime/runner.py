@@ -122,7 +122,9 @@ class Runner(ABC):
             self.rows_in += prepared.batch.num_rows + prepared.null_event_times
             if prepared.null_event_times:
                 self.context.counter("null_event_times").add(prepared.null_event_times)
-        index, newest = prepared.input_index, prepared.max_event_time
+        index, (newest, beyond) = prepared.input_index, prepared.highest_event_time()
+        if beyond and rows:
+            self.context.counter("event_times_far_ahead").add(beyond)
         known = self.max_event_times[index]
         if newest is not None:
             self.max_event_times[index] = newest if known is None else max(known, newest)

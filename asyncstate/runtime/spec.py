@@ -27,7 +27,7 @@ class TaskSpec:
     ``base`` is the operator's entry in the manifest of the version the batch starts from (None: no state yet).
     Times are microseconds. ``broadcast`` has the rows of the broadcast input with their kinds, as an Arrow stream,
     the same for all partitions. ``checkpoint`` is the checkpoint's folder or URI (not in the repr: it may hold
-    credentials), ``local_dir`` the worker's scratch folder.
+    credentials), ``local_dir`` the worker's folder for stores, None for its own default.
     """
 
     job_id: str
@@ -44,7 +44,7 @@ class TaskSpec:
     previous_watermark: int
     processing_time: int
     checkpoint: str = field(repr=False)
-    local_dir: str
+    local_dir: str | None
     previous_processing_time: int = MIN_WATERMARK
     broadcast: bytes | None = None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ from asyncstate.spark.checks import (
 from asyncstate.spark.exchange import Stage, exchange, input_spec, run_stage, stage_schema, wire_schema
 from asyncstate.spark.failures import stage_explained, translated
 from asyncstate.spark.local_phase import runs_locally
+from asyncstate.spark.pickling import shipped_copy
 from asyncstate.spark.task import PartitionTask, RunPartition
 from asyncstate.storage import Manifest, OperatorManifest
 
@@ -180,10 +182,11 @@ class MicroBatch:
         return [uid for uid in self._uids if uid not in self.applied]
 
     def close(self) -> None:
-        """Give all rows back; called when the function has returned or failed."""
+        """Give all rows back, whatever fails among it; called when the function has returned or failed."""
         self._open = False
-        for applied in self.applied.values():
-            applied.stage.release()
+        with ExitStack() as releasing:
+            for applied in self.applied.values():
+                releasing.callback(applied.stage.release)
 
     def _check_open(self, uid: str) -> None:
         if not self._open:
@@ -211,7 +214,12 @@ class MicroBatch:
         specs = _input_specs(uid, operator.broadcast_input, inputs, declared)
         stored = self._base.operators.get(uid) if self._base is not None else None
         output, ready = checked_inputs(
-            uid, operator, specs.inputs, config, stored.states if stored is not None else ()
+            uid,
+            operator,
+            specs.inputs,
+            config,
+            stored.states if stored is not None else (),
+            lambda given: shipped_copy(uid, given),
         )
         schemas = fingerprint(specs.inputs, output)
         if stored is not None:
@@ -249,7 +257,7 @@ class MicroBatch:
             processing_time=self.processing_time,
             previous_processing_time=previous_processing_time(self._base),
             checkpoint=self._frame.checkpoint,
-            local_dir=config.local_path,
+            local_dir=config.local_dir,
         )
 
     def _parallelism(self, uid: str, config: Config, stored: OperatorManifest | None) -> int:

@@ -67,7 +67,7 @@ def read_state(
 
     Pickled values are the stored bytes; with ``unpickle`` their ``repr``, which runs code that whoever can write the
     checkpoint has chosen. Reading changes nothing; a task restores its partition into a folder of its own below
-    ``async-state.local-dir``. A version that the job gives up while it is read makes the read fail.
+    ``async-state.local-dir``, or the temporary folder. A version that the job gives up while it is read makes it fail.
 
     Raises CheckpointError, StateDeclarationError for what is not there.
     """
@@ -101,7 +101,7 @@ class ReadTask:
             raise
 
     def _read(self, piece: StatePartition) -> Iterator[pa.RecordBatch]:
-        for decoder, rows in read_partition(piece, piece.config.local_path):
+        for decoder, rows in read_partition(piece, piece.config.local_dir):
             count = rows.num_rows
             given: dict[str, Any] = dict(zip(rows.schema.names, rows.columns, strict=True))
             if not self.single:

@@ -19,7 +19,7 @@ from asyncstate.codec.columns import binary_parts, binary_slices, gather_bytes
 from asyncstate.codec.key_fields import payload_matrix, payload_storage
 from asyncstate.errors import CodecError
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
-from asyncstate.state.expiry import STAMP_BYTES, checked_time
+from asyncstate.state.expiry import STAMP_BYTES, STAMP_MAX, checked_time
 from asyncstate.state.ttl import StateTtl, TtlTime, TtlUpdate, TtlVisibility
 
 BoolArray = npt.NDArray[np.bool_]
@@ -40,7 +40,7 @@ class ColumnExpiry:
         self._owner = owner
         self._event_time = ttl.time is TtlTime.EVENT
         self._now = now
-        self._stamp_now = UNTIMED_STAMP if now == MIN_WATERMARK else now
+        self._stamp_now = UNTIMED_STAMP if now == MIN_WATERMARK else min(now, STAMP_MAX)
         self.renews = ttl.update is TtlUpdate.READ_AND_WRITE
         self._first_live = max(now - ttl.duration_us + 1, MIN_WATERMARK)
         hides = ttl.visibility is TtlVisibility.NEVER_RETURN_EXPIRED
@@ -51,7 +51,7 @@ class ColumnExpiry:
         of processing time that of the micro-batch."""
         if times is None or not self._event_time:
             return np.full(count, self._stamp_now, np.int64)
-        return np.where(times > self._now, times, np.int64(self._stamp_now))
+        return np.where(times > self._now, np.minimum(times, STAMP_MAX), np.int64(self._stamp_now))
 
     def prefix(self, stamps: Int64Array | None, count: int) -> ByteArray:
         """The bytes of ``stamps`` (None: of this micro-batch), shape (count, 8)."""

@@ -26,6 +26,9 @@ STAMP_BYTES: Final = 8
 UNTIMED: Final = b"\xff" * STAMP_BYTES
 """The stamp of an entry of event time that was written when no time was known; the clean-up gives it the watermark."""
 
+STAMP_MAX: Final = MAX_WATERMARK - 1
+"""The highest time of a stamp: the one above it is ``UNTIMED``. Rows "for ever" have that time."""
+
 Reader = Callable[[bytes | None], Any]
 
 
@@ -54,7 +57,7 @@ class Expiry:
         self._event_time = ttl.time is TtlTime.EVENT
         self._now = now
         self.renews = ttl.update is TtlUpdate.READ_AND_WRITE
-        self._stamp_now = UNTIMED if now == MIN_WATERMARK else encode_namespace(now)
+        self._stamp_now = UNTIMED if now == MIN_WATERMARK else encode_namespace(min(now, STAMP_MAX))
         self._first_live = _first_live(now, ttl.duration_us)
         hides = ttl.visibility is TtlVisibility.NEVER_RETURN_EXPIRED
         self._hidden_below = self._first_live if hides else b""
@@ -66,7 +69,7 @@ class Expiry:
         if self._event_time:
             time = getattr(self._sink.current, "timestamp", None)
             if time is not None and time > self._now:
-                return encode_namespace(time)
+                return encode_namespace(time if time < MAX_WATERMARK else STAMP_MAX)
         return self._stamp_now
 
     def stamped(self, encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:

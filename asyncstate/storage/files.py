@@ -96,7 +96,7 @@ class LocalFiles(CheckpointFiles):
         self.root = Path(root).absolute()
         self.place = self.shown = str(self.root)
         with _explained("create the checkpoint folder", str(self.root)):
-            self.root.mkdir(parents=True, exist_ok=True)
+            _make_folder(self.root)
 
     def put_file(self, local: str | Path, name: str) -> None:
         """Link or copy a local file in; both it and its name are synced to the disk."""
@@ -169,7 +169,7 @@ class LocalFiles(CheckpointFiles):
         folder = self._path(name).parent
         temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         with _explained("write", name, missing_is_damage=False):
-            folder.mkdir(parents=True, exist_ok=True)
+            _make_folder(folder)
             try:
                 yield temporary
             finally:
@@ -191,6 +191,14 @@ def _explained(action: str, name: str, missing_is_damage: bool = True) -> Iterat
             f"could not {action} {name} in the checkpoint: {error}. Check the disk's space and permissions; "
             f"nothing was committed"
         ) from error
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, durably: a file in it is not kept unless they are."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
 
 
 def _remove(path: Path) -> None:

@@ -1,103 +1,36 @@
 """Local store folders: exclusive use, and knowing which content each of them holds.
 
-Owns: LocalStores, Lease and the slots ``<local_dir>/<job_id>/<uid>/<partition>/slot-<k>``. Invariants: a
-slot is used by one attempt at a time, across threads and processes (an advisory file lock, which dies with
-its process); a slot's record names its content, and says "changing" before the content changes: a slot found
-like that is rebuilt. Must not import the overlay or anything of execution.
+Owns: LocalStores, Lease and which slot of ``<local_dir>/<job_id>-<checkpoint>/<uid>/<partition>/slot-<k>`` is used.
+Invariants: a slot is used by one attempt at a time, across threads and processes; one whose record says "changing" is
+rebuilt. Must not import the overlay or anything of execution.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final
-
-import msgspec
 
 from asyncstate.errors import StoreError
 from asyncstate.storage.base import PartitionBase
 from asyncstate.storage.contract import KeyedStore
 from asyncstate.storage.files import CheckpointFiles
+from asyncstate.storage.local_folders import default_local_dir, folder_name, make_owned, make_private
 from asyncstate.storage.manifest import DeltaRef
 from asyncstate.storage.memory import MemoryStore
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, advance, build_store
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
+from asyncstate.storage.slots import Slot, SlotRecord
 
-_RECORD_FORMAT: Final = 1
 _STALE_VERSIONS: Final = 16
+_ABANDONED_SECONDS: Final = 7 * 24 * 3600.0
 _WAIT_POLL_SECONDS: Final = 0.02
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
-
-
-class SlotRecord(msgspec.Struct, frozen=True):
-    """What a slot holds. ``boot`` is this start of the machine: after a power cut no slot is trusted."""
-
-    version: int
-    lineage: str
-    changing: bool
-    boot: str
-    format: int = _RECORD_FORMAT
-
-
-@dataclass(slots=True)
-class _Slot:
-    folder: Path
-    lock: int | None = None
-
-    @property
-    def db(self) -> Path:
-        return self.folder / "db"
-
-    @property
-    def scratch(self) -> Path:
-        return self.folder / "spilled"
-
-    def record(self) -> SlotRecord | None:
-        """Return what the slot holds, None when that is nothing or in doubt."""
-        try:
-            record = msgspec.json.decode((self.folder / "VERSION").read_bytes(), type=SlotRecord)
-        except (OSError, msgspec.MsgspecError):
-            return None
-        doubtful = record.changing or record.boot != _boot_id() or record.format != _RECORD_FORMAT
-        return None if doubtful else record
-
-    def write(self, version: int, lineage: str, changing: bool) -> None:
-        temporary = self.folder / "VERSION.tmp"
-        temporary.write_bytes(msgspec.json.encode(SlotRecord(version, lineage, changing, _boot_id())))
-        temporary.replace(self.folder / "VERSION")
-
-    def distrust(self) -> None:
-        """Take the record away, which needs no space on the disk: the store will be rebuilt."""
-        (self.folder / "VERSION").unlink(missing_ok=True)
-
-    def clear(self) -> None:
-        # The record goes first: what a crash leaves behind is then a slot without one.
-        self.distrust()
-        shutil.rmtree(self.folder)
-
-    def try_lock(self) -> bool:
-        lock = os.open(f"{self.folder}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return False
-        self.lock = lock
-        return True
-
-    def unlock(self) -> None:
-        lock, self.lock = self.lock, None
-        if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_UN)
-            os.close(lock)
 
 
 class Lease:
@@ -109,7 +42,7 @@ class Lease:
 
     def __init__(
         self,
-        slot: _Slot,
+        slot: Slot,
         base: PartitionBase,
         rocks: RocksDBStore,
         store: KeyedStore,
@@ -184,17 +117,23 @@ class Lease:
 
 
 class LocalStores:
-    """The local store folders of one job on this machine."""
+    """The local store folders of one checkpoint on this machine.
+
+    ``local_dir`` is the folder that was configured; without one it is the user's own in the temporary directory.
+    """
 
     def __init__(
         self,
-        local_dir: str | Path,
+        local_dir: str | Path | None,
         job_id: str,
         files: CheckpointFiles,
         slots_max: int = 4,
         wait_seconds_max: float = 60.0,
     ) -> None:
-        self._root = Path(local_dir) / _checked(job_id, "job id")
+        self._owned = default_local_dir() if local_dir is None else None
+        self._all = self._owned if self._owned is not None else Path(local_dir or "")
+        self._job_id = _checked(job_id, "job id")
+        self._root = self._all / folder_name(job_id, files.shown)
         self._files = files
         self._slots_max = slots_max
         self._wait_seconds_max = wait_seconds_max
@@ -215,7 +154,7 @@ class LocalStores:
         """
         folder = self._root / _checked(uid, "operator uid") / str(partition)
         with _explained(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            self._make(folder)
             slot = self._take_slot(folder, base)
             try:
                 lease = self._open(slot, base, options or RocksDBOptions(), in_memory)
@@ -225,10 +164,28 @@ class LocalStores:
                 raise
         return lease
 
-    def _slots(self, folder: Path) -> list[_Slot]:
-        return [_Slot(folder / f"slot-{number}") for number in range(self._slots_max)]
+    def _make(self, folder: Path) -> None:
+        if self._owned is not None:
+            make_owned(self._owned)
+        if not self._root.exists():
+            self._drop_abandoned()
+        make_private(folder)
 
-    def _take_slot(self, folder: Path, base: PartitionBase) -> _Slot:
+    def _drop_abandoned(self) -> None:
+        """Empty slots that earlier checkpoints of a job of this name have left, once no task has used them for long."""
+        for folder in self._all.glob(f"{self._job_id}-{'[0-9a-f]' * 16}/*/*/slot-*[0-9]"):
+            slot = Slot(folder)
+            if _is_abandoned(slot) and slot.try_lock():
+                try:
+                    if _is_abandoned(slot):  # it may have been used between the two
+                        slot.clear()
+                finally:
+                    slot.unlock()
+
+    def _slots(self, folder: Path) -> list[Slot]:
+        return [Slot(folder / f"slot-{number}") for number in range(self._slots_max)]
+
+    def _take_slot(self, folder: Path, base: PartitionBase) -> Slot:
         deadline = time.monotonic() + self._wait_seconds_max
         while True:
             for slot in sorted(self._slots(folder), key=lambda slot: _distance(slot.record(), base)):
@@ -241,7 +198,7 @@ class LocalStores:
                 )
             time.sleep(_WAIT_POLL_SECONDS)
 
-    def _open(self, slot: _Slot, base: PartitionBase, options: RocksDBOptions, in_memory: bool) -> Lease:
+    def _open(self, slot: Slot, base: PartitionBase, options: RocksDBOptions, in_memory: bool) -> Lease:
         started = time.monotonic()
         fetcher = Fetcher(self._files, base.version, slot.folder / "kept")
         record = slot.record()
@@ -272,7 +229,7 @@ class LocalStores:
 
 
 def _advanced(
-    slot: _Slot, base: PartitionBase, pending: list[DeltaRef], fetcher: Fetcher, options: RocksDBOptions
+    slot: Slot, base: PartitionBase, pending: list[DeltaRef], fetcher: Fetcher, options: RocksDBOptions
 ) -> RocksDBStore | None:
     """Open the slot's store and ingest what it lacks; None when the folder turns out to be unusable."""
     rocks = None
@@ -296,7 +253,7 @@ def _advanced(
     return rocks
 
 
-def _rebuilt(slot: _Slot, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions) -> RocksDBStore:
+def _rebuilt(slot: Slot, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions) -> RocksDBStore:
     if slot.folder.exists():
         slot.clear()
     slot.folder.mkdir(parents=True)
@@ -313,16 +270,13 @@ def _distance(record: SlotRecord | None, base: PartitionBase) -> tuple[int, int]
     return (2, record.version) if pending is None else (0, len(pending))
 
 
-def _is_stale(slot: _Slot, base: PartitionBase) -> bool:
+def _is_stale(slot: Slot, base: PartitionBase) -> bool:
     record = slot.record()
     return record is not None and record.version < base.version - _STALE_VERSIONS
 
 
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""  # no such thing on this system; a power cut is then not told from a restart
+def _is_abandoned(slot: Slot) -> bool:
+    return time.time() - slot.used_at() > _ABANDONED_SECONDS
 
 
 def _checked(name: str, what: str) -> str:

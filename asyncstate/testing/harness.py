@@ -12,6 +12,7 @@ import copy
 import functools
 import pickle
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -180,7 +181,7 @@ class OperatorHarness:
         self.output: list[OutputRow] = []
         self.batches: list[dict[str, float]] = []
         self.output_schema, self._task_inputs = checked_inputs(
-            _UID, operator, self._specs, self._config, self.states()
+            _UID, operator, self._specs, self._config, self.states(), lambda _: self._operator()
         )
 
     # -- pushing -----------------------------------------------------------------------------------
@@ -435,15 +436,25 @@ def _copy_checkpoint(source: CheckpointFiles, target: CheckpointFiles) -> None:
 def _copies_of(operator: Operator) -> Callable[[], Operator]:
     """Makes copies of ``operator`` as it is now.
 
-    Pickled where that is possible. Spark's pickler also takes lambdas and classes that stand in functions; where
-    plain pickle refuses them the operator is copied.
+    Pickled where that is possible. Spark's pickler also takes modules, lambdas and classes that stand in functions;
+    where plain pickle refuses them the operator is copied. Raises JobError if that cannot be done either.
     """
     try:
         pickled = pickle.dumps(operator)
     except (pickle.PicklingError, AttributeError, TypeError):
-        kept = copy.deepcopy(operator)
-        return lambda: copy.deepcopy(kept)
+        kept = _deep_copy(operator)
+        return lambda: _deep_copy(kept)
     return lambda: pickle.loads(pickled)
+
+
+def _deep_copy(operator: Operator) -> Operator:
+    try:
+        return copy.deepcopy(operator, {id(module): module for module in sys.modules.values()})
+    except TypeError as error:
+        raise JobError(
+            f"{type(operator).__name__} cannot be sent to tasks: {error}. Make what cannot be pickled (clients, locks, "
+            "open files) in open()"
+        ) from error
 
 
 def _shipped(spec: TaskSpec, copies: Callable[[], Operator]) -> TaskSpec:

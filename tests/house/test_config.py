@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -201,13 +200,6 @@ def test_parallelism_beyond_the_maximum_is_refused() -> None:
 
 def test_paths_may_be_path_objects(tmp_path: Path) -> None:
     assert resolve({"async-state.checkpoint-dir": tmp_path}, {}).checkpoint_dir == str(tmp_path)
-
-
-def test_the_local_folder_is_found_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config.from_json(Config().to_json())
-    monkeypatch.setattr(tempfile, "tempdir", "/elsewhere")
-    assert config.local_path == "/elsewhere/asyncstate"
-    assert Config(local_dir="/fast").local_path == "/fast"
 
 
 def test_json_of_another_version_is_refused() -> None:

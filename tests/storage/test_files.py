@@ -97,6 +97,23 @@ def test_missing_file_is_named(files: CheckpointFiles, tmp_path: Path) -> None:
         files.get_file("state/gone", tmp_path / "x")
 
 
+def test_every_folder_that_is_made_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[str] = set()
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    files = LocalFiles(tmp_path / "jobs" / "one")
+    assert synced == {str(tmp_path), str(tmp_path / "jobs")}
+    synced.clear()
+    files.put_bytes("state/op/0/a", b"x")
+    # A name is kept once the folder that it stands in is.
+    assert {str(files.root / name) for name in (".", "state", "state/op", "state/op/0")} <= synced
+
+
 def test_failed_write_leaves_nothing_and_says_what_to_do(
     folder: LocalFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

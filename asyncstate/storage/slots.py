@@ -1,0 +1,105 @@
+"""One slot: a folder for one local store, its lock, and the record of what it holds.
+
+Owns: Slot and SlotRecord. Invariants: a slot is used under an advisory file lock, which dies with its process; its
+record names its content, and says "changing" before the content changes. Must not know leases or checkpoints.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+RECORD_FORMAT: Final = 1
+
+
+class SlotRecord(msgspec.Struct, frozen=True):
+    """What a slot holds. ``boot`` is this start of the machine: after a power cut no slot is trusted."""
+
+    version: int
+    lineage: str
+    changing: bool
+    boot: str
+    format: int = RECORD_FORMAT
+
+
+@dataclass(slots=True)
+class Slot:
+    """The folder ``folder``; ``lock`` is the open lock file while this process uses it."""
+
+    folder: Path
+    lock: int | None = None
+
+    @property
+    def db(self) -> Path:
+        """Where the store lies."""
+        return self.folder / "db"
+
+    @property
+    def scratch(self) -> Path:
+        """Where what goes with a lease lies."""
+        return self.folder / "spilled"
+
+    def record(self) -> SlotRecord | None:
+        """Return what the slot holds, None when that is nothing or in doubt."""
+        try:
+            record = msgspec.json.decode((self.folder / "VERSION").read_bytes(), type=SlotRecord)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        doubtful = record.changing or record.boot != _boot_id() or record.format != RECORD_FORMAT
+        return None if doubtful else record
+
+    def used_at(self) -> float:
+        """When a store of this slot was last brought to a version, seconds since the epoch; infinity if it is gone."""
+        for path in (self.folder / "VERSION", self.folder):
+            with suppress(OSError):
+                return path.stat().st_mtime
+        return math.inf
+
+    def write(self, version: int, lineage: str, changing: bool) -> None:
+        """Say what the slot holds."""
+        temporary = self.folder / "VERSION.tmp"
+        temporary.write_bytes(msgspec.json.encode(SlotRecord(version, lineage, changing, _boot_id())))
+        temporary.replace(self.folder / "VERSION")
+
+    def distrust(self) -> None:
+        """Take the record away, which needs no space on the disk: the store will be rebuilt."""
+        (self.folder / "VERSION").unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Delete the store and all beside it but the lock."""
+        # The record goes first: what a crash leaves behind is then a slot without one.
+        self.distrust()
+        shutil.rmtree(self.folder)
+
+    def try_lock(self) -> bool:
+        """Take the slot if nobody has it."""
+        lock = os.open(f"{self.folder}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self.lock = lock
+        return True
+
+    def unlock(self) -> None:
+        """Give the slot back; twice is allowed."""
+        lock, self.lock = self.lock, None
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""  # no such thing on this system; a power cut is then not told from a restart
