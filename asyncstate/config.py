@@ -156,10 +156,16 @@ class Option:
             value = self.kind.parse(given.strip()) if isinstance(given, str) else given
             if value is None:
                 raise ValueError("leave the key out to get the default")
+            if value == 0 and isinstance(self.kind, Number) and self.kind.auto and not _says_auto(given):
+                raise ValueError(f"the range is {self.kind.accepts}".replace("`", ""))
             self.kind.check(value)
         except ValueError as error:
             raise ConfigurationError(f"{spelling}: {given!r} does not fit; {error}") from None
         return value
+
+
+def _says_auto(given: object) -> bool:
+    return isinstance(given, str) and given.strip().lower() == "auto"
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +108,8 @@ class InputSpec:
     def column(self, name: str) -> pa.Field:
         """The field called ``name``; SchemaError with the columns there are if it is missing."""
         index = self.schema.get_field_index(name)
+        if index < 0 and name in self.schema.names:
+            raise SchemaError(f"{self.name} has column '{name}' twice; rename or drop all but one")
         if index < 0:
             raise SchemaError(
                 f"{self.name} has no column '{name}'; its columns are: {', '.join(self.schema.names)}"
@@ -300,8 +302,14 @@ class RecordContext(Protocol):
         """
 
 
+_METHODS_OF_TUPLE: Final = ("count", "index")
+
+
 class Row(tuple[Any, ...]):
-    """A record's values: by position, by column name (``row["price"]``) or as an attribute (``row.price``)."""
+    """A record's values: by position, by column name (``row["price"]``) or as an attribute (``row.price``).
+
+    Columns called ``count`` and ``index`` are there as attributes too, in place of the methods of a tuple.
+    """
 
     __slots__ = ()
     _fields: ClassVar[dict[str, int]] = {}
@@ -334,7 +342,14 @@ class Row(tuple[Any, ...]):
 
 def row_type(schema: pa.Schema) -> type[Row]:
     """The Row class for ``schema``'s columns."""
-    return type("Row", (Row,), {"__slots__": (), "_fields": {name: i for i, name in enumerate(schema.names)}})
+    columns = {name: i for i, name in enumerate(schema.names)}
+    # An attribute that tuple has is never looked for with __getattr__.
+    hidden = {name: _column(columns[name]) for name in _METHODS_OF_TUPLE if name in columns}
+    return type("Row", (Row,), {"__slots__": (), "_fields": columns, **hidden})
+
+
+def _column(position: int) -> property:
+    return property(lambda row: tuple.__getitem__(row, position))
 
 
 @dataclass(frozen=True)
@@ -469,6 +484,11 @@ class RecordOperator(Operator):
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
         """Handle a timer of ``ctx.key`` that has come due."""
+
+    @property
+    def handles_timers(self) -> bool:
+        """Whether timers may be registered: there is an ``on_timer`` for them."""
+        return type(self).on_timer is not RecordOperator.on_timer
 
     async def open_calls(self) -> None:
         """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before

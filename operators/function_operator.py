@@ -70,6 +70,15 @@ class FunctionOperator(RecordOperator):
         if isinstance(self.function, Function):
             await self.function.close_calls()
 
+    @property
+    def handles_timers(self) -> bool:
+        """See ``RecordOperator``: the function's own method counts."""
+        own, base = (
+            getattr(type(self.function), "on_timer", None),
+            getattr(self.function_type, "on_timer", None),
+        )
+        return super().handles_timers and (base is None or own is not base)
+
     def _method(self) -> Any:
         """The function's one method, or the plain callable itself."""
         if self.plain_method is None or not isinstance(self.function, Function):

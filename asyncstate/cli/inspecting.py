@@ -5,6 +5,8 @@ Owns: what they print. Invariant: they read only; a running job does not notice.
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
@@ -18,12 +20,15 @@ from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime.inspection import (
     Inspection,
     StatePartition,
+    decoders,
     key_schemas,
     partition_sizes,
     read_partition,
 )
 from asyncstate.state.json_text import json_text, plain
 from asyncstate.storage import Manifest, OperatorManifest
+
+_NULL = "null"  # how a key column without a value is shown
 
 Place = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The job's checkpoint: a folder or URI.")]
 Version = Annotated[
@@ -84,7 +89,8 @@ def show(
             raise StateDeclarationError(
                 f"operators {sorted(operators)} have a state '{state}'; name one with --uid"
             )
-        rows = itertools.islice(_entries(pieces, key, local_dir), limit + 1)
+        wanted = _wanted_key(pieces[0], key)
+        rows = itertools.islice(_entries(pieces, wanted, local_dir), limit + 1)
         if output is Format.JSON:
             for row in itertools.islice(rows, limit):
                 print_json(row)
@@ -156,20 +162,51 @@ def _operator(operator: OperatorManifest) -> dict[str, Any]:
 
 
 def _entries(
-    pieces: Sequence[StatePartition], key: list[str] | None, local_dir: str | None
+    pieces: Sequence[StatePartition], wanted: list[str], local_dir: str | None
 ) -> Iterator[dict[str, Any]]:
-    wanted = list(key or [])
     for piece in pieces:
-        for decoder, rows in read_partition(piece, local_dir):
-            columns = len(decoder.schema.field("key").type)
-            if wanted and len(wanted) != columns:
-                raise StateDeclarationError(
-                    f"{decoder.owner}: --key is given {len(wanted)} times, but the key has {columns} columns; give it "
-                    "once for each"
-                )
+        for _, rows in read_partition(piece, local_dir):
             for row in plain(rows):
                 if not wanted or (row["key"] is not None and _texts(row["key"].values()) == wanted):
                     yield row
+
+
+def _wanted_key(piece: StatePartition, key: list[str] | None) -> list[str]:
+    """The texts of ``--key`` as keys are shown. Raises StateDeclarationError for what no key can be."""
+    if not key:
+        return []
+    (decoder,) = decoders(piece)
+    columns = list(decoder.schema.field("key").type)
+    if len(key) != len(columns):
+        raise StateDeclarationError(
+            f"{decoder.owner}: --key is given {len(key)} times, but the key has {len(columns)} columns; give it "
+            "once for each"
+        )
+    return [_key_text(decoder.owner, column, text) for column, text in zip(columns, key, strict=True)]
+
+
+def _key_text(owner: str, column: pa.Field, text: str) -> str:
+    if text == _NULL:
+        return text
+    try:
+        if pa.types.is_integer(column.type):
+            return str(pa.scalar(int(text), column.type).as_py())
+        if pa.types.is_boolean(column.type) and text not in ("true", "false"):
+            raise ValueError(text)
+        if pa.types.is_floating(column.type):
+            return json_text(pa.scalar(float(text), column.type).as_py())
+        if pa.types.is_timestamp(column.type):
+            datetime.datetime.fromisoformat(text)
+        elif pa.types.is_date(column.type):
+            datetime.date.fromisoformat(text)
+        elif pa.types.is_decimal(column.type):
+            decimal.Decimal(text)
+    except (ValueError, ArithmeticError, pa.ArrowException):
+        raise StateDeclarationError(
+            f"{owner}: --key {text!r} is no {column.type}, the type of key column '{column.name}'; give such a value, "
+            "as `state show` prints it"
+        ) from None
+    return text
 
 
 def _texts(values: Any) -> list[str]:

@@ -178,6 +178,12 @@ class _TypeReader:
             raise self._error()
 
     def read_type(self) -> pa.DataType:
+        try:
+            return self._read_type()
+        except RecursionError:
+            raise self._error() from None
+
+    def _read_type(self) -> pa.DataType:
         if self._accept("list<"):
             item = self.read_item("item")
             self._expect(">")

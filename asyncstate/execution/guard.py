@@ -14,6 +14,7 @@ from typing import Any
 
 from asyncstate.errors import StateAccessError
 
+
 def guard(controller: Any) -> None:
     """Have a controller, used by this thread, refuse state accesses of all others; twice is allowed."""
     kind = type(controller)

@@ -21,6 +21,8 @@ from asyncstate.operator import Timers
 
 OutputRow = tuple[RowKind, tuple[Any, ...]]
 
+_INSERT = RowKind.INSERT
+
 
 class Caller(Protocol):
     """Who makes the outside calls of a micro-batch: its controller."""
@@ -134,6 +136,11 @@ class Record:
             raise SchemaError(
                 f"emit() got {len(values)} values, but the output has {self.frame.width} columns: "
                 f"{', '.join(self.frame.output_names)}; pass one value a column"
+            )
+        if kind is not _INSERT and type(kind) is not RowKind:
+            raise SchemaError(
+                f"emit() got the kind {kind!r}; give one of RowKind.INSERT (+I), UPDATE_BEFORE (-U), UPDATE_AFTER (+U) "
+                "and DELETE (-D)"
             )
         self.out.append((kind, values))
 

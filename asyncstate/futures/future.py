@@ -154,11 +154,20 @@ class StateFuture(FutureCore, Generic[T]):
     def then_compose(self, fn: Callable[[T], StateFuture[U]]) -> StateFuture[U]:
         """The future that ``fn(value)`` returns. Anything but a StateFuture from ``fn`` is a FutureStateError."""
         if self._state == DONE:
+            nesting = scopes.nesting
+            depth = nesting.depth
+            if depth >= _NESTING_MAX:
+                return _compose_later(fn, self._value)
+            nesting.depth = depth + 1
             try:
                 inner = fn(self._value)
                 return inner if type(inner) is StateFuture else future_from(inner, fn)
             except Exception as error:
                 return failed_future(error)
+            finally:
+                nesting.depth = depth
+                if nesting.postponed and not depth:
+                    _run_postponed()
         return self._derive(settling.compose, fn)
 
     def then_combine(self, other: StateFuture[U], fn: Callable[[T, U], V]) -> StateFuture[V]:
@@ -270,6 +279,33 @@ class StateFuture(FutureCore, Generic[T]):
     thenAccept = then_accept  # noqa: N815
     thenCompose = then_compose  # noqa: N815
     thenCombine = then_combine  # noqa: N815
+
+
+_NESTING_MAX: Final = 64
+"""Functions of then_compose that may run inside each other: a chain of reads whose answers are there at once makes its
+next link inside the last one. Deeper ones run when these have returned, so that chains of any length need no stack."""
+
+
+def _compose_later(fn: Callable[[Any], Any], value: Any) -> StateFuture[Any]:
+    child = pending_future(current_owner())
+    scopes.nesting.postponed.append((fn, value, child))
+    return child
+
+
+def _run_postponed() -> None:
+    """Run what was postponed, with what that postpones; called when no function of then_compose is under way."""
+    nesting = scopes.nesting
+    postponed = nesting.postponed
+    nesting.depth = 1
+    try:
+        while postponed:
+            fn, value, child = postponed.popleft()
+            work: Work = []
+            settling.compose(fn, child, DONE, value, work)
+            settling.run(work)
+    finally:
+        nesting.depth = 0
+        postponed.clear()
 
 
 def _passed_on(_: object) -> None:

@@ -9,6 +9,7 @@ Must not start threads, do I/O or import any other part of the project except ``
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Any, Protocol
 
 from asyncstate.errors import FutureStateError
@@ -33,10 +34,23 @@ class FailureScope(Protocol):
         """Called when ``future`` has failed; ``future.failure_observed`` tells later whether it was handled."""
 
 
+class Nesting:
+    """How deep functions of then_compose are nested, and what waits for their end: (function, value, future)."""
+
+    __slots__ = ("depth", "postponed")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.postponed: deque[tuple[Any, Any, Any]] = deque()
+
+
 class Scopes(threading.local):
-    """The scope of each thread."""
+    """The scope of each thread, and how functions of then_compose are nested there."""
 
     current: FailureScope | None = None
+
+    def __init__(self) -> None:
+        self.nesting = Nesting()
 
 
 scopes = Scopes()

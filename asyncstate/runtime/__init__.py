@@ -4,9 +4,10 @@ Owns: the choice of controller and store from the configuration. Must not import
 """
 
 from asyncstate.runtime.broadcast import pack_broadcast
-from asyncstate.runtime.context import TaskContext
+from asyncstate.runtime.context import TaskContext, check_is_operator
 from asyncstate.runtime.driver import (
     advance_sources,
+    check_key_groups,
     operator_after,
     previous_processing_time,
     previous_watermark,
@@ -37,6 +38,8 @@ __all__ = [
     "TaskContext",
     "TaskSpec",
     "advance_sources",
+    "check_is_operator",
+    "check_key_groups",
     "checked_inputs",
     "chosen_local_phase",
     "drop_seen_of_inputs",

@@ -15,14 +15,16 @@ from typing import Final, NoReturn, TypeVar, cast
 import msgspec
 import pyarrow as pa
 
+from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.codec import check_key_type
 from asyncstate.config import Config
-from asyncstate.errors import SchemaError, StateAccessError, StateDeclarationError
+from asyncstate.errors import JobError, SchemaError, StateAccessError, StateDeclarationError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, StateDescriptor
 from asyncstate.places import masked
 from asyncstate.requests import Decoder, LevelOne, Page, StateSink
 from asyncstate.runtime.broadcast_checks import check_broadcast
+from asyncstate.runtime.closing import closed_at_the_end
 from asyncstate.runtime.missing_rows import COUNTER, MissingRows
 from asyncstate.runtime.ordering import check_ordered, ordered_states
 from asyncstate.runtime.sequencing import SeenSequence, check_sequences, seen_states
@@ -87,6 +89,11 @@ class TaskContext:
 
     def get_state(self, descriptor: StateDescriptor[S]) -> S:
         """See ``OperatorContext``."""
+        if not isinstance(descriptor, StateDescriptor):
+            raise StateDeclarationError(
+                f"operator '{self.uid}': get_state got {descriptor!r}, which declares no state; give a descriptor, "
+                "such as ValueStateDescriptor('name', pa.int64())"
+            )
         name = descriptor.name
         if not self._open:
             raise StateDeclarationError(
@@ -229,21 +236,48 @@ def check_operator(
     context = TaskContext(
         uid, inputs, output, config, max_parallelism, range(max_parallelism), _NoState(), stored
     )
-    try:
+    with closed_at_the_end(uid, operator):
         operator.open(context)
-    finally:
-        operator.close()
     return output, context.opened()
 
 
 def _bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> pa.Schema:
     """What ``bind`` returns; its errors name the operator of this job."""
     try:
-        return operator.bind(inputs)
+        output = operator.bind(inputs)
+        _check_output(operator, output)
+        return output
     except SchemaError as error:
         if f"'{uid}'" in str(error):
             raise
         raise SchemaError(f"operator '{uid}': {error}") from error
+
+
+def _check_output(operator: Operator, output: object) -> None:
+    what = f"bind() of {type(operator).__name__} returned"
+    if not isinstance(output, pa.Schema):
+        raise SchemaError(
+            f"{what} {output!r}; return the output's columns as a pyarrow schema, such as "
+            "pa.schema([('n', pa.int64())])"
+        )
+    twice = sorted({name for name in output.names if output.names.count(name) > 1})
+    if twice:
+        raise SchemaError(f"{what} a schema with column '{twice[0]}' twice; rename all but one")
+    if ROW_KIND_COLUMN in output.names:
+        raise SchemaError(
+            f"{what} a schema with a column '{ROW_KIND_COLUMN}', which is the framework's; leave it out, kinds are "
+            "given to emit()"
+        )
+
+
+def check_is_operator(uid: str, operator: object) -> None:
+    """Raise JobError unless ``operator`` is an Operator object."""
+    if isinstance(operator, type) and issubclass(operator, Operator):
+        raise JobError(
+            f"operator '{uid}': {operator.__name__} is a class; give an object of it: {operator.__name__}(...)"
+        )
+    if not isinstance(operator, Operator):
+        raise JobError(f"operator '{uid}': {operator!r} is no Operator; give an object of one")
 
 
 def _check_keys(uid: str, inputs: Sequence[InputSpec]) -> None:

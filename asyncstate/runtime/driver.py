@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from asyncstate.errors import JobError
+from asyncstate.config import Config
+from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.runtime.broadcast_digest import check_digests
 from asyncstate.runtime.spec import CommitRecord
@@ -37,6 +38,18 @@ def previous_watermark(base: Manifest | None) -> int:
 def previous_processing_time(base: Manifest | None) -> int:
     """When the batch that ``base`` committed started, microseconds; MIN_WATERMARK before the first."""
     return MIN_WATERMARK if base is None or base.processing_time is None else base.processing_time
+
+
+def check_key_groups(place: str, latest: Manifest | None, config: Config) -> None:
+    """Raise ConfigurationError if ``config`` has other key groups than ``latest``, which was read from ``place``.
+
+    Keys would be looked for in groups in which they are not.
+    """
+    if latest is not None and latest.max_parallelism != config.max_parallelism:
+        raise ConfigurationError(
+            f"checkpoint {place} has {latest.max_parallelism} key groups, but async-state.max-parallelism is "
+            f"{config.max_parallelism}; set it to {latest.max_parallelism}: it is fixed by the job's first batch"
+        )
 
 
 def advance_sources(

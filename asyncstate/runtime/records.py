@@ -59,8 +59,8 @@ class RecordRunner(Runner):
         super().__init__(spec, context, controller, None, scratch)
         self._operator = operator
         # Looking for timers costs a read in every key group; who has no on_timer need not pay it.
-        self._has_timers = type(operator).on_timer is not RecordOperator.on_timer
-        self._timers = KeyedTimers(controller, spec.uid)
+        self._has_timers = operator.handles_timers
+        self._timers = KeyedTimers(controller, spec.uid, handled=self._has_timers)
         self._fired = context.counter("timers_fired")
         self._frame = BatchFrame(
             spec.watermark, spec.processing_time, self._timers, list(context.output_schema.names), controller

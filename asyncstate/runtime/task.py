@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Final
 
@@ -33,6 +33,7 @@ from asyncstate.execution import (
 from asyncstate.operator import BundleOperator, RecordOperator
 from asyncstate.runtime.broadcast_digest import broadcast_digest
 from asyncstate.runtime.bundles import BundleRunner
+from asyncstate.runtime.closing import closed_at_the_end
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.records import RecordRunner
 from asyncstate.runtime.runner import Runner
@@ -40,7 +41,15 @@ from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.stores import PartitionStore, open_store
 from asyncstate.runtime.transfers import Transfers
 from asyncstate.state import Trials
-from asyncstate.storage import CacheLoan, PartitionKey, StateSpec, WorkerCache, WriteOverlay, group_range
+from asyncstate.storage import (
+    CacheLoan,
+    KeyedStore,
+    PartitionKey,
+    StateSpec,
+    WorkerCache,
+    WriteOverlay,
+    group_range,
+)
 
 _AUTO_IO_PARALLELISM: Final = 256  # at most; ReadPacer says how many, by how slow the store is
 _KIB: Final = 1024
@@ -61,20 +70,25 @@ trials = Trials()
 
 
 def run_partition(
-    spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+    spec: TaskSpec,
+    partition: int,
+    batches: Iterator[InputBatch],
+    store_through: Callable[[KeyedStore], KeyedStore] | None = None,
 ) -> Iterator[pa.RecordBatch | CommitRecord]:
     """Run ``spec.operator`` over the rows of ``partition``; gives output batches, then the CommitRecord.
 
     ``batches`` have the rows of all inputs in arrival order. Output batches have the output schema's columns and
-    ``row_kind``. Raises OperatorError for failures of the operator's code and StoreError for those of the store.
+    ``row_kind``. ``store_through`` makes what is read of the leased store, for tests. Raises OperatorError for failures
+    of the operator's code and StoreError for those of the store.
     """
     started = time.perf_counter()
     with open_store(spec, partition) as opened, _cache(spec, partition, opened.lineage) as cache:
-        overlay = WriteOverlay(opened.store, cache.limit_bytes, cache.entries, opened.write_bound)
+        store = opened.store if store_through is None else store_through(opened.store)
+        overlay = WriteOverlay(store, cache.limit_bytes, cache.entries, opened.write_bound)
         with _controller(spec, overlay) as controller:
-            runner, states = _open_operator(spec, partition, controller, opened.gathered_folder)
             transfers = Transfers()
-            try:
+            with closed_at_the_end(spec.uid, spec.operator):
+                runner, states = _open_operator(spec, partition, controller, opened.gathered_folder)
                 with (
                     controller.calls,
                     closing(runner),
@@ -82,8 +96,6 @@ def run_partition(
                 ):
                     for out in output:
                         yield from transfers.taken(out)
-            finally:
-                spec.operator.close()
             seconds = {"run_seconds": time.perf_counter() - started} | transfers.statistics()
             record = _commit(spec, partition, opened, runner, states, seconds)
             # Named by what this attempt has made: if another one is committed, nobody asks for it.
@@ -121,6 +133,16 @@ def _calls(spec: TaskSpec) -> OutsideCalls:
     if isinstance(operator, RecordOperator):
         return OutsideCalls(spec.uid, limits, operator.open_calls, operator.close_calls)
     return OutsideCalls(spec.uid, limits)
+
+
+def _limits_in_force(config: Config) -> dict[str, float]:
+    """What both modes report of the configuration; in sync mode one record is in flight and each read is sent alone."""
+    return {
+        "in_flight_limit": config.in_flight_limit if config.enabled else 1,
+        "request_buffer_limit": config.buffer_size if config.enabled else 1,
+        "buffer_timeout_ms_limit": config.buffer_timeout_ms if config.enabled else 0,
+        "io_parallelism_limit": (config.io_parallelism or _AUTO_IO_PARALLELISM) if config.enabled else 1,
+    }
 
 
 def _limits(config: Config) -> AsyncLimits:
@@ -204,6 +226,7 @@ def _commit(
         f"counter.{name}": float(counter.value) for name, counter in runner.context.counters.items()
     }
     peaks = {name: float(value) for name, value in counts.items() if name.endswith(_NOT_SUMMED)}
+    peaks |= _limits_in_force(spec.config)
     peaks["worker_rss_bytes_peak"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB)
     peaks["worker_pid"] = float(os.getpid())
     return CommitRecord(

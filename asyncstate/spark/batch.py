@@ -20,6 +20,7 @@ from asyncstate.runtime import (
     OrderBy,
     SequenceBy,
     TaskSpec,
+    check_is_operator,
     checked_inputs,
     chosen_local_phase,
     drop_seen_of_inputs,
@@ -43,7 +44,7 @@ from asyncstate.spark.checks import (
     times_of_inputs,
 )
 from asyncstate.spark.exchange import Stage, exchange, input_spec, run_stage, stage_schema, wire_schema
-from asyncstate.spark.failures import translated
+from asyncstate.spark.failures import stage_explained, translated
 from asyncstate.spark.local_phase import runs_locally
 from asyncstate.spark.task import PartitionTask, RunPartition
 from asyncstate.storage import Manifest, OperatorManifest
@@ -153,7 +154,7 @@ class MicroBatch:
             inputs, prepared.spec.inputs, prepared.spec.parallelism, prepared.spec.max_parallelism
         )
         planned = time.perf_counter()
-        with translated():
+        with translated(), stage_explained(uid, operator):
             task = with_broadcast(prepared.task, inputs)
             with self._frame.arrow.stage(rows, prepared.spec.inputs):
                 stage = run_stage(rows, task, prepared.stage_schema, inputs)
@@ -199,8 +200,7 @@ class MicroBatch:
         declared: _Declared,
         options: Mapping[str, object],
     ) -> _Prepared:
-        if not isinstance(operator, Operator):
-            raise JobError(f"apply('{uid}') got {operator!r}, which is no Operator; pass an instance of one")
+        check_is_operator(uid, operator)
         if len(inputs) != operator.num_inputs:
             raise JobError(
                 f"operator '{uid}' ({type(operator).__name__}) takes {operator.num_inputs} inputs but got "

@@ -28,17 +28,17 @@ JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism")
 """Settings that the whole job shares: an operator's own options cannot change them."""
 
 
-def check_job_name(name: str) -> None:
+def check_job_name(name: object) -> None:
     """Raise JobError unless ``name`` can name a folder."""
-    if not _FILE_NAME.fullmatch(str(name)):
+    if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
         raise JobError(
             f"job name {name!r} cannot be used: local folders are named after it; {_FILE_NAME_RULE}"
         )
 
 
-def check_uid(uid: str, taken: Sequence[str]) -> None:
+def check_uid(uid: object, taken: Sequence[str]) -> None:
     """Raise JobError unless ``uid`` can name files and is not in ``taken``."""
-    if not _FILE_NAME.fullmatch(str(uid)):
+    if not isinstance(uid, str) or not _FILE_NAME.fullmatch(uid):
         raise JobError(f"uid {uid!r} cannot be used: its state's files are named after it; {_FILE_NAME_RULE}")
     if uid in taken:
         raise JobError(f"uid '{uid}' is applied twice in one micro-batch; give each operator its own uid")

@@ -59,6 +59,14 @@ def input_spec(
     double = sorted({column for column in names if names.count(column) > 1})
     if double:
         raise SchemaError(f"{name} has more than one column called '{double[0]}'; rename or drop all but one")
+    sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+    lower = [column.lower() for column in names]
+    alike = [] if sensitive else [column for column in names if lower.count(column.lower()) > 1]
+    if alike:
+        raise SchemaError(
+            f"{name}: columns {' and '.join(map(repr, alike))} differ in case only, which Spark cannot tell apart "
+            "while spark.sql.caseSensitive is false; rename all but one"
+        )
     reserved = [column for column in names if column in (ROUTE, COMMIT)]
     if reserved:
         raise SchemaError(f"{name}: the column name '{reserved[0]}' is used by asyncstate; rename it")
@@ -164,7 +172,8 @@ def _payloads(specs: Sequence[InputSpec], regular: Sequence[int]) -> list[list[s
     """The columns that each regular input sends; with several a struct each, null in the rows of the others."""
     columns = {index: _columns(specs[index]) for index in regular}
     if len(regular) == 1:
-        return list(columns.values())
+        # By number: mapInArrow looks columns up by names, in which a dot would mean something else.
+        return [[f"{column} as c{number}" for number, column in enumerate(columns[regular[0]])]]
     return [
         [
             f"{_struct(columns[index]) if other == index else 'null'} as {struct_name(other)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import pickle
 import re
 import traceback
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from asyncstate import errors
 from asyncstate.errors import AsyncStateError, JobError
 
 _LOST_ROWS = re.compile(r"CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|Checkpoint block rdd_\d+_\d+ not found")
+_DIED = re.compile(
+    r"Python worker exited unexpectedly|Python worker failed to connect|worker.*crashed", re.IGNORECASE
+)
 _NOTE = re.compile(r"\[asyncstate-error ([A-Za-z0-9+/=]+)\]")
 
 
@@ -76,6 +80,29 @@ def translated() -> Iterator[None]:
             raise
         # Spark's own exception repeats the traceback between pages of Java frames; the cause says it once.
         raise restored from restored.__cause__
+
+
+@contextlib.contextmanager
+def stage_explained(uid: str, operator: object) -> Iterator[None]:
+    """A JobError where Spark says only that an operator cannot be sent to its workers, or that one of them has died."""
+    try:
+        yield
+    except AsyncStateError:
+        raise
+    except Exception as error:
+        name = type(operator).__name__
+        if isinstance(error, pickle.PicklingError) or "Could not serialize object" in str(error):
+            raise JobError(
+                f"operator '{uid}' ({name}) cannot be pickled, so it cannot be sent to the workers: {error}. Keep only "
+                "its parameters in __init__, and make files, locks, clients and the like in open()"
+            ) from error
+        if _DIED.search(str(error)) and restore(str(error)) is None:
+            raise JobError(
+                f"operator '{uid}' ({name}): a Python worker ended while it ran the operator: it was killed, ran out "
+                "of memory, crashed in native code, or called os._exit; nothing was committed. The executor's stderr "
+                "says more; start the query again"
+            ) from error
+        raise
 
 
 @contextlib.contextmanager

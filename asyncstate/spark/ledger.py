@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncstate.config import Config
-from asyncstate.errors import CheckpointError, ConfigurationError, JobError
-from asyncstate.runtime import retries_of
+from asyncstate.errors import CheckpointError, JobError
+from asyncstate.runtime import check_key_groups, retries_of
 from asyncstate.storage import Checkpoint, Manifest, OperatorManifest, checkpoint_files
 
 BATCH_SCHEMA = "batch"
@@ -120,13 +120,7 @@ class Ledger:
                 f"checkpoint {self.folder} belongs to job '{latest.job_id}', not to '{self.job_id}'; give "
                 f"StreamingJob(name='{latest.job_id}') to go on with it, or another checkpoint folder"
             )
-        if latest.max_parallelism != self._config.max_parallelism:
-            raise ConfigurationError(
-                f"checkpoint {self.folder} has {latest.max_parallelism} key groups, but "
-                "async-state.max-parallelism "
-                f"is {self._config.max_parallelism}; set it to {latest.max_parallelism}: it is fixed by the "
-                "job's first batch"
-            )
+        check_key_groups(self.folder, latest, self._config)
 
 
 def batch_schema(manifest: Manifest | None) -> str | None:

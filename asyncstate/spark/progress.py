@@ -106,6 +106,14 @@ PEAKS: Final = {
     "write_cache_bytes_peak": "write_cache_bytes_peak",
     "worker_rss_bytes_peak": "worker_rss_bytes_peak",
 }
+LIMITS: Final = {
+    "in_flight_limit": "in_flight_limit",
+    "request_buffer_limit": "request_buffer_limit",
+    "buffer_timeout_ms_limit": "buffer_timeout_ms_limit",
+    "io_parallelism_limit": "io_parallelism_limit",
+    "call_limit": "call_limit",
+}
+"""Bounds in force."""
 _COUNTER: Final = "counter."
 
 
@@ -137,6 +145,7 @@ def _operator(operator: OperatorStatistics) -> Progress:
         "state_entries": _whole(sums.get("state_entries")),
         **{name: _whole(sums.get(source)) for name, source in BYTES.items()},
         **{name: _whole(peaks.get(source)) for name, source in PEAKS.items()},
+        **{name: _whole(peaks.get(source)) for name, source in LIMITS.items()},
         "plan_seconds": operator.plan_seconds,
         "stage_seconds": operator.stage_seconds,
         **{name: sums.get(source) for name, source in SECONDS.items()},

@@ -41,7 +41,8 @@ def recommended_conf() -> dict[str, str]:
 def build_session(
     name: str = "asyncstate", master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session with ``recommended_conf()`` overlaid by ``conf``, its workers on this interpreter.
+    """A session with ``recommended_conf()`` overlaid by ``conf``, its workers on this interpreter. With a local
+    ``master`` it listens on 127.0.0.1 only.
 
     Raises EnvironmentSetupError if the machine has no JDK that Spark can start.
     """
@@ -52,7 +53,9 @@ def build_session(
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    for key, value in (recommended_conf() | dict(conf or {})).items():
+    local = master is not None and master.startswith("local")
+    own = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
+    for key, value in (recommended_conf() | own | dict(conf or {})).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 

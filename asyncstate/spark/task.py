@@ -142,8 +142,15 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
         for index, rows in _runs(route & TAG_MASK, batch, regular):
             if len(regular) > 1:
                 rows = pa.RecordBatch.from_struct_array(rows.column(struct_name(index)))
+            else:
+                rows = rows.select(range(1, rows.num_columns)).rename_columns(_sent_names(spec.inputs[index]))
             payload, kinds = payload_of(spec.inputs[index], rows)
             yield InputBatch(payload, kinds, index)
+
+
+def _sent_names(spec: InputSpec) -> list[str]:
+    """The columns that an input sends, in their order."""
+    return [*spec.row_schema.names, *([ROW_KIND_COLUMN] if spec.changelog and spec.local is None else [])]
 
 
 def regular_inputs(inputs: Sequence[InputSpec]) -> list[int]:

@@ -139,6 +139,8 @@ class DecodedValues(LevelOne):
     def put(self, key: Any, store_key: bytes, raw: bytes, value: Any) -> None:
         """Write ``raw``, which the caller has encoded, to the sink at once."""
         self._sink.put(store_key, raw)
+        if self.resting:  # since an earlier one of the entries that the caller writes
+            return
         if type(value) is not self.type or not self._kept:
             value = self._decode(raw)
         self.held.pop(key, None)
@@ -239,4 +241,6 @@ class DecodedValues(LevelOne):
         self.write_back()
         if not self.resting:
             self._judge()
+        else:
+            assert len(self.values) + len(self.old) == 0, "something is known though it rests"
         self._stop = None  # a cycle otherwise

@@ -23,7 +23,7 @@ from asyncstate.codec import (
     type_from_text,
     type_to_text,
 )
-from asyncstate.errors import SchemaError, StateDeclarationError
+from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.operator import OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.binding import NO_NAMESPACE, Binding
@@ -175,9 +175,20 @@ class ValueStateDescriptor(_Descriptor[ValueState[T]], Generic[T]):
     ) -> ValueState[T]:
         """See ``StateDescriptor``."""
         codec = self._codec(self.type, context.uid, stored)
-        default = None if self.default is None else codec.encode_one(self.default)
+        default = self._encoded_default(codec, context.uid)
         state = ValueState if self.ttl is None else TtlValueState
         return state(self._binding(sink, state_id, context, codec, default=default), self._root_suffix)
+
+
+    def _encoded_default(self, codec: ValueCodec | PickleCodec, uid: str) -> bytes | None:
+        if self.default is None:
+            return None
+        try:
+            return codec.encode_one(self.default)
+        except CodecError as error:
+            raise StateDeclarationError(
+                f"operator '{uid}', state '{self.name}': the default {self.default!r} is no value of the state: {error}"
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ goes stale; it is recognised when it comes due, because the entry by key does no
 from __future__ import annotations
 
 import heapq
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -103,8 +104,9 @@ class KeyedTimers:
     timers ``may_be_due``. The rounds of the two domains know nothing of each other.
     """
 
-    def __init__(self, sink: StateSink, uid: str | None = None) -> None:
+    def __init__(self, sink: StateSink, uid: str | None = None, handled: bool = True) -> None:
         self._sink = sink
+        self._handled = handled
         self._label = "timers" if uid is None else f"timers of operator '{uid}'"
         self._event = _Kind(TimeDomain.EVENT_TIME, b"\x00")
         self._processing = _Kind(TimeDomain.PROCESSING_TIME, b"\x01")
@@ -139,6 +141,10 @@ class KeyedTimers:
 
     def _register(self, kind: _Kind, time_us: int, name: str | None, namespace: int | None) -> None:
         group, key = self._current()
+        if not self._handled:
+            raise StateAccessError(
+                f"{self._label}: a timer is registered, but there is no on_timer() method for it to call; add one"
+            )
         time = self._encoded_time(time_us)
         tail = key + self._place(name, namespace)
         entry = group + kind.by_time + time + tail
@@ -313,7 +319,7 @@ class KeyedTimers:
     def _encoded_time(self, time_us: int) -> bytes:
         try:
             return encode_namespace(time_us)
-        except (CodecError, TypeError):
+        except (CodecError, TypeError, struct.error):
             raise StateAccessError(
                 f"{self._label}: {time_us!r} is no time; give int64 microseconds since the epoch"
             ) from None

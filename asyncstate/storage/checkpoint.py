@@ -145,7 +145,9 @@ class Checkpoint:
         batch_id, base = manifest.batch_id, manifest.base
         if base >= batch_id:
             raise CheckpointError(f"batch {batch_id} cannot be based on version {base}, which is not older")
-        if base != EMPTY_VERSION and base not in versions:
+        # Whoever replaces a version has what it was computed from, or has changed what it holds: after a rollback to
+        # the oldest version kept its base is gone.
+        if base != EMPTY_VERSION and base not in versions and batch_id not in versions:
             raise CheckpointError(
                 f"batch {batch_id} is based on version {base}, which the checkpoint does not hold; "
                 f"versions are {versions}: raise the number of versions to keep, or roll back"

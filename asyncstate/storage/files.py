@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError
+from asyncstate.storage.manifest import is_file_name
 
 TEMPORARY_PREFIX = ".tmp-"
 
@@ -81,7 +82,7 @@ class CheckpointFiles(ABC):
 
 def checked_name(name: str) -> str:
     """Return the name; CheckpointError if it could lead out of the checkpoint."""
-    if any(part in ("", ".", "..") for part in name.split("/")):
+    if not is_file_name(name):
         raise CheckpointError(
             f"{name!r} is not a name of a checkpoint file; names are relative, without '..'"
         )

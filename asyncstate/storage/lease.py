@@ -74,9 +74,13 @@ class _Slot:
         temporary.write_bytes(msgspec.json.encode(SlotRecord(version, lineage, changing, _boot_id())))
         temporary.replace(self.folder / "VERSION")
 
+    def distrust(self) -> None:
+        """Take the record away, which needs no space on the disk: the store will be rebuilt."""
+        (self.folder / "VERSION").unlink(missing_ok=True)
+
     def clear(self) -> None:
         # The record goes first: what a crash leaves behind is then a slot without one.
-        (self.folder / "VERSION").unlink(missing_ok=True)
+        self.distrust()
         shutil.rmtree(self.folder)
 
     def try_lock(self) -> bool:
@@ -152,7 +156,8 @@ class Lease:
             return
         try:
             if self.rocks.damaged:
-                self._slot.write(self.base.version, self.base.lineage, changing=True)
+                with _explained(self._slot.folder):
+                    self._slot.distrust()
             elif settle:
                 self.rocks.settle()
         finally:

@@ -8,8 +8,9 @@ anything that does I/O.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -20,6 +21,9 @@ from asyncstate.errors import CheckpointCorruptionError, CheckpointError
 FORMAT_VERSION: Final = 2
 EMPTY_LINEAGE: Final = ""
 MANIFESTS: Final = "manifests/"
+PARALLELISM_MAX: Final = 32_768
+_TYPE_DEPTH_MAX: Final = 200
+_LOCAL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MANIFEST: Final = re.compile(r"manifests/(\d+)\.e(\d+)\.(\d+)\.json")
 _MANIFEST_1: Final = re.compile(r"manifests/\d+\.json")
 
@@ -192,9 +196,47 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, name: str) -> Manifest:
     """Read what ``encode_manifest`` wrote; ``name`` is the file, for messages.
 
-    Raises CheckpointCorruptionError when bytes were changed, CheckpointError when another release wrote them.
+    Raises CheckpointCorruptionError when bytes were changed or say what cannot be, CheckpointError when another release
+    wrote them.
     """
-    return _unsealed(data, name, "a manifest", Manifest)
+    manifest = _unsealed(data, name, "a manifest", Manifest)
+    wrong = next(_impossible(manifest), None)
+    if wrong is not None:
+        raise CheckpointCorruptionError(f"{name} {wrong}: it was damaged or edited")
+    return manifest
+
+
+def _impossible(manifest: Manifest) -> Iterator[str]:
+    """What no release writes, though it is of the right form: it would lead out of a folder or never end."""
+    counts = [("max_parallelism", manifest.max_parallelism)]
+    counts += [(f"parallelism of operator {o.uid!r}", o.parallelism) for o in manifest.operators.values()]
+    for what, count in counts:
+        if not 1 <= count <= PARALLELISM_MAX:
+            yield f"has {count} as {what}, which is 1 to {PARALLELISM_MAX}"
+    for file in manifest.files():
+        if not is_file_name(file.name):
+            yield f"names the checkpoint file {file.name!r}, which may lie outside of the checkpoint"
+    for operator in manifest.operators.values():
+        for partition in operator.partitions:
+            for local_name in partition.snapshot.files if partition.snapshot else ():
+                if not _LOCAL_NAME.fullmatch(local_name):
+                    yield f"has a snapshot with the local file {local_name!r}, which is no name of a RocksDB file"
+        for text in [
+            *operator.schema.values(),
+            *(t for spec in operator.states for t in spec.types.values()),
+        ]:
+            if text.count("<") > _TYPE_DEPTH_MAX and _depth(text) > _TYPE_DEPTH_MAX:
+                yield f"has a type nested deeper than {_TYPE_DEPTH_MAX} levels"
+
+
+def _depth(text: str) -> int:
+    depths = itertools.accumulate((character == "<") - (character == ">") for character in text)
+    return max(depths, default=0)
+
+
+def is_file_name(name: str) -> bool:
+    """True for what can name a file below the root of a checkpoint, and nowhere else."""
+    return "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def encode_start(start: EpochStart) -> bytes:
@@ -214,18 +256,27 @@ def _sealed(payload: bytes) -> bytes:
 def _unsealed(data: bytes, name: str, what: str, kind: type[T]) -> T:
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointCorruptionError(f"{name} is not {what}: {error}") from error
     payload = bytes(envelope.manifest)
     if xxhash.xxh3_128_hexdigest(payload) != envelope.checksum:
         raise CheckpointCorruptionError(f"{name} is damaged: its checksum does not match its content")
-    found = msgspec.json.decode(payload, type=_Versioned).format_version
+    found = _format_of(payload, name, what)
     if found != FORMAT_VERSION:
         raise other_format(name, found)
     try:
         return msgspec.json.decode(payload, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointCorruptionError(f"{name} does not fit checkpoint format {found}: {error}") from error
+
+
+def _format_of(payload: bytes, name: str, what: str) -> int:
+    try:
+        return msgspec.json.decode(payload, type=_Versioned).format_version
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointCorruptionError(
+            f"{name} is not {what}: it does not say its format ({error})"
+        ) from error
 
 
 def other_format(name: str, found: int) -> CheckpointError:

@@ -40,6 +40,8 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
     Credentials that the URI does not hold come from the environment, as the store's own tools take them. Raises
     ConfigurationError for a URI that cannot be used, CheckpointError when the place cannot be reached.
     """
+    if "\0" in place:
+        raise ConfigurationError(f"async-state.checkpoint-dir is {masked(place)!r}; a path has no NUL in it")
     if not is_uri(place):
         return LocalFiles(folder_of(place))
     retries = retries or Retries()
@@ -50,7 +52,7 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
         raise ConfigurationError(
             f"async-state.checkpoint-dir is {masked(place)}, which pyarrow cannot use: "
             f"{scrubbed(str(error), place)}. Give a path, or the URI of a store that pyarrow knows, such as "
-            f"s3://bucket/folder"
+            f"s3://bucket/folder; in credentials write %2F for a slash, %3F for ?, %23 for #"
         ) from None
     except OSError as error:
         raise CheckpointError(

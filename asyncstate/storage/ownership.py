@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from asyncstate.errors import CheckpointError, ConcurrentJobError
+from asyncstate.errors import CheckpointCorruptionError, CheckpointError, ConcurrentJobError
 from asyncstate.storage.files import CheckpointFiles
 from asyncstate.storage.manifest import EpochStart, Owner, decode_start, encode_start, other_format
 
@@ -117,8 +117,17 @@ class Epochs:
         epoch = listed.starts[-1]
         if epoch not in self._starts:
             name = _start_name(epoch)
-            self._starts = {epoch: decode_start(self._files.get_bytes(name), name)}
+            self._starts = {epoch: self._read_start(name)}
         return self._starts[epoch]
+
+    def _read_start(self, name: str) -> EpochStart:
+        try:
+            return decode_start(self._files.get_bytes(name), name)
+        except CheckpointCorruptionError as error:
+            raise CheckpointCorruptionError(
+                f"{error}. It says which versions of {self._files.shown} count, and nothing else does: put this file "
+                "back from a copy of the checkpoint, or start with a new checkpoint folder"
+            ) from error
 
     def describe(self, listed: Listed) -> str:
         """Say who has claimed the newest epoch."""

@@ -7,13 +7,15 @@ Invariant: without a fault asked for, everything is as in the store beneath.
 from __future__ import annotations
 
 import threading
+import time
 
 from asyncstate.errors import StoreError
 from asyncstate.storage import Changes, KeyedStore, StoreStatistics
 
 
 class FaultyStore(KeyedStore):
-    """A store whose reads can be made to fail, to give damaged bytes, or to hang; each call is one read.
+    """A store whose reads can be made to fail, to give damaged bytes, to take their time, or to hang; each call is one
+    read. To put it under an operator: ``OperatorHarness(..., store_through=...)`` with a function that makes one.
 
     >>> from asyncstate.storage import MemoryStore
     >>> store = FaultyStore(MemoryStore([(b"key", b"value")]))
@@ -29,6 +31,7 @@ class FaultyStore(KeyedStore):
         self._corrupt: dict[bytes, bytes | None] = {}
         self._gate = threading.Event()
         self._gate.set()
+        self._delay_seconds = self._delay_seconds_a_key = 0.0
         self.version = store.version
         self.reads = 0
         """Calls of ``get``, ``get_many`` and ``scan`` so far."""
@@ -45,6 +48,10 @@ class FaultyStore(KeyedStore):
         """Give ``value`` wherever ``key`` is read; None: as if it had been lost."""
         self._corrupt[key] = value
 
+    def delay(self, seconds: float, seconds_a_key: float = 0.0) -> None:
+        """Let each read from now on take ``seconds`` longer, and ``seconds_a_key`` more for each key; 0: no longer."""
+        self._delay_seconds, self._delay_seconds_a_key = seconds, seconds_a_key
+
     def hang(self) -> None:
         """Let reads wait for ``release``."""
         self._gate.clear()
@@ -57,18 +64,18 @@ class FaultyStore(KeyedStore):
 
     def get(self, key: bytes) -> bytes | None:
         """See ``KeyedStore``."""
-        self._read()
+        self._read(1)
         return self._corrupt[key] if key in self._corrupt else self._store.get(key)
 
     def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
         """See ``KeyedStore``."""
-        self._read()
+        self._read(len(keys))
         values = self._store.get_many(keys, piece_keys)
         return [self._corrupt.get(key, value) for key, value in zip(keys, values, strict=True)]
 
     def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         """See ``KeyedStore``."""
-        self._read()
+        self._read(1)
         entries: list[tuple[bytes, bytes]] = []
         for key, value in self._store.iterate(start, end):
             shown = self._corrupt.get(key, value)
@@ -92,12 +99,14 @@ class FaultyStore(KeyedStore):
         self.release()
         self._store.close()
 
-    def _read(self) -> None:
+    def _read(self, keys: int) -> None:
         with self._lock:
             self.reads += 1
             error = self._failing.pop(self.reads, None)
         if not self._gate.is_set():
             self.waiting.release()
             self._gate.wait()
+        if seconds := self._delay_seconds + keys * self._delay_seconds_a_key:
+            time.sleep(seconds)
         if error is not None:
             raise error

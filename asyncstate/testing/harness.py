@@ -26,8 +26,8 @@ from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import KeyCodec, schema_to_text
 from asyncstate.codec.times import integers
-from asyncstate.config import resolve
-from asyncstate.errors import JobError
+from asyncstate.config import SPARK_PREFIX, resolve
+from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
@@ -36,6 +36,8 @@ from asyncstate.runtime import (
     SequenceBy,
     TaskSpec,
     advance_sources,
+    check_is_operator,
+    check_key_groups,
     checked_inputs,
     chosen_local_phase,
     drop_seen_of_inputs,
@@ -52,13 +54,24 @@ from asyncstate.runtime import (
     warn_of_missing_rows,
     watermark_after,
 )
-from asyncstate.storage import Checkpoint, CheckpointFiles, LocalFiles, Manifest, StateSpec, checkpoint_files
+from asyncstate.storage import (
+    Checkpoint,
+    CheckpointFiles,
+    KeyedStore,
+    LocalFiles,
+    Manifest,
+    StateSpec,
+    checkpoint_files,
+)
 from asyncstate.testing.local_phase import put_together
 
 _UID = "operator"
 _JOB = "harness"
+_ARGUMENTS = ("async-state.enabled", "async-state.store", "async-state.max-parallelism")
 
 OutputRow = tuple[Any, ...]
+
+_NOT_IN_ARROW = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 @functools.cache
@@ -82,7 +95,8 @@ class OperatorHarness:
     operator's broadcast input has no key:
     its entry in ``key`` is None or left out. Rows pushed with kinds make an input a
     changelog; declare it with ``changelog`` (default: the operator accepts changelogs). ``checkpoint`` is the place of
-    the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores.
+    the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores. ``store_through`` is
+    given each leased store and returns what the operator reads instead, such as a FaultyStore around it.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -101,6 +115,7 @@ class OperatorHarness:
         drop_seen: bool | Sequence[bool] = False,
         async_enabled: bool = False,
         store: str = "rocksdb",
+        store_through: Callable[[KeyedStore], KeyedStore] | None = None,
         parallelism: int = 1,
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
@@ -108,6 +123,12 @@ class OperatorHarness:
         folder: str | Path | None = None,
         checkpoint: str | None = None,
     ) -> None:
+        check_is_operator(_UID, operator)
+        if not 1 <= parallelism <= max_parallelism:
+            raise JobError(
+                f"the harness was given parallelism {parallelism} and max_parallelism {max_parallelism}; give at least "
+                "one partition, and no more than there are key groups"
+            )
         schemas = [inputs] if isinstance(inputs, pa.Schema) else list(inputs)
         count = len(schemas)
         keys = _keys(key, count, operator.broadcast_input)
@@ -132,6 +153,7 @@ class OperatorHarness:
         )
         self._delays = _per_input(watermark_delay, count)
         self._operator = _copies_of(operator)
+        self._options = dict(options or {})
         self._config = resolve(
             {
                 "async-state.enabled": str(async_enabled).lower(),
@@ -142,6 +164,7 @@ class OperatorHarness:
             {},
         )
         self.parallelism = parallelism
+        self._store_through = store_through
         self.clock: Clock = clock if clock is not None else ManualClock()
         self._owns_folder = folder is None
         self._folder = Path(folder) if folder is not None else _new_folder("harness")
@@ -149,6 +172,7 @@ class OperatorHarness:
             checkpoint or str(self._folder / "checkpoint"), retries_of(self._config)
         )
         self._checkpoint = Checkpoint(self._files)
+        check_key_groups(self._files.shown, self._checkpoint.latest(), self._config)
         self._checkpoint.claim(_JOB)
         self._manifest = self._checkpoint.latest()
         self._pending: list[InputBatch] = []
@@ -168,13 +192,24 @@ class OperatorHarness:
         kind: str = "+I",
         kinds: Sequence[str] | None = None,
     ) -> None:
-        """Add rows to the running micro-batch, in order; ``kind`` for all or ``kinds`` one a row."""
-        schema = self._specs[input].schema
-        batch = rows if isinstance(rows, pa.RecordBatch) else _record_batch(rows, schema)
+        """Add rows to the running micro-batch, in order; ``kind`` for all or ``kinds`` one a row.
+
+        Raises SchemaError for rows and kinds that do not fit the input, and JobError for an input that there is not.
+        """
+        if input not in range(len(self._specs)):
+            raise JobError(
+                f"push: there is no input {input!r}; the operator has {len(self._specs)}, from 0 on"
+            )
+        spec = self._specs[input]
+        batch = rows if isinstance(rows, pa.RecordBatch) else _record_batch(rows, spec)
+        if not batch.schema.equals(spec.schema):
+            raise SchemaError(
+                f"push: the RecordBatch has the columns ({', '.join(map(str, batch.schema))}), but {spec.name} has "
+                f"({', '.join(map(str, spec.schema))})"
+            )
         if not batch.num_rows:
             return
-        texts = list(kinds) if kinds is not None else [kind] * batch.num_rows
-        codes = np.array([ROW_KIND_TEXTS.index(text) for text in texts], np.int8)
+        codes = _kind_codes([kind] * batch.num_rows if kinds is None else list(kinds), batch.num_rows)
         self._pending.append(InputBatch(batch, codes if codes.any() else None, input))
 
     def advance_watermark(self, watermark_us: int) -> None:
@@ -228,7 +263,8 @@ class OperatorHarness:
 
     def restore(self, snapshot: Path, **changes: Any) -> OperatorHarness:
         """A new harness for the same operator over a copy of ``snapshot``, with other ``parallelism``,
-        ``async_enabled``, ``operator``, ``options`` or ``checkpoint``."""
+        ``async_enabled``, ``operator``, ``options`` or ``checkpoint``. Raises ConfigurationError for another
+        ``max_parallelism``, which its first micro-batch has fixed."""
         folder = _new_folder("harness")
         place = changes.get("checkpoint") or str(folder / "checkpoint")
         _copy_checkpoint(LocalFiles(snapshot / "checkpoint"), checkpoint_files(place))
@@ -245,6 +281,12 @@ class OperatorHarness:
             "store": self._config.store,
             "parallelism": self.parallelism,
             "max_parallelism": self._config.max_parallelism,
+            # What has an argument of its own stands above, as it is in force.
+            "options": {
+                key: value
+                for key, value in self._options.items()
+                if key.removeprefix(SPARK_PREFIX) not in _ARGUMENTS
+            },
             "clock": self.clock,
         }
         operator = changes.pop("operator", None) or self._operator()
@@ -284,7 +326,9 @@ class OperatorHarness:
         rows: list[OutputRow] = []
         records: list[CommitRecord] = []
         for partition in range(self.parallelism):
-            for out in run_partition(_shipped(spec, self._operator), partition, iter(parts[partition])):
+            for out in run_partition(
+                _shipped(spec, self._operator), partition, iter(parts[partition]), self._store_through
+            ):
                 if isinstance(out, CommitRecord):
                     records.append(CommitRecord.from_bytes(out.to_bytes()))
                 else:
@@ -433,11 +477,46 @@ def _per_input(value: Any, count: int) -> list[Any]:
     return [value] * count
 
 
-def _record_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [[row[i] for row in rows] for i in range(len(schema))]
-    return pa.RecordBatch.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )
+def _record_batch(rows: Sequence[Any], spec: InputSpec) -> pa.RecordBatch:
+    width = len(spec.schema)
+    for number, row in enumerate(rows):
+        if isinstance(row, (str, bytes)) or not isinstance(row, Sequence) or len(row) != width:
+            raise SchemaError(
+                f"push: row {number} of {spec.name} is {row!r}; give a tuple with a value for each of its {width} "
+                f"columns: {', '.join(spec.schema.names)}"
+            )
+    columns = [_column([row[i] for row in rows], field, spec) for i, field in enumerate(spec.schema)]
+    return pa.RecordBatch.from_arrays(columns, schema=spec.schema)
+
+
+def _column(values: list[Any], field: pa.Field, spec: InputSpec) -> pa.Array:
+    try:
+        return pa.array(values, field.type)
+    except _NOT_IN_ARROW as error:
+        number, value = next((n, value) for n, value in enumerate(values) if not _fits(value, field.type))
+        raise SchemaError(
+            f"push: row {number} of {spec.name} has {value!r} in column '{field.name}', which does not fit its type "
+            f"{field.type}: {error}"
+        ) from error
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    try:
+        pa.array([value], kind)
+    except _NOT_IN_ARROW:
+        return False
+    return True
+
+
+def _kind_codes(texts: list[str], num_rows: int) -> np.ndarray[Any, np.dtype[np.int8]]:
+    if len(texts) != num_rows:
+        raise SchemaError(f"push: there are {len(texts)} kinds for {num_rows} rows; give one a row")
+    wrong = next(((number, text) for number, text in enumerate(texts) if text not in ROW_KIND_TEXTS), None)
+    if wrong is not None:
+        raise SchemaError(
+            f"push: row {wrong[0]} has the kind {wrong[1]!r}; write one of {', '.join(ROW_KIND_TEXTS)}"
+        )
+    return np.array([ROW_KIND_TEXTS.index(text) for text in texts], np.int8)
 
 
 def _output_rows(batch: pa.RecordBatch) -> Iterator[OutputRow]:

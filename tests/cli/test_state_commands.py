@@ -29,6 +29,7 @@ from asyncstate.cli.app import app
 from asyncstate.errors import ConcurrentJobError
 from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.testing import OperatorHarness
+from operators import GroupAggregate, count
 
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int32()), ("v", pa.int64())])
 
@@ -128,6 +129,37 @@ def test_show_refuses_a_key_of_another_shape(place: str) -> None:
     done = run("show", place, "seen", "--key", "b")
     assert done.exit_code == 2
     assert "--key is given 1 times, but the key has 2 columns" in done.stderr
+
+
+@pytest.mark.parametrize("number", ["banana", "9" * 30, "1.5", ""])
+def test_show_refuses_a_key_of_another_type(place: str, number: str) -> None:
+    done = run("show", place, "seen", "--key", "b", "--key", number)
+    assert done.exit_code == 2
+    assert f"--key {number!r} is no int32, the type of key column 'n'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (pa.bool_(), "true", "yes"),
+        (pa.float64(), "15e-1", "x"),
+        (pa.timestamp("us"), "2024-05-06T07:08:09.000001", "now"),
+        (pa.date32(), "2024-05-06", "06.05.2024"),
+        (pa.decimal128(5, 2), "1.50", "1,5"),
+        (pa.string(), "null", None),
+    ],
+)
+def test_show_takes_keys_of_any_type(tmp_path: Path, kind: pa.DataType, good: str, bad: str | None) -> None:
+    given = None if good == "null" else 1.5 if pa.types.is_floating(kind) else pa.scalar(good).cast(kind)
+    schema = pa.schema([("k", kind)])
+    with OperatorHarness(GroupAggregate([count()]), schema, ["k"], folder=tmp_path) as made:
+        made.push(pa.RecordBatch.from_arrays([pa.array([given], kind)], schema=schema))
+        made.end_batch()
+        (state,) = [spec.name for spec in made.states()]
+        assert len(lines("show", str(tmp_path / "checkpoint"), state, "--key", good)) == 1
+        if bad is not None:
+            done = run("show", str(tmp_path / "checkpoint"), state, "--key", bad)
+            assert (done.exit_code, f"is no {kind}" in done.stderr) == (2, True)
 
 
 def test_show_timers(place: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from asyncstate import RecordOperator, ValueStateDescriptor
 from asyncstate.codec import KeyBatch
-from asyncstate.errors import FutureStateError, OperatorError
+from asyncstate.errors import FutureStateError, OperatorError, StoreError
 from asyncstate.execution import ReadPacer
 from asyncstate.functions import KeyedProcessFunction
 from asyncstate.futures import StateIterator, combine_all, completed_future
@@ -21,7 +22,7 @@ from asyncstate.operator import Bundle, BundleContext, BundleOperator
 from asyncstate.runtime import task
 from asyncstate.state.columns import ColumnStateDescriptor
 from asyncstate.state.list_columns import ListColumnStateDescriptor
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import FaultyStore, OperatorHarness
 from operators import KeyedProcess
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -317,3 +318,107 @@ def test_a_store_that_turns_slow_is_noticed_within_a_bundle(monkeypatch: pytest.
         harness.end_batch()
     assert sum(count for here, count in asked if here) <= 512
     assert sum(count for _, count in asked) >= 4_000
+
+
+def test_a_store_that_turns_slow_in_the_middle_is_read_by_threads() -> None:
+    """Through the harness, with a store that takes its time: the second micro-batch reads on many threads."""
+    made: list[FaultyStore] = []
+
+    def through(store: Any) -> FaultyStore:
+        made.append(FaultyStore(store))
+        made[-1].delay(0.0, 0.0002 if len(made) > 1 else 0.0)
+        return made[-1]
+
+    with OperatorHarness(
+        AskThenWrite(False),
+        SCHEMA,
+        ["k"],
+        async_enabled=True,
+        options={"async-state.cache-size": "0b"},
+        store_through=through,
+    ) as harness:
+        for _ in range(2):
+            harness.push([(key, key) for key in range(4_000)])
+            harness.end_batch()
+        assert harness.statistics()["io_threads_peak"] > 1
+        assert made[-1].reads > 2
+
+
+def test_a_damaged_read_under_an_operator_is_named(mode: dict[str, Any]) -> None:
+    def through(store: Any) -> FaultyStore:
+        faulty = FaultyStore(store)
+        faulty.fail_read(1)
+        return faulty
+
+    with OperatorHarness(
+        Chain(lambda state, ctx: state.async_value()), SCHEMA, ["k"], store_through=through, **mode
+    ) as harness:
+        harness.push([(1, 1)])
+        with pytest.raises(StoreError, match=r"operator 'operator', state 'value'.*the disk is gone"):
+            harness.end_batch()
+
+
+def test_limits_are_read_back_in_both_modes(async_enabled: bool) -> None:
+    options = {"async-state.in-flight-limit": "17", "async-state.io-parallelism": "3"}
+    with OperatorHarness(
+        Chain(lambda state, ctx: None), SCHEMA, ["k"], async_enabled=async_enabled, options=options
+    ) as harness:
+        harness.end_batch()
+        figures = harness.statistics()
+    expected = (17, 1_000, 1_000, 3) if async_enabled else (1, 1, 0, 1)
+    names = ("in_flight_limit", "request_buffer_limit", "buffer_timeout_ms_limit", "io_parallelism_limit")
+    assert tuple(figures[name] for name in names) == expected
+
+
+@pytest.mark.parametrize(("timeout", "least", "most"), [("1ms", 8, 100), ("1h", 1, 2)])
+def test_a_buffer_that_does_not_fill_goes_after_its_timeout(timeout: str, least: int, most: int) -> None:
+    """Records that take a while each: without a timeout all reads would wait for the last record."""
+    options = {
+        "async-state.batch-hot-reads": "true",
+        "async-state.buffer-size": "100000",
+        "async-state.in-flight-limit": "100000",
+        "async-state.buffer-timeout": timeout,
+    }
+
+    def work(state: Any, ctx: Any) -> Any:
+        end = time.perf_counter() + 0.00005
+        while time.perf_counter() < end:
+            pass
+        return state.async_value()
+
+    with OperatorHarness(Chain(work), SCHEMA, ["k"], async_enabled=True, options=options) as harness:
+        harness.push([(key, 0) for key in range(64 * 10)])
+        harness.end_batch()
+        assert least <= harness.statistics()["list_gets"] <= most
+
+
+@pytest.mark.parametrize("links", [400, 20_000])
+def test_a_chain_of_reads_may_have_any_length(mode: dict[str, Any], links: int) -> None:
+    def work(state: Any, ctx: Any) -> Any:
+        def step(number: int) -> Any:
+            if number == links:
+                ctx.emit(f"{number} links")
+                return completed_future(number)
+            return state.async_value().then_compose(lambda _: step(number + 1))
+
+        return step(0).then_accept(lambda number: ctx.emit(f"after {number}"))
+
+    assert run(work, mode) == [f"{links} links", f"after {links}"]
+
+
+def test_a_failure_deep_in_a_chain_fails_it(mode: dict[str, Any]) -> None:
+    def work(state: Any, ctx: Any) -> Any:
+        def step(number: int) -> Any:
+            if number == 500:
+                raise ValueError("deep")
+            return state.async_value().then_compose(lambda _: step(number + 1))
+
+        return step(0).recover(lambda error: f"recovered from {error}").then_accept(ctx.emit)
+
+    assert run(work, mode) == ["recovered from deep"]
+    with pytest.raises(OperatorError, match="ValueError: boom"):
+        run(lambda state, ctx: _deep(state, 200), mode)
+
+
+def _deep(state: Any, left: int) -> Any:
+    return state.async_value().then_compose(lambda _: _deep(state, left - 1) if left else boom())

@@ -30,6 +30,8 @@ DOCUMENTED_DEFAULTS = {
     "async-state.bundle-memory": 64 * 1024 * 1024,
     "async-state.local-aggregation": "auto",
     "async-state.broadcast-size-limit": 64 * 1024 * 1024,
+    "async-state.gather-memory": 256 * 1024 * 1024,
+    "async-state.on-missing-row": "warn",
     "async-state.cache-size": 128 * 1024 * 1024,
     "async-state.write-cache-size": 256 * 1024 * 1024,
     "async-state.read-cache-size": 4 * 1024 * 1024,

@@ -502,6 +502,18 @@ def test_it_rests_when_keys_do_not_come_again_and_says_so_by_its_class() -> None
     assert windowed.at(1).value() == 12
 
 
+def test_nothing_is_known_when_it_rests_among_the_entries_of_a_put_all() -> None:
+    sink = FakeSink()
+    windowed = decoded_context(sink, judged=10).get_state(MapStateDescriptor("m", int, int, namespaced=True))
+    sink.current = record(1)
+    state, twin = windowed.at(1), windowed.at(1)
+    state.put_all({number: 0 for number in range(15)})
+    state.put(14, 7)
+    assert twin.get(14) == 7
+    twin.put(14, 8)
+    assert state.get(14) == 8
+
+
 def test_it_does_not_rest_while_keys_come_again() -> None:
     sink = FakeSink()
     state = decoded_context(sink, judged=10).get_state(ValueStateDescriptor("v", int))

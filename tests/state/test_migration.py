@@ -22,6 +22,7 @@ from asyncstate.runtime.migration import (
     RenameState,
     migrate,
 )
+from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.testing import OperatorHarness
 from tests.state.evolving import INPUTS, KEYS, KINDS, READ, Columns, Kinds
 
@@ -238,6 +239,23 @@ def test_a_running_job_cannot_commit_over_a_migration(checkpoint: str) -> None:
         running.push([(1, 0)])
         with pytest.raises(ConcurrentJobError):
             running.end_batch()
+
+
+def test_the_oldest_version_kept_can_be_migrated_after_a_rollback(tmp_path: Path) -> None:
+    with reopened(str(tmp_path / "checkpoint"), Kinds(pa.int64(), [1])) as harness:
+        for key in range(5):
+            harness.push([(key, 0)])
+            harness.end_batch()
+    owner = Checkpoint(LocalFiles(tmp_path / "checkpoint"))
+    owner.claim()
+    owner.retain(2)
+    owner.rollback(3)
+    migrate(str(tmp_path / "checkpoint"), "operator", "single", RenameState("w"))
+    with reopened(str(tmp_path / "checkpoint"), Kinds(pa.int64(), [1])) as harness:
+        assert "w" in {spec.name for spec in harness.states()}
+        harness.push([(9, 0)])
+        harness.end_batch()
+    assert owner.versions() == [3, 4]
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -105,6 +106,72 @@ def test_manifest_of_another_format_names_both() -> None:
     other = msgspec.structs.replace(FULL, format_version=FORMAT_VERSION + 1)
     with pytest.raises(CheckpointError, match=f"format {FORMAT_VERSION + 1}.*reads format {FORMAT_VERSION}"):
         decode_manifest(encode_manifest(other), "m.json")
+
+
+def sealed(payload: bytes) -> bytes:
+    """An envelope with the right checksum, as somebody who forges a manifest would write it."""
+    return msgspec.json.encode(
+        {"checksum": xxhash.xxh3_128_hexdigest(payload), "manifest": msgspec.Raw(payload)}
+    )
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"[1]", b'{"format_version": "two"}', b"3", b"[" * 1_000_000 + b"]" * 1_000_000],
+    ids=["list", "text", "number", "deep"],
+)
+def test_forged_manifests_and_starts_are_named(payload: bytes, checkpoint: Checkpoint) -> None:
+    with pytest.raises(CheckpointCorruptionError, match=r"m\.json"):
+        decode_manifest(sealed(payload), "m.json")
+    checkpoint.commit(manifest(0))
+    checkpoint.commit(manifest(1))
+    name = stored_name(checkpoint.files, 1)
+    checkpoint.files.put_bytes(name, sealed(payload))
+    with pytest.raises(CheckpointCorruptionError, match=f"{name} .*roll back to it"):
+        Checkpoint(checkpoint.files).latest()
+
+
+def with_partition(partition: PartitionManifest, **more: object) -> Manifest:
+    operator = OperatorManifest("op", "Op", 1, [partition])
+    return manifest(1, operators={"op": msgspec.structs.replace(operator, **more)})
+
+
+GOOD = FileRef("state/op/0/a.sst", 1, "c")
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (
+            with_partition(PartitionManifest(0, SnapshotRef(0, "s", {local: GOOD}))),
+            "no name of a RocksDB file",
+        )
+        for local in ("/etc/motd", "../../../x", "a/b", "..", "", "a\0", ".hidden")
+    ]
+    + [
+        (
+            with_partition(
+                PartitionManifest(0, None, [DeltaRef(0, msgspec.structs.replace(GOOD, name=n), "l")])
+            ),
+            "may lie outside",
+        )
+        for n in ("/etc/motd", "state/../../x", "a\0b", "")
+    ]
+    + [
+        (with_partition(PartitionManifest(0), parallelism=10**12), "has 1000000000000 as parallelism.*32768"),
+        (with_partition(PartitionManifest(0), parallelism=0), "has 0 as parallelism"),
+        (manifest(1, max_parallelism=32_769), "has 32769 as max_parallelism"),
+        (
+            with_partition(
+                PartitionManifest(0), states=[StateSpec(8, "s", "value", {"value": "list<" * 5000})]
+            ),
+            "nested deeper",
+        ),
+    ],
+)
+def test_what_no_manifest_says_is_refused_before_anything_is_fetched(made: Manifest, words: str) -> None:
+    with pytest.raises(CheckpointCorruptionError, match=rf"m\.json .*{words}"):
+        decode_manifest(encode_manifest(made), "m.json")
 
 
 def test_names_carry_their_batch() -> None:
@@ -304,9 +371,10 @@ def test_manifests_without_owners_are_refused(checkpoint: Checkpoint) -> None:
 def test_damaged_start_of_an_epoch_is_named(checkpoint: Checkpoint) -> None:
     checkpoint.commit(manifest(0))
     (name,) = [name for name in checkpoint.files.list("owners/") if name.endswith(".start.json")]
-    checkpoint.files.put_bytes(name, checkpoint.files.get_bytes(name)[:-7])
-    with pytest.raises(CheckpointCorruptionError, match=name):
-        Checkpoint(checkpoint.files).latest()
+    for damaged in (checkpoint.files.get_bytes(name)[:-7], sealed(b"[]"), b"x"):
+        checkpoint.files.put_bytes(name, damaged)
+        with pytest.raises(CheckpointCorruptionError, match=f"{name} .*put this file back"):
+            Checkpoint(checkpoint.files).latest()
 
 
 def test_late_write_of_a_fenced_driver_is_never_seen(

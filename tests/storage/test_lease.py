@@ -392,6 +392,19 @@ def test_a_store_that_cannot_be_closed_does_not_hide_why_the_task_failed(
             pass
 
 
+def test_a_damaged_store_is_rebuilt_though_nothing_can_be_written_about_it(job: MiniJob) -> None:
+    """As on a full disk; a folder of that name refuses the file as well."""
+    job.batch({A: b"1"})
+    with pytest.raises(StoreError, match="mismatch"), job.lease(newest(job), 0, 1) as lease:
+        blocked = Path(lease.rocks.path).parent / "VERSION.tmp"
+        blocked.mkdir()
+        lease.rocks.damaged = True
+        raise StoreError("block checksum mismatch")
+    blocked.rmdir()
+    with job.lease(newest(job), 0, 1) as lease:
+        assert lease.restored.way == "rebuilt"
+
+
 def compactions(folder: Path) -> list[str]:
     """How compactions of a store's last opening have begun and ended, as RocksDB logs it."""
     events = re.findall(r"EVENT_LOG_v1 (\{.*\})", (folder / "db" / "LOG").read_text(errors="replace"))

@@ -1,0 +1,61 @@
+"""Places that are no well-formed URI or path: refused by name, their secrets never shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncstate.errors import AsyncStateError, ConfigurationError
+from asyncstate.places import folder_of, masked, scrubbed
+from asyncstate.storage import Retries, checkpoint_files
+
+MALFORMED = [
+    "s3://KEY:top/secret@bucket/x",
+    "s3://KEY:top#secret@bucket/x",
+    "s3://KEY:top?secret@bucket/x",
+    "s3://KEY:to@p/secret@bucket/x",
+    "s3://KEY:to@p?secret@bucket/x",
+    "s3://KEY:80/secret@bucket/x?region=r",
+]
+
+
+@pytest.mark.parametrize("place", MALFORMED)
+def test_secrets_that_were_not_escaped_are_masked(place: str) -> None:
+    shown = masked(place)
+    assert shown.startswith("s3://***@bucket/x")
+    text = scrubbed(f"Cannot parse {place}: invalid port of KEY, /secret", place)
+    assert text == f"Cannot parse {shown}: invalid port of ***, /***"
+
+
+@pytest.mark.parametrize("place", [*MALFORMED[:4], "gs://key:secret@[bad/x", "gs://[bad/x"])
+def test_such_a_uri_is_refused_without_its_secret(place: str) -> None:
+    with pytest.raises(AsyncStateError) as raised:
+        checkpoint_files(place, Retries(1, 1.0))
+    for secret in ("KEY", "top", "secret", "key:"):
+        assert secret not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("s3://bucket/a@b/x", "s3://bucket/a@b/x"),  # no colon before it
+        ("hdfs://host:8020/x?token=a@b", "hdfs://host:8020/x?token=***"),
+        ("s3://bucket/x?endpoint_override=http://u:p@h", "s3://bucket/x?endpoint_override=http://***%40h"),
+        ("S3://bucket/x#part", "s3://bucket/x"),
+    ],
+)
+def test_what_is_no_secret_is_shown(place: str, shown: str) -> None:
+    assert masked(place) == shown
+
+
+@pytest.mark.parametrize("place", ["/tmp/a\0b", "file:///tmp/a\0b", "s3://bucket/a\0b"])
+def test_a_place_with_a_nul_is_refused(place: str) -> None:
+    with pytest.raises(ConfigurationError, match="no NUL"):
+        checkpoint_files(place)
+
+
+@pytest.mark.parametrize("place", ["file://user:secret@[bad/x", "file://user:secret@host/x"])
+def test_file_uris_that_cannot_be_read_are_refused(place: str) -> None:
+    with pytest.raises(ConfigurationError, match="write file:///path") as raised:
+        folder_of(place)
+    assert "secret" not in str(raised.value)
