@@ -122,22 +122,27 @@ def keyed_changelogs(
     input: int = 0,
     sequence_at: int | None = None,
     better: Callable[[Row, Row], bool] | None = None,
+    once: bool = False,
 ) -> History:
     """Rows of which one at most is there for each ``identity``.
 
     ``form``: an update is -U and +U ("full") or only +U ("upsert"). ``sequence_at``: the column that gets the number of
     the change, as a log of changes has it: in both halves of an update, and in -D, which else are the row as it was.
-    ``better``: a row is replaced only by one for which it says yes, and never deleted.
+    ``better``: a row is replaced only by one for which it says yes, and never deleted. ``once``: what is gone does not
+    come again.
     """
     history = History(num_inputs=input + 1)
     by_identity = form == "upsert" or sequence_at is not None
     history.identities = [None] * input + [identity if by_identity else None]
     there: dict[Any, Row] = {}
+    gone: set[Any] = set()
     for number in range(draw(st.integers(0, size))):
         new = _numbered(draw(rows), sequence_at, number)
         key = identity(new)
         old = there.get(key)
         if old is None:
+            if key in gone:
+                continue
             records: tuple[Record, ...] = (Record(input, draw(st.sampled_from(_FIRST[form])), new),)
         elif better is None and draw(st.integers(0, 2)) == 0:
             records, new = (Record(input, "-D", _numbered(old, sequence_at, number)),), ()
@@ -151,6 +156,7 @@ def keyed_changelogs(
             there[key] = new
         else:
             del there[key]
+            gone |= {key} if once else set()
         history.changes.append(Change(records, ("row", input, key) if form == "upsert" else None))
     return history
 

@@ -46,7 +46,11 @@ def under_key(row: Row) -> Any:
 
 
 def anywhere(row: Row) -> Any:
-    """The identity of a row that may move from join key to join key."""
+    """The identity of a row that may move from join key to join key, where it comes as +U without -U.
+
+    It does not come again once it is gone: the +U and -D of the one and the +I of the other could be upserts, too, for
+    which another order means another answer.
+    """
     return row[ID]
 
 
@@ -64,10 +68,12 @@ class Side:
 
 
 def full(unique: Any, identity: Identity, sequence_at: int | None = None) -> Side:
-    """Updates come as -U and +U."""
+    """Updates come as -U and +U. With a sequence a padded row of a null key, which is not stored, could not be taken
+    back: the retraction has another number."""
+    rows = ANY_KEY if sequence_at is None else NO_NULLS
     return Side(
         unique,
-        lambda number: keyed_changelogs(ANY_KEY, identity, size=SIZE, input=number, sequence_at=sequence_at),
+        lambda number: keyed_changelogs(rows, identity, size=SIZE, input=number, sequence_at=sequence_at),
     )
 
 
@@ -85,7 +91,7 @@ INSERTS = Side(None, lambda number: insertions(ANY_KEY, SIZE, number))
 REPEATED = Side(None, lambda number: changelogs(ANY_KEY, SIZE, number))
 UNIQUE = full(["id"], under_key)
 ALONE = full("join_key", join_key)
-MOVING = full(["id"], anywhere)
+MOVING = Side(["id"], lambda number: keyed_changelogs(ANY_KEY, anywhere, size=SIZE, input=number, once=True))
 
 
 def _condition(left: Row, right: Row) -> bool:

@@ -43,7 +43,11 @@ def within_auction(row: Row) -> Any:
 
 
 def anywhere(row: Row) -> Any:
-    """The identity of a bid that may move to another auction."""
+    """The identity of a bid that may move to another auction, where it comes as +U without -U.
+
+    It does not come again once it is gone: the +U and -D of the one and the +I of the other could be upserts, too, for
+    which another order means another answer.
+    """
     return row[BIDDER]
 
 
@@ -125,7 +129,7 @@ RANKS: Entries = {
     "insertions": rankings(insertions, changelog=False),
     "a changelog": rankings(changelogs),
     "unique rows": rankings(_unique(within_auction), unique=True),
-    "unique rows that move between keys": rankings(_unique(anywhere), unique=True),
+    "unique rows that move between keys": rankings(_unique(anywhere, once=True), unique=True),
     "unique rows that only get better": rankings(
         _unique(within_auction, better=_better), unique=True, monotonic=True
     ),

@@ -39,7 +39,7 @@ LARGE = 1_000
 
 def examples_of(operator: str) -> int:
     """For an entry: 20 an operator in the quick profile, 2,000 in the thorough one; some for each entry."""
-    return max(4, settings.default.max_examples * 2 // 5 // len(OPERATORS[operator]))
+    return max(3, settings.default.max_examples * 2 // 5 // len(OPERATORS[operator]))
 
 
 @pytest.mark.parametrize(
