@@ -179,7 +179,6 @@ class ValueStateDescriptor(_Descriptor[ValueState[T]], Generic[T]):
         state = ValueState if self.ttl is None else TtlValueState
         return state(self._binding(sink, state_id, context, codec, default=default), self._root_suffix)
 
-
     def _encoded_default(self, codec: ValueCodec | PickleCodec, uid: str) -> bytes | None:
         if self.default is None:
             return None
