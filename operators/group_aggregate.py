@@ -26,7 +26,7 @@ from asyncstate.state.ttl import StateTtl, check_ttl
 from operators.aggregates import Aggregate, AggregatePlan, check_distinct_names, columns_of
 from operators.changes import arrival_order, distinct, net_changes, take_changes
 from operators.expiring import key_times
-from operators.grouping import Groups, without_missing
+from operators.grouping import Groups, content_of, without_missing
 from operators.local_layout import LocalLayout, rows_missing
 from operators.multiset import MultisetState
 
@@ -96,6 +96,7 @@ class GroupAggregate(BundleOperator):
         spec = context.inputs[0]
         self._aggregation = self._plan(spec)
         self._missing = context.missing_rows()
+        self._sequence = spec.sequence
         self._mark_only = not self.aggregates and not spec.changelog
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
@@ -176,7 +177,8 @@ class GroupAggregate(BundleOperator):
     def _signs(self, bundle: Bundle, groups: Groups, old: Columns) -> npt.NDArray[np.int8]:
         signs = np.where(bundle.accumulate, 1, -1).astype(np.int8)
         counts = old.numpy(0).astype(np.int64)
-        signs, missing = without_missing(signs, groups, counts, bundle.batch.columns)
+        content = content_of(bundle.batch, self._sequence)
+        signs, missing = without_missing(signs, groups, counts, content)
         self._missing.add(missing, bundle)
         return signs
 

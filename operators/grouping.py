@@ -213,6 +213,11 @@ def pair_extreme(left: pa.Array, right: pa.Array, largest: bool) -> pa.Array:
     return _from_numbers(result, left.type)
 
 
+def content_of(batch: pa.RecordBatch, sequence: Sequence[str]) -> list[pa.Array]:
+    """The columns in which a row and its retraction are equal: all but those of the input's ``sequence``."""
+    return [batch.column(name) for name in batch.schema.names if name not in sequence]
+
+
 def without_missing(
     signs: Int8Array, groups: Groups, counts: Int64Array, columns: Sequence[pa.Array]
 ) -> tuple[Int8Array, Int64Array]:

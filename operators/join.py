@@ -70,7 +70,7 @@ class Join(BundleOperator):
     candidate rows to a boolean array; null is not true. ``left_unique`` / ``right_unique``: what identifies a
     row of that input; ``"join_key"`` is the cheapest state, None (the default) always right. A row that comes
     under a unique key that is taken replaces the row before it; a retraction takes back only a row that is equal to it
-    in all columns. ``suffixes`` are put behind column names that
+    in all columns but those of the input's ``sequence``. ``suffixes`` are put behind column names that
     both inputs have. A null in the key matches nothing, with ``null_safe`` it matches null.
 
     Output: left columns, then right columns (semi and anti: left columns): the net change of each bundle, first what
@@ -262,13 +262,16 @@ class Join(BundleOperator):
             for old, new in zip(stored.columns, take_rows(bundle.batch.columns, matchable), strict=True)
         ]
         groups = np.concatenate([stored.key_index, row_keys[matchable]])
-        content = row_ids(columns, groups)
+        spec = self._inputs[side]
+        names, sequence = spec.schema.names, spec.sequence
+        content = row_ids(
+            [column for column, name in zip(columns, names, strict=True) if name not in sequence], groups
+        )
         size, unique = stored.num_rows, self.unique[side]
         expires = self.ttl[side] is not None
         if unique is None:
             net = net_by_content(content[:size], content[size:], accumulates(kinds), refresh=expires)
-            return changes_of(net, kinds, replaces=False, believes=expires)
-        names = self._inputs[side].schema.names
+            return changes_of(net, kinds, replaces=bool(sequence), believes=expires)
         chosen = [] if unique == "join_key" else [columns[names.index(name)] for name in unique]
         both = Identified(row_ids(chosen, groups), content)
         net = net_by_unique_key(both.slice(0, size), both.slice(size, len(content)), kinds, expires)

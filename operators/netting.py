@@ -144,10 +144,10 @@ def net_by_unique_key(
     """The change where a row is known by a unique key: m stored rows (one a key), n others and their kinds.
 
     Rows that cancel out by content are no change. Of the rows that are left the newest one of a key replaces the
-    stored one: the last, or the one with the highest ``newness`` (n, distinct). Where the rows of a key have +U but no
-    -U they replace each other without being taken back, so there the newest row counts alone: a retraction of it that
-    is newer still removes the key. A retraction takes back only a row of its own content. With ``refresh`` a row
-    replaces one of equal content, too.
+    stored one: the last, or the one with the highest ``newness`` (n, distinct). Where the rows of a key have +U but
+    no -U, and each retraction takes back the row that the key has then, they replace each other without being taken
+    back, so there the newest row counts alone: a retraction of it that is newer still removes the key. A retraction
+    takes back only a row of its own content. With ``refresh`` a row replaces one of equal content, too.
     """
     if not len(kinds):
         return Net(np.zeros(len(stored.ids), np.bool_), _NO_ROWS, _NO_ROWS, _NO_ROWS)
@@ -155,7 +155,7 @@ def net_by_unique_key(
     order = np.arange(len(kinds)) if newness is None else np.argsort(newness, kind="stable")
     keys = int(max(stored.ids.max(initial=-1), rows.ids.max(initial=-1))) + 1
     balance = _Balance.of(stored.content, rows.content, accumulate, refresh)
-    replacing = _only_replaces(rows.ids, kinds, keys)
+    replacing = _only_replaces(rows.ids, kinds, keys) & ~_out_of_order(stored, rows, accumulate, order, keys)
     candidate = accumulate & (replacing[rows.ids] | (balance.left[rows.content] > 0))
     winner = _newest(rows.ids, order, candidate, keys)
     again = ~accumulate & replacing[rows.ids] & (rows.content == rows.content[winner[rows.ids]])
@@ -216,6 +216,26 @@ def _only_replaces(ids: Int64Array, kinds: Int8Array, keys: int) -> BoolArray:
     replacing[ids[kinds == RowKind.UPDATE_AFTER]] = True
     replacing[ids[kinds == RowKind.UPDATE_BEFORE]] = False
     return replacing
+
+
+def _out_of_order(
+    stored: Identified, rows: Identified, accumulate: BoolArray, order: Int64Array, keys: int
+) -> BoolArray:
+    """The keys with a retraction that, in ``order``, is not of the row that the key has then."""
+    found = np.zeros(keys, np.bool_)
+    if accumulate.all():
+        return found
+    has = np.full(keys, -1, np.int64)
+    has[stored.ids] = stored.content
+    events = order[np.argsort(rows.ids[order], kind="stable")]
+    ids, content = rows.ids[events], rows.content[events]
+    begins = np.ones(len(events), np.bool_)
+    begins[1:] = ids[1:] != ids[:-1]
+    there = np.empty(len(events), np.int64)  # the content of the row before each event, -1: none
+    there[1:] = np.where(accumulate[events][:-1], content[:-1], -1)
+    there[begins] = has[ids[begins]]
+    found[ids[~accumulate[events] & (there != content)]] = True
+    return found
 
 
 def _newest(ids: Int64Array, order: Int64Array, chosen: BoolArray, keys: int) -> Int64Array:

@@ -106,7 +106,9 @@ class RankPlan:
         self.unique_at = [place[name] for name in settings.unique or () if name not in key]
         self.has_unique = settings.unique is not None
         self.keeps_all = not settings.monotonic if self.has_unique else spec.changelog
-        self._identity_at = self.unique_at if self.has_unique else list(range(len(self.fields)))
+        # The place in the log is no part of a row: a retraction has its own.
+        self._content_at = [at for at, field in enumerate(self.fields) if field.name not in spec.sequence]
+        self._identity_at = self.unique_at if self.has_unique else self._content_at
         self._packed = [
             None if _is_flat(self.fields[index]) else RowCodec(pa.schema([self.fields[index]]))
             for index in self._identity_at
@@ -146,13 +148,16 @@ class RankPlan:
                 return Outcome(np.ones(len(table), np.bool_), table.arrival, np.empty(0, np.int64))
             return by_content(self.identities(table), kinds, table.arrival)
         # Content says what a retraction takes back.
-        content = np.arange(len(table)) if insert_only else row_ids(table.columns, table.key)
+        content = np.arange(len(table)) if insert_only else self._content_ids(table)
         rows = Identified(self.identities(table), content)
         return by_unique(rows, kinds, table.arrival, codes, self.settings.monotonic)
 
     def identities(self, table: RankTable) -> Int64Array:
         """Numbers that are equal for rows of one key with equal identity: the unique columns, or all."""
         return row_ids([table.columns[index] for index in self._identity_at], table.key)
+
+    def _content_ids(self, table: RankTable) -> Int64Array:
+        return row_ids([table.columns[index] for index in self._content_at], table.key)
 
     def hashes(self, columns: Sequence[pa.Array]) -> Int64Array:
         """Equal for rows of equal identity, and hardly ever otherwise; the same in every run."""

@@ -22,7 +22,7 @@ from asyncstate.state.columns import ColumnState
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState
 from operators.due_entries import DuePart, DueReader
-from operators.grouping import Groups, without_missing
+from operators.grouping import Groups, content_of, without_missing
 from operators.session_core import Merged, Spans, merge_sessions, sessions_at
 from operators.window_output import WindowListDescriptor, WindowPlan, WindowStateDescriptor
 from operators.window_time import BundleTime
@@ -61,6 +61,7 @@ class SessionAggregation:
         self._reach = 1 if self._time.processing else window.gap
         self._late = context.counter("late_rows")
         self._missing = context.missing_rows()
+        self._sequence = context.inputs[0].sequence
         self._earliest_end = MAX_WATERMARK  # of the sessions written in this micro-batch
 
     # -- rows ---------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ class SessionAggregation:
         np.add.at(counts, merged.session_of[: stored.num_rows], stored.columns[len(_SPAN)].to_numpy())
         touched, ids = np.unique(session_of, return_inverse=True)
         signs = np.where(bundle.accumulate[rows], 1, -1).astype(np.int8)
-        columns = bundle.batch.take(pa.array(rows)).columns
+        columns = content_of(bundle.batch.take(pa.array(rows)), self._sequence)
         signs, missing = without_missing(signs, Groups.of_ids(ids, len(touched)), counts[touched], columns)
         self._missing.add(rows[missing], bundle)
         return signs

@@ -27,7 +27,7 @@ from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState
 from asyncstate.state.list_blocks import ListHeads
 from operators.due_entries import DuePart, DueReader
-from operators.grouping import Groups, without_missing
+from operators.grouping import Groups, content_of, without_missing
 from operators.local_layout import LocalLayout, rows_missing
 from operators.multiset import MultisetState
 from operators.window_output import WindowPlan, WindowStateDescriptor
@@ -97,6 +97,7 @@ class SliceAggregation:
         self._time = BundleTime(plan.domain, window, self._codec, context)
         self._late = context.counter("late_rows")
         self._missing = context.missing_rows()
+        self._sequence = context.inputs[0].sequence
         self._ahead: dict[int, _Grouped] = {}  # by id of a bundle that is to come
 
     # -- rows ---------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class SliceAggregation:
     def _change(self, rows: _Rows, groups: Groups, heads: list[ListHeads], old: Columns) -> StateFuture[None]:
         signs = np.where(rows.accumulate, 1, -1).astype(np.int8)
         counts = old.numpy(0).astype(np.int64)
-        signs, missing = without_missing(signs, groups, counts, rows.batch.columns)
+        signs, missing = without_missing(signs, groups, counts, content_of(rows.batch, self._sequence))
         if rows.counted:
             self._missing.add(rows.at[missing], rows.bundle)
         new = self._aggregation.merge(old.columns, self._aggregation.partial(rows.batch, groups, signs))

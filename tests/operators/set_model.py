@@ -71,7 +71,7 @@ def _by_unique_key(stored: Sequence[Row], events: Sequence[Event], refresh: bool
     went = Counter(exact(row) for kind, row in events if kind not in ADDED)
     rows = {exact(row): row for _, row in events}
     missing = [rows[text] for text in (went - came - had).elements()]
-    winner, ended = _winner(events, came, went - had if refresh else went)
+    winner, ended = _winner(stored, events, came, went - had if refresh else went)
     if winner is not None:
         if exact(events[winner][1]) in had and not refresh:
             return Outcome([0], [], missing)
@@ -80,11 +80,25 @@ def _by_unique_key(stored: Sequence[Row], events: Sequence[Event], refresh: bool
     return Outcome(stays, [], missing)
 
 
-def _winner(events: Sequence[Event], came: Counter[str], went: Counter[str]) -> tuple[int | None, bool]:
+def _in_order(stored: Sequence[Row], events: Sequence[Event]) -> bool:
+    """Whether each retraction is of the row that there is when it comes."""
+    there = exact(stored[0]) if stored else None
+    for kind, row in events:
+        if kind not in ADDED and there != exact(row):
+            return False
+        there = exact(row) if kind in ADDED else None
+    return True
+
+
+def _winner(
+    stored: Sequence[Row], events: Sequence[Event], came: Counter[str], went: Counter[str]
+) -> tuple[int | None, bool]:
     """The event whose row is there in the end, if there is one; whether the key has been ended."""
     kinds = {kind for kind, _ in events}
     added = [at for at, (kind, _) in enumerate(events) if kind in ADDED]
-    if "+U" in kinds and "-U" not in kinds:  # rows replace each other, in their order
+    if (
+        "+U" in kinds and "-U" not in kinds and _in_order(stored, events)
+    ):  # rows replace each other, in their order
         last = added[-1]
         ended = any(exact(row) == exact(events[last][1]) for _, row in events[last + 1 :])
         return (None, True) if ended else (last, False)
