@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Self, TypeGuard
 
@@ -23,6 +24,9 @@ from asyncstate.errors import FutureStateError, OperatorError
 from asyncstate.execution.limits import CallLimits
 from asyncstate.execution.loop import Completion, Completions, LoopThread
 from asyncstate.futures import StateFuture
+
+running_call: Final[ContextVar[str | None]] = ContextVar("running_call", default=None)
+"""The name of the outside call whose function runs, on the loop or on a thread of its own."""
 
 _LONGEST_SECONDS: Final = 86_400.0
 _PATIENCE_SECONDS: Final = 10.0  # for what has been cancelled to end
@@ -224,6 +228,7 @@ class OutsideCalls:
         )
 
     async def _invoke(self, call: OutsideCall) -> Any:
+        running_call.set(call.name)
         if _is_coroutine_function(call.function):
             return await call.function(*call.arguments)
         result = await anyio.to_thread.run_sync(

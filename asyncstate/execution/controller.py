@@ -10,16 +10,17 @@ Source: Flink's ``AsyncExecutionController``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from asyncstate.errors import FutureStateError, StateAccessError
 from asyncstate.execution.calls import OutsideCall, OutsideCalls
 from asyncstate.execution.failures import AWAIT_HINT, Failures
-from asyncstate.execution.guard import guard
 from asyncstate.execution.read_ahead import ComingRows
 from asyncstate.execution.record import OutputRow, Record
+from asyncstate.execution.thread_guard import Guarded, guarded, unwatch, watch
 from asyncstate.futures import (
     PENDING,
     FailureScope,
@@ -51,12 +52,10 @@ class ExecutionController(StateSink):
         "outputs",
         "overlay",
         "put",
-        "thread",
         "uid",
     )
 
     current: Record | None
-    thread: int
     get: Callable[[bytes], bytes | None]  # type: ignore[assignment]  # the overlay's own, without a frame in between
     put: Callable[[bytes, bytes], None]  # type: ignore[assignment]
     delete: Callable[[bytes], None]  # type: ignore[assignment]
@@ -92,6 +91,7 @@ class ExecutionController(StateSink):
 
     def __enter__(self) -> Self:
         self._outer_scope = set_failure_scope(self)
+        watch(self.guard)
         return self
 
     def __exit__(
@@ -106,8 +106,18 @@ class ExecutionController(StateSink):
                 raise
             error.add_note(f"ending the micro-batch failed as well: {closing}")
         finally:
+            unwatch(self.guard)
             set_failure_scope(self._outer_scope)
         self.failures.raise_if_of_store(error)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """While somebody else's code runs on this thread, and its failures are not of this micro-batch."""
+        set_failure_scope(self._outer_scope)
+        try:
+            yield
+        finally:
+            self._outer_scope = set_failure_scope(self)
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -273,8 +283,13 @@ class ExecutionController(StateSink):
                 "work; use it in process(), in on_timer(), or in a callback chained to a future of the record (in "
                 "on_watermark() there is no key to keep in order)"
             )
-        guard(self)
+        self.guard()
         return self._call(call)
+
+    def guard(self) -> None:
+        """From now on refuse state on other threads: there are some that run code of the operator."""
+        if not isinstance(self, Guarded):
+            self.__class__ = guarded(type(self), ExecutionController.__dict__["current"])
 
     @abstractmethod
     def _call(self, call: OutsideCall) -> StateFuture[Any]:

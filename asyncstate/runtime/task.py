@@ -95,12 +95,14 @@ def run_partition(
                     closing(runner.run(transfers.awaited(batches))) as output,
                 ):
                     for out in output:
-                        yield from transfers.taken(out)
+                        with controller.suspended():
+                            yield from transfers.taken(out)
             seconds = {"run_seconds": time.perf_counter() - started} | transfers.statistics()
             record = _commit(spec, partition, opened, runner, states, seconds)
             # Named by what this attempt has made: if another one is committed, nobody asks for it.
             cache.keep(record.content.lineage, overlay.release())
-            yield record
+            with controller.suspended():
+                yield record
 
 
 def _cache(spec: TaskSpec, partition: int, lineage: str) -> CacheLoan:

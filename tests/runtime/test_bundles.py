@@ -12,6 +12,7 @@ import pytest
 
 from asyncstate.config import resolve
 from asyncstate.errors import OperatorError
+from asyncstate.futures import current_scope
 from asyncstate.operator import (
     MAX_WATERMARK,
     Bundle,
@@ -106,6 +107,7 @@ def test_output_leaves_between_steps(async_enabled: bool, tmp_path: Path) -> Non
     out = run_partition(spec, 0, given)
     for part in range(4):
         batch = next(out)
+        assert current_scope() is None, "between two batches this thread is not that of the micro-batch"
         assert isinstance(batch, pa.RecordBatch)
         assert batch.column("v").to_pylist() == [part]
         assert operator.log == [f"part {done}" for done in range(part + 1)]
