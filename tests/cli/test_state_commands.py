@@ -23,6 +23,7 @@ from asyncstate import (
     RecordContext,
     RecordOperator,
     Row,
+    Timer,
     ValueStateDescriptor,
 )
 from asyncstate.cli.app import app
@@ -43,6 +44,9 @@ class Notes(RecordOperator):
     def open(self, context: OperatorContext) -> None:
         self.total = context.get_state(ValueStateDescriptor("total", pa.int64(), default=0))
         self.seen = context.get_state(MapStateDescriptor("seen", pa.int64(), pa.string()))
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
+        """Timers are only looked at."""
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         self.total.update((self.total.value() or 0) + row["v"])

@@ -31,6 +31,7 @@ from asyncstate import (
     ReducingStateDescriptor,
     Row,
     StateTtl,
+    Timer,
     ValueStateDescriptor,
 )
 from asyncstate.codec import KeyCodec
@@ -82,6 +83,9 @@ class EveryKind(RecordOperator):
         self.top = context.get_state(ReducingStateDescriptor("top", max, pa.int64()))
         self.total = context.get_state(AggregatingStateDescriptor("total", Sum(), pa.int64()))
         self.anything = context.get_state(ValueStateDescriptor("anything", pickled=True))
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
+        """Timers are only looked at."""
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         value = row["v"]
