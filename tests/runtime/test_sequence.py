@@ -75,14 +75,13 @@ def test_updates_without_retractions_come_in_their_order(start: Any, size: str) 
     harness.push([(1, 0), (2, 0), (3, 0)], input=1)
     rows = [
         ("+U", (1, "c", 3, 1)), ("-D", (2, "y", 5, 0)), ("+U", (1, "b", 3, 0)), ("+I", (1, "a", 1, 9)),
-        ("+I", (2, "x", 4, 0)), ("+U", (2, "y", 4, 1)), ("-D", (3, "z", 2, 0)), ("+I", (3, "z", 2, 0)),
+        ("+I", (2, "x", 4, 0)), ("+U", (2, "y", 4, 1)), ("-D", (3, "z", 3, 0)), ("+I", (3, "z", 2, 0)),
     ]  # fmt: skip
-    rows[1] = ("-D", (2, "y", 4, 1))  # at the same place of the log: it takes back what stood there before
     harness.push([row for _, row in rows], kinds=[kind for kind, _ in rows])
     net: dict[Any, int] = {}
     for kind, *values in harness.end_batch():
         net[values[1]] = net.get(values[1], 0) + (1 if kind in ("+I", "+U") else -1)
-    assert {value for value, times in net.items() if times} == {"c", "y"}
+    assert {value for value, times in net.items() if times} == {"c"}
 
 
 def test_a_record_operator_gets_the_rows_of_a_key_in_order(start: Any) -> None:

@@ -118,11 +118,12 @@ def test_columns_that_nobody_needs_stay_behind(
     travelling: list[str],
     async_enabled: bool,
 ) -> None:
-    exchanged: list[list[str]] = []
+    exchanged: list[tuple[list[str], list[str]]] = []
     run_stage = batch_module.run_stage
 
     def noting(rows: DataFrame, *others: Any) -> Any:
-        exchanged.append(rows.columns)
+        task = others[0]
+        exchanged.append((rows.columns, task.spec.inputs[0].row_schema.names))
         return run_stage(rows, *others)
 
     monkeypatch.setattr(batch_module, "run_stage", noting)
@@ -134,5 +135,5 @@ def test_columns_that_nobody_needs_stay_behind(
 
     job = make_job(own, options={"async-state.enabled": str(async_enabled).lower()})
     job.micro_batch(process)(wide, 0)
-    assert exchanged == [[ROUTE, *travelling]]
+    assert exchanged == [([ROUTE, *(f"c{number}" for number in range(len(travelling)))], travelling)]
     assert found == [7]

@@ -44,6 +44,7 @@ OPERATOR_NAMES = {
     "worker_rss_bytes_peak", "plan_seconds", "stage_seconds", "run_seconds", "commit_seconds", "io_wait_seconds",
     "compaction_seconds",
     "call_wait_seconds", "restore_seconds", "input_seconds", "output_seconds", "read_batch_seconds", "counters",
+    "in_flight_limit", "request_buffer_limit", "buffer_timeout_ms_limit", "io_parallelism_limit", "call_limit",
 }  # fmt: skip
 ONLY_TWO_PHASES = {"local_rows_in"}
 ONLY_ASYNC = {"in_flight_peak", "blocked_keys_peak", "io_threads_peak", "io_wait_seconds"}
