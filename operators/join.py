@@ -274,7 +274,9 @@ class Join(BundleOperator):
             return changes_of(net, kinds, replaces=bool(sequence), believes=expires)
         chosen = [] if unique == "join_key" else [columns[names.index(name)] for name in unique]
         both = Identified(row_ids(chosen, groups), content)
-        net = net_by_unique_key(both.slice(0, size), both.slice(size, len(content)), kinds, expires)
+        net = net_by_unique_key(
+            both.slice(0, size), both.slice(size, len(content)), kinds, expires, None, bool(sequence)
+        )
         return changes_of(net, kinds, replaces=True, believes=expires)
 
     def _partners_before(

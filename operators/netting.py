@@ -140,6 +140,7 @@ def net_by_unique_key(
     kinds: Int8Array,
     refresh: bool = False,
     newness: Int64Array | None = None,
+    in_order: bool = False,
 ) -> Net:
     """The change where a row is known by a unique key: m stored rows (one a key), n others and their kinds.
 
@@ -148,6 +149,7 @@ def net_by_unique_key(
     no -U, and each retraction takes back the row that the key has then, they replace each other without being taken
     back, so there the newest row counts alone: a retraction of it that is newer still removes the key. A retraction
     takes back only a row of its own content. With ``refresh`` a row replaces one of equal content, too.
+    ``in_order``: the order is known to be right, so it decides for every key.
     """
     if not len(kinds):
         return Net(np.zeros(len(stored.ids), np.bool_), _NO_ROWS, _NO_ROWS, _NO_ROWS)
@@ -155,12 +157,16 @@ def net_by_unique_key(
     order = np.arange(len(kinds)) if newness is None else np.argsort(newness, kind="stable")
     keys = int(max(stored.ids.max(initial=-1), rows.ids.max(initial=-1))) + 1
     balance = _Balance.of(stored.content, rows.content, accumulate, refresh)
-    replacing = _only_replaces(rows.ids, kinds, keys) & ~_out_of_order(stored, rows, accumulate, order, keys)
+    if in_order:
+        replacing = np.ones(keys, np.bool_)
+    else:
+        replacing = _only_replaces(rows.ids, kinds, keys)
+        replacing &= ~_out_of_order(stored, rows, accumulate, order, keys)
     candidate = accumulate & (replacing[rows.ids] | (balance.left[rows.content] > 0))
     winner = _newest(rows.ids, order, candidate, keys)
     again = ~accumulate & replacing[rows.ids] & (rows.content == rows.content[winner[rows.ids]])
     undone = _is_newer(_newest(rows.ids, order, again, keys), winner, order)
-    ended = replacing & undone
+    ended = replacing & undone & (winner >= 0)
     winner[ended] = -1
 
     new = winner[stored.ids]

@@ -135,14 +135,19 @@ def by_content(ids: Int64Array, kinds: Int8Array, arrival: Int64Array) -> Outcom
 
 
 def by_unique(
-    rows: Identified, kinds: Int8Array, arrival: Int64Array, codes: Codes, only_better: bool = False
+    rows: Identified,
+    kinds: Int8Array,
+    arrival: Int64Array,
+    codes: Codes,
+    only_better: bool = False,
+    in_order: bool = False,
 ) -> Outcome:
     """Rows known by a unique key: a row replaces the one before it, a retraction of equal content takes it back.
 
     ``rows`` (m) are the stored ones, at most one of each unique key, then n bundle rows of these ``kinds`` (n). A row
     that directly replaces one of equal order keeps that one's ``arrival``; one that goes and comes is a new one.
     ``only_better``: of the bundle's rows of a
-    unique key the best counts, whatever their order of arrival.
+    unique key the best counts, whatever their order of arrival. ``in_order``: see ``net_by_unique_key``.
     """
     ids, stored = rows.ids, len(rows.ids) - len(kinds)
     net = net_by_unique_key(
@@ -151,6 +156,7 @@ def by_unique(
         kinds,
         refresh=True,
         newness=_from_worst_to_best(codes, stored, len(ids)) if only_better else None,
+        in_order=in_order,
     )
     added = stored + net.added
     alive = np.concatenate([~net.removed, np.zeros(len(kinds), np.bool_)])

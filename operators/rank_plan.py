@@ -108,6 +108,7 @@ class RankPlan:
         self.keeps_all = not settings.monotonic if self.has_unique else spec.changelog
         # The place in the log is no part of a row: a retraction has its own.
         self._content_at = [at for at, field in enumerate(self.fields) if field.name not in spec.sequence]
+        self._in_order = bool(spec.sequence)
         self._identity_at = self.unique_at if self.has_unique else self._content_at
         self._packed = [
             None if _is_flat(self.fields[index]) else RowCodec(pa.schema([self.fields[index]]))
@@ -150,7 +151,7 @@ class RankPlan:
         # Content says what a retraction takes back.
         content = np.arange(len(table)) if insert_only else self._content_ids(table)
         rows = Identified(self.identities(table), content)
-        return by_unique(rows, kinds, table.arrival, codes, self.settings.monotonic)
+        return by_unique(rows, kinds, table.arrival, codes, self.settings.monotonic, self._in_order)
 
     def identities(self, table: RankTable) -> Int64Array:
         """Numbers that are equal for rows of one key with equal identity: the unique columns, or all."""
