@@ -269,13 +269,15 @@ class Join(BundleOperator):
         )
         size, unique = stored.num_rows, self.unique[side]
         expires = self.ttl[side] is not None
+        # The sequence is part of the row, so one that comes again takes the place of its equal, as it would in any cut.
+        refresh = expires or bool(sequence)
         if unique is None:
-            net = net_by_content(content[:size], content[size:], accumulates(kinds), refresh=expires)
+            net = net_by_content(content[:size], content[size:], accumulates(kinds), refresh)
             return changes_of(net, kinds, replaces=bool(sequence), believes=expires)
         chosen = [] if unique == "join_key" else [columns[names.index(name)] for name in unique]
         both = Identified(row_ids(chosen, groups), content)
         net = net_by_unique_key(
-            both.slice(0, size), both.slice(size, len(content)), kinds, expires, None, bool(sequence)
+            both.slice(0, size), both.slice(size, len(content)), kinds, refresh, None, bool(sequence)
         )
         return changes_of(net, kinds, replaces=True, believes=expires)
 

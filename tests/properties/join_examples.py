@@ -150,5 +150,6 @@ JOINS: Entries = {
     "upserts in their order": joins(None, _UPSERTS),
     "upserts by sequence": in_sequence(_IN_SEQUENCE),
     "updates by sequence": in_sequence(_FULL_IN_SEQUENCE),
+    "upserts that come again": in_sequence(_IN_SEQUENCE, drop_seen=True),
     "updates that come again": in_sequence(_FULL_IN_SEQUENCE, drop_seen=True),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,6 +83,25 @@ def test_updates_without_retractions_come_in_their_order(start: Any, size: str) 
     for kind, *values in harness.end_batch():
         net[values[1]] = net.get(values[1], 0) + (1 if kind in ("+I", "+U") else -1)
     assert {value for value, times in net.items() if times} == {"c"}
+
+
+@pytest.mark.parametrize("unique", ["join_key", None])
+@pytest.mark.parametrize("cuts", [[], [1], [1, 2], [2]])
+def test_a_row_that_differs_in_its_sequence_alone_takes_the_place_of_the_one_before(
+    start: Any, unique: Any, cuts: list[int]
+) -> None:
+    right = pa.schema([("k", pa.int64()), ("w", pa.int64())])
+    harness = start(
+        Join("inner", left_unique=unique), inputs=[SCHEMA, right], key=["k", "k"], sequence=["lsn", None]
+    )
+    harness.push([(1, 0)], input=1)
+    changes = [("+I", (1, "a", 1, 0)), ("-U", (1, "a", 2, 0)), ("+U", (1, "a", 3, 0))]
+    net: Counter[Any] = Counter()
+    for begin, end in zip([0, *cuts], [*cuts, len(changes)], strict=True):
+        harness.push([row for _, row in changes[begin:end]], kinds=[kind for kind, _ in changes[begin:end]])
+        for kind, *values in harness.end_batch():
+            net[tuple(values)] += 1 if kind in ("+I", "+U") else -1
+    assert {row: times for row, times in net.items() if times} == {(1, "a", 3, 0, 1, 0): 1}
 
 
 def test_a_record_operator_gets_the_rows_of_a_key_in_order(start: Any) -> None:
