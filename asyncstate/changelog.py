@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import enum
 
+import numpy as np
+import numpy.typing as npt
+
 ROW_KIND_COLUMN = "row_kind"
 
 
@@ -28,6 +31,12 @@ class RowKind(enum.IntEnum):
     def is_accumulate(self) -> bool:
         """True for ``+I`` and ``+U``: the row is added to the table."""
         return self in (RowKind.INSERT, RowKind.UPDATE_AFTER)
+
+
+def accumulates(kinds: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+    """Where a row is added to the table (n): ``is_accumulate`` of each kind."""
+    mask: npt.NDArray[np.bool_] = (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
+    return mask
 
 
 ROW_KIND_TEXTS: tuple[str, str, str, str] = ("+I", "-U", "+U", "-D")

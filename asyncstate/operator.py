@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN, RowKind
+from asyncstate.changelog import ROW_KIND_COLUMN, RowKind, accumulates
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
@@ -127,6 +127,11 @@ class InputSpec:
         if self.local is None:
             return self.schema
         return self.local.row_schema(self.schema, self.key, self.event_time)
+
+
+BelongsTo = tuple[str, str]
+"""What a state was made for, as a name and a text: ``("window", "tumble(...)")``. A checkpoint that was written for
+another one is refused."""
 
 
 class StateDescriptor(ABC, Generic[S]):
@@ -375,8 +380,7 @@ class Bundle:
     @property
     def accumulate(self) -> npt.NDArray[np.bool_]:
         """True (n) where the row is added (+I, +U), False where it is taken back (-U, -D)."""
-        added: npt.NDArray[np.bool_] = (self.kinds == RowKind.INSERT) | (self.kinds == RowKind.UPDATE_AFTER)
-        return added
+        return accumulates(self.kinds)
 
     @property
     def insert_only(self) -> bool:

@@ -4,20 +4,20 @@ Only re-exports. Operators stand on ``asyncstate.operator`` and the state object
 store and no Spark.
 """
 
-from operators.aggregates import Aggregate, avg, count, max_, min_, sum_
-from operators.broadcast_process import BroadcastProcess
-from operators.connected import CoFlatMap, CoMap, CoProcess
-from operators.deduplicate import Deduplicate
-from operators.group_aggregate import GroupAggregate
-from operators.interval_join import IntervalJoin
-from operators.join import Join
-from operators.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
-from operators.keyed_reduce import KeyedReduce
-from operators.ordering import OrderColumn, asc, desc
-from operators.rank import Rank
-from operators.window_aggregate import WindowAggregate
-from operators.window_functions import WindowApply, WindowProcess
-from operators.windows import cumulate, hop, session, tumble
+from operators.aggregate.aggregates import Aggregate, avg, count, max_, min_, sum_
+from operators.aggregate.group import GroupAggregate
+from operators.core.ordering import OrderColumn, asc, desc
+from operators.join.interval.operator import IntervalJoin
+from operators.join.regular import Join
+from operators.process.broadcast import BroadcastProcess
+from operators.process.connected import CoFlatMap, CoMap, CoProcess
+from operators.process.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
+from operators.process.reduce import KeyedReduce
+from operators.process.windows.functions import WindowApply, WindowProcess
+from operators.rank.operator import Rank
+from operators.upsert.deduplicate import Deduplicate
+from operators.window.aggregate import WindowAggregate
+from operators.window.windows import cumulate, hop, session, tumble
 
 __all__ = [
     "Aggregate",

@@ -136,7 +136,7 @@ MUTATIONS: Final = (
         "asyncstate/state/chunks.py",
         "return (sealed + 1).to_bytes(",
         "return sealed.to_bytes(",
-        "state/test_states.py",
+        "state/test_programs.py",
     ),
     _mutation(
         "asyncstate/state/mapping.py",
@@ -150,8 +150,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/state/expiry.py",
-        "return raw >= self._hidden_below",
-        "return raw > self._hidden_below",
+        'self._hidden_below = self._first_live if hides else b""',
+        'self._hidden_below = b"" if hides else self._first_live',
         "state/test_ttl.py",
     ),
     _mutation(
@@ -206,37 +206,37 @@ MUTATIONS: Final = (
     ),
     # operators
     _mutation(
-        "operators/netting.py",
+        "operators/core/netting.py",
         "_Balance(left, minus > plus,",
         "_Balance(left, minus >= plus,",
         "operators/test_netting.py",
     ),
     _mutation(
-        "operators/multiset.py",
+        "operators/aggregate/value_log.py",
         "(np.diff(sorted_owners) != 0) | (np.diff(codes) != 0)",
         "np.diff(codes) != 0",
-        "operators/test_aggregates.py",
+        "operators/test_group_aggregate.py",
     ),
     _mutation(
-        "operators/windows.py",
+        "operators/window/windows.py",
         "(self.last_window(slices) - slices) // self.step + 1",
         "(self.last_window(slices) - slices) // self.step",
         "operators/test_windows.py",
     ),
     _mutation(
-        "operators/window_time.py",
+        "operators/window/time.py",
         "return self.expiry(end) <= self.passed",
         "return self.expiry(end) < self.passed",
-        "operators/test_window_aggregate.py",
+        "operators/test_functions_windows.py",
     ),
     _mutation(
-        "operators/interval_core.py",
+        "operators/join/interval/interval.py",
         "last_partner = self.upper if side == 0 else -self.lower",
         "last_partner = -self.lower if side == 0 else self.upper",
         "operators/test_interval_join.py",
         "operators/test_interval_join_harness.py",
     ),
-    _mutation("operators/rank_core.py", "return places + 1", "return places", "operators/test_rank.py"),
+    _mutation("operators/rank/numbers.py", "return places + 1", "return places", "operators/test_rank.py"),
     # testing
     _mutation(
         "asyncstate/testing/harness.py",

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.changelog import RowKind
+from asyncstate.changelog import accumulates
 from asyncstate.codec import check_key_type, hash_columns
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
@@ -135,7 +135,7 @@ class Gathering:
         for name in self._spec.sequence:  # nulls first
             column = rows.batch.column(name)
             columns += [pc.is_valid(column).cast(pa.int8()), column]
-        added = (rows.kinds == RowKind.INSERT) | (rows.kinds == RowKind.UPDATE_AFTER)
+        added = accumulates(rows.kinds)
         table = pa.table([*columns, pa.array(added.astype(np.int8))], list(map(str, range(len(columns) + 1))))
         order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in table.column_names])
         return rows.take(order.to_numpy().astype(np.int64))

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from asyncstate.codec import RowCodec, schema_from_text, schema_to_text
-from asyncstate.operator import OperatorContext, StateDescriptor
+from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.column_expiry import column_expiry_of
 from asyncstate.state.column_state import Columns, ColumnState, TimeRange
@@ -31,7 +31,7 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
     ``time_first``: the state has a namespace (int64, a window end or a time in microseconds) that is ordered
     before the key, so that all entries up to a time can be read as ranges. ``fixed_fields``: no field may be added to
     a stored state, not even a nullable one, because a row that was written without it would tell something else.
-    ``ttl``: rows expire, each by itself.
+    ``ttl``: rows expire, each by itself. ``belongs_to``: see ``BelongsTo``.
     """
 
     name: str
@@ -39,6 +39,7 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
     time_first: bool = False
     fixed_fields: bool = False
     ttl: StateTtl | None = None
+    belongs_to: BelongsTo | None = None
     kind: ClassVar[str] = "column"
 
     def __post_init__(self) -> None:
@@ -47,7 +48,8 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
     def type_texts(self) -> dict[str, str]:
         """Schema, layout and what the ttl is measured in."""
         layout = "time-first" if self.time_first else "key"
-        return {"value": schema_to_text(self.schema), "layout": layout, **ttl_texts(self.ttl)}
+        made_for = dict([self.belongs_to] if self.belongs_to else [])
+        return {"value": schema_to_text(self.schema), "layout": layout, **ttl_texts(self.ttl), **made_for}
 
     def bind(
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None

@@ -24,7 +24,7 @@ from asyncstate.codec import (
     type_to_text,
 )
 from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
-from asyncstate.operator import OperatorContext, StateDescriptor
+from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.binding import NO_NAMESPACE, Binding
 from asyncstate.state.expiry import expiry_of
@@ -69,13 +69,14 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
 
     ``namespaced``: the state is used through ``at(namespace)`` only. ``pickled``: values are any Python
     objects, stored as pickles; give no type then. Who can write a pickled state's checkpoint can run code
-    in the job. ``ttl``: values, map entries or list elements expire, each by itself.
+    in the job. ``ttl``: values, map entries or list elements expire, each by itself. ``belongs_to``: see ``BelongsTo``.
     """
 
     name: str
     namespaced: bool = field(default=False, kw_only=True)
     pickled: bool = field(default=False, kw_only=True)
     ttl: StateTtl | None = field(default=None, kw_only=True)
+    belongs_to: BelongsTo | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
@@ -109,6 +110,7 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
             "value": PICKLED if value_type is None else type_to_text(value_type),
             "namespaced": "yes" if self.namespaced else "no",
             **ttl_texts(self.ttl),
+            **dict([self.belongs_to] if self.belongs_to else []),
         }
 
     def _codec(

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from asyncstate.codec import schema_to_text
-from asyncstate.operator import OperatorContext, StateDescriptor
+from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.column_expiry import column_expiry_of
 from asyncstate.state.columns import row_codec
@@ -29,7 +29,7 @@ class ListColumnStateDescriptor(StateDescriptor["ListColumnState"]):
     """Declares a ListColumnState: ``schema`` is one row's fields; ``fixed_fields`` as in ``ColumnStateDescriptor``.
 
     ``time_first``: the key batches that it is used with have namespaces, which stand before the key. ``ttl``: rows
-    expire, each by itself.
+    expire, each by itself. ``belongs_to``: see ``BelongsTo``.
     """
 
     name: str
@@ -37,6 +37,7 @@ class ListColumnStateDescriptor(StateDescriptor["ListColumnState"]):
     fixed_fields: bool = False
     time_first: bool = False
     ttl: StateTtl | None = None
+    belongs_to: BelongsTo | None = None
     kind: ClassVar[str] = "list-column"
 
     def __post_init__(self) -> None:
@@ -48,6 +49,7 @@ class ListColumnStateDescriptor(StateDescriptor["ListColumnState"]):
             "value": schema_to_text(self.schema),
             "layout": "time-first blocks" if self.time_first else "blocks",
             **ttl_texts(self.ttl),
+            **dict([self.belongs_to] if self.belongs_to else []),
         }
 
     def bind(

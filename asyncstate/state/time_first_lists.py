@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyCodec, RowCodec
 from asyncstate.errors import CodecError
-from asyncstate.operator import MIN_WATERMARK, OperatorContext, StateDescriptor
+from asyncstate.operator import MIN_WATERMARK, BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.columns import TimeRange, row_codec
 from asyncstate.state.list_blocks import chunk_keys, read_heads, read_rows
@@ -36,11 +36,13 @@ class TimeFirstListDescriptor(StateDescriptor["TimeFirstListState"]):
 
     name: str
     schema: pa.Schema
+    belongs_to: BelongsTo | None = None
     kind: ClassVar[str] = ListColumnStateDescriptor.kind
 
     def type_texts(self) -> dict[str, str]:
         """Schema and layout."""
-        return ListColumnStateDescriptor(self.name, self.schema, time_first=True).type_texts()
+        lists = ListColumnStateDescriptor(self.name, self.schema, time_first=True, belongs_to=self.belongs_to)
+        return lists.type_texts()
 
     def bind(
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None

@@ -130,6 +130,25 @@ def test_rows_and_state_are_those_of_one_key_at_a_time(
     }
 
 
+class CountingStore(MemoryStore):
+    """Keeps how many keys each read asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[int] = []
+
+    def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
+        self.reads.append(len(keys))
+        return super().get_many(keys, piece_keys)
+
+
+def test_a_read_has_no_more_keys_than_the_buffer_takes() -> None:
+    store = CountingStore()
+    items = [(bytes([letter]), 1) for letter in b"abcdefg"]
+    _run("batched", _count, items, store)
+    assert store.reads == [3, 3, 1]
+
+
 def test_a_hot_key_needs_no_stack() -> None:
     items = [(b"hot", 1)] * 20_000
     for mode in MODES:

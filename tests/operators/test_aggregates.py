@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import OperatorError, SchemaError
 from operators import Aggregate, avg, count, max_, min_, sum_
-from operators.aggregates import AggregatePlan
-from operators.grouping import Groups
+from operators.aggregate.aggregates import AggregatePlan
+from operators.core.segments import Groups
 
 SCHEMA = pa.schema(
     [

@@ -15,8 +15,8 @@ from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate
-from operators.deduplicate import extreme_rows
-from operators.grouping import Groups
+from operators.core.segments import Groups
+from operators.upsert.deduplicate import extreme_rows
 
 SCHEMA = pa.schema([("v", pa.string()), ("k", pa.string()), ("ts", pa.timestamp("us"))])
 Row = tuple[Any, ...]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from asyncstate.codec import KeyCodec
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.state.columns import ColumnState, ColumnStateDescriptor
-from operators.due_entries import DueReader
-from operators.windows import SessionWindow, SlicedWindow, cumulate, hop, tumble
+from operators.core.due import DueReader
+from operators.window.windows import SessionWindow, SlicedWindow, cumulate, hop, tumble
 from tests.state.fakes import FakeContext, FakeSink
 
 MS = 1_000

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from asyncstate import InputSpec, StateTtl
 from asyncstate.state import TtlTime, TtlUpdate, TtlVisibility, list_blocks
 from operators import Deduplicate, GroupAggregate, Join, count, max_, min_, sum_
-from operators.join_core import JoinKind
+from operators.join.rules import JoinKind
 from tests.operators.set_model import Outcome, net_of_set
 from tests.state.ttl_direct import MS, ExpiringRunner, Stored
 

@@ -24,7 +24,7 @@ from asyncstate import (
 from asyncstate.errors import OperatorError, SchemaError, StateDeclarationError
 from asyncstate.testing import OperatorHarness
 from operators import WindowAggregate, WindowApply, WindowProcess, cumulate, hop, session, sum_, tumble
-from operators.windows import SessionWindow, Window
+from operators.window.windows import SessionWindow, Window
 from tests.operators.function_runs import Run, Step, inserts, run, run_both, run_step, slow_reads
 from tests.operators.window_model import MIN
 from tests.operators.window_rows_model import MAX, Fired, Given, RowsModel, in_duckdb
@@ -522,7 +522,7 @@ def test_mistakes_are_refused_when_the_operator_is_made(make: Callable[[], Any],
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({}, "windows need an event time but input 0 declares none"),
+        ({}, "time='event' needs an event time but input 0 declares none"),
         ({"event_time": "ts", "changelog": True}, "cannot take rows back"),
         ({"event_time": "ts", "window_columns": True}, "two output columns are called 'k'"),
     ],

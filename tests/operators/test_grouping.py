@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operators.grouping import (
+from operators.core.segments import (
     Groups,
     group_extreme,
     group_sum,

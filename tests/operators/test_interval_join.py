@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
-from operators import interval_state, join_core
-from operators.interval_join import IntervalJoin
+from operators.join import matches
+from operators.join.interval import found
+from operators.join.interval.operator import IntervalJoin
 from tests.operators.direct import DirectRunner
 from tests.operators.interval_model import KINDS, LEFT, RIGHT, SECOND, IntervalModel, Push, Row
 
@@ -112,8 +113,8 @@ def run_both(
     st.booleans(),
     st.sampled_from([0, 0, 3]),
     st.booleans(),
-    st.sampled_from([2, 5, interval_state.REWRITE_ROWS]),
-    st.sampled_from([3, join_core.PAIRS]),
+    st.sampled_from([2, 5, found.REWRITE_ROWS]),
+    st.sampled_from([3, matches.PAIRS]),
 )
 def test_agrees_with_a_model_row_by_row(
     kind: Any,
@@ -127,8 +128,8 @@ def test_agrees_with_a_model_row_by_row(
     pairs: int,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interval_state, "REWRITE_ROWS", rewrite_rows)
-        patch.setattr(join_core, "PAIRS", pairs)
+        patch.setattr(found, "REWRITE_ROWS", rewrite_rows)
+        patch.setattr(matches, "PAIRS", pairs)
         run_both(
             kind,
             bounds_given,

@@ -18,7 +18,7 @@ from asyncstate.errors import AsyncStateError, SchemaError, StateDeclarationErro
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
 from asyncstate.testing import OperatorHarness
 from operators import IntervalJoin
-from operators.interval_state import REWRITE_ROWS
+from operators.join.interval.found import REWRITE_ROWS
 from tests.operators.direct import DirectRunner
 from tests.operators.interval_model import KINDS, LEFT, RIGHT, SECOND, IntervalModel, Push, Row
 
@@ -422,8 +422,8 @@ def test_a_column_may_be_added_and_widened_between_runs(async_enabled: bool, tmp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kind": "outer"}, "kind is 'outer'; choose one of inner, left"),
-        ({"time": "wall"}, "time is 'wall'; choose one of event, processing"),
+        ({"kind": "outer"}, "kind is 'outer'; choose 'inner', 'left'"),
+        ({"time": "wall"}, "time is 'wall'; choose 'event' or 'processing'"),
         ({"lower": "5 seconds", "upper": "1 second"}, "lower .* is above upper"),
         ({"lower": "soon"}, "lower is 'soon', which is no duration"),
         ({"upper": 1 << 61}, "upper is 2305843009213693952 us; give at most"),

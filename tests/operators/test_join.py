@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators import join_core
-from operators.join import Join
+from operators.join import matches
+from operators.join.regular import Join
 from tests.operators.join_runner import KINDS, UNIQUES, Change, Row, Runner
 from tests.operators.set_model import net_of_set
 
@@ -188,7 +188,7 @@ def test_pairs_in_small_chunks_give_the_same(kind: Any, steps: Any) -> None:
     outs = []
     for pairs in (1 << 18, 3):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(join_core, "PAIRS", pairs)
+            patch.setattr(matches, "PAIRS", pairs)
             runner = Runner(Join(kind, pc.field("id") <= pc.field("w")))
             tables = [Table(None, False), Table(None, False)]
             changes = [(side, changes_of(tables[side], actions, False, side)) for side, actions in steps]

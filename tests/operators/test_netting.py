@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.changelog import ROW_KIND_TEXTS
-from operators.netting import Identified, Net, accumulates, net_by_content, net_by_unique_key, row_ids
+from asyncstate.changelog import ROW_KIND_TEXTS, accumulates
+from operators.core.arrays import row_ids
+from operators.core.netting import Identified, Net, net_by_content, net_by_unique_key
 from tests.operators.set_model import Event, Row, net_of_set
 
 KINDS = ["+I", "-U", "+U", "-D"]

@@ -16,8 +16,9 @@ import pytest
 from asyncstate.errors import OperatorError, SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec, SortKey
 from asyncstate.testing import OperatorHarness
-from operators import GroupAggregate, Rank, asc, count, desc, rank_all
-from operators.rank_blocks import BlockSizes, Bounds, blocks_to_read
+from operators import GroupAggregate, Rank, asc, count, desc
+from operators.rank.all_rows import all_rows
+from operators.rank.all_rows.blocks import BlockSizes, Bounds, blocks_to_read
 from tests.operators.direct import DirectRunner
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("price", pa.int64())])
@@ -314,7 +315,7 @@ def table_of(kind: str) -> pa.Table:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_modes_agree_byte_by_byte_and_with_duckdb(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_all, "SIZES", SMALL)
+    monkeypatch.setattr(all_rows, "SIZES", SMALL)
     results = []
     for enabled in (False, True):
         with OperatorHarness(
@@ -345,7 +346,7 @@ def test_modes_agree_byte_by_byte_and_with_duckdb(kind: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_restarts_and_other_parallelism_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_all, "SIZES", SMALL)
+    monkeypatch.setattr(all_rows, "SIZES", SMALL)
     changelog = kind != "append"
     whole = OperatorHarness(KINDS[kind], SCHEMA, ["k"], changelog=changelog)
     parts = OperatorHarness(
@@ -399,7 +400,7 @@ def test_a_change_behind_the_best_reads_a_few_values_of_many(unique: list[str] |
 
 
 def test_a_new_payload_behind_the_best_leaves_the_order_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_all, "SIZES", SMALL)
+    monkeypatch.setattr(all_rows, "SIZES", SMALL)
     schema = pa.schema([("id", pa.int64()), ("price", pa.int64()), ("note", pa.string())])
     runner = DirectRunner(Rank(desc("price"), 1, unique=["id"]), InputSpec(schema, (), changelog=True))
     runner.run([(number, number // 2, "old") for number in range(40)], ["+I"] * 40, 0)
@@ -412,7 +413,7 @@ def test_a_new_payload_behind_the_best_leaves_the_order_alone(monkeypatch: pytes
 
 @pytest.mark.parametrize("function", ["rank", "dense_rank"])
 def test_ties_behind_the_best_come_up_together(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_all, "SIZES", SMALL)
+    monkeypatch.setattr(all_rows, "SIZES", SMALL)
     runner = DirectRunner(
         Rank(desc("price"), 1, function=function), InputSpec(SCHEMA, ("k",), changelog=True)
     )
@@ -474,7 +475,7 @@ def test_the_state_of_another_ranking_is_refused(other: Rank) -> None:
 def test_wrong_declarations() -> None:
     spec = InputSpec(SCHEMA, ("k",), changelog=True)
     wrong: dict[str, dict[str, Any]] = {
-        "function is 'ntile'; choose row_number, rank, dense_rank": {"function": "ntile"},
+        "function is 'ntile'; choose 'row_number', 'rank' or 'dense_rank'": {"function": "ntile"},
         "n is 0; give a number from 1 on": {"n": 0},
         "n is True; give": {"n": True},
         "offset is -1; give a number from 0 on": {"offset": -1},

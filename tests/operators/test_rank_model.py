@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from asyncstate.codec import KeyCodec
 from asyncstate.operator import InputSpec
-from operators import Rank, asc, desc, rank_all
-from operators.rank_blocks import BlockSizes
-from operators.rank_plan import RankListDescriptor, RankPlan
+from asyncstate.state.list_columns import ListColumnStateDescriptor
+from operators import Rank, asc, desc
+from operators.rank.all_rows import all_rows
+from operators.rank.all_rows.blocks import BlockSizes
+from operators.rank.plan import RankPlan
 from tests.operators.direct import DirectRunner
 from tests.operators.rank_model import RankModel, expected_changes
 from tests.operators.set_model import Row, exact
@@ -149,7 +151,7 @@ SEEDS = st.integers(0, 2**32)
 def test_rank_is_what_row_by_row_ranking_gives(case: Case, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if case.tiny:
-            patch.setattr(rank_all, "SIZES", TINY)
+            patch.setattr(all_rows, "SIZES", TINY)
         check(case, seed)
 
 
@@ -175,9 +177,11 @@ def check(case: Case, seed: int) -> None:
 
 def check_counts(case: Case, model: RankModel, spec: InputSpec, runner: DirectRunner) -> None:
     """The best rows and the blocks behind them have as many rows as there are."""
-    plan = RankPlan(case.operator().settings, spec)
+    plan = RankPlan(case.operator().settings, spec, "Rank")
     context = FakeContext(runner.sink)
-    top = RankListDescriptor("top", pa.schema([*plan.fields, *rank_all.BOOKKEEPING]), ranking=plan.text)
+    top = ListColumnStateDescriptor(
+        "top", pa.schema([*plan.fields, *all_rows.BOOKKEEPING]), belongs_to=plan.belongs_to
+    )
     keys = KeyCodec([pa.int64()], ["k"], 4).group([pa.array(sorted(model.rows))])
     entries = top.bind(runner.sink, 8, context, None).get(keys)  # type: ignore[arg-type]
     _, blocks, rows = (column.to_pylist() for column in entries.columns[-3:])

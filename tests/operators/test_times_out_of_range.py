@@ -29,7 +29,7 @@ from operators import (
     sum_,
     tumble,
 )
-from operators.windows import LENGTH_MAX_US, SlicedWindow, Window
+from operators.window.windows import LENGTH_MAX_US, SlicedWindow, Window
 from tests.operators.direct import DirectRunner
 from tests.operators.window_model import MAX, MIN, MS, WindowModel
 

@@ -31,7 +31,7 @@ from operators import (
     sum_,
     tumble,
 )
-from operators.windows import SlicedWindow
+from operators.window.windows import SlicedWindow
 from tests.operators.window_model import MAX, MIN, MS, Batch, WindowModel, schedules
 
 SCHEMA = pa.schema(

@@ -16,10 +16,11 @@ from asyncstate.codec import KeyCodec
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec
 from asyncstate.testing import OperatorHarness
-from operators import due_entries, window_slices
-from operators.aggregates import Aggregate, avg, count, max_, min_, sum_
-from operators.window_aggregate import WindowAggregate
-from operators.windows import SessionWindow, SlicedWindow, Window, cumulate, hop, session, tumble
+from operators.aggregate.aggregates import Aggregate, avg, count, max_, min_, sum_
+from operators.core import due
+from operators.window import slices
+from operators.window.aggregate import WindowAggregate
+from operators.window.windows import SessionWindow, SlicedWindow, Window, cumulate, hop, session, tumble
 from tests.operators.direct import DirectRunner
 from tests.operators.window_model import MAX, MIN, MS, Batch, Op, Row, WindowModel, not_passed, schedules
 
@@ -42,8 +43,8 @@ WINDOWS: list[SlicedWindow | SessionWindow] = [
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts so small that every way of cutting is walked."""
-    monkeypatch.setattr(due_entries.DueReader.__init__, "__defaults__", (3,))
-    monkeypatch.setattr(window_slices, "MERGE_ROWS", 2)
+    monkeypatch.setattr(due.DueReader.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(slices, "MERGE_ROWS", 2)
 
 
 def make(
@@ -243,7 +244,7 @@ def test_output_columns_keep_the_time_zone_of_the_event_time() -> None:
 @pytest.mark.parametrize(
     ("operator", "declared", "message"),
     [
-        (WindowAggregate(tumble("1 second")), InputSpec(SCHEMA, ("k",)), "windows need an event time"),
+        (WindowAggregate(tumble("1 second")), InputSpec(SCHEMA, ("k",)), "time='event' needs an event time"),
         (WindowAggregate(tumble("1 second"), [sum_("nope")]), spec(), "needs a column 'nope'"),
         (WindowAggregate(tumble("1 second"), [sum_("v"), sum_("v")]), spec(), "two output columns"),
         (

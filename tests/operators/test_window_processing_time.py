@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import MIN_WATERMARK, InputSpec
 from asyncstate.testing import OperatorHarness
-from operators import due_entries, window_slices
-from operators.aggregates import Aggregate, avg, count, max_, min_, sum_
-from operators.window_aggregate import WindowAggregate
-from operators.window_functions import WindowApply
-from operators.windows import SessionWindow, Window, cumulate, hop, session, tumble
+from operators.aggregate.aggregates import Aggregate, avg, count, max_, min_, sum_
+from operators.core import due
+from operators.process.windows.functions import WindowApply
+from operators.window import slices
+from operators.window.aggregate import WindowAggregate
+from operators.window.windows import SessionWindow, Window, cumulate, hop, session, tumble
 from tests.operators.direct import DirectRunner
 from tests.operators.function_runs import slow_reads
 from tests.operators.window_clock_model import ClockModel
@@ -50,8 +51,8 @@ is a changelog), the key, the value."""
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts so small that every way of cutting is walked."""
-    monkeypatch.setattr(due_entries.DueReader.__init__, "__defaults__", (3,))
-    monkeypatch.setattr(window_slices, "MERGE_ROWS", 2)
+    monkeypatch.setattr(due.DueReader.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(slices, "MERGE_ROWS", 2)
 
 
 def aggregates_for(window: Window, retract: bool) -> list[Aggregate]:

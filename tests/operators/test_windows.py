@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from asyncstate.durations import microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from operators.session_core import Spans, merge_sessions, sessions_at
-from operators.window_slices import window_ends
-from operators.windows import SlicedWindow, cumulate, due_until, hop, session, tumble
+from operators.window.session_core import Spans, merge_sessions, sessions_at
+from operators.window.slices import window_ends
+from operators.window.windows import SlicedWindow, cumulate, due_until, hop, session, tumble
 
 MS = 1_000
 WINDOWS = st.one_of(

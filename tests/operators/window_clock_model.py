@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from operators.windows import SessionWindow, Window
+from operators.window.windows import SessionWindow, Window
 from tests.operators.window_model import Row, WindowModel, aggregates
 
 

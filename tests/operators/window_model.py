@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from operators.windows import SessionWindow, SlicedWindow
+from operators.window.windows import SessionWindow, SlicedWindow
 
 MS = 1_000
 MIN, MAX = -(2**63), 2**63 - 1

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from operators.windows import SessionWindow, SlicedWindow
+from operators.window.windows import SessionWindow, SlicedWindow
 from tests.operators.window_model import MIN, WindowModel
 
 MAX = 2**63 - 1

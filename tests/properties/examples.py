@@ -29,7 +29,7 @@ class Example:
     ``shuffle``: which orders of a micro-batch must not matter. ``times``: the event time column of each input.
     ``view``: what of the states must be the same. ``output_key``: the key of an output row, of which a bundle takes
     rows back before it adds any (None: not looked at). ``come_again``: rows of micro-batches before come once more
-    and must be dropped. ``around``: entered for each run.
+    and must be dropped. ``whole_updates``: no cut comes between -U and +U. ``around``: entered for each run.
     """
 
     make: Callable[[], Operator]
@@ -43,6 +43,7 @@ class Example:
     view: View = as_they_are
     output_key: Callable[[Row], Any] | None = None
     come_again: bool = False
+    whole_updates: bool = False
     output: Table | None = None
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 
-from operators import Rank, asc, desc, rank_all
-from operators.rank_blocks import BlockSizes
+from operators import Rank, asc, desc
+from operators.rank.all_rows import all_rows
+from operators.rank.all_rows.blocks import BlockSizes
 from tests.properties.examples import Entries, Example, nullable, small
 from tests.properties.histories import History, Row, Table, changelogs, insertions, keyed_changelogs
 from tests.properties.models import ranked
@@ -64,7 +65,7 @@ def _tiny_blocks() -> Iterator[None]:
     """So that a few rows lie in many blocks."""
     with pytest.MonkeyPatch.context() as patch:
         sizes = BlockSizes(spare_least=1, spare_most=2, block_rows=2, growth=2, spare_events=1)
-        patch.setattr(rank_all, "SIZES", sizes)
+        patch.setattr(all_rows, "SIZES", sizes)
         yield
 
 
@@ -111,6 +112,7 @@ def rankings(
         shuffle=shuffle,
         view=ranked_rows,
         output_key=lambda row: row[AUCTION],
+        whole_updates=monotonic,  # -U is ignored: the row stays until its +U
         around=_tiny_blocks if blocks else nullcontext,
     )
 

@@ -63,10 +63,12 @@ def schedules(
     shuffle: Shuffle = "any",
     times: Sequence[int] | None = None,
     come_again: bool = False,
+    whole_updates: bool = False,
     batches_max: int = 4,
 ) -> tuple[Schedule, Schedule]:
     """One micro-batch in true order, and any cut and order of the same; ``times``: the event time column of each
-    input, int microseconds. ``come_again``: with some records a second time, in a later micro-batch."""
+    input, int microseconds. ``come_again``: with some records a second time, in a later micro-batch.
+    ``whole_updates``: no cut comes between the halves of an update."""
     everything = history.records
     last = None
     if times is not None:  # not below that of the last micro-batch, whatever the cut
@@ -76,7 +78,7 @@ def schedules(
         (MicroBatch(tuple(everything), len(everything), _below(everything, times)),), last_watermark=last
     )
     return plain, Schedule(
-        tuple(draw(_batches(history, shuffle, times, come_again, batches_max))),
+        tuple(draw(_batches(history, shuffle, times, come_again, whole_updates, batches_max))),
         draw(st.sampled_from([500_000, 1, 2, 3, 5])),
         draw(st.sampled_from([1, 2, 3])),
         draw(st.integers(0, len(MEMORY) - 1)),
@@ -91,11 +93,12 @@ def _batches(
     shuffle: Shuffle,
     times: Sequence[int] | None,
     come_again: bool,
+    whole_updates: bool,
     batches_max: int,
 ) -> list[MicroBatch]:
     changes = history.changes
     in_order = not come_again and draw(st.integers(0, 3)) == 3
-    if in_order:  # then a cut may also part the halves of an update
+    if in_order and not whole_updates:  # then a cut may also part the halves of an update
         changes = [Change((record,), change.order_key) for change in changes for record in change.records]
     cuts = sorted(draw(st.lists(st.integers(0, len(changes)), max_size=batches_max - 1)))
     batches, seen, everything = [], 0, history.records

@@ -53,7 +53,9 @@ def test_neither_cut_nor_order_nor_mode_matters(operator: str, entry: str) -> No
     def hold(data: st.DataObject) -> None:
         example = data.draw(examples)
         plain, schedule = data.draw(
-            schedules(example.history, example.shuffle, example.times, example.come_again)
+            schedules(
+                example.history, example.shuffle, example.times, example.come_again, example.whole_updates
+            )
         )
         check(example, plain, schedule)
 

@@ -1,0 +1,90 @@
+"""Arrays of rows: taking some, putting others behind, which are equal, and the place of each among others.
+
+Owns: the aliases of arrays, ``take_rows``, ``concat_rows``, ``row_ids`` and the places.
+Invariant: nothing here changes what it is given.
+Pure functions over numpy and Arrow; must not know of keys, kinds or operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncstate.codec import RowCodec
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+Int8Array: TypeAlias = npt.NDArray[np.int8]
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+IntArray: TypeAlias = npt.NDArray[np.integer]
+
+_CODE_LIMIT = 1 << 62
+
+
+def take_rows(columns: Sequence[pa.Array], rows: IntArray) -> list[pa.Array]:
+    """Rows of the columns; null where the index is -1."""
+    length = len(columns[0]) if columns else 0
+    if len(rows) == length and bool((rows == np.arange(length)).all()):
+        return list(columns)
+    missing = rows < 0
+    indices = pa.array(rows, mask=missing) if missing.any() else pa.array(rows)
+    return [column.take(indices) for column in columns]
+
+
+def concat_rows(columns: Sequence[pa.Array], more: Sequence[pa.Array]) -> list[pa.Array]:
+    """The rows of ``columns``, then those of ``more``."""
+    return [pa.concat_arrays(pair) for pair in zip(columns, more, strict=True)]
+
+
+def row_ids(columns: Sequence[pa.Array], groups: IntArray) -> Int64Array:
+    """Numbers from 0 that are equal where ``groups`` and all columns are equal (null equals null)."""
+    codes, bound = groups.astype(np.int64), int(groups.max(initial=0)) + 1
+    for column in columns:
+        more, distinct = _column_codes(column)
+        if bound * distinct >= _CODE_LIMIT:
+            unique, codes = np.unique(codes, return_inverse=True)
+            bound = len(unique)
+        codes, bound = codes * distinct + more, bound * distinct
+    ids: Int64Array = np.unique(codes, return_inverse=True)[1]
+    return ids
+
+
+def _column_codes(column: pa.Array) -> tuple[Int64Array, int]:
+    if pa.types.is_nested(column.type):
+        # The stored form stands for the value: Arrow hashes flat values only.
+        rows = RowCodec(pa.schema([("value", column.type)])).encode([column])
+        column = pa.array(rows, pa.large_binary())
+    encoded = pc.dictionary_encode(column, null_encoding="encode")
+    return encoded.indices.to_numpy().astype(np.int64), max(len(encoded.dictionary), 1)
+
+
+def place_among_equals(ids: IntArray) -> Int64Array:
+    """How many earlier elements equal each one."""
+    order = np.argsort(ids, kind="stable")
+    places = np.empty(len(ids), np.int64)
+    places[order] = place_in_run(ids[order])
+    return places
+
+
+def place_in_run(values: IntArray) -> Int64Array:
+    """The place of each element in its run of equal ones, from 0."""
+    at = np.arange(len(values))
+    begins = np.ones(len(values), np.bool_)
+    begins[1:] = values[1:] != values[:-1]
+    places: Int64Array = at - np.maximum.accumulate(np.where(begins, at, 0))
+    return places
+
+
+def count_up(counts: Int64Array) -> Int64Array:
+    """0, 1, ... count - 1 for each of ``counts``, one behind the other."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+
+
+def index_among(chosen: BoolArray) -> Int64Array:
+    """The index of each chosen element among the chosen ones; that of others means nothing."""
+    return np.cumsum(chosen) - 1

@@ -1,0 +1,65 @@
+"""What operators refuse alike, before any row is read: one text each.
+
+Owns: ``Named`` and the checks. Each raises SchemaError that names the operator (``owner``) and the input or the
+parameter.
+Must not import anything of ``asyncstate`` but ``errors`` and ``operator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from asyncstate.errors import SchemaError
+from asyncstate.operator import InputSpec
+
+TimeDomain = Literal["event", "processing"]
+"""Whether the time of a row is its event time, or that at which its micro-batch started."""
+
+
+class Named:
+    """An operator whose errors begin with the name of its class."""
+
+    @property
+    def owner(self) -> str:
+        """How errors name the operator."""
+        return type(self).__name__
+
+
+def check_choice(value: object, choices: Sequence[str], name: str, owner: str) -> None:
+    """The parameter ``name`` is one of ``choices``."""
+    if value not in choices:
+        *others, last = map(repr, choices)
+        raise SchemaError(f"{owner}: {name} is {value!r}; choose {', '.join(others)} or {last}")
+
+
+def check_time_domain(time: object, owner: str) -> None:
+    """The parameter ``time`` is a ``TimeDomain``."""
+    check_choice(time, ("event", "processing"), "time", owner)
+
+
+def check_has_time(spec: InputSpec, time: TimeDomain, owner: str) -> None:
+    """An operator of event time has an input with one."""
+    if time == "event" and spec.event_time is None:
+        raise SchemaError(
+            f"{owner}: time='event' needs an event time but {spec.name} declares none; name its event time column, "
+            "or use time='processing'"
+        )
+
+
+def check_insert_only(spec: InputSpec, owner: str, instead: str) -> None:
+    """The input takes no rows back; ``instead`` names what can."""
+    if spec.changelog:
+        raise SchemaError(
+            f"{owner}: {spec.name} is a changelog, but rows cannot be taken back here; put {owner} before the "
+            f"operator that makes the changelog, or use {instead}"
+        )
+
+
+def check_distinct_names(names: Sequence[str], owner: str) -> None:
+    """No two output columns have one name."""
+    for name in names:
+        if list(names).count(name) > 1:
+            raise SchemaError(
+                f"{owner}: two output columns are called '{name}'; rename an aggregate with .alias(...)"
+            )

@@ -1,0 +1,72 @@
+"""What all joins of two inputs ask of these, and the columns that they put out.
+
+Owns: the checks of keys and conditions, the joined schema, and which keys can match.
+Invariant: a join that has been bound has keys of equal types and output columns of distinct names.
+Must not know of state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncstate.codec import KeyBatch
+from asyncstate.errors import SchemaError
+from asyncstate.operator import InputSpec
+from operators.core.arrays import BoolArray
+from operators.join.rules import JoinKind
+
+
+def check_condition(condition: object, owner: str) -> None:
+    """SchemaError if ``condition`` is no ``JoinCondition`` and not None."""
+    if condition is not None and not callable(condition) and not isinstance(condition, pc.Expression):
+        raise SchemaError(f"{owner}: condition is {condition!r}; give a pyarrow expression or a function")
+
+
+def check_keys(left: InputSpec, right: InputSpec, owner: str) -> None:
+    """SchemaError if the keys of the inputs cannot be compared."""
+    if len(left.key) != len(right.key):
+        raise SchemaError(
+            f"{owner}: {left.name} has the key ({', '.join(left.key)}), {right.name} ({', '.join(right.key)}); "
+            "give both inputs equally many key columns"
+        )
+    for one, other in zip(left.key_schema, right.key_schema, strict=True):
+        if one.type != other.type:
+            raise SchemaError(
+                f"{owner}: key column '{one.name}' of {left.name} is {one.type} but "
+                f"'{other.name}' of {right.name} is {other.type}; cast one of them"
+            )
+
+
+def joined_schema(
+    kind: JoinKind, inputs: Sequence[InputSpec], suffixes: tuple[str, str], owner: str
+) -> pa.Schema:
+    """Left, then right columns; ``suffixes`` behind names that both have. SchemaError if a name occurs twice."""
+    names = [spec.schema.names for spec in inputs]
+    shared = set(names[0]) & set(names[1])
+    nullable = (kind in ("right", "full"), kind in ("left", "full"))
+    fields = [
+        pa.field(field.name + (suffix if field.name in shared else ""), field.type, field.nullable or padded)
+        for spec, suffix, padded in zip(inputs, suffixes, nullable, strict=True)
+        for field in spec.schema
+    ]
+    for field in fields:
+        if [other.name for other in fields].count(field.name) > 1:
+            raise SchemaError(
+                f"{owner}: column '{field.name}' would occur twice in the output; give other suffixes than "
+                f"{suffixes!r}, or rename the column in one of the inputs"
+            )
+    return pa.schema(fields)
+
+
+def matchable_keys(keys: KeyBatch, null_safe: bool) -> BoolArray | None:
+    """The unique keys (u) that can match; None if all can. A null matches nothing, unless ``null_safe``."""
+    if null_safe or not any(column.null_count for column in keys.columns):
+        return None
+    matchable = np.ones(len(keys), np.bool_)
+    for column in keys.columns:
+        matchable &= column.is_valid().to_numpy(zero_copy_only=False)
+    return matchable

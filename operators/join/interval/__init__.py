@@ -1,0 +1,1 @@
+"""The join of rows whose times lie within a distance of each other."""

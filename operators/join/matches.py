@@ -1,0 +1,232 @@
+"""What a regular join puts out when rows of one input change, and what other joins share with it.
+
+Owns: the matching of driving rows with the rows stored for the other input (``Matches``, over any ``Candidates``), and
+what a join type's ``Rules`` make of the pairs, in which order.
+Invariant: summed over bundles the output is the join of the two tables; the other input does not change while
+a bundle drives.
+Pure functions over numpy and Arrow; must not know of state or contexts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.changelog import RowKind, accumulates
+from operators.core.arrays import BoolArray, Int8Array, Int64Array
+from operators.join.rules import Rules
+
+PAIRS = 1 << 18
+"""Candidate pairs that are looked at together; bounds the memory of a skewed key."""
+
+_RETRACT_PAD, _ROW, _RETURN_PAD = range(3)  # order of the output rows of one pair
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one input: an array (n) a column, and the index of each row's key (n), -1: it never matches."""
+
+    columns: Sequence[pa.Array]
+    key_index: npt.NDArray[np.integer]
+
+    def __len__(self) -> int:
+        return len(self.key_index)
+
+
+@dataclass(frozen=True)
+class Emission:
+    """Output rows: index of the driving and of the other row of each (-1: none), and the kinds."""
+
+    driving: Int64Array
+    other: Int64Array
+    kinds: Int8Array
+
+    def select(self, chosen: BoolArray) -> Emission:
+        """Some of the rows."""
+        return Emission(self.driving[chosen], self.other[chosen], self.kinds[chosen])
+
+
+Residual = Callable[[Sequence[pa.Array], Sequence[pa.Array]], BoolArray]
+"""The condition beside the keys: columns of driving rows and of other rows (n pairs) to a mask (n)."""
+
+
+def oriented(residual: Residual | None, side: int) -> Residual | None:
+    """A condition over (left, right) columns as one over (driving, other), if rows of ``side`` drive."""
+    if residual is None or side == 0:
+        return residual
+    return lambda driving, other: residual(other, driving)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The other rows that each of n driving rows is compared with: ``counts`` (n) rows, from ``first`` (n) on.
+
+    Both count in ``order``, indices of other rows; None: in their own order.
+    """
+
+    first: Int64Array
+    counts: Int64Array
+    order: Int64Array | None = None
+
+
+def equal_keys(driving: Rows, other: Rows, num_keys: int) -> Candidates:
+    """All other rows (ascending by key) with the key of the driving row."""
+    counts = np.append(np.bincount(other.key_index, minlength=num_keys), 0)  # the last is for key -1
+    return Candidates((np.cumsum(counts) - counts)[driving.key_index], counts[driving.key_index])
+
+
+class Matches:
+    """Pairs of driving rows and their candidates that pass the residual.
+
+    Pairs are made in chunks of whole driving rows, about ``PAIRS`` candidates each.
+    """
+
+    def __init__(self, driving: Rows, other: Rows, candidates: Candidates, residual: Residual | None) -> None:
+        self._driving = driving
+        self._other = other
+        self._candidates = candidates
+        self._residual = residual
+        self.chunks = _chunks(candidates.counts)
+        self._only: tuple[Int64Array, Int64Array] | None = None
+
+    def pairs(self, chunk: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
+        """Indices of the driving and the other row of each pair, by driving row, then in order of candidates."""
+        if self._only is not None:
+            return self._only
+        low, high = chunk
+        counts = self._candidates.counts[low:high]
+        driving = np.repeat(np.arange(low, high), counts)
+        within = np.arange(len(driving)) - np.repeat(np.cumsum(counts) - counts, counts)
+        other = self._candidates.first[driving] + within
+        if self._candidates.order is not None:
+            other = self._candidates.order[other]
+        if self._residual is not None and len(driving):
+            passed = self._residual(
+                [column.take(pa.array(driving)) for column in self._driving.columns],
+                [column.take(pa.array(other)) for column in self._other.columns],
+            )
+            driving, other = driving[passed], other[passed]
+        if len(self.chunks) == 1:
+            self._only = driving, other
+        return driving, other
+
+
+def _chunks(candidates: Int64Array) -> list[tuple[int, int]]:
+    """Ranges of driving rows with about ``PAIRS`` candidates each."""
+    if not len(candidates):
+        return []
+    number = np.cumsum(candidates) // PAIRS
+    return list(pairwise([0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(candidates)]))
+
+
+def partners(stored: Rows, other: Rows, num_keys: int, residual: Residual) -> Int64Array:
+    """How many of the ``stored`` rows each of the other rows matches."""
+    matches = Matches(stored, other, equal_keys(stored, other, num_keys), residual)
+    counts = np.zeros(len(other), np.int64)
+    for chunk in matches.chunks:
+        counts += np.bincount(matches.pairs(chunk)[1], minlength=len(other))
+    return counts
+
+
+@dataclass(frozen=True)
+class _Transitions:
+    """Other rows whose number of partners leaves or reaches zero: at which driving row, which, how."""
+
+    driving: Int64Array
+    other: Int64Array
+    phase: Int64Array
+
+
+def _transitions(matches: Matches, kinds: Int8Array, before: Int64Array) -> _Transitions:
+    """Net over the whole bundle: a row that gains and loses its partners inside it is not among them."""
+    size = len(before)
+    delta, first, last = np.zeros(size, np.int64), np.full(size, -1), np.full(size, -1)
+    sign = np.where(accumulates(kinds), 1, -1)
+    for chunk in matches.chunks:
+        driving, other = matches.pairs(chunk)
+        delta += np.bincount(other, sign[driving], size).astype(np.int64)
+        last[other] = driving
+        new = first[other] < 0
+        first[other[new][::-1]] = driving[new][::-1]  # of repeated indices the last assignment stays
+    gained = np.flatnonzero((before == 0) & (delta > 0))
+    lost = np.flatnonzero((before > 0) & (before + delta == 0))
+    phase = np.repeat([_RETRACT_PAD, _RETURN_PAD], [len(gained), len(lost)])
+    return _Transitions(np.concatenate([first[gained], last[lost]]), np.concatenate([gained, lost]), phase)
+
+
+def join(rule: Rules, kinds: Int8Array, matches: Matches, before: Int64Array | None) -> Iterator[Emission]:
+    """The output for driving rows of ``kinds``: what is taken back, then what is added, each in order of the driving,
+    then of the other rows.
+
+    ``before``: partners of each other row before this bundle; needed where the rule watches.
+    """
+    emissions = _by_driving_row(rule, kinds, matches, before)
+    if not rule.watch and accumulates(kinds).all():
+        yield from emissions
+        return
+    # Only indices are held until the end: a consumer may have another key, and then rows of several chunks in one.
+    held = []
+    for emission in emissions:
+        added = accumulates(emission.kinds)
+        held.append(emission.select(added))
+        yield emission.select(~added)
+    yield from held
+
+
+def _by_driving_row(
+    rule: Rules, kinds: Int8Array, matches: Matches, before: Int64Array | None
+) -> Iterator[Emission]:
+    changed = None
+    if rule.watch:
+        assert before is not None
+        changed = _transitions(matches, kinds, before)
+    row_kinds = kinds if rule.keep_kind else _plain_kinds(kinds)
+    for low, high in matches.chunks:
+        parts = _driving_parts(rule, matches, (low, high))
+        if changed is not None:
+            here = (changed.driving >= low) & (changed.driving < high)
+            parts.append((changed.driving[here], changed.other[here], changed.phase[here]))
+        yield _ordered(rule, parts, row_kinds)
+
+
+_Part = tuple[Int64Array, Int64Array, Int64Array]  # driving row, other row, phase
+
+
+def _driving_parts(rule: Rules, matches: Matches, chunk: tuple[int, int]) -> list[_Part]:
+    if not (rule.pairs or rule.matched or rule.unmatched):
+        return []
+    driving, other = matches.pairs(chunk)
+    parts: list[_Part] = []
+    if rule.pairs:
+        parts.append((driving, other, np.full(len(driving), _ROW)))
+    if rule.matched or rule.unmatched:
+        matched = np.bincount(driving - chunk[0], minlength=chunk[1] - chunk[0]) > 0
+        alone = np.flatnonzero(matched if rule.matched else ~matched) + chunk[0]
+        parts.append((alone, np.full(len(alone), -1), np.full(len(alone), _ROW)))
+    return parts
+
+
+def _ordered(rule: Rules, parts: list[_Part], row_kinds: Int8Array) -> Emission:
+    """One emission of all parts: a watched row that gets a partner comes before the pair, else behind it."""
+    driving, other, phase = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    if len(parts) > 1 or rule.watch:
+        order = np.lexsort((phase, other, driving))
+        driving, other, phase = driving[order], other[order], phase[order]
+    kinds = row_kinds[driving]
+    if rule.watch:
+        opposite = RowKind.INSERT if rule.watch_kind is RowKind.DELETE else RowKind.DELETE
+        kinds = np.where(
+            phase == _RETRACT_PAD, rule.watch_kind, np.where(phase == _RETURN_PAD, opposite, kinds)
+        )
+        driving = np.where(phase == _ROW, driving, -1)
+    return Emission(driving, other, kinds.astype(np.int8))
+
+
+def _plain_kinds(kinds: Int8Array) -> Int8Array:
+    """+I for rows that come, -D for rows that go."""
+    return np.where(accumulates(kinds), RowKind.INSERT, RowKind.DELETE).astype(np.int8)

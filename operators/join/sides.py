@@ -1,0 +1,272 @@
+"""The rows of one join input, stored by join key.
+
+Owns: ``SideState`` and its two layouts: a list of rows a key, or one row a key where the key is unique.
+Invariant: both layouts answer in the same form, so that the join does not know which one it reads.
+Must not know of join types or row kinds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.futures import StateFuture, completed_future
+from asyncstate.operator import OperatorContext
+from asyncstate.state.columns import Columns, ColumnStateDescriptor
+from asyncstate.state.list_blocks import ListHeads
+from asyncstate.state.list_columns import ListColumns, ListColumnStateDescriptor
+from asyncstate.state.ttl import StateTtl
+from operators.core.arrays import BoolArray, Int64Array
+
+
+@dataclass(frozen=True)
+class Own:
+    """What is stored for the u keys of a bundle on its own side.
+
+    ``rows``: the rows of the keys that were asked for in full, none for the others; ``key_index`` is into all
+    u keys. ``counts`` (u): rows of every key, or None if nobody asked.
+    """
+
+    rows: ListColumns
+    counts: Int64Array | None = None
+    heads: ListHeads | None = None
+
+
+class SideState(ABC):
+    """Rows of one input by join key. Keys come as a KeyBatch of u keys."""
+
+    def __init__(self, schema: pa.Schema, ttl: StateTtl | None) -> None:
+        self._schema = schema
+        self.ttl = ttl
+
+    @abstractmethod
+    def prefetch(self, keys: KeyBatch) -> None:
+        """Start loading what the other methods will read."""
+
+    @abstractmethod
+    def async_rows(self, keys: KeyBatch, times: Int64Array | None = None) -> StateFuture[ListColumns]:
+        """A future of all rows of ``keys``, for rows of the other input with these event times (u) to meet."""
+
+    @abstractmethod
+    def async_own(self, keys: KeyBatch, full: BoolArray, counts: bool) -> StateFuture[Own]:
+        """A future of the rows of the keys in the mask ``full`` (u), and of the counts of all if asked. It renews
+        nothing: what a side asks of itself is no use of its rows."""
+
+    @abstractmethod
+    def apply(
+        self,
+        keys: KeyBatch,
+        own: Own,
+        removed: BoolArray,
+        columns: Sequence[pa.Array],
+        key_index: Int64Array,
+        times: Int64Array | None = None,
+    ) -> None:
+        """Remove the marked rows of ``own.rows`` and add new ones (arrival order, with the key of each, and the event
+        time if the ttl is measured in it)."""
+
+    def _none(self, num_keys: int) -> ListColumns:
+        columns = [pa.array([], field.type) for field in self._schema]
+        return ListColumns(columns, np.empty(0, np.int32), np.zeros(num_keys, np.int64))
+
+
+class ListSide(SideState):
+    """A list of rows a key; a new row is appended without decoding the rows before it."""
+
+    def __init__(
+        self, name: str, schema: pa.Schema, context: OperatorContext, ttl: StateTtl | None = None
+    ) -> None:
+        super().__init__(schema, ttl)
+        self._state = context.get_state(ListColumnStateDescriptor(name, schema, ttl=ttl))
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        """See ``SideState``."""
+        self._state.prefetch(keys)
+
+    def async_rows(self, keys: KeyBatch, times: Int64Array | None = None) -> StateFuture[ListColumns]:
+        """See ``SideState``."""
+        if not len(keys):
+            return completed_future(self._none(0))
+        return self._state.async_get(keys, self._state.stamps_at(times, len(keys)))
+
+    def async_own(self, keys: KeyBatch, full: BoolArray, counts: bool) -> StateFuture[Own]:
+        """See ``SideState``; heads are read for all keys, since appending needs them."""
+        if not len(keys):
+            return completed_future(Own(self._none(0), np.zeros(0, np.int64)))
+        heads = self._state.async_heads(keys)
+        if counts and self.ttl is not None:  # the heads count rows that have expired, too
+            return heads.then_compose(lambda found: self._own_live(found, full))
+        return heads.then_compose(lambda found: self._own(found, full, found.counts))
+
+    def _own_live(self, heads: ListHeads, full: BoolArray) -> StateFuture[Own]:
+        return self._state.async_counts(heads).then_compose(lambda counts: self._own(heads, full, counts))
+
+    def _own(self, heads: ListHeads, full: BoolArray, counts: Int64Array) -> StateFuture[Own]:
+        if not full.any():
+            return completed_future(Own(self._none(len(full)), counts, heads))
+        return self._state.async_rows(heads.select(full), renew=False).then_apply(
+            lambda rows: Own(_spread(rows, full), counts, heads)
+        )
+
+    def apply(
+        self,
+        keys: KeyBatch,
+        own: Own,
+        removed: BoolArray,
+        columns: Sequence[pa.Array],
+        key_index: Int64Array,
+        times: Int64Array | None = None,
+    ) -> None:
+        """See ``SideState``; only keys that lose rows are written as a whole."""
+        stamps = self._state.stamps_at(times, len(key_index))
+        columns, key_index, stamps = _by_key(list(columns), key_index, stamps)
+        if not removed.any():
+            if len(key_index):
+                self._state.append(keys, columns, key_index, own.heads, stamps)
+            return
+        assert own.heads is not None
+        loses = np.zeros(len(keys), np.bool_)
+        loses[own.rows.key_index[removed]] = True
+        gains = np.zeros(len(keys), np.bool_)
+        gains[key_index] = True
+        gains &= ~loses
+        self._replace(keys, own, removed, columns, key_index, stamps, loses)
+        if gains.any():
+            mine = gains[key_index]
+            added = [column.filter(pa.array(mine)) for column in columns]
+            self._state.append(
+                keys.select(gains),
+                added,
+                _positions(gains)[key_index[mine]],
+                own.heads.select(gains),
+                None if stamps is None else stamps[mine],
+            )
+
+    def _replace(
+        self,
+        keys: KeyBatch,
+        own: Own,
+        removed: BoolArray,
+        columns: Sequence[pa.Array],
+        key_index: Int64Array,
+        stamps: Int64Array | None,
+        chosen: BoolArray,
+    ) -> None:
+        """Write the lists of the ``chosen`` keys anew: the rows that stay, then the added ones."""
+        assert own.heads is not None
+        stay = ~removed & chosen[own.rows.key_index]
+        come = chosen[key_index]
+        both = [
+            pa.concat_arrays([old.filter(pa.array(stay)), new.filter(pa.array(come))])
+            for old, new in zip(own.rows.columns, columns, strict=True)
+        ]
+        if stamps is not None:  # rows that stay are written, but not renewed
+            assert own.rows.stamps is not None
+            stamps = np.concatenate([own.rows.stamps[stay], stamps[come]])
+        both, index, stamps = _by_key(
+            both, np.concatenate([own.rows.key_index[stay], key_index[come]]), stamps
+        )
+        self._state.put(
+            keys.select(chosen), both, _positions(chosen)[index], own.heads.select(chosen), stamps
+        )
+
+
+class UniqueSide(SideState):
+    """One row a key: the newest."""
+
+    def __init__(
+        self, name: str, schema: pa.Schema, context: OperatorContext, ttl: StateTtl | None = None
+    ) -> None:
+        super().__init__(schema, ttl)
+        self._state = context.get_state(ColumnStateDescriptor(name, schema, ttl=ttl))
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        """See ``SideState``."""
+        self._state.prefetch(keys)
+
+    def async_rows(self, keys: KeyBatch, times: Int64Array | None = None) -> StateFuture[ListColumns]:
+        """See ``SideState``."""
+        if not len(keys):
+            return completed_future(self._none(0))
+        return self._state.async_get(keys, self._state.stamps_at(times, len(keys))).then_apply(_present)
+
+    def async_own(self, keys: KeyBatch, full: BoolArray, counts: bool) -> StateFuture[Own]:
+        """See ``SideState``; nothing is read when nothing is asked for."""
+        if not len(keys) or not (counts or full.any()):
+            return completed_future(Own(self._none(len(keys)), np.zeros(len(keys), np.int64)))
+        if counts or full.all():
+            return self._quietly(keys).then_apply(lambda rows: Own(rows, rows.counts))
+        return self._quietly(keys.select(full)).then_apply(lambda rows: Own(_spread(rows, full)))
+
+    def _quietly(self, keys: KeyBatch) -> StateFuture[ListColumns]:
+        """The rows, none of them renewed."""
+        return self._state.async_get(keys, renew=False).then_apply(_present)
+
+    def apply(
+        self,
+        keys: KeyBatch,
+        own: Own,
+        removed: BoolArray,
+        columns: Sequence[pa.Array],
+        key_index: Int64Array,
+        times: Int64Array | None = None,
+    ) -> None:
+        """See ``SideState``."""
+        newest = np.full(len(keys), -1, np.int64)
+        newest[key_index] = np.arange(len(key_index))  # of repeated indices the last assignment stays
+        gains = newest >= 0
+        loses = np.zeros(len(keys), np.bool_)
+        loses[own.rows.key_index[removed]] = True
+        loses &= ~gains
+        if gains.any():
+            rows = newest[gains]
+            self._state.put(
+                keys.select(gains),
+                [column.take(pa.array(rows)) for column in columns],
+                self._state.stamps_at(None if times is None else times[rows], len(rows)),
+            )
+        if loses.any():
+            self._state.remove(keys.select(loses))
+
+
+def _present(found: Columns) -> ListColumns:
+    index = np.flatnonzero(found.present).astype(np.int32)
+    columns = found.columns
+    if len(index) < len(found.present):
+        columns = [column.take(pa.array(index)) for column in columns]
+    return ListColumns(columns, index, found.present.astype(np.int64))
+
+
+def _spread(rows: ListColumns, chosen: BoolArray) -> ListColumns:
+    """Rows read for the ``chosen`` keys, indexed by all keys."""
+    if chosen.all():
+        return rows
+    counts = np.zeros(len(chosen), np.int64)
+    counts[chosen] = rows.counts
+    key_index = np.flatnonzero(chosen)[rows.key_index].astype(np.int32)
+    return ListColumns(rows.columns, key_index, counts, rows.stamps)
+
+
+def _positions(chosen: BoolArray) -> Int64Array:
+    """Index of each chosen key among the chosen ones."""
+    return np.cumsum(chosen) - 1
+
+
+def _by_key(
+    columns: list[pa.Array], key_index: Int64Array, stamps: Int64Array | None
+) -> tuple[list[pa.Array], Int64Array, Int64Array | None]:
+    """The rows ordered by key, in their order within a key."""
+    if not bool((key_index[1:] < key_index[:-1]).any()):
+        return columns, key_index, stamps
+    order = np.argsort(key_index, kind="stable")
+    rows = pa.array(order)
+    return (
+        [column.take(rows) for column in columns],
+        key_index[order],
+        None if stamps is None else stamps[order],
+    )

@@ -1,0 +1,48 @@
+"""Keyed rows beside a broadcast input.
+
+Owns: ``BroadcastProcess``.
+Invariant: only rows of the broadcast input write broadcast state.
+Must not import anything of ``asyncstate`` but ``functions`` and ``operator``.
+
+Source: the broadcast state pattern of Flink's DataStream API.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from asyncstate.functions import Function, KeyedBroadcastProcessFunction
+from asyncstate.operator import RecordContext, Row, Timer
+from operators.process.operator import FunctionOperator
+
+
+class BroadcastProcess(FunctionOperator):
+    """Runs a KeyedBroadcastProcessFunction over a keyed input (0) and a broadcast input (1, without a key)."""
+
+    num_inputs: ClassVar[int] = 2
+    broadcast_input: ClassVar[int | None] = 1
+    function_type: ClassVar[type[Function]] = KeyedBroadcastProcessFunction
+    emitting_methods = ("process", "process_broadcast", "process_notification", "on_timer")
+    function: KeyedBroadcastProcessFunction
+
+    def __init__(self, function: KeyedBroadcastProcessFunction, output: pa.Schema) -> None:
+        super().__init__(function, output)
+        self.notify_stateful_sets = function.notify_stateful_sets
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        return self.function.process(row, ctx)
+
+    def process_broadcast(self, row: Row, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        return self.function.process_broadcast(row, ctx)
+
+    def process_notification(self, row: Row, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        return self.function.process_notification(row, ctx)
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        return self.function.on_timer(timer, ctx)

@@ -1,0 +1,118 @@
+"""What the operators that run functions have in common.
+
+Owns: ``FunctionOperator``: the function's checks and its life cycle.
+Invariant: the function is opened once, before any row, and closed as often as it was opened.
+Must not import anything of ``asyncstate`` but ``errors``, ``functions``, ``operator``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.errors import SchemaError
+from asyncstate.functions import Function
+from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator
+from operators.core.checks import Named
+from operators.process.results import Emit, RowShape
+
+
+class FunctionOperator(Named, RecordOperator):
+    """Runs one function. ``output`` are the columns of the rows that it gives; None: those of the input."""
+
+    function_type: ClassVar[type[Function]]
+    plain_method: ClassVar[str | None] = None
+    """The method that a plain callable stands for; None where only a function object will do."""
+    emitting_methods: ClassVar[tuple[str, ...]] = ()
+    """Methods that put rows out by ``ctx.emit``; a generator there would never run."""
+    takes_rows_back: ClassVar[bool] = True
+    """False where no function could take a row back, because what has become of it is not known any more."""
+
+    def __init__(self, function: Any, output: pa.Schema | None) -> None:
+        self.function = function
+        self.output = output
+        self._check_function()
+        if output is not None:
+            self._check_output(output)
+        accepts = self.takes_rows_back and getattr(function, "accepts_changelog", False)
+        self.accepts_changelog = accepts  # type: ignore[misc]  # of the object: its function decides
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """The declared output."""
+        return inputs[0].schema if self.output is None else self.output
+
+    def open(self, context: OperatorContext) -> None:
+        """Open the function; it may declare state."""
+        self._shape = RowShape(context.output_schema, self.owner)
+        if isinstance(self.function, Function):
+            self.function.open(context)
+
+    def close(self) -> None:
+        """Close the function."""
+        if isinstance(self.function, Function):
+            self.function.close()
+
+    async def open_calls(self) -> None:
+        """See ``RecordOperator``."""
+        if isinstance(self.function, Function):
+            await self.function.open_calls()
+
+    async def close_calls(self) -> None:
+        """See ``RecordOperator``."""
+        if isinstance(self.function, Function):
+            await self.function.close_calls()
+
+    @property
+    def handles_timers(self) -> bool:
+        """See ``RecordOperator``: the function's own method counts."""
+        own, base = (
+            getattr(type(self.function), "on_timer", None),
+            getattr(self.function_type, "on_timer", None),
+        )
+        return super().handles_timers and (base is None or own is not base)
+
+    def _method(self) -> Any:
+        """The function's one method, or the plain callable itself."""
+        if self.plain_method is None or not isinstance(self.function, Function):
+            return self.function
+        return getattr(self.function, self.plain_method)
+
+    def _emitter(self, ctx: RecordContext) -> Emit:
+        """Puts out rows as the function returned them, with the kind of the record."""
+        values, emit, kind = self._shape.values, ctx.emit, ctx.row_kind
+        return lambda row: emit(*values(row), kind=kind)
+
+    def _check_function(self) -> None:
+        function, wanted = self.function, self.function_type.__name__
+        if isinstance(function, type):
+            raise SchemaError(
+                f"{self.owner}: {function.__name__} is a class; give an object of it: {function.__name__}()"
+            )
+        plain = self.plain_method is not None and callable(function) and not isinstance(function, Function)
+        if not plain and not isinstance(function, self.function_type):
+            also = "" if self.plain_method is None else " or a plain function"
+            raise SchemaError(f"{self.owner}: {function!r} is no function for it; give a {wanted}{also}")
+        for name in self.emitting_methods:
+            method = getattr(function, name)
+            if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+                raise SchemaError(
+                    f"{self.owner}: {type(function).__name__}.{name} is a generator, whose rows nobody would see; "
+                    "call ctx.emit(...) instead of yield"
+                )
+
+    def _check_output(self, output: Any) -> None:
+        if not isinstance(output, pa.Schema):
+            raise SchemaError(
+                f"{self.owner}: output is {output!r}; give a pyarrow schema, such as pa.schema([('count', pa.int64())])"
+            )
+        if ROW_KIND_COLUMN in output.names:
+            raise SchemaError(
+                f"{self.owner}: output has a column '{ROW_KIND_COLUMN}', which is the framework's; leave it out"
+            )
+        twice = sorted({name for name in output.names if output.names.count(name) > 1})
+        if twice:
+            raise SchemaError(f"{self.owner}: output has column '{twice[0]}' twice; rename one of the two")

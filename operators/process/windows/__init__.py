@@ -1,0 +1,1 @@
+"""The user's own functions of the rows of a window."""

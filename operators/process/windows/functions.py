@@ -1,0 +1,249 @@
+"""Functions over all rows of a window, once the window is over.
+
+Owns: ``WindowApply`` and ``WindowProcess``; where the rows are kept is in ``operators.process.windows.rows``.
+Invariant: without allowed lateness each key and window fires once, and nothing of it is stored afterwards.
+Must not import anything of ``asyncstate`` but ``changelog``, ``durations``, ``errors``, ``functions``, ``operator``.
+
+Source: ``apply`` and ``process`` of Flink's ``WindowedStream``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from asyncstate.changelog import RowKind
+from asyncstate.durations import Duration, microseconds
+from asyncstate.errors import SchemaError, StateAccessError
+from asyncstate.functions import Function, ProcessWindowFunction, TimeWindow, WindowFunction
+from asyncstate.futures import StateFuture
+from asyncstate.operator import InputSpec, OperatorContext, RecordContext, Row, Timer
+from operators.core.checks import TimeDomain, check_distinct_names, check_has_time, check_time_domain
+from operators.process.operator import FunctionOperator
+from operators.process.results import RowShape, emit_rows, resolved
+from operators.process.windows.rows import AlignedRows, SessionRows, WindowRows
+from operators.window.plan import WINDOW_COLUMNS, window_time_type
+from operators.window.time import WindowTime
+from operators.window.windows import WINDOW_TIME_US, SessionWindow, Window, check_window
+
+
+class _WindowOperator(FunctionOperator):
+    """Keeps the rows of windows and runs a function over them."""
+
+    takes_rows_back = False
+    output: pa.Schema
+
+    def __init__(
+        self,
+        function: Any,
+        window: Window,
+        output: pa.Schema,
+        allowed_lateness: Duration,
+        time: TimeDomain,
+        window_columns: bool,
+    ) -> None:
+        super().__init__(function, output)
+        check_window(window, self.owner)
+        check_time_domain(time, self.owner)
+        self.window = window
+        self.allowed_lateness = microseconds(allowed_lateness, self.owner, "allowed_lateness")
+        self.time: TimeDomain = time
+        self.window_columns = window_columns
+        self._check_lateness()
+
+    def _check_lateness(self) -> None:
+        if self.allowed_lateness < 0:
+            raise SchemaError(f"{self.owner}: allowed_lateness is negative; give 0 or more")
+        if self.allowed_lateness and self.time == "processing":
+            raise SchemaError(
+                f"{self.owner}: allowed_lateness has no meaning in processing time, where no row is late; leave it out"
+            )
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """The declared output, behind the key and window columns if they are asked for."""
+        spec = inputs[0]
+        check_has_time(spec, self.time, self.owner)
+        if not self.window_columns:
+            return self.output
+        times = [pa.field(name, window_time_type(spec)) for name in WINDOW_COLUMNS]
+        fields = [*spec.key_schema, *times, *self.output]
+        check_distinct_names([column.name for column in fields], self.owner)
+        return pa.schema(fields)
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the windows' rows, then open the function."""
+        time = WindowTime.of(self.time, self.allowed_lateness, context)
+        self._windows: WindowRows
+        if isinstance(self.window, SessionWindow):
+            self._windows = SessionRows(self.window, time, context, self._fire, self._expire)
+        else:
+            self._windows = AlignedRows(self.window, time, context, self._fire, self._expire)
+        super().open(context)
+        self._shape = RowShape(self.output, self.owner)
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        return self._windows.add(row, ctx)
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        return self._windows.on_timer(timer, ctx)
+
+    @abstractmethod
+    async def _fire(
+        self, ctx: RecordContext, window: TimeWindow, namespace: int, rows: Sequence[Row]
+    ) -> None:
+        """Run the function over ``rows``."""
+
+    async def _expire(self, ctx: RecordContext, window: TimeWindow, namespace: int) -> None:
+        """The window is gone."""
+
+    def _leading(self, ctx: RecordContext, window: TimeWindow) -> tuple[Any, ...]:
+        """What stands before the function's own values."""
+        if not self.window_columns:
+            return ()
+        return (*ctx.key, window.start, window.end, window.end - WINDOW_TIME_US)
+
+
+class WindowApply(_WindowOperator):
+    """``function(key, window, rows)`` for each key and window: a WindowFunction or a plain function.
+
+    It returns an iterable of rows of ``output`` (or what else ``KeyedFlatMap`` takes). ``rows`` are in the order in
+    which they came; those of merged sessions stand one session behind the other. With ``window_columns`` the key
+    columns, ``window_start``, ``window_end`` and ``window_time`` stand before the function's, as with WindowAggregate.
+
+    ``window``: tumble, hop, cumulate or session, over event time or, with ``time="processing"``, over the times at
+    which micro-batches start. Event-time windows fire as WindowAggregate's: at the end of the micro-batch whose
+    watermark reaches the window's end - 1 us. For ``allowed_lateness`` longer their rows are kept, and a late row fires
+    its window at once, again with all rows; the function's consumer must then overwrite what it got before. Rows for
+    windows that are gone are dropped and counted (``late_rows_dropped``). The input must be insert-only.
+
+    State: all rows of open windows, in ``_rows``; a row is stored for each of its windows, and read as a whole when a
+    window fires. Where aggregates will do use WindowAggregate, which stores one row a slice.
+
+    >>> from asyncstate.testing import OperatorHarness
+    >>> from operators import tumble
+    >>> sales = pa.schema([("shop", pa.string()), ("amount", pa.int64()), ("time", pa.timestamp("us"))])
+    >>> largest = WindowApply(
+    ...     lambda key, window, rows: [(*key, window.end, max(row.amount for row in rows))],
+    ...     tumble("1 second"),
+    ...     pa.schema([("shop", pa.string()), ("until", pa.timestamp("us")), ("largest", pa.int64())]),
+    ... )
+    >>> with OperatorHarness(largest, sales, ["shop"], event_time="time") as harness:
+    ...     harness.push([("ann", 3, 100), ("ann", 5, 200), ("ann", 4, 1_000_000)])
+    ...     harness.finish()
+    [('+I', 'ann', 1000000, 5), ('+I', 'ann', 2000000, 4)]
+    """
+
+    function_type: ClassVar[type[Function]] = WindowFunction
+    plain_method = "apply"
+
+    def __init__(
+        self,
+        function: WindowFunction | Callable[[tuple[Any, ...], TimeWindow, Sequence[Row]], Any],
+        window: Window,
+        output: pa.Schema,
+        *,
+        allowed_lateness: Duration = 0,
+        time: TimeDomain = "event",
+        window_columns: bool = False,
+    ) -> None:
+        super().__init__(function, window, output, allowed_lateness, time, window_columns)
+
+    async def _fire(
+        self, ctx: RecordContext, window: TimeWindow, namespace: int, rows: Sequence[Row]
+    ) -> None:
+        values, leading = self._shape.values, self._leading(ctx, window)
+        result = self._method()(ctx.key, window, rows)
+        later = emit_rows(result, lambda row: ctx.emit(*leading, *values(row)), self.owner)
+        if later is not None:
+            await later
+
+
+class WindowProcess(_WindowOperator):
+    """Runs a ProcessWindowFunction for each key and window: rows as in ``WindowApply``, with a context.
+
+    The states it declares belong to the key, across windows. One that is declared with ``namespaced=True`` is of a
+    window: use it as ``state.at(ctx.window_namespace)`` and clear it in ``clear``, which is called once the window
+    will not fire again. The other parameters, the times and the state are those of ``WindowApply``.
+    """
+
+    function_type: ClassVar[type[Function]] = ProcessWindowFunction
+    emitting_methods = ("process", "clear")
+    function: ProcessWindowFunction
+
+    def __init__(
+        self,
+        function: ProcessWindowFunction,
+        window: Window,
+        output: pa.Schema,
+        *,
+        allowed_lateness: Duration = 0,
+        time: TimeDomain = "event",
+        window_columns: bool = False,
+    ) -> None:
+        super().__init__(function, window, output, allowed_lateness, time, window_columns)
+
+    async def _fire(
+        self, ctx: RecordContext, window: TimeWindow, namespace: int, rows: Sequence[Row]
+    ) -> None:
+        await resolved(self.function.process(ctx.key, self._context(ctx, window, namespace), rows))
+
+    async def _expire(self, ctx: RecordContext, window: TimeWindow, namespace: int) -> None:
+        await resolved(self.function.clear(self._context(ctx, window, namespace)))
+
+    def _context(self, ctx: RecordContext, window: TimeWindow, namespace: int) -> _FiringWindow:
+        merges = isinstance(self.window, SessionWindow)
+        return _FiringWindow(ctx, window, None if merges else namespace, self._leading(ctx, window))
+
+
+class _FiringWindow:
+    """The implementation of ``functions.WindowContext``; without a namespace for windows that merge."""
+
+    __slots__ = ("_leading", "_namespace", "_record", "window")
+
+    def __init__(
+        self, record: RecordContext, window: TimeWindow, namespace: int | None, leading: tuple[Any, ...]
+    ) -> None:
+        self._record = record
+        self.window = window
+        self._namespace = namespace
+        self._leading = leading
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """See ``WindowContext``."""
+        return self._record.key
+
+    @property
+    def watermark(self) -> int:
+        """See ``WindowContext``."""
+        return self._record.watermark
+
+    @property
+    def processing_time(self) -> int:
+        """See ``WindowContext``."""
+        return self._record.processing_time
+
+    @property
+    def window_namespace(self) -> int:
+        """See ``WindowContext``."""
+        if self._namespace is None:
+            raise StateAccessError(
+                "a session window has no state of its own: it may merge with another one; keep the state under the "
+                "key instead, in a state without namespaces"
+            )
+        return self._namespace
+
+    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT) -> None:
+        """See ``WindowContext``."""
+        self._record.emit(*self._leading, *values, kind=kind)
+
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+    ) -> StateFuture[Any]:
+        """See ``WindowContext``."""
+        return self._record.call(function, *arguments, timeout_seconds=timeout_seconds)

@@ -1,0 +1,1 @@
+"""Rows of a key in an order: the first ones, with their numbers."""

@@ -1,0 +1,169 @@
+"""Rankings of rows that never get worse: only the best rows of each key are kept.
+
+Owns: ``BestRows``, ``Merged`` and the interface of both layouts, ``RankState``.
+Invariant: a row is kept exactly as long as its number is not above the last one shown; a row that falls behind that
+could come back only if another one got worse or went away.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+
+Source: Flink's ``AppendOnlyTopNFunction`` and ``UpdatableTopNFunction``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.errors import OperatorError
+from asyncstate.futures import StateFuture
+from asyncstate.operator import OperatorContext
+from asyncstate.state.list_blocks import ListHeads
+from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from operators.core.arrays import BoolArray, Int64Array, take_rows
+from operators.core.ordering import Codes, order_levels
+from operators.rank.numbers import Outcome, Ranked, RankTable, sequences_differ
+from operators.rank.plan import RankPlan, RankRows
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a bundle makes of its keys' rankings: rows of ``table``.
+
+    ``before`` and ``after`` have at least the rows that are shown. ``emptied`` (u): keys that had rows, before or
+    within the bundle, and have none.
+    """
+
+    table: RankTable
+    before: Ranked
+    after: Ranked
+    emptied: BoolArray
+
+
+Steps = Generator[StateFuture[Any], None, Merged]
+"""Futures to be done before the next step, then the result."""
+
+
+class RankState(ABC):
+    """The stored rows of a ranking: state ``top``, a list a key with the columns ``fields``."""
+
+    def __init__(self, plan: RankPlan, context: OperatorContext, fields: Sequence[pa.Field]) -> None:
+        self._plan = plan
+        self._missing = context.missing_rows()
+        self._top: ListColumnState = context.get_state(
+            ListColumnStateDescriptor("top", pa.schema(fields), belongs_to=plan.belongs_to)
+        )
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        """Start loading what ``merge`` will read."""
+        self._top.prefetch(keys)
+
+    def _read_top(self, keys: KeyBatch) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
+        """The heads of the lists, for what will be written, and the lists."""
+        heads = self._top.async_heads(keys)
+        yield heads
+        entries = self._top.async_rows(heads.get())
+        yield entries
+        return heads.get(), entries.get()
+
+    @abstractmethod
+    def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
+        """Put a bundle's rows into the rankings of ``keys``; ``ends`` (u) has the last number each shows."""
+
+    def _settle(self, stored: RankTable, rows: RankRows) -> tuple[RankTable, Codes, Outcome]:
+        """Stored rows, then the bundle's, with the arrival that each has now; their codes; what is left."""
+        table = stored.joined(rows.table)
+        codes = self._plan.codes(table.columns)
+        outcome = self._plan.outcome(table, codes, rows.kinds)
+        self._missing.add(rows.rows[outcome.missing], rows.bundle)
+        return RankTable(table.columns, table.key, outcome.arrival), codes, outcome
+
+
+class BestRows(RankState):
+    """State ``top``: a list a key of its best rows, in rank order."""
+
+    def __init__(self, plan: RankPlan, context: OperatorContext) -> None:
+        super().__init__(plan, context, plan.fields)
+
+    def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
+        """See ``RankState``."""
+        heads, found = yield from self._read_top(keys)
+        # Stored rows are in rank order, so that their places tell which of equal ones came first.
+        stored = RankTable(found.columns, found.key_index.astype(np.int64), np.arange(found.num_rows))
+        arrival = len(stored) + rows.table.arrival
+        rows = rows.with_table(RankTable(rows.table.columns, rows.table.key, arrival))
+        if not self._plan.has_unique:
+            stored, rows = self._in_reach(stored, rows, ends)
+        table, codes, outcome = self._settle(stored, rows)
+        old = np.arange(len(stored))
+        before = Ranked(old, self._plan.numbers(table.key, codes, old))
+        order = table.sort(codes, np.flatnonzero(outcome.alive))
+        numbers = self._plan.numbers(table.key, codes, order)
+        kept = numbers <= ends[table.key[order]]
+        after = Ranked(order[kept], numbers[kept])
+        if self._plan.has_unique:
+            self._check_better(codes, outcome, len(stored))
+        self._write(keys, heads, table, before, after)
+        return Merged(table, before, after, np.zeros(len(keys), np.bool_))
+
+    def _in_reach(self, stored: RankTable, rows: RankRows, ends: Int64Array) -> tuple[RankTable, RankRows]:
+        """The rows that do not fall behind the stored ones at once, and what is stored for their keys.
+
+        Most rows of a long stream are never among the best; this spares them, and keys without others, the sort.
+        """
+        if not len(stored):
+            return stored, rows
+        last = np.full(len(ends), -1, np.int64)
+        last[stored.key] = np.arange(len(stored))  # of repeated indices the last assignment stays
+        behind = self._plan.next_number(stored, last, len(ends)) > ends
+        rivals = np.flatnonzero((last >= 0) & behind)
+        rival_of = np.full(len(ends), -1, np.int64)
+        rival_of[rivals] = len(rows.table) + np.arange(len(rivals))
+        rival = rival_of[rows.table.key]
+        columns = [
+            pa.concat_arrays([rows.table.columns[at], stored.columns[at].take(pa.array(last[rivals]))])
+            for at in self._plan.order_at
+        ]
+        worse, equal = np.zeros(len(rival), np.bool_), rival >= 0
+        for code in self._plan.codes_of(columns):
+            mine, other = code[: len(rival)], code[rival]
+            worse |= equal & (mine > other)
+            equal &= mine == other
+        out = worse | equal if self._plan.settings.function == "row_number" else worse
+        if not out.any():
+            return stored, rows
+        chosen = np.flatnonzero(~out)
+        rows = rows.take(chosen)
+        touched = np.zeros(len(ends), np.bool_)
+        touched[rows.table.key] = True
+        return stored.take(np.flatnonzero(touched[stored.key])), rows
+
+    def _write(
+        self, keys: KeyBatch, heads: ListHeads, table: RankTable, before: Ranked, after: Ranked
+    ) -> None:
+        changed = sequences_differ(before.rows, after.rows, table.key, len(keys))
+        if changed.any():
+            written = after.rows[changed[table.key[after.rows]]]
+            owners = (np.cumsum(changed) - 1)[table.key[written]]
+            self._top.put(
+                keys.select(changed), take_rows(table.columns, written), owners, heads.select(changed)
+            )
+
+    def _check_better(self, codes: Codes, outcome: Outcome, stored: int) -> None:
+        """Refuse a row that replaces a stored one and is worse: rows that it would let in are gone."""
+        assert outcome.newest is not None
+        newest = outcome.newest[:stored]
+        replaced = newest != np.arange(stored)
+        if not replaced.any():
+            return
+        levels = order_levels(codes, len(outcome.alive))
+        if bool((levels[newest] > levels[:stored])[replaced].any()):
+            raise OperatorError(
+                f"{self._plan.owner}: a row is worse than the one before it with the same unique key, but "
+                "monotonic=True promises that rows only get better; leave monotonic out, which keeps all rows, with a "
+                "new uid"
+            )

@@ -1,0 +1,109 @@
+"""How many rows a key shows: one number for all keys, a column of the key, or a column of the rows.
+
+Owns: ``RankLimits`` and its state.
+Invariant: a key has one limit as long as it has state, that of its first row; rows that name another one are counted.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+
+Source: ``initRankEnd`` of Flink's ``AbstractTopNFunction`` and its counter ``topn.invalidTopSize``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.errors import SchemaError
+from asyncstate.futures import StateFuture, completed_future
+from asyncstate.operator import Bundle, InputSpec, OperatorContext
+from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
+from operators.core.arrays import BoolArray, Int64Array
+
+_SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+_MOST = 1 << 62
+
+
+def check_limit(n: int | str, spec: InputSpec, owner: str) -> None:
+    """SchemaError for a column that is no limit."""
+    if isinstance(n, str) and not pa.types.is_signed_integer(spec.column(n).type):
+        raise SchemaError(
+            f"{owner}: n is column '{n}' of type {spec.column(n).type}; give an integer column, or cast it"
+        )
+
+
+class RankLimits:
+    """The last number that each key shows."""
+
+    def __init__(self, n: int | str, offset: int, context: OperatorContext) -> None:
+        spec = context.inputs[0]
+        self._n, self._offset = n, offset
+        self._key_at = spec.key.index(n) if isinstance(n, str) and n in spec.key else None
+        self._of_rows = isinstance(n, str) and self._key_at is None
+        if not isinstance(n, str):
+            return
+        self._without = context.counter("rows_without_limit")
+        if self._of_rows:
+            self._others = context.counter("rows_with_another_limit")
+            self._state: ColumnState = context.get_state(
+                ColumnStateDescriptor("limits", _SCHEMA, fixed_fields=True)
+            )
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        """See ``BundleOperator``."""
+        if self._of_rows:
+            self._state.prefetch(keys)
+
+    def async_read(self, keys: KeyBatch) -> StateFuture[Columns | None]:
+        """A future of what is stored, for ``ends``."""
+        if not self._of_rows:
+            return completed_future(None)
+        return self._state.async_get(keys).then_apply(lambda found: found)
+
+    def with_limit(self, bundle: Bundle) -> BoolArray | None:
+        """The rows (n) that name a limit; None for all. The others are counted."""
+        if not isinstance(self._n, str) or not bundle.batch.column(self._n).null_count:
+            return None
+        named: BoolArray = bundle.batch.column(self._n).is_valid().to_numpy(zero_copy_only=False)
+        self._without.add(int((~named).sum()))
+        return named
+
+    def ends(self, bundle: Bundle, chosen: Int64Array, found: Columns | None) -> Int64Array:
+        """The last number that each key (u) shows: 0 for one that shows nothing.
+
+        ``chosen`` are the rows of the bundle that count. Limits of new keys are written.
+        """
+        keys = bundle.keys
+        if not isinstance(self._n, str):
+            return np.full(len(keys), self._n + self._offset, np.int64)
+        if self._key_at is not None:
+            limits = _numbers(keys.columns[self._key_at])
+        else:
+            assert found is not None
+            limits = self._kept(bundle, chosen, found)
+        return np.where(limits > 0, np.minimum(limits, _MOST) + self._offset, 0)
+
+    def _kept(self, bundle: Bundle, chosen: Int64Array, found: Columns) -> Int64Array:
+        keys = bundle.keys
+        rows = chosen[bundle.accumulate[chosen]]
+        given, owners = _numbers(bundle.batch.column(self._n))[rows], keys.inverse[rows]
+        limits = found.numpy(0).astype(np.int64)
+        first = np.zeros(len(keys), np.int64)
+        first[owners[::-1]] = given[::-1]  # of repeated indices the last assignment stays
+        limits = np.where(found.present, limits, first)
+        self._others.add(int((given != limits[owners]).sum()))
+        new = np.zeros(len(keys), np.bool_)
+        new[owners] = True
+        new &= ~found.present
+        if new.any():
+            self._state.put(keys.select(new), [pa.array(limits[new])])
+        return limits
+
+    def forget(self, keys: KeyBatch, gone: BoolArray) -> None:
+        """Remove the limits of keys that have no rows any more (a mask of u)."""
+        if self._of_rows and gone.any():
+            self._state.remove(keys.select(gone))
+
+
+def _numbers(column: pa.Array) -> Int64Array:
+    column = column.cast(pa.int64())
+    return np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), np.int64)

@@ -1,0 +1,205 @@
+"""Rank: the first N rows of each key in an order, kept up to date, with or without their numbers.
+
+Owns: the operator. What is ranked how is decided in ``rank_core``, what is put out in ``rank_changes``; rows are kept
+by ``rank_best`` (the best ones) or ``rank_all``.
+Invariant: after every bundle the netted output is the ranking of the netted input.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.changelog import RowKind
+from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.futures import StateFuture
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from operators.core.arrays import BoolArray, Int64Array
+from operators.core.changelog import arrival_order
+from operators.core.checks import Named, check_choice
+from operators.core.ordering import OrderBy, order_columns
+from operators.rank.all_rows.all_rows import AllRows
+from operators.rank.best import BestRows, Merged, RankState
+from operators.rank.changes import Identity, shown_changes
+from operators.rank.limits import RankLimits, check_limit
+from operators.rank.numbers import Ranked, RankFunction, RankTable
+from operators.rank.plan import RankPlan, RankRows, RankSettings
+
+
+class Rank(Named, BundleOperator):
+    """The rows of each key whose number in the order of ``order_by`` is in (offset, offset + n].
+
+    Example, the ten highest bids on each auction with their places, with key="auction"::
+
+        Rank([desc("price"), "time"], 10, rank_column="place")
+
+    ``order_by``: a column, ``asc(column, nulls=...)``, ``desc(column, nulls=...)``, or a list of them; nulls come
+    first ascending and last descending unless told otherwise. ``n``: a number, or an integer column: the first row of
+    a key names its N, rows that name another one count as all others (``rows_with_another_limit``), rows that name
+    none are dropped (``rows_without_limit``). ``function``: "row_number" (rows of equal order in order of arrival),
+    "rank" or "dense_rank", as in SQL. ``rank_column`` names the column of the numbers, behind the others; without it
+    they are not put out.
+
+    ``unique``: columns that identify a row within its key; a row replaces the one before it with the same ones, and
+    keeps its place if both are of equal order; a retraction takes back only a row that is equal to it in all columns.
+    Without it a changelog input takes back rows by their whole content, the oldest of equal ones. ``monotonic=True``
+    promises that rows with a unique key only get better and never go (as counts and maxima do); of several in a
+    bundle the best counts, -U is ignored, and -D or a row that is worse than the stored one raises OperatorError.
+
+    Output: the net change of a bundle, in order of the keys' first rows in it, of a key first all that is taken back,
+    then all that is added. With row numbers put out -U and +U stand where another row has a number, in order of the
+    numbers, and +I and -D at the end. Otherwise -D for rows that leave, +I for rows that enter, and -U and +U for a
+    row of the same ``unique`` columns that has changed. ``emit_update_before=False`` leaves -U out. Retractions of
+    rows that are not there are dropped and counted (``retractions_without_state``).
+
+    State: with an insert-only input or ``monotonic``, only the rows with numbers up to offset + n. Else all rows:
+    the best ones and some more in one list a key, the others apart, read only by a bundle that takes back, or
+    replaces, some of them, or as many of the best as there were spare (see ``rank_all``).
+
+    Source: Flink's ``AppendOnlyTopNFunction``, ``UpdatableTopNFunction`` and ``RetractableTopNFunction``.
+    """
+
+    def __init__(
+        self,
+        order_by: OrderBy,
+        n: int | str,
+        *,
+        offset: int = 0,
+        function: RankFunction = "row_number",
+        rank_column: str | None = None,
+        unique: Sequence[str] | None = None,
+        monotonic: bool = False,
+        emit_update_before: bool = True,
+    ) -> None:
+        check_choice(function, get_args(RankFunction), "function", self.owner)
+        if not isinstance(n, str) and not _is_number(n, least=1):
+            raise SchemaError(f"{self.owner}: n is {n!r}; give a number from 1 on, or the name of a column")
+        if not _is_number(offset, least=0):
+            raise SchemaError(f"{self.owner}: offset is {offset!r}; give a number from 0 on")
+        _check_unique(unique, function, monotonic, self.owner)
+        self.settings = RankSettings(
+            order_columns(order_by, self.owner),
+            n,
+            offset,
+            function,
+            None if unique is None else tuple(unique),
+            monotonic,
+        )
+        self.rank_column = rank_column
+        self.emit_update_before = emit_update_before
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """The input's columns, and the number if it is asked for."""
+        spec = inputs[0]
+        check_limit(self.settings.n, spec, self.owner)
+        RankPlan(self.settings, spec, self.owner)
+        if self.rank_column is None:
+            return spec.schema
+        if self.rank_column in spec.schema.names:
+            raise SchemaError(
+                f"{self.owner}: {spec.name} has a column '{self.rank_column}' already; give another rank_column"
+            )
+        return spec.schema.append(pa.field(self.rank_column, pa.int64(), nullable=False))
+
+    def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """Those of ``unique``."""
+        return [self.settings.unique]
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        spec = context.inputs[0]
+        self._plan = RankPlan(self.settings, spec, self.owner)
+        self._state: RankState = (AllRows if self._plan.keeps_all else BestRows)(self._plan, context)
+        self._limits = RankLimits(self.settings.n, self.settings.offset, context)
+        self._identity: Identity = "unique" if self.settings.unique is not None else "nothing"
+        if self.rank_column is not None and self.settings.function == "row_number":
+            self._identity = "number"
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._state.prefetch(bundle.keys)
+        self._limits.prefetch(bundle.keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        chosen = np.flatnonzero(self._taken(bundle))
+        return self._rank(bundle, chosen, ctx) if len(chosen) else None
+
+    def _taken(self, bundle: Bundle) -> BoolArray:
+        """The rows that are ranked (n)."""
+        named = self._limits.with_limit(bundle)
+        taken = np.ones(bundle.num_rows, np.bool_) if named is None else named
+        if not self.settings.monotonic:
+            return taken
+        if bool((bundle.kinds == RowKind.DELETE).any()):
+            raise OperatorError(
+                f"{self.owner}: a row is deleted (-D), but monotonic=True promises that rows only get better; leave "
+                "monotonic out, which keeps all rows, with a new uid"
+            )
+        return taken & bundle.accumulate
+
+    def _rank(
+        self, bundle: Bundle, chosen: Int64Array, ctx: BundleContext
+    ) -> Generator[StateFuture[Any], None, None]:
+        limits = self._limits.async_read(bundle.keys)
+        yield limits
+        ends = self._limits.ends(bundle, chosen, limits.get())
+        columns = self._plan.payload.of(bundle.batch)
+        if len(chosen) < bundle.num_rows:
+            rows = pa.array(chosen)
+            columns = [column.take(rows) for column in columns]
+        table = RankTable(columns, bundle.keys.inverse[chosen].astype(np.int64), np.arange(len(chosen)))
+        merged = yield from self._state.merge(bundle.keys, RankRows(table, bundle, chosen), ends)
+        self._limits.forget(bundle.keys, merged.emptied)
+        self._emit(bundle, merged, ends, ctx)
+
+    def _emit(self, bundle: Bundle, merged: Merged, ends: Int64Array, ctx: BundleContext) -> None:
+        key_order = np.empty(len(bundle.keys), np.int64)
+        key_order[arrival_order(bundle.keys)] = np.arange(len(bundle.keys))
+        changes = shown_changes(
+            merged.table,
+            self._shown(merged.table, merged.before, ends),
+            self._shown(merged.table, merged.after, ends),
+            self._identity,
+            self._plan.unique_at,
+            self.rank_column is not None,
+            key_order,
+            self.emit_update_before,
+        )
+        if not len(changes.kinds):
+            return
+        owners = pa.array(changes.key)
+        keys = [column.take(owners) for column in bundle.keys.columns]
+        columns = self._plan.payload.row([*keys, *changes.columns])
+        if self.rank_column is not None:
+            columns.append(pa.array(changes.numbers))
+        ctx.emit(columns, changes.kinds)
+
+    def _shown(self, table: RankTable, ranked: Ranked, ends: Int64Array) -> Ranked:
+        last: npt.NDArray[np.int64] = ends[table.key[ranked.rows]]
+        return ranked.chosen((ranked.numbers > self.settings.offset) & (ranked.numbers <= last))
+
+
+def _is_number(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _check_unique(unique: Sequence[str] | None, function: str, monotonic: bool, owner: str) -> None:
+    if unique is not None and (
+        isinstance(unique, str) or not unique or not all(isinstance(name, str) for name in unique)
+    ):
+        raise SchemaError(f"{owner}: unique is {unique!r}; give a list of columns, or None")
+    if monotonic and unique is None:
+        raise SchemaError(
+            f"{owner}: monotonic=True is a promise about rows with a unique key; name its columns with unique"
+        )
+    if monotonic and function == "dense_rank":
+        raise SchemaError(
+            f"{owner}: with dense_rank a row that gets better can let others in, so that the best rows are not "
+            "enough; leave monotonic out"
+        )

@@ -1,0 +1,1 @@
+"""One row a key, kept up to date."""

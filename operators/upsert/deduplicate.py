@@ -1,0 +1,181 @@
+"""Deduplicate: the first or last row of each key, by event time or in order of arrival.
+
+Owns: the operator. When to emit what is decided in ``operators.core.changelog``.
+Invariant: after every bundle the netted output is the first (last) row of each key seen so far.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec.times import event_times
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.ttl import StateTtl, check_ttl
+from operators.core.arrays import BoolArray, Int64Array
+from operators.core.changelog import arrival_order, distinct_rows, net_changes, take_changes
+from operators.core.checks import (
+    Named,
+    TimeDomain,
+    check_choice,
+    check_has_time,
+    check_insert_only,
+    check_time_domain,
+)
+from operators.core.expiring import key_times, row_times
+from operators.core.payload import Payload
+from operators.core.segments import Groups
+
+_MARK = pa.field("seen", pa.bool_(), nullable=False)
+
+
+class Deduplicate(Named, BundleOperator):
+    """One row a key: ``keep`` the "first" or the "last" by ``time`` "event" or "processing" (arrival).
+
+    Example, the last bid of each bidder on each auction, with key=["bidder", "auction"]::
+
+        Deduplicate(keep="last", time="event")
+
+    Output: the input's columns. First by arrival: +I once a key. All others: +I for a new key, and when
+    another row takes its place -U and +U (only +U with ``emit_update_before=False``): the net change of a
+    bundle, in order of the keys' first rows in it; nothing if the new row equals the old. Of equal event
+    times "first" keeps the earlier arrival, "last" the later one. Rows without an event time never reach the
+    operator: they are dropped and counted before.
+
+    ``ttl``: a key that has expired counts as unseen. With a ttl a row that takes the place of an equal one is stored
+    and put out, too, so that what it keeps alive stays alive.
+
+    State: ``rows``, the columns that are not key (the key gives the others); first by arrival keeps only a
+    mark a key. The input must be insert-only.
+
+    Source: Flink's ``RowTimeDeduplicateFunction``, ``ProcTimeDeduplicateKeepFirstRowFunction`` and
+    ``ProcTimeDeduplicateKeepLastRowFunction``.
+    """
+
+    accepts_changelog: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        keep: Literal["first", "last"] = "first",
+        time: TimeDomain = "event",
+        emit_update_before: bool = True,
+        ttl: StateTtl | None = None,
+    ) -> None:
+        check_choice(keep, ("first", "last"), "keep", self.owner)
+        check_time_domain(time, self.owner)
+        self.keep = keep
+        self.time: TimeDomain = time
+        self.emit_update_before = emit_update_before
+        check_ttl(self.owner, ttl)
+        self.ttl = ttl
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """The input's columns."""
+        spec = inputs[0]
+        check_insert_only(spec, self.owner, "Rank or GroupAggregate")
+        check_has_time(spec, self.time, self.owner)
+        return spec.schema
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        spec = context.inputs[0]
+        self._marks_only = self.keep == "first" and self.time == "processing"
+        self._payload = payload = Payload(spec)
+        is_timed = self.time == "event" and spec.event_time is not None
+        self._time = spec.schema.names.index(spec.event_time) if is_timed else None
+        # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
+        schema = pa.schema([_MARK] if self._marks_only or not payload.indices else payload.fields)
+        self._state: ColumnState = context.get_state(ColumnStateDescriptor("rows", schema, ttl=self.ttl))
+        # A mark says all of a key whose rows are all alike, unless newer ones are to keep it alive.
+        self._marks_only |= not payload.indices and (self.keep == "first" or self.ttl is None)
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._state.prefetch(bundle.keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        if not bundle.num_rows:
+            return None
+        seen = key_times(bundle, self.ttl)
+        read = self._state.async_get(bundle.keys, self._state.stamps_at(seen, len(bundle.keys)))
+        chosen = self._choose(bundle)  # while the read is under way
+        if self._marks_only:
+            return read.then_accept(lambda old: self._mark_new(bundle, chosen, old, ctx))
+        return read.then_accept(lambda old: self._replace(bundle, chosen, old, ctx))
+
+    def _choose(self, bundle: Bundle) -> Int64Array:
+        """The row of the bundle that stands for each key (u)."""
+        if self._time is None:
+            return bundle.keys.first_rows() if self.keep == "first" else bundle.keys.last_rows()
+        assert bundle.times is not None
+        return extreme_rows(bundle.times, Groups.of(bundle.keys), last=self.keep == "last")
+
+    def _mark_new(self, bundle: Bundle, chosen: Int64Array, old: Columns, ctx: BundleContext) -> None:
+        unseen = ~old.present
+        if not unseen.any():
+            return
+        self._write(bundle, chosen, [_marks(len(chosen))], unseen)
+        order = arrival_order(bundle.keys)
+        rows = pa.array(chosen[order[unseen[order]]])
+        ctx.emit([column.take(rows) for column in bundle.batch.columns])
+
+    def _replace(self, bundle: Bundle, chosen: Int64Array, old: Columns, ctx: BundleContext) -> None:
+        rows = pa.array(chosen)
+        new = [column.take(rows) for column in self._payload.of(bundle.batch)] or [_marks(len(chosen))]
+        keys = bundle.keys
+        changed = self._takes_place(bundle, chosen, old)
+        if self.ttl is None:  # otherwise a row like the one before keeps the key alive, here and further down
+            changed[changed] = distinct_rows(old.columns, new, changed)
+        replaced = changed | ~old.present
+        if replaced.any():
+            self._write(bundle, chosen, new, replaced)
+        changes = net_changes(
+            arrival_order(keys), old.present, np.ones(len(keys), np.bool_), changed, self.emit_update_before
+        )
+        if len(changes.keys):
+            columns = take_changes(changes, keys.columns, old.columns, new)
+            ctx.emit(self._payload.row(columns), changes.kinds)
+
+    def _takes_place(self, bundle: Bundle, chosen: Int64Array, old: Columns) -> BoolArray:
+        """Where the bundle's row stands in for the stored one (u); false where none is stored."""
+        if self._time is None or self._time not in self._payload.indices:
+            # By arrival the newest row wins; with the time in the key all rows of a key are of one time.
+            return old.present & (self.keep == "last")
+        assert bundle.times is not None
+        stored = event_times(old.columns[self._payload.indices.index(self._time)])
+        new = bundle.times[chosen]
+        return old.present & (stored <= new if self.keep == "last" else new < stored)
+
+    def _write(self, bundle: Bundle, chosen: Int64Array, new: list[pa.Array], replaced: BoolArray) -> None:
+        keys = bundle.keys
+        if not replaced.all():
+            mask = pa.array(replaced)
+            keys, chosen = keys.select(replaced), chosen[replaced]
+            new = [column.filter(mask) for column in new]
+        times = row_times(bundle, self.ttl)
+        times = None if times is None else times[chosen]
+        self._state.put(keys, new, self._state.stamps_at(times, len(chosen)))
+
+
+def _marks(count: int) -> pa.Array:
+    return pa.array(np.ones(count, np.bool_))
+
+
+def extreme_rows(times: Int64Array, groups: Groups, last: bool) -> Int64Array:
+    """The row of the smallest time of each group (u), the first of equals; ``last``: largest, last."""
+    ordered = times[groups.order]
+    if groups.single:
+        return groups.order
+    reduce = np.maximum if last else np.minimum
+    best = reduce.reduceat(ordered, groups.starts)
+    hits = np.flatnonzero(ordered == np.repeat(best, groups.sizes))
+    if last:
+        ends = groups.starts + groups.sizes
+        return groups.order[hits[np.searchsorted(hits, ends) - 1]]
+    return groups.order[hits[np.searchsorted(hits, groups.starts)]]

@@ -1,0 +1,116 @@
+"""WindowAggregate: one row of aggregates for each key and window, once the window is over.
+
+Owns: the operator. Slices and sessions are in ``operators.window.slices`` and ``operators.window.sessions``.
+Invariant: what it puts out is final: insert-only, each key and window once.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
+``local_phase``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from asyncstate.local_phase import LocalPhase
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from operators.aggregate.aggregates import Aggregate, check_aggregates, columns_of
+from operators.core.checks import Named, TimeDomain, check_time_domain
+from operators.window.plan import WindowPlan
+from operators.window.sessions import SessionAggregation
+from operators.window.slices import SliceAggregation, local_layout
+from operators.window.windows import SessionWindow, Window, check_window
+
+
+class WindowAggregate(Named, BundleOperator):
+    """SQL's GROUP BY over the key columns and a window of time.
+
+    Example, the bids on each auction in the last hour, once a minute, with key=["auction"]::
+
+        WindowAggregate(hop("1 hour", "1 minute"), [count().alias("bids"), max_("price")])
+
+    Output: the key columns, ``window_start``, ``window_end`` and ``window_time`` (the end - 1 ms, the event
+    time of the row for what comes after), microseconds, then a column an aggregate. All rows are +I. A window
+    fires at the end of the micro-batch whose watermark reaches its end - 1 us, by window end, then in the
+    order of the store (key group, key). Windows without rows give none; without key columns there is one row
+    a window. Rows for windows that have all fired before the micro-batch are dropped and counted
+    (``late_rows``), as are retractions of rows that are not there (``retractions_without_state``); a row of a
+    hopping window that is late for some windows counts for the others. For sessions see
+    ``SessionAggregation``.
+
+    With a local phase its bundles are accumulators of rows of one slice that were put together before the exchange;
+    output, state and errors are the same, but over a changelog only the net change of a slice's rows is checked.
+
+    A changelog input may take rows back as long as their windows have not fired; only min and max over
+    sessions cannot.
+
+    With ``time="processing"`` the time of a row is that at which its micro-batch started. A window fires in the first
+    micro-batch that starts at its end or later, without the rows of that one; no row is late. At the end of the input
+    only windows fire that are over by the clock. A row that is taken back is taken from the windows, or the session,
+    of the time at which it is taken back, as one of the key's rows there.
+
+    Rows of event times so near to the ends of int64 that a window of theirs would not fit are dropped and counted
+    (``event_times_out_of_range``).
+
+    State: see ``SliceAggregation`` and ``SessionAggregation``; window and time belong to the state's declaration.
+
+    Source: Flink SQL's window aggregation over window table-valued functions, in one phase and in two. Raises
+    SchemaError for columns that do not fit and OperatorError for sums that do not.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        aggregates: Sequence[Aggregate] = (),
+        *,
+        time: TimeDomain = "event",
+    ) -> None:
+        check_window(window, self.owner)
+        check_aggregates(aggregates, self.owner)
+        check_time_domain(time, self.owner)
+        self.window = window
+        self.aggregates = tuple(aggregates)
+        self.time: TimeDomain = time
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """Key columns, window columns and a column an aggregate."""
+        return self._plan(inputs[0]).schema
+
+    def _plan(self, spec: InputSpec) -> WindowPlan:
+        return WindowPlan(self.window, self.aggregates, spec, self.time, self.owner)
+
+    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """What is aggregated, and the conditions."""
+        return [columns_of(self.aggregates)]
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        plan = self._plan(context.inputs[0])
+        self._aggregation: SliceAggregation | SessionAggregation
+        if isinstance(self.window, SessionWindow):
+            self._aggregation = SessionAggregation(self.window, plan, context)
+        else:
+            self._aggregation = SliceAggregation(self.window, plan, context)
+
+    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
+        """Rows of a key and slice as accumulators; none for sessions, nor for minima and maxima of a changelog.
+
+        In processing time none for any changelog: of rows that are put together a window may have some and not the
+        others.
+        """
+        if isinstance(self.window, SessionWindow) or (self.time == "processing" and inputs[0].changelog):
+            return None
+        return local_layout(self._plan(inputs[0]), self.window).phase
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._aggregation.prefetch(bundle)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        return self._aggregation.process(bundle, ctx)
+
+    def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        return self._aggregation.fire(ctx)

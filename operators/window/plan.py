@@ -1,0 +1,90 @@
+"""What the window aggregations share: their plan, their state's declarations, and the rows they put out.
+
+Owns: ``WindowPlan``; what functions over windows check alike.
+Invariant: a state belongs to its window, so that a checkpoint is never read with another one.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from asyncstate.errors import SchemaError
+from asyncstate.operator import BelongsTo, BundleContext, InputSpec
+from operators.aggregate.aggregates import Aggregate, AggregatePlan
+from operators.core.arrays import Int64Array
+from operators.core.checks import TimeDomain, check_distinct_names, check_has_time
+from operators.window.windows import WINDOW_TIME_US, SessionWindow, SlicedWindow, Window
+
+WINDOW_COLUMNS = ("window_start", "window_end", "window_time")
+
+
+class WindowPlan:
+    """Window and aggregates bound to an input; SchemaError for what does not fit.
+
+    ``stored``: the window as it is stored; in processing time a changelog has rows of its own for each window.
+    """
+
+    def __init__(
+        self, window: Window, aggregates: Sequence[Aggregate], spec: InputSpec, domain: TimeDomain, owner: str
+    ) -> None:
+        check_has_time(spec, domain, owner)
+        if isinstance(window, SessionWindow) and spec.changelog:
+            _refuse_extremes(aggregates, spec, owner)
+        self.domain: TimeDomain = domain
+        self.changelog = spec.changelog
+        self.stored = window
+        if domain == "processing" and spec.changelog and isinstance(window, SlicedWindow):
+            self.stored = window.whole()
+        self.aggregation = AggregatePlan(aggregates, spec.schema, owner, retract=spec.changelog)
+        self._time_type = window_time_type(spec)
+        times = [pa.field(name, self._time_type) for name in WINDOW_COLUMNS]
+        fields = [*spec.key_schema, *times, *self.aggregation.result_fields]
+        _check_key_names(spec, owner)
+        check_distinct_names([field.name for field in fields], owner)
+        self.schema = pa.schema(fields)
+
+    @property
+    def belongs_to(self) -> BelongsTo:
+        """Window and time as they are noted beside the state."""
+        text = self.stored.text
+        return "window", text if self.domain == "event" else f"processing time {text}"
+
+    def emit(
+        self,
+        ctx: BundleContext,
+        keys: Sequence[pa.Array],
+        starts: Int64Array,
+        ends: Int64Array,
+        states: Sequence[pa.Array],
+    ) -> None:
+        """Put out one row for each of r keys and windows."""
+        times = [pa.array(column).view(self._time_type) for column in (starts, ends, ends - WINDOW_TIME_US)]
+        ctx.emit([*keys, *times, *self.aggregation.results(states)])
+
+
+def window_time_type(spec: InputSpec) -> pa.DataType:
+    """The type of the window columns: the time zone is that of the event time, UTC without one."""
+    zone = "UTC" if spec.event_time is None else spec.schema.field(spec.event_time).type.tz
+    return pa.timestamp("us", zone)
+
+
+def _refuse_extremes(aggregates: Sequence[Aggregate], spec: InputSpec, owner: str) -> None:
+    for aggregate in aggregates:
+        if aggregate.function in ("min", "max"):
+            raise SchemaError(
+                f"{owner}: aggregate '{aggregate.name}' over session windows cannot take rows back, but "
+                f"{spec.name} is a changelog; drop its row_kind column if every row is an insert, or use "
+                "tumble, hop or cumulate"
+            )
+
+
+def _check_key_names(spec: InputSpec, owner: str) -> None:
+    for name in WINDOW_COLUMNS:
+        if name in spec.key:
+            raise SchemaError(
+                f"{owner}: key column '{name}' of {spec.name} has the name of an output column; rename it "
+                "before the operator"
+            )

@@ -1,0 +1,205 @@
+"""Aggregation over session windows.
+
+Owns: ``SessionAggregation``: a key's open sessions and the index that tells which are due.
+Invariant: the index has exactly one entry, under its end, for each stored session.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+
+Source: the merging windows of Flink's ``UnsliceWindowAggProcessor`` and ``MergingWindowSet``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.futures import StateFuture
+from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorContext
+from asyncstate.state.columns import ColumnState, ColumnStateDescriptor
+from asyncstate.state.list_blocks import ListHeads
+from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from operators.core.arrays import Int64Array
+from operators.core.due import DuePart, DueReader
+from operators.core.segments import Groups, content_of, without_missing
+from operators.window.plan import WindowPlan
+from operators.window.session_core import Merged, Spans, merge_sessions, sessions_at
+from operators.window.time import BundleTime
+from operators.window.windows import SessionWindow
+
+_SPAN = [pa.field("start", pa.int64()), pa.field("end", pa.int64())]
+_INDEX = pa.schema([pa.field("open", pa.bool_())])
+
+
+class SessionAggregation:
+    """State: ``sessions``, a list a key of (start, end, accumulators); ``session_ends``, time-first by end.
+
+    A row is late when the micro-batch ends and the session it is in by then was due before the micro-batch
+    began: rows that another row of the same micro-batch ties to an open session are kept. In processing time none is,
+    and a row that is taken back is one of the session that is open at that time.
+    """
+
+    def __init__(self, window: SessionWindow, plan: WindowPlan, context: OperatorContext) -> None:
+        self._gap = window.gap
+        self._plan = plan
+        self._aggregation = plan.aggregation
+        schema = pa.schema([*_SPAN, *self._aggregation.state_schema])
+        self._sessions: ListColumnState = context.get_state(
+            ListColumnStateDescriptor("sessions", schema, fixed_fields=True, belongs_to=plan.belongs_to)
+        )
+        self._ends: ColumnState = context.get_state(
+            ColumnStateDescriptor("session_ends", _INDEX, time_first=True, belongs_to=plan.belongs_to)
+        )
+        self._reader = DueReader(self._ends, window, context.key_groups)
+        key = context.key_schema
+        self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._time = BundleTime(plan.domain, window, self._codec, context)
+        # In processing time a session is over when a micro-batch starts at its end, and rows are taken back in any.
+        self._reach = 1 if self._time.processing else window.gap
+        self._late = context.counter("late_rows")
+        self._missing = context.missing_rows()
+        self._sequence = context.inputs[0].sequence
+        self._earliest_end = MAX_WATERMARK  # of the sessions written in this micro-batch
+
+    # -- rows ---------------------------------------------------------------------------------------
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._sessions.prefetch(bundle.keys)
+
+    def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:
+        """Merge the rows with the sessions of their keys."""
+        bundle = self._time.in_range(bundle)
+        if not bundle.num_rows:
+            return None
+        return self._sessions.async_heads(bundle.keys).then_compose(
+            lambda heads: self._sessions.async_rows(heads).then_accept(
+                lambda stored: self._merge(bundle, heads, stored)
+            )
+        )
+
+    def _merge(self, bundle: Bundle, heads: ListHeads, stored: ListColumns) -> None:
+        spans = Spans(stored.key_index, stored.columns[0].to_numpy(), stored.columns[1].to_numpy())
+        keys, times = bundle.keys.inverse, self._time.of_rows(bundle)
+        added = bundle.accumulate
+        if added.all():
+            merged = self._merged(spans, keys, times)
+            states = self._states(stored, self._aggregation.lift(bundle.batch))
+            new = self._aggregation.combine(states, Groups(merged.order, merged.firsts))
+            self._write(bundle.keys, heads, spans, merged, new)
+        elif added.any() or stored.num_rows:
+            merged = self._merged(spans, keys[added], times[added])
+            self._write(bundle.keys, heads, spans, merged, self._change(bundle, times, stored, merged))
+        else:
+            self._missing.add(np.arange(bundle.num_rows), bundle)
+
+    def _merged(self, spans: Spans, row_keys: npt.NDArray[np.integer], row_times: Int64Array) -> Merged:
+        return merge_sessions(spans, row_keys, row_times, self._gap, touching=not self._time.processing)
+
+    def _states(self, stored: ListColumns, rows: list[pa.Array]) -> list[pa.Array]:
+        """States of the items: stored sessions, then rows."""
+        pairs = zip(stored.columns[len(_SPAN) :], rows, strict=True)
+        return [pa.concat_arrays([old, lifted]) for old, lifted in pairs]
+
+    def _change(
+        self, bundle: Bundle, times: Int64Array, stored: ListColumns, merged: Merged
+    ) -> list[pa.Array]:
+        """The states (s) of the merged sessions after rows were added and taken back, in order of arrival.
+
+        Rows that are taken back neither make a session nor lengthen one, nor do they split it. One that has lost all
+        its rows goes on until it is due, so that it is the same session however the rows are cut into bundles.
+        """
+        spans, added = merged.spans, bundle.accumulate
+        session_of = np.empty(bundle.num_rows, np.int64)
+        session_of[added] = merged.session_of[stored.num_rows :]
+        session_of[~added] = sessions_at(spans, bundle.keys.inverse[~added], times[~added], self._reach)
+        known = np.flatnonzero(session_of >= 0)
+        self._missing.add(np.flatnonzero(session_of < 0), bundle)
+        items = np.concatenate([merged.session_of[: stored.num_rows], session_of[known]])
+        signs = self._signs(bundle, known, session_of[known], stored, merged)
+        lifted = self._aggregation.lift(bundle.batch.take(pa.array(known)), signs)
+        groups = Groups.of_ids(items, len(spans.keys))
+        combined = self._aggregation.combine(self._states(stored, lifted), groups)
+        nothing = [pa.nulls(len(spans.keys), field.type) for field in self._aggregation.state_schema]
+        return self._aggregation.merge(combined, nothing)  # clears what float sums leave behind
+
+    def _signs(
+        self, bundle: Bundle, rows: Int64Array, session_of: Int64Array, stored: ListColumns, merged: Merged
+    ) -> npt.NDArray[np.int8]:
+        """Of the ``rows`` of sessions."""
+        counts = np.zeros(len(merged.spans.keys), np.int64)
+        np.add.at(counts, merged.session_of[: stored.num_rows], stored.columns[len(_SPAN)].to_numpy())
+        touched, ids = np.unique(session_of, return_inverse=True)
+        signs = np.where(bundle.accumulate[rows], 1, -1).astype(np.int8)
+        columns = content_of(bundle.batch.take(pa.array(rows)), self._sequence)
+        signs, missing = without_missing(signs, Groups.of_ids(ids, len(touched)), counts[touched], columns)
+        self._missing.add(rows[missing], bundle)
+        return signs
+
+    def _write(
+        self, keys: KeyBatch, heads: ListHeads, stored: Spans, merged: Merged, new: list[pa.Array]
+    ) -> None:
+        """Write the sessions, those without rows too, and bring the index up to date."""
+        spans = merged.spans
+        of_stored = merged.session_of[: len(stored.keys)]
+        same = spans.ends[of_stored] == stored.ends
+        if not same.all():
+            self._ends.remove(keys.in_namespaces(stored.ends[~same], stored.keys[~same]))
+        indexed = np.zeros(len(spans.keys), np.bool_)
+        indexed[of_stored[same]] = True
+        if not indexed.all():
+            ends = spans.ends[~indexed]
+            entries = keys.in_namespaces(ends, spans.keys[~indexed])
+            self._ends.put(entries, [pa.array(np.ones(len(entries), np.bool_))])
+            self._earliest_end = min(self._earliest_end, int(ends.min()))
+        self._sessions.put(keys, [pa.array(spans.starts), pa.array(spans.ends), *new], spans.keys, heads)
+
+    # -- windows --------------------------------------------------------------------------------------
+
+    def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
+        """Put out the sessions that have come due, by end, then in the order of the store; a step a part."""
+        fired, last = self._time.due(ctx)
+        first = min(fired + 1, self._earliest_end)
+        if first > last:
+            return
+        for part in self._reader.parts(first, last):
+            yield self._fire(part, fired, ctx)
+
+    def _fire(self, part: DuePart, fired: int, ctx: BundleContext) -> StateFuture[None]:
+        self._ends.remove_entries(part.entries.store_keys)
+        keys = self._codec.group(part.entries.key_columns, num_rows=part.entries.num_rows)
+        return self._sessions.async_heads(keys).then_compose(
+            lambda heads: self._sessions.async_rows(heads).then_accept(
+                lambda stored: self._split(keys, heads, stored, part.last, fired, ctx)
+            )
+        )
+
+    def _split(
+        self,
+        keys: KeyBatch,
+        heads: ListHeads,
+        stored: ListColumns,
+        last: int,
+        fired: int,
+        ctx: BundleContext,
+    ) -> None:
+        """Put out the sessions with end <= ``last``, keep the others; those due before were late."""
+        ends = stored.columns[1].to_numpy()
+        left = ends > last
+        kept = pa.array(left)
+        self._sessions.put(
+            keys, [column.filter(kept) for column in stored.columns], stored.key_index[left], heads
+        )
+        counts = stored.columns[len(_SPAN)].to_numpy()
+        late = ends <= min(fired, last)
+        self._late.add(int(counts[late].sum()))
+        due = np.flatnonzero(~left & ~late & (counts > 0))
+        if not len(due):
+            return
+        due = due[np.argsort(ends[due], kind="stable")]
+        rows, owners = pa.array(due), pa.array(stored.key_index[due])
+        starts, stops, *states = [column.take(rows) for column in stored.columns]
+        key_columns = [column.take(owners) for column in keys.columns]
+        self._plan.emit(ctx, key_columns, starts.to_numpy(), stops.to_numpy(), states)

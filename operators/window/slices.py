@@ -1,0 +1,282 @@
+"""Aggregation over tumbling, hopping and cumulating windows: one state row a slice and key.
+
+Owns: ``SliceAggregation`` and how windows are put together from slices.
+Invariant: each input row changes one slice, however many windows share it (whole windows: each of its windows); a
+slice is removed when its last window has fired; a window fires once, for all keys that have a row in it.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
+``local_phase``.
+
+Source: Flink's ``SlicingWindowOperator``, ``SliceSharedWindowAggProcessor`` and, with a local phase, its
+``GlobalWindowAggregate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import compress
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.futures import StateFuture, combine_all
+from asyncstate.local_phase import LocalSlices
+from asyncstate.operator import Bundle, BundleContext, OperatorContext
+from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.list_blocks import ListHeads
+from operators.aggregate.local_layout import LocalLayout, rows_missing
+from operators.aggregate.value_log import MultisetState
+from operators.core.arrays import BoolArray, Int64Array, count_up
+from operators.core.due import DuePart, DueReader
+from operators.core.segments import Groups, content_of, without_missing
+from operators.window.plan import WindowPlan
+from operators.window.time import BundleTime
+from operators.window.windows import SlicedWindow
+
+MERGE_ROWS = 1 << 18
+"""Slices that are merged into windows at a time; one window may have more."""
+
+
+class _Rows(NamedTuple):
+    """The rows (n) of a bundle that are on time, their keys with slices as namespaces, and their places ``at`` in it.
+
+    ``counted``: retractions of rows that are not there are to be counted.
+    """
+
+    batch: pa.RecordBatch
+    keys: KeyBatch
+    accumulate: BoolArray
+    bundle: Bundle
+    at: Int64Array
+    counted: bool = True
+
+
+def _all_rows(bundle: Bundle, keys: KeyBatch, counted: bool = True) -> _Rows:
+    return _Rows(bundle.batch, keys, bundle.accumulate, bundle, np.arange(bundle.num_rows), counted)
+
+
+class _Grouped(NamedTuple):
+    """A bundle's rows (n) in the range of time, their slices, and their keys with these as namespaces."""
+
+    bundle: Bundle
+    slices: Int64Array
+    keys: KeyBatch
+
+
+class SliceAggregation:
+    """State: ``slices``, time-first by slice end; with a changelog and min or max also logs of values.
+
+    A changelog in processing time has whole windows in place of slices: a row may be taken back in a later slice than
+    that in which it came, in windows that have it and in others that do not.
+    """
+
+    def __init__(self, window: SlicedWindow, plan: WindowPlan, context: OperatorContext) -> None:
+        assert isinstance(plan.stored, SlicedWindow)
+        self._assigned = window
+        self._window = plan.stored
+        self._plan = plan
+        self._aggregation = plan.aggregation
+        schema = self._aggregation.state_schema
+        self._slices: ColumnState = context.get_state(
+            ColumnStateDescriptor(
+                "slices", schema, time_first=True, fixed_fields=True, belongs_to=plan.belongs_to
+            )
+        )
+        self._multisets: list[MultisetState] = [
+            part.open(context, time_first=True) for part in self._aggregation.multisets
+        ]
+        local = context.inputs[0].local is not None
+        self._local = local_layout(plan, window) if local else None
+        self._reader = DueReader(self._slices, self._window, context.key_groups)
+        key = context.key_schema
+        self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._time = BundleTime(plan.domain, window, self._codec, context)
+        self._late = context.counter("late_rows")
+        self._missing = context.missing_rows()
+        self._sequence = context.inputs[0].sequence
+        self._ahead: dict[int, _Grouped] = {}  # by id of a bundle that is to come
+
+    # -- rows ---------------------------------------------------------------------------------------
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``; whole windows, of which a row has many, are not read ahead."""
+        if self._window is not self._assigned:
+            return
+        grouped = self._ahead[id(bundle)] = self._grouped(bundle)
+        keys = grouped.keys
+        if len(keys):
+            self._slices.prefetch(keys)
+        for multiset in self._multisets:
+            multiset.prefetch(keys)
+
+    def process(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """Add the rows to their slices; for whole windows a step a window."""
+        if self._window is not self._assigned:
+            return self._steps(bundle)
+        grouped = self._ahead.pop(id(bundle), None) or self._grouped(bundle)
+        return self._take_in(self._on_time(grouped, self._time.due(ctx)[0]))
+
+    def _steps(self, bundle: Bundle) -> Iterator[StateFuture[None] | None]:
+        times = self._time.of_rows(bundle)
+        _, ends = self._assigned.assign(times[:1])  # in processing time all rows have one time
+        for number, end in enumerate(ends.tolist()):
+            keys = bundle.keys.in_namespaces(np.full(bundle.num_rows, end, np.int64))
+            # What is missing in the window that ends first, which began no later than the others, is in none.
+            yield self._take_in(_all_rows(bundle, keys, counted=number == 0))
+
+    def _take_in(self, rows: _Rows) -> StateFuture[None] | None:
+        if not rows.batch.num_rows:
+            return None
+        groups = Groups.of(rows.keys)
+        read = self._slices.async_get(rows.keys)
+        if self._local is not None:
+            gathered = self._local.gather(rows.batch, groups)
+            return read.then_accept(lambda old: self._add_local(rows.keys, old, gathered))
+        if rows.accumulate.all() and not self._multisets:
+            partial = self._aggregation.partial(rows.batch, groups)  # while the read is under way
+            return read.then_accept(lambda old: self._add(rows.keys, old, partial))
+        heads = combine_all([multiset.async_heads(rows.keys) for multiset in self._multisets])
+        return heads.then_compose(
+            lambda sizes: read.then_compose(lambda old: self._change(rows, groups, sizes, old))
+        )
+
+    def _grouped(self, bundle: Bundle) -> _Grouped:
+        bundle = self._time.in_range(bundle)
+        slices = self._window.slice_of(self._time.of_rows(bundle))
+        return _Grouped(bundle, slices, bundle.keys.in_namespaces(slices))
+
+    def _on_time(self, grouped: _Grouped, fired: int) -> _Rows:
+        """The rows with a window that ends behind ``fired``, the latest end of windows that have."""
+        bundle, slices, keys = grouped
+        late = self._window.last_window(slices) <= fired
+        if not late.any():
+            return _all_rows(bundle, keys)
+        self._late.add(self._time.rows(bundle, late))
+        rows = np.flatnonzero(~late)
+        return _Rows(
+            bundle.batch.take(pa.array(rows)),
+            bundle.keys.in_namespaces(slices[rows], bundle.keys.inverse[rows]),
+            bundle.accumulate[rows],
+            bundle,
+            rows,
+        )
+
+    def _add(self, keys: KeyBatch, old: Columns, partial: list[pa.Array]) -> None:
+        self._slices.put(keys, self._aggregation.merge(old.columns, partial))
+
+    def _add_local(self, keys: KeyBatch, old: Columns, partial: list[pa.Array]) -> None:
+        new = self._aggregation.merge(old.columns, partial)
+        self._missing.count(rows_missing(new))
+        self._write(keys, old, new)
+
+    def _change(self, rows: _Rows, groups: Groups, heads: list[ListHeads], old: Columns) -> StateFuture[None]:
+        signs = np.where(rows.accumulate, 1, -1).astype(np.int8)
+        counts = old.numpy(0).astype(np.int64)
+        signs, missing = without_missing(signs, groups, counts, content_of(rows.batch, self._sequence))
+        if rows.counted:
+            self._missing.add(rows.at[missing], rows.bundle)
+        new = self._aggregation.merge(old.columns, self._aggregation.partial(rows.batch, groups, signs))
+        updates = [
+            state.update(rows.keys, sizes, state.multiset.changes(rows.batch, rows.keys, signs), new)
+            for state, sizes in zip(self._multisets, heads, strict=True)
+        ]
+        return combine_all(updates).then_accept(lambda _: self._write(rows.keys, old, new))
+
+    def _write(self, keys: KeyBatch, old: Columns, new: list[pa.Array]) -> None:
+        present = new[0].to_numpy() > 0
+        known = old.present | present  # what came and went within the bundle needs no write
+        if known.all():
+            self._slices.write(keys, new, present)
+            return
+        mask = pa.array(known)
+        self._slices.write(keys.select(known), [column.filter(mask) for column in new], present[known])
+
+    # -- windows --------------------------------------------------------------------------------------
+
+    def fire(self, ctx: BundleContext) -> Iterator[None]:
+        """Put out the windows that have come due, by window end, then in the order of the store; a step a part."""
+        before, due = self._time.due(ctx)
+        first, last = self._window.next_end(before + 1), self._window.previous_end(due)
+        if first > last:
+            return
+        for part in self._reader.parts(first, last):
+            self._emit(part, ctx)
+            self._forget(part)
+            yield
+
+    def _emit(self, part: DuePart, ctx: BundleContext) -> None:
+        entries = part.entries
+        by_time = np.argsort(entries.namespaces, kind="stable")
+        if not self._window.shares_slices:
+            self._put_out(entries.key_columns, entries.namespaces, entries.columns, by_time, ctx)
+            return
+        keys = self._codec.group(entries.key_columns, num_rows=entries.num_rows)
+        slices = entries.namespaces[by_time]
+        for ends, rows in self._windows(slices, part.first, part.last):
+            taken = by_time[rows]
+            merged = keys.in_namespaces(ends, keys.inverse[taken])
+            assert merged.namespaces is not None
+            indices = pa.array(taken)
+            states = [column.take(indices) for column in entries.columns]
+            order = np.argsort(merged.namespaces, kind="stable")
+            combined = self._aggregation.combine(states, Groups.of(merged))
+            self._put_out(merged.columns, merged.namespaces, combined, order, ctx)
+
+    def _windows(self, slices: Int64Array, first: int, last: int) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """Window ends (m) and rows (m) of ``slices`` (ascending) that they have, some windows at a time."""
+        ends = window_ends(np.unique(slices), self._window, first, last)
+        begins = np.searchsorted(slices, self._window.first_slice(ends), "left")
+        sizes = np.searchsorted(slices, ends, "right") - begins
+        turns = np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // MERGE_ROWS)) + 1
+        for chosen in np.split(np.arange(len(ends)), turns):
+            counts = sizes[chosen]
+            yield (
+                np.repeat(ends[chosen], counts),
+                np.repeat(begins[chosen], counts) + count_up(counts),
+            )
+
+    def _put_out(
+        self,
+        keys: list[pa.Array],
+        ends: Int64Array,
+        states: list[pa.Array],
+        order: Int64Array,
+        ctx: BundleContext,
+    ) -> None:
+        indices = pa.array(order)
+        ends = ends[order]
+        self._plan.emit(
+            ctx,
+            [column.take(indices) for column in keys],
+            self._window.window_start(ends),
+            ends,
+            [column.take(indices) for column in states],
+        )
+
+    def _forget(self, part: DuePart) -> None:
+        """Remove the slices whose last window has fired."""
+        entries = part.entries
+        done = self._window.last_window(entries.namespaces) <= part.last
+        self._slices.remove_entries(list(compress(entries.store_keys, done.tolist())))
+        if self._multisets and done.any():
+            mask = pa.array(done)
+            columns = [column.filter(mask) for column in entries.key_columns]
+            keys = self._codec.group(columns, entries.namespaces[done])
+            for multiset in self._multisets:
+                multiset.remove(keys)
+
+
+def local_layout(plan: WindowPlan, window: SlicedWindow) -> LocalLayout:
+    """The local phase of a plan: rows of a key and slice are put together; in processing time all are of one slice."""
+    slices = LocalSlices(window.step, window.offset) if plan.domain == "event" else None
+    return LocalLayout(plan.aggregation, plan.changelog, slices)
+
+
+def window_ends(slices: Int64Array, window: SlicedWindow, first: int, last: int) -> Int64Array:
+    """The ends in [first, last] of windows that have one of ``slices`` (ascending, distinct), ascending."""
+    begins = np.maximum(slices, first)
+    stops = np.minimum(window.last_window(slices), last)
+    begins[1:] = np.maximum(begins[1:], stops[:-1] + window.step)  # what the slice before has is taken
+    counts = np.maximum((stops - begins) // window.step + 1, 0)
+    return np.repeat(begins, counts) + window.step * count_up(counts)

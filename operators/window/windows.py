@@ -1,0 +1,215 @@
+"""Windows of time: which there are, and which of them a row belongs to.
+
+Owns: ``tumble``, ``hop``, ``cumulate``, ``session``, the windows they make, and the arithmetic of slices.
+Invariant: windows are [start, end); all times are int64 microseconds since the epoch, and within ``time_span`` no sum
+of them wraps around; in event time a window is due when the watermark has reached its end - 1 us.
+Must not import anything of ``asyncstate`` but ``errors`` and ``operator``.
+
+Source: Flink SQL's window table-valued functions and its ``SliceAssigners``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from asyncstate.durations import Duration, microseconds
+from asyncstate.errors import SchemaError
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+from operators.core.arrays import Int64Array, count_up
+
+T = TypeVar("T", int, Int64Array)
+
+WINDOW_TIME_US = 1_000
+"""``window_time`` is this much before the window's end: the last time inside it, in Flink's milliseconds."""
+
+LENGTH_MAX_US = 1 << 60
+"""The longest window, 36,000 years."""
+
+
+@dataclass(frozen=True)
+class SlicedWindow:
+    """Windows whose ends lie on a grid of ``step``; a row belongs to one slice, a window is a run of slices.
+
+    A slice is [end - step, end) and is named by its end. ``size`` is the length of a window, for cumulate of
+    the longest one. Made by ``tumble``, ``hop`` and ``cumulate``. Methods take ints or arrays (microseconds).
+    """
+
+    kind: Literal["tumble", "hop", "cumulate"]
+    size: int
+    step: int
+    offset: int
+
+    def slice_of(self, times: T) -> T:
+        """The slice of each time."""
+        return times + self.step - (times - self.offset) % self.step
+
+    def window_start(self, ends: T) -> T:
+        """Where the windows with these ends begin."""
+        if self.kind != "cumulate":
+            return ends - self.size
+        return ends - 1 - (ends - 1 - self.offset) % self.size
+
+    def first_slice(self, ends: T) -> T:
+        """The earliest slice of the windows with these ends; their last one is ``ends``."""
+        return self.window_start(ends) + self.step
+
+    def last_window(self, slices: T) -> T:
+        """The end of the last window that a slice belongs to; its first one ends with the slice."""
+        if self.kind != "cumulate":
+            return slices + self.size - self.step
+        return self.window_start(slices) + self.size
+
+    def next_end(self, time: int) -> int:
+        """The first window end that is not before ``time``."""
+        return time + (self.offset - time) % self.step
+
+    def previous_end(self, time: int) -> int:
+        """The last window end that is not after ``time``."""
+        return time - (time - self.offset) % self.step
+
+    def assign(self, times: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Rows (m) and the ends (m) of the windows they are in, row by row; ``times`` has n rows."""
+        slices = self.slice_of(times)
+        counts = (self.last_window(slices) - slices) // self.step + 1
+        rows = np.repeat(np.arange(len(times)), counts)
+        return rows, slices[rows] + self.step * count_up(counts)
+
+    @property
+    def shares_slices(self) -> bool:
+        """Whether a slice belongs to several windows."""
+        return self.step < self.size
+
+    def whole(self) -> SlicedWindow:
+        """The same windows without shared slices."""
+        return WholeWindow(self.kind, self.size, self.step, self.offset) if self.shares_slices else self
+
+    @property
+    def time_span(self) -> tuple[int, int]:
+        """The first and the last time whose windows fit int64, and all that is computed on the way to them.
+
+        Whole slices: the last time of rows of a slice tells for all of them.
+        """
+        margin = 2 * self.size
+        return self.next_end(MIN_WATERMARK + margin), self.previous_end(MAX_WATERMARK - margin) - 1
+
+    @property
+    def text(self) -> str:
+        """The window as it is noted beside its state."""
+        return f"{self.kind}(size={self.size}us, step={self.step}us, offset={self.offset}us)"
+
+
+class WholeWindow(SlicedWindow):
+    """The same windows, each with rows of its own under its end: no slice is shared."""
+
+    def first_slice(self, ends: T) -> T:
+        """The window itself."""
+        return ends
+
+    def last_window(self, slices: T) -> T:
+        """The window itself."""
+        return slices
+
+    @property
+    def shares_slices(self) -> bool:
+        """See ``SlicedWindow``."""
+        return False
+
+    @property
+    def text(self) -> str:
+        """See ``SlicedWindow``."""
+        return f"whole {super().text}"
+
+
+@dataclass(frozen=True)
+class SessionWindow:
+    """Windows that last as long as rows follow each other within ``gap``; made by ``session``."""
+
+    gap: int
+
+    def first_slice(self, ends: T) -> T:
+        """A session is stored under its own end."""
+        return ends
+
+    def next_end(self, time: int) -> int:
+        """Sessions end anywhere."""
+        return time
+
+    @property
+    def time_span(self) -> tuple[int, int]:
+        """See ``SlicedWindow``."""
+        return MIN_WATERMARK + 2 * self.gap, MAX_WATERMARK - 2 * self.gap
+
+    @property
+    def text(self) -> str:
+        """The window as it is noted beside its state."""
+        return f"session(gap={self.gap}us)"
+
+
+Window = SlicedWindow | SessionWindow
+
+
+def check_window(window: object, owner: str) -> None:
+    """SchemaError for what is no window."""
+    if not isinstance(window, SlicedWindow | SessionWindow):
+        raise SchemaError(f"{owner}: {window!r} is no window; make one with tumble, hop, cumulate or session")
+
+
+def tumble(size: Duration, offset: Duration = 0) -> SlicedWindow:
+    """Windows of ``size``, one after the other, from the epoch + ``offset`` on."""
+    length = _length(size, "tumble", "size")
+    return SlicedWindow("tumble", length, length, _offset(offset, length, length, "tumble"))
+
+
+def hop(size: Duration, slide: Duration, offset: Duration = 0) -> SlicedWindow:
+    """Windows of ``size``, one beginning each ``slide``; ``size`` must be a multiple of ``slide``."""
+    length, step = _length(size, "hop", "size"), _length(slide, "hop", "slide")
+    _check_multiple(length, step, "hop", "size", "slide")
+    return SlicedWindow("hop", length, step, _offset(offset, length, step, "hop"))
+
+
+def cumulate(max_size: Duration, step: Duration, offset: Duration = 0) -> SlicedWindow:
+    """Windows that begin together and grow by ``step`` up to ``max_size``, a multiple of it; then anew."""
+    length, width = _length(max_size, "cumulate", "max_size"), _length(step, "cumulate", "step")
+    _check_multiple(length, width, "cumulate", "max_size", "step")
+    return SlicedWindow("cumulate", length, width, _offset(offset, length, length, "cumulate"))
+
+
+def session(gap: Duration) -> SessionWindow:
+    """One window for rows of a key that are at most ``gap`` apart; it ends ``gap`` after its last row."""
+    return SessionWindow(_length(gap, "session", "gap"))
+
+
+def due_until(watermark: int) -> int:
+    """The latest end of a window that is due at ``watermark``."""
+    return min(watermark + 1, MAX_WATERMARK)
+
+
+def _length(duration: Duration, owner: str, name: str) -> int:
+    length = microseconds(duration, owner, name)
+    if length < WINDOW_TIME_US:
+        raise SchemaError(
+            f"{owner}: {name} is {duration!r}; give at least one millisecond, because window_time lies one "
+            "millisecond before the window's end"
+        )
+    if length > LENGTH_MAX_US:
+        raise SchemaError(f"{owner}: {name} is {duration!r}; give at most {LENGTH_MAX_US} us")
+    return length
+
+
+def _offset(offset: Duration, size: int, period: int, owner: str) -> int:
+    """The offset in [0, period): windows repeat, so that equal windows have equal offsets."""
+    shift = microseconds(offset, owner, "offset")
+    if abs(shift) >= size:
+        raise SchemaError(f"{owner}: offset is {offset!r}; it must be shorter than the window, {size} us")
+    return shift % period
+
+
+def _check_multiple(size: int, step: int, owner: str, name: str, step_name: str) -> None:
+    if size % step:
+        raise SchemaError(
+            f"{owner}: {name} ({size} us) is no multiple of {step_name} ({step} us); choose one, so that "
+            "windows can share their slices"
+        )
