@@ -35,6 +35,10 @@ MAX_WATERMARK = 2**63 - 1
 """The end of the input: every timer and window is due (microseconds)."""
 
 
+RESERVED_PREFIX = "__asyncstate_"
+"""Columns whose names begin so are the framework's own."""
+
+
 class TimeDomain(enum.Enum):
     """What a timer's time is compared with."""
 
@@ -75,19 +79,31 @@ class InputSpec:
     local: LocalPhase | None = None
 
     def __post_init__(self) -> None:
+        self._check_names()
         sorted_by = [*(sort.column for sort in self.order_by), *self.sequence]
         for column in (*self.key, *([self.event_time] if self.event_time else []), *sorted_by):
             self.column(column)
         self._check_order()
-        if ROW_KIND_COLUMN in self.schema.names:
-            raise SchemaError(
-                f"{self.name}: '{ROW_KIND_COLUMN}' is the changelog's own column; drop or rename it"
-            )
         if self.event_time is not None and not pa.types.is_timestamp(self.schema.field(self.event_time).type):
             raise SchemaError(
                 f"{self.name}: event time column '{self.event_time}' is of type "
                 f"{self.schema.field(self.event_time).type}; cast it to a timestamp"
             )
+
+    def _check_names(self) -> None:
+        if not isinstance(self.schema, pa.Schema):
+            raise SchemaError(f"{self.name}: {self.schema!r} is no pyarrow schema; give pa.schema([...])")
+        names = self.schema.names
+        if len(set(names)) < len(names):
+            double = next(name for name in names if names.count(name) > 1)
+            raise SchemaError(f"{self.name} has column '{double}' twice; rename or drop all but one")
+        if ROW_KIND_COLUMN in names:
+            raise SchemaError(
+                f"{self.name}: '{ROW_KIND_COLUMN}' is the changelog's own column; drop or rename it"
+            )
+        reserved = next((name for name in names if name.lower().startswith(RESERVED_PREFIX)), None)
+        if reserved is not None:
+            raise SchemaError(f"{self.name}: the column name '{reserved}' is used by asyncstate; rename it")
 
     def _check_order(self) -> None:
         if not self.order_by or self.order_by[0] == SortKey(self.event_time or ""):
@@ -108,8 +124,6 @@ class InputSpec:
     def column(self, name: str) -> pa.Field:
         """The field called ``name``; SchemaError with the columns there are if it is missing."""
         index = self.schema.get_field_index(name)
-        if index < 0 and name in self.schema.names:
-            raise SchemaError(f"{self.name} has column '{name}' twice; rename or drop all but one")
         if index < 0:
             raise SchemaError(
                 f"{self.name} has no column '{name}'; its columns are: {', '.join(self.schema.names)}"

@@ -201,9 +201,12 @@ def _group_prefixer(
 
 def encode_namespace(namespace: int) -> bytes:
     """Eight bytes that sort like ``namespace``, an int64 such as a window end; else ``CodecError``."""
-    if not -_INT64_BIAS <= namespace < _INT64_BIAS:
-        raise CodecError(f"namespace {namespace} is not an int64; give microseconds since the epoch")
-    return _NAMESPACE.pack(namespace + _INT64_BIAS)
+    try:
+        return _NAMESPACE.pack(namespace + _INT64_BIAS)
+    except (struct.error, TypeError):
+        raise CodecError(
+            f"namespace {namespace!r} is not an int64; give microseconds since the epoch"
+        ) from None
 
 
 def decode_namespace(data: bytes, offset: int = 0) -> int:

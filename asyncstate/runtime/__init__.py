@@ -5,6 +5,16 @@ Owns: the choice of controller and store from the configuration. Must not import
 
 from asyncstate.runtime.broadcast import pack_broadcast
 from asyncstate.runtime.context import TaskContext, check_is_operator
+from asyncstate.runtime.declared import (
+    Delay,
+    Keys,
+    check_num_inputs,
+    check_parallelism,
+    delay_us,
+    each_input,
+    keys_of_inputs,
+    times_of_inputs,
+)
 from asyncstate.runtime.driver import (
     advance_sources,
     check_key_groups,
@@ -31,7 +41,9 @@ from asyncstate.runtime.task import run_partition
 
 __all__ = [
     "CommitRecord",
+    "Delay",
     "InputBatch",
+    "Keys",
     "Order",
     "OrderBy",
     "SequenceBy",
@@ -40,9 +52,14 @@ __all__ = [
     "advance_sources",
     "check_is_operator",
     "check_key_groups",
+    "check_num_inputs",
+    "check_parallelism",
     "checked_inputs",
     "chosen_local_phase",
+    "delay_us",
     "drop_seen_of_inputs",
+    "each_input",
+    "keys_of_inputs",
     "operator_after",
     "pack_broadcast",
     "previous_processing_time",
@@ -53,6 +70,7 @@ __all__ = [
     "sequences_of_inputs",
     "sort_keys_of_inputs",
     "sum_records",
+    "times_of_inputs",
     "warn_of_missing_rows",
     "watermark_after",
 ]

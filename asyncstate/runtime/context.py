@@ -217,10 +217,6 @@ def check_operator(
     bound and opened.
     Raises SchemaError for its inputs and StateDeclarationError where states disagree with ``stored``.
     """
-    if len(inputs) != operator.num_inputs:
-        raise SchemaError(
-            f"operator '{uid}' ({type(operator).__name__}) takes {operator.num_inputs} inputs but got {len(inputs)}"
-        )
     operator = copied(operator)
     check_broadcast(uid, operator, inputs)
     _check_keys(uid, [spec for spec in inputs if not spec.broadcast])

@@ -8,7 +8,7 @@ Must not import Spark or storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -187,7 +187,27 @@ def _output_column(uid: str, field: pa.Field, column: Any) -> pa.Array:
 def _kind_column(kinds: npt.NDArray[np.int8] | RowKind, num_rows: int) -> pa.Array:
     if isinstance(kinds, RowKind):
         return pa.repeat(pa.scalar(kinds.text, pa.string()), num_rows)
-    return _KIND_TEXTS.take(pa.array(kinds, pa.int8()))
+    if not isinstance(kinds, Sized):
+        raise _wrong_kind(kinds)
+    try:
+        texts = _KIND_TEXTS.take(pa.array(kinds, pa.int8()))
+    except (pa.ArrowException, TypeError, OverflowError):
+        given = (
+            kinds.tolist() if isinstance(kinds, np.ndarray) else [kinds] if isinstance(kinds, str) else kinds
+        )
+        raise _wrong_kind(next((kind for kind in given if kind not in _KINDS), kinds)) from None
+    if len(texts) != num_rows:
+        raise SchemaError(
+            f"emit() got {len(texts)} kinds for {num_rows} rows; give one for each, or one RowKind"
+        )
+    return texts
+
+
+def _wrong_kind(kind: Any) -> SchemaError:
+    return SchemaError(
+        f"emit() got the kind {kind!r}; give one of RowKind.INSERT (+I), UPDATE_BEFORE (-U), UPDATE_AFTER (+U) and "
+        "DELETE (-D), or an int8 array with one for each row"
+    )
 
 
 def kinds_of(codes: npt.NDArray[np.int8]) -> list[RowKind]:

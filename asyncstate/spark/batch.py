@@ -14,36 +14,33 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from asyncstate.config import Config
-from asyncstate.errors import ConfigurationError, JobError
+from asyncstate.errors import JobError
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
+    Delay,
+    Keys,
     OrderBy,
     SequenceBy,
     TaskSpec,
     check_is_operator,
+    check_num_inputs,
+    check_parallelism,
     checked_inputs,
     chosen_local_phase,
     drop_seen_of_inputs,
+    keys_of_inputs,
     previous_processing_time,
     previous_watermark,
     sequences_of_inputs,
     sort_keys_of_inputs,
+    times_of_inputs,
     warn_of_missing_rows,
     watermark_after,
 )
 from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.broadcast import with_broadcast
-from asyncstate.spark.checks import (
-    Delay,
-    Keys,
-    check_fingerprint,
-    check_operator_options,
-    check_uid,
-    fingerprint,
-    keys_of_inputs,
-    times_of_inputs,
-)
+from asyncstate.spark.checks import check_fingerprint, check_operator_options, check_uid, fingerprint
 from asyncstate.spark.exchange import Stage, exchange, input_spec, run_stage, stage_schema, wire_schema
 from asyncstate.spark.failures import stage_explained, translated
 from asyncstate.spark.local_phase import runs_locally
@@ -204,11 +201,7 @@ class MicroBatch:
         options: Mapping[str, object],
     ) -> _Prepared:
         check_is_operator(uid, operator)
-        if len(inputs) != operator.num_inputs:
-            raise JobError(
-                f"operator '{uid}' ({type(operator).__name__}) takes {operator.num_inputs} inputs but got "
-                f"{len(inputs)}; pass one DataFrame for each"
-            )
+        check_num_inputs(uid, operator, len(inputs))
         check_operator_options(uid, options)
         config: Config = self._frame.resolve(options)
         specs = _input_specs(uid, operator.broadcast_input, inputs, declared)
@@ -264,11 +257,7 @@ class MicroBatch:
         """What the options say; by default what is stored, or a partition a core for new state."""
         auto = stored.parallelism if stored is not None else self._frame.default_parallelism
         chosen = config.parallelism or min(auto, config.max_parallelism)
-        if chosen > config.max_parallelism:
-            raise ConfigurationError(
-                f"operator '{uid}': parallelism {chosen} is more than its {config.max_parallelism} key "
-                "groups (async-state.max-parallelism, fixed by the job's first batch); choose a lower one"
-            )
+        check_parallelism(uid, chosen, config.max_parallelism)
         return chosen
 
 

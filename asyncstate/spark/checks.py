@@ -1,6 +1,6 @@
-"""What the driver refuses before any row is read.
+"""What the driver of a Spark job refuses before any row is read, beside what every driver does.
 
-Owns: the shape of ``apply``'s arguments, and the comparison of an operator's schemas with those in the
+Owns: the rules for names and operators' options, and the comparison of an operator's schemas with those in the
 manifest. Must not import pyspark.
 """
 
@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
 import pyarrow as pa
 
 from asyncstate.codec import Change, refusals, schema_from_text, schema_to_text
 from asyncstate.errors import ConfigurationError, JobError, SchemaError
 from asyncstate.operator import InputSpec
-from asyncstate.spark.durations import delay_us
-
-Key = str | Sequence[str] | None
-Keys = Key | Sequence[Key]
-Delay = str | timedelta | None
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _FILE_NAME_RULE = "use letters, digits, '_', '-' and '.', at most 100, starting with a letter or digit"
@@ -52,87 +46,6 @@ def check_operator_options(uid: str, options: Mapping[str, object]) -> None:
                 f"operator '{uid}': async-state.{name} holds for the whole job; give it to "
                 "StreamingJob(options=...)"
             )
-
-
-def keys_of_inputs(
-    uid: str, key: Keys, num_inputs: int, broadcast: int | None = None
-) -> list[tuple[str, ...]]:
-    """The key columns of each input; with several inputs ``key`` has one entry an input.
-
-    The input ``broadcast`` has no key: its entry is None or left out, and a single name is the key of the only
-    other input. Raises JobError for any other shape.
-    """
-    if num_inputs == 1:
-        return [_key(uid, key)]
-    if key is None:
-        return [()] * num_inputs
-    if broadcast is not None:
-        key = _with_broadcast(uid, key, num_inputs, broadcast)
-    if isinstance(key, str) or len(key) != num_inputs:
-        raise JobError(
-            f"operator '{uid}' has {num_inputs} inputs, so key needs one entry for each, like "
-            f"key=('id', 'seller') or key=(['a', 'b'], ['c', 'd']); it is {key!r}"
-        )
-    return [_key(uid, entry) for entry in key]
-
-
-def _with_broadcast(uid: str, key: Keys, num_inputs: int, broadcast: int) -> Sequence[Key]:
-    """``key`` with an entry for each input, None for the broadcast one."""
-    given: list[object] = list(key) if isinstance(key, (list, tuple)) else [key]
-    if len(given) == num_inputs - 1:
-        given.insert(broadcast, None)
-    if len(given) != num_inputs or given[broadcast] is not None:
-        example = [None if index == broadcast else "id" for index in range(num_inputs)]
-        raise JobError(
-            f"operator '{uid}': input {broadcast} is broadcast and has no key, every partition gets its rows; write "
-            f"None in its place, like key={tuple(example)!r}, with a list where a key has several columns; key is "
-            f"{key!r}"
-        )
-    return given  # type: ignore[return-value]  # what the entries are is for _key to say
-
-
-def _key(uid: str, key: object) -> tuple[str, ...]:
-    if key is None:
-        return ()
-    names = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, (list, tuple)) else (None,)
-    if not all(isinstance(name, str) for name in names):
-        raise JobError(
-            f"operator '{uid}': key {key!r} is neither a column name, nor a list of them, nor None"
-        )
-    if len(set(names)) != len(names):
-        raise JobError(f"operator '{uid}': key {key!r} names a column twice; name each once")
-    return tuple(str(name) for name in names)
-
-
-def times_of_inputs(
-    uid: str,
-    event_time: str | Sequence[str | None] | None,
-    watermark_delay: Delay | Sequence[Delay],
-    num_inputs: int,
-) -> tuple[list[str | None], list[int | None]]:
-    """Event time column and watermark delay (microseconds) of each input; one value holds for all inputs."""
-    columns = _each("event_time", uid, event_time, num_inputs)
-    delays = [
-        None if delay is None else delay_us(delay)
-        for delay in _each("watermark_delay", uid, watermark_delay, num_inputs)
-    ]
-    for column, delay in zip(columns, delays, strict=True):
-        if delay is not None and column is None:
-            raise JobError(
-                f"operator '{uid}': watermark_delay without event_time; name the timestamp column too"
-            )
-    return columns, delays
-
-
-def _each(what: str, uid: str, given: object, num_inputs: int) -> list:  # type: ignore[type-arg]
-    if not isinstance(given, (list, tuple)):
-        return [given] * num_inputs
-    if len(given) != num_inputs:
-        raise JobError(
-            f"operator '{uid}' has {num_inputs} inputs but {what} has {len(given)} entries; give one value "
-            "for all or one for each"
-        )
-    return list(given)
 
 
 def fingerprint(inputs: Sequence[InputSpec], output: pa.Schema) -> dict[str, str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -59,17 +59,13 @@ def input_spec(
     double = sorted({column for column in names if names.count(column) > 1})
     if double:
         raise SchemaError(f"{name} has more than one column called '{double[0]}'; rename or drop all but one")
-    sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
     lower = [column.lower() for column in names]
-    alike = [] if sensitive else [column for column in names if lower.count(column.lower()) > 1]
-    if alike:
+    alike = [column for column in names if lower.count(column.lower()) > 1]
+    if alike and str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() != "true":
         raise SchemaError(
             f"{name}: columns {' and '.join(map(repr, alike))} differ in case only, which Spark cannot tell apart "
             "while spark.sql.caseSensitive is false; rename all but one"
         )
-    reserved = [column for column in names if column in (ROUTE, COMMIT)]
-    if reserved:
-        raise SchemaError(f"{name}: the column name '{reserved[0]}' is used by asyncstate; rename it")
     kinds = [field for field in df.schema if field.name == ROW_KIND_COLUMN]
     if kinds and not isinstance(kinds[0].dataType, StringType):
         raise SchemaError(
@@ -194,15 +190,30 @@ def _struct(columns: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """The rows of a stage that has run, and the commit records it sent."""
+    """The rows of a stage that has run, and the commit records it sent; ``owner`` is how errors call the rows."""
 
     rows: DataFrame
     records: list[bytes]
+    owner: str
     _checkpointed: DataFrame
 
     def release(self) -> None:
-        """Give the rows' memory back; afterwards they cannot be read."""
+        """Give the rows' memory back; afterwards they cannot be read, and ``rows`` says so."""
+        self.rows._jdf = _Released(self.owner)
         _release(self._checkpointed)
+
+
+class _Released:
+    """In the place of a DataFrame's plan: whatever is asked of it raises JobError."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise JobError(
+            f"{self._owner} is read after the micro_batch function has returned, when its rows have been given back; "
+            "read it, or write it out, inside the micro_batch function"
+        )
 
 
 def run_stage(
@@ -228,7 +239,8 @@ def run_stage(
         raise
     found = [bytes(row[0]) for row in reported]
     rows = stage.where(_reported_rows(task.spec, found)).selectExpr(f"inline({OUTPUT})")
-    return Stage(rows, [record[ATTEMPT_BYTES:] for record in found], stage)
+    owner = f"the output of operator '{task.spec.uid}' in batch {task.spec.batch_id}"
+    return Stage(rows, [record[ATTEMPT_BYTES:] for record in found], owner, stage)
 
 
 def _release(checkpointed: DataFrame) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from asyncstate.spark.java import check_java
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
+
+_ADDRESS: Final = ("spark.driver.bindAddress", "spark.driver.host")
 
 
 def recommended_conf() -> dict[str, str]:
@@ -42,7 +45,7 @@ def build_session(
     name: str = "asyncstate", master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
     """A session with ``recommended_conf()`` overlaid by ``conf``, its workers on this interpreter. With a local
-    ``master`` it listens on 127.0.0.1 only.
+    master, named here, it listens on 127.0.0.1 only, unless told otherwise.
 
     Raises EnvironmentSetupError if the machine has no JDK that Spark can start.
     """
@@ -53,11 +56,18 @@ def build_session(
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    local = master is not None and master.startswith("local")
-    own = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"} if local else {}
-    for key, value in (recommended_conf() | own | dict(conf or {})).items():
+    given = dict(conf or {})
+    for key, value in (recommended_conf() | local_address(master, given) | given).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def local_address(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
+    """Where the driver of a session with ``master`` is to listen: no other machine needs to reach a local one, and
+    Spark's default is the host's address. Nothing for other masters, and where the user has chosen."""
+    chosen = "SPARK_LOCAL_IP" in os.environ or any(key in conf for key in _ADDRESS)
+    local = re.fullmatch(r"local(\[.*\])?", conf.get("spark.master", master or "").strip())
+    return {} if chosen or local is None else dict.fromkeys(_ADDRESS, "127.0.0.1")
 
 
 def settle_session(spark: SparkSession) -> None:

@@ -18,7 +18,6 @@ goes stale; it is recognised when it comes due, because the entry by key does no
 from __future__ import annotations
 
 import heapq
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -319,7 +318,7 @@ class KeyedTimers:
     def _encoded_time(self, time_us: int) -> bytes:
         try:
             return encode_namespace(time_us)
-        except (CodecError, TypeError, struct.error):
+        except CodecError:
             raise StateAccessError(
                 f"{self._label}: {time_us!r} is no time; give int64 microseconds since the epoch"
             ) from None

@@ -32,16 +32,22 @@ from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
+    Delay,
     InputBatch,
+    Keys,
     OrderBy,
     SequenceBy,
     TaskSpec,
     advance_sources,
     check_is_operator,
     check_key_groups,
+    check_num_inputs,
+    check_parallelism,
     checked_inputs,
     chosen_local_phase,
     drop_seen_of_inputs,
+    each_input,
+    keys_of_inputs,
     operator_after,
     pack_broadcast,
     previous_processing_time,
@@ -52,6 +58,7 @@ from asyncstate.runtime import (
     sequences_of_inputs,
     sort_keys_of_inputs,
     sum_records,
+    times_of_inputs,
     warn_of_missing_rows,
     watermark_after,
 )
@@ -90,8 +97,9 @@ def _new_folder(kind: str) -> Path:
 class OperatorHarness:
     """One operator, its partitions and its checkpoint, in this process. A context manager.
 
-    ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds) have one entry an input; for a single
-    input the entry itself may be given. ``order_by`` is as in a job's ``apply``: a column or a list of columns, with
+    ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds, or as in a job) have one entry an input; for
+    a single input the entry itself may be given; what a job refuses of them is refused here by the same checks.
+    ``order_by`` is as in a job's ``apply``: a column or a list of columns, with
     several inputs one entry for each, None where rows come as they are; so are ``sequence`` and ``drop_seen``. The
     operator's broadcast input has no key:
     its entry in ``key`` is None or left out. Rows pushed with kinds make an input a
@@ -106,10 +114,10 @@ class OperatorHarness:
         self,
         operator: Operator,
         inputs: pa.Schema | Sequence[pa.Schema],
-        key: Sequence[Any],
+        key: Keys,
         *,
         event_time: str | Sequence[str | None] | None = None,
-        watermark_delay: int | Sequence[int | None] | None = None,
+        watermark_delay: Delay | Sequence[Delay] = None,
         changelog: bool | Sequence[bool] | None = None,
         order_by: OrderBy = None,
         sequence: SequenceBy = None,
@@ -125,19 +133,16 @@ class OperatorHarness:
         checkpoint: str | None = None,
     ) -> None:
         check_is_operator(_UID, operator)
-        if not 1 <= parallelism <= max_parallelism:
-            raise JobError(
-                f"the harness was given parallelism {parallelism} and max_parallelism {max_parallelism}; give at least "
-                "one partition, and no more than there are key groups"
-            )
-        schemas = [inputs] if isinstance(inputs, pa.Schema) else list(inputs)
+        check_parallelism(_UID, parallelism, max_parallelism)
+        schemas = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         count = len(schemas)
-        keys = _keys(key, count, operator.broadcast_input)
-        times = _per_input(event_time, count)
+        check_num_inputs(_UID, operator, count)
+        keys = keys_of_inputs(_UID, _key(key, count), count, operator.broadcast_input)
+        times, self._delays = times_of_inputs(_UID, event_time, watermark_delay, count)
         orders = sort_keys_of_inputs(_UID, order_by, count)
         sequences = sequences_of_inputs(_UID, sequence, count)
         drops = drop_seen_of_inputs(_UID, drop_seen, sequences)
-        changelogs = _per_input(operator.accepts_changelog if changelog is None else changelog, count)
+        changelogs = _changelogs(operator.accepts_changelog if changelog is None else changelog, count)
         self._specs = tuple(
             InputSpec(
                 schema,
@@ -152,7 +157,6 @@ class OperatorHarness:
             )
             for i, schema in enumerate(schemas)
         )
-        self._delays = _per_input(watermark_delay, count)
         self._operator = _copies_of(operator)
         self._options = dict(options or {})
         self._config = resolve(
@@ -197,7 +201,7 @@ class OperatorHarness:
 
         Raises SchemaError for rows and kinds that do not fit the input, and JobError for an input that there is not.
         """
-        if input not in range(len(self._specs)):
+        if type(input) is not int or input not in range(len(self._specs)):
             raise JobError(
                 f"push: there is no input {input!r}; the operator has {len(self._specs)}, from 0 on"
             )
@@ -294,7 +298,7 @@ class OperatorHarness:
         harness = OperatorHarness(
             operator,
             [spec.schema for spec in self._specs],
-            [spec.key for spec in self._specs],
+            [None if spec.broadcast else spec.key for spec in self._specs],
             folder=folder,
             **{**settings, **changes},
         )
@@ -464,28 +468,20 @@ def _shipped(spec: TaskSpec, copies: Callable[[], Operator]) -> TaskSpec:
     return shipped
 
 
-def _keys(key: Sequence[Any], count: int, broadcast: int | None) -> list[tuple[str, ...]]:
-    """The key columns of each input."""
-    if count == 1 and all(isinstance(name, str) for name in key):
-        return [_names(key)]
-    keys = [() if entry is None else _names(entry) for entry in ([key] if isinstance(key, str) else key)]
-    if broadcast is not None and len(keys) == count - 1:
-        keys.insert(broadcast, ())
-    if len(keys) != count:
-        raise JobError(f"{len(keys)} keys given for {count} inputs: {key!r}; give a list of columns for each")
-    return keys
+def _key(key: Any, count: int) -> Any:
+    """``key`` as ``apply`` takes it: for a single input its entry."""
+    if count == 1 and isinstance(key, (list, tuple)) and len(key) <= 1:
+        return next(iter(key), None)
+    return key
 
 
-def _names(key: Any) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
-def _per_input(value: Any, count: int) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        if len(value) != count:
-            raise JobError(f"{len(value)} values given for {count} inputs: {value!r}")
-        return list(value)
-    return [value] * count
+def _changelogs(changelog: bool | Sequence[bool], count: int) -> list[bool]:
+    given = each_input("changelog", _UID, changelog, count)
+    if not all(isinstance(one, bool) for one in given):
+        raise JobError(
+            f"operator '{_UID}': changelog is {changelog!r}; give True or False, or one of them for each input"
+        )
+    return given
 
 
 def _record_batch(rows: Sequence[Any], spec: InputSpec) -> pa.RecordBatch:

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.errors import JobError, SchemaError
+from asyncstate.runtime import keys_of_inputs
 from asyncstate.spark import MicroBatch, StreamingJob
-from asyncstate.spark.checks import keys_of_inputs
 from tests.spark.broadcast_parts import BadWords, ControllableDedup, ThreeInputs
 from tests.spark.stored import stored_state
 

@@ -11,8 +11,8 @@ import pytest
 
 from asyncstate import errors
 from asyncstate.errors import AsyncStateError, ConfigurationError, EnvironmentSetupError, OperatorError
+from asyncstate.runtime import delay_us
 from asyncstate.spark import build_session, java, recommended_conf
-from asyncstate.spark.durations import delay_us
 from asyncstate.spark.failures import mark, restore, translated
 from asyncstate.spark.session import settle_session
 

@@ -86,7 +86,7 @@ def test_rows(rows: Any, settings: Any, error: Any, text: str) -> None:
 
 
 def test_settings() -> None:
-    with pytest.raises(JobError, match="parallelism 9 and max_parallelism 4"):
+    with pytest.raises(ConfigurationError, match="parallelism 9 is more than its 4 key groups"):
         harness(parallelism=9, max_parallelism=4)
     with pytest.raises(
         ConfigurationError, match="async-state.parallelism: '0' does not fit; the range is 1 to 32768"

@@ -1,0 +1,142 @@
+"""What users declare of an operator and its inputs, to a job's ``apply`` and to the harness alike.
+
+Owns: the shape of these declarations but for those of order (``sort_keys``). Whether columns exist and fit is for
+``InputSpec`` and the check of the operator to say.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from asyncstate.durations import microseconds
+from asyncstate.errors import ConfigurationError, JobError
+from asyncstate.operator import Operator
+
+Key = str | Sequence[str] | None
+Keys = Key | Sequence[Key]
+"""The key columns; with several inputs one entry for each."""
+Delay = str | timedelta | int | None
+"""A text such as "10 seconds", a timedelta, or an int of microseconds."""
+
+
+def check_num_inputs(uid: str, operator: Operator, num_inputs: int) -> None:
+    """Raise JobError unless ``operator`` takes ``num_inputs`` inputs."""
+    if num_inputs != operator.num_inputs:
+        raise JobError(
+            f"operator '{uid}' ({type(operator).__name__}) takes {operator.num_inputs} inputs but got {num_inputs}; "
+            "give one for each"
+        )
+
+
+def check_parallelism(uid: str, parallelism: int, max_parallelism: int) -> None:
+    """Raise ConfigurationError unless each partition can have a key group."""
+    if not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1:
+        raise ConfigurationError(
+            f"operator '{uid}': parallelism is {parallelism!r}; give a whole number from 1 on"
+        )
+    if parallelism > max_parallelism:
+        raise ConfigurationError(
+            f"operator '{uid}': parallelism {parallelism} is more than its {max_parallelism} key "
+            "groups (async-state.max-parallelism, fixed by the job's first batch); choose a lower one"
+        )
+
+
+def delay_us(delay: str | timedelta | int) -> int:
+    """Microseconds of a watermark delay. Raises ConfigurationError for what is no delay, and below zero."""
+    length = microseconds(delay, "input", "watermark delay", ConfigurationError)
+    if length < 0:
+        raise ConfigurationError(f"input: watermark delay {delay!r} is below zero; give zero or more")
+    return length
+
+
+def keys_of_inputs(
+    uid: str, key: Keys, num_inputs: int, broadcast: int | None = None
+) -> list[tuple[str, ...]]:
+    """The key columns of each input; with several inputs ``key`` has one entry an input.
+
+    The input ``broadcast`` has no key: its entry is None or left out, and a single name is the key of the only
+    other input. Raises JobError for any other shape.
+    """
+    if num_inputs == 1:
+        return [_key(uid, key)]
+    if key is None:
+        return [()] * num_inputs
+    if broadcast is not None:
+        key = _with_broadcast(uid, key, num_inputs, broadcast)
+    if isinstance(key, str) or not isinstance(key, Sequence) or len(key) != num_inputs:
+        raise JobError(
+            f"operator '{uid}' has {num_inputs} inputs, so key needs one entry for each, like "
+            f"key=('id', 'seller') or key=(['a', 'b'], ['c', 'd']); it is {key!r}"
+        )
+    return [_key(uid, entry) for entry in key]
+
+
+def _with_broadcast(uid: str, key: Keys, num_inputs: int, broadcast: int) -> Sequence[Key]:
+    """``key`` with an entry for each input, None for the broadcast one."""
+    given: list[object] = list(key) if isinstance(key, (list, tuple)) else [key]
+    if len(given) == num_inputs - 1:
+        given.insert(broadcast, None)
+    if len(given) != num_inputs or given[broadcast] is not None:
+        example = [None if index == broadcast else "id" for index in range(num_inputs)]
+        raise JobError(
+            f"operator '{uid}': input {broadcast} is broadcast and has no key, every partition gets its rows; write "
+            f"None in its place, like key={tuple(example)!r}, with a list where a key has several columns; key is "
+            f"{key!r}"
+        )
+    return given  # type: ignore[return-value]  # what the entries are is for _key to say
+
+
+def _key(uid: str, key: object) -> tuple[str, ...]:
+    if key is None:
+        return ()
+    names = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, (list, tuple)) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise JobError(
+            f"operator '{uid}': key {key!r} is neither a column name, nor a list of them, nor None"
+        )
+    if len(set(names)) != len(names):
+        raise JobError(f"operator '{uid}': key {key!r} names a column twice; name each once")
+    return tuple(str(name) for name in names)
+
+
+def times_of_inputs(
+    uid: str,
+    event_time: str | Sequence[str | None] | None,
+    watermark_delay: Delay | Sequence[Delay],
+    num_inputs: int,
+) -> tuple[list[str | None], list[int | None]]:
+    """Event time column and watermark delay (microseconds) of each input; one value holds for all inputs.
+
+    Raises JobError for other shapes and ConfigurationError for what is no delay.
+    """
+    columns = each_input("event_time", uid, event_time, num_inputs)
+    for column in columns:
+        if column is not None and not isinstance(column, str):
+            raise JobError(
+                f"operator '{uid}': event_time has {column!r}; give the name of a timestamp column"
+            )
+    delays = [
+        None if delay is None else delay_us(delay)
+        for delay in each_input("watermark_delay", uid, watermark_delay, num_inputs)
+    ]
+    for column, delay in zip(columns, delays, strict=True):
+        if delay is not None and column is None:
+            raise JobError(
+                f"operator '{uid}': watermark_delay without event_time; name the timestamp column too"
+            )
+    return columns, delays
+
+
+def each_input(what: str, uid: str, given: Any, num_inputs: int) -> list[Any]:
+    """``given`` for each input: one value for all, or a list with an entry for each. Raises JobError."""
+    if not isinstance(given, (list, tuple)):
+        return [given] * num_inputs
+    if len(given) != num_inputs:
+        raise JobError(
+            f"operator '{uid}' has {num_inputs} inputs but {what} has {len(given)} entries; give one value "
+            "for all or one for each"
+        )
+    return list(given)

@@ -1,0 +1,38 @@
+"""Where a local session listens; no Spark is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncstate.spark.session import local_address
+
+LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "ip", "expected"),
+    [
+        ("local", {}, None, LOOPBACK),
+        ("local[2]", {}, None, LOOPBACK),
+        ("local[*, 3]", {}, None, LOOPBACK),
+        (None, {"spark.master": "local[2]"}, None, LOOPBACK),
+        ("spark://host:7077", {}, None, {}),
+        ("local-cluster[2,1,1024]", {}, None, {}),
+        ("yarn", {"spark.master": "local"}, None, LOOPBACK),
+        (None, {}, None, {}),
+        ("local", {}, "10.0.0.5", {}),
+        ("local", {"spark.driver.host": "10.0.0.5"}, None, {}),
+        ("local", {"spark.driver.bindAddress": "0.0.0.0"}, None, {}),
+    ],
+)
+def test_a_local_session_listens_on_the_loopback_only(
+    monkeypatch: pytest.MonkeyPatch,
+    master: str | None,
+    conf: dict[str, str],
+    ip: str | None,
+    expected: dict[str, str],
+) -> None:
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    if ip is not None:
+        monkeypatch.setenv("SPARK_LOCAL_IP", ip)
+    assert local_address(master, conf) == expected
