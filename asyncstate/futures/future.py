@@ -166,7 +166,7 @@ class StateFuture(FutureCore, Generic[T]):
                 return failed_future(error)
             finally:
                 nesting.depth = depth
-                if nesting.postponed and not depth:
+                if not depth and nesting.postponed:
                     _run_postponed()
         return self._derive(settling.compose, fn)
 

@@ -31,7 +31,7 @@ def check_num_inputs(uid: str, operator: Operator, num_inputs: int) -> None:
         )
 
 
-def check_parallelism(uid: str, parallelism: int, max_parallelism: int) -> None:
+def check_parallelism(uid: str, parallelism: object, max_parallelism: int) -> None:
     """Raise ConfigurationError unless each partition can have a key group."""
     if not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1:
         raise ConfigurationError(
@@ -66,7 +66,7 @@ def keys_of_inputs(
         return [()] * num_inputs
     if broadcast is not None:
         key = _with_broadcast(uid, key, num_inputs, broadcast)
-    if isinstance(key, str) or not isinstance(key, Sequence) or len(key) != num_inputs:
+    if not isinstance(key, (list, tuple)) or len(key) != num_inputs:
         raise JobError(
             f"operator '{uid}' has {num_inputs} inputs, so key needs one entry for each, like "
             f"key=('id', 'seller') or key=(['a', 'b'], ['c', 'd']); it is {key!r}"

@@ -184,7 +184,7 @@ def _output_column(uid: str, field: pa.Field, column: Any) -> pa.Array:
         ) from error
 
 
-def _kind_column(kinds: npt.NDArray[np.int8] | RowKind, num_rows: int) -> pa.Array:
+def _kind_column(kinds: Any, num_rows: int) -> pa.Array:
     if isinstance(kinds, RowKind):
         return pa.repeat(pa.scalar(kinds.text, pa.string()), num_rows)
     if not isinstance(kinds, Sized):
@@ -192,7 +192,7 @@ def _kind_column(kinds: npt.NDArray[np.int8] | RowKind, num_rows: int) -> pa.Arr
     try:
         texts = _KIND_TEXTS.take(pa.array(kinds, pa.int8()))
     except (pa.ArrowException, TypeError, OverflowError):
-        given = (
+        given: Any = (
             kinds.tolist() if isinstance(kinds, np.ndarray) else [kinds] if isinstance(kinds, str) else kinds
         )
         raise _wrong_kind(next((kind for kind in given if kind not in _KINDS), kinds)) from None

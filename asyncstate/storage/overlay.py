@@ -171,18 +171,23 @@ class WriteOverlay:
 
     def _recall(self, key: bytes) -> Peeked:
         """Look into what was read ahead and into the older generations; what is found there is young again."""
-        value: Peeked = self._early.pop(key, MISSING) if self._early else MISSING
-        if value is not MISSING:
-            self._misses += 1  # the store was asked for it, only earlier
-        else:
-            for entries in self._older:
-                value = entries.get(key, MISSING)
-                if value is not MISSING:
-                    break
-            else:
-                return MISSING
-        self.remember(key, value)
-        return value
+        if self._early:
+            value: Peeked = self._early.pop(key, MISSING)
+            if value is not MISSING:
+                # The store was asked for it, only earlier. ``remember``, of a key that is not young, without a call:
+                # this is the way of most records of a micro-batch.
+                self._misses += 1
+                self._young[key] = value
+                self._young_bytes += len(key) + ENTRY_OVERHEAD_BYTES + (0 if value is None else len(value))
+                if self._young_bytes > self._young_bytes_max:
+                    self._age()
+                return value
+        for entries in self._older:
+            value = entries.get(key, MISSING)
+            if value is not MISSING:
+                self.remember(key, value)
+                return value
+        return MISSING
 
     def fetch(self, key: bytes) -> bytes | None:
         """Ask the store, for a key that ``peek`` did not know, and remember the answer."""

@@ -494,10 +494,9 @@ class Bundles(BundleOperator):
         ),
         (NoNotification(), {}, "no process_notification method"),
         (NoRegularInput(), {"inputs": [RULES], "key": [None]}, "beside at least one other"),
-        (NoSuchInput(), {"key": ["user", "rule"]}, "broadcast_input is 2 with num_inputs 2"),
+        (NoSuchInput(), {"key": None}, "broadcast_input is 2 with num_inputs 2"),
         (NotifiesWithout(), {"key": ["user", "rule"]}, "notify_stateful_sets but has no broadcast input"),
         (Bundles(), {}, "record grain only"),
-        (Rules(), {"key": ["user", "rule"]}, r"input 1 is broadcast and has no key, but \(rule\)"),
         (
             Times(),
             {"inputs": TIMED, "event_time": "at", "order_by": [None, "at"]},
@@ -509,6 +508,11 @@ def test_what_is_refused_on_the_driver(operator: Any, settings: dict[str, Any], 
     given = {"inputs": INPUTS, "key": ["user", None], **settings}
     with pytest.raises(SchemaError, match=message):
         OperatorHarness(operator, **given)
+
+
+def test_a_broadcast_input_has_no_key() -> None:
+    with pytest.raises(JobError, match="input 1 is broadcast and has no key, every partition gets its rows"):
+        OperatorHarness(Rules(), INPUTS, ["user", "rule"])
 
 
 def test_broadcast_state_needs_a_broadcast_input() -> None:
