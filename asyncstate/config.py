@@ -262,7 +262,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Choice(("auto", "true", "false")),
         "Put rows of a key together before the exchange (two-phase aggregation), where the operator can. `auto`: over "
         "insert-only inputs, where the micro-batch before shows that it pays; see "
-        "[operators.md](operators.md#two-phase-aggregation).",
+        "[two phases](operators/aggregate.md#two-phase-aggregation).",
     ] = "auto"
     broadcast_size_limit_bytes: Annotated[
         int,

@@ -73,7 +73,7 @@ def _run(example: Example, module: ModuleType) -> str:
 
 
 @pytest.mark.parametrize(
-    "page", sorted({example.page for example in _all(spark=False)}), ids=lambda page: page.stem
+    "page", sorted({example.page for example in _all(spark=False)}), ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_examples_run_and_print_what_the_page_says(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A module that can be found by name: operators are pickled on their way to the partitions.
@@ -125,7 +125,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_the_readme_and_the_guide_have_examples() -> None:
     """Without this, a fence that is spelt wrongly would let the tests above pass with nothing run."""
     found = {example.page.name for example in _all(spark=False)}
-    assert {"writing-operators.md", "testing.md", "operators.md"} <= found
+    assert {"writing-operators.md", "testing.md", "aggregate.md", "join.md"} <= found
     assert [example.page.name for example in _all(spark=True)] == ["README.md"]
 
 

@@ -39,7 +39,9 @@ LARGE = 1_000
 
 def examples_of(operator: str) -> int:
     """For an entry: 20 an operator in the quick profile, 2,000 in the thorough one; some for each entry."""
-    return max(3, settings.default.max_examples * 2 // 5 // len(OPERATORS[operator]))
+    most = settings.default.max_examples
+    share = most if most >= 2_000 else most * 2 // 5
+    return max(3, -(-share // len(OPERATORS[operator])))
 
 
 @pytest.mark.parametrize(
