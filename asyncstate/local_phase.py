@@ -1,6 +1,7 @@
 """What of an aggregation can be done before the exchange: its local phase, described for any engine.
 
-Owns: ``LocalFunction``, ``LocalColumn``, ``LocalPhase``: which rows are put together and what is computed over them.
+Owns: ``LocalFunction``, ``LocalColumn``, ``LocalPhase``: which rows are put together and what is computed over them;
+``LocalLimit``: which rows need not travel.
 Invariant: rows made by a local phase can be merged in any grouping and any order; a local phase that finds nothing to
 put together gives a row a row.
 Must not import anything of the project.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +82,23 @@ class LocalPhase:
         fields = [schema.field(name).with_nullable(True) for name in names]
         columns = [pa.field(local_name(index), column.type) for index, column in enumerate(self.columns)]
         return pa.schema([*fields, pa.field(LOCAL_ROWS, pa.int64()), *columns])
+
+
+class LimitColumn(NamedTuple):
+    """A column of a ``LocalLimit``'s order."""
+
+    column: str
+    descending: bool
+    nulls_first: bool
+
+
+@dataclass(frozen=True)
+class LocalLimit:
+    """Of an insert-only input without a key the first ``rows`` rows in ``order`` are enough, in each part for itself:
+    others of the part cannot be among the first ones of all. Of rows of equal order any will do."""
+
+    order: tuple[LimitColumn, ...]
+    rows: int
 
 
 def local_name(index: int) -> str:

@@ -24,7 +24,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN, RowKind, accumulates
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
-from asyncstate.local_phase import LocalPhase
+from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.requests import StateSink
 
 S = TypeVar("S")
@@ -64,7 +64,7 @@ class InputSpec:
     ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_seen`` rows of a key whose
     sequence is not higher than all that micro-batches before had are dropped.
     ``local``: what was done to the rows before they came (None: nothing); they then are of ``row_schema``, all +I, and
-    ``changelog`` tells of the rows that they were made of.
+    ``changelog`` tells of the rows that they were made of. ``limit``: only such rows came; they are as they were.
     """
 
     schema: pa.Schema
@@ -77,6 +77,7 @@ class InputSpec:
     sequence: tuple[str, ...] = ()
     drop_seen: bool = False
     local: LocalPhase | None = None
+    limit: LocalLimit | None = None
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -532,6 +533,13 @@ class BundleOperator(Operator):
 
         Called on the driver, after ``bind``. If the job makes use of it, ``inputs[0].local`` is what was returned, in
         ``bind`` and ``open`` of the tasks. State must not depend on it: it may change from one micro-batch to the next.
+        """
+        return None
+
+    def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
+        """Which rows of the only input are enough, asked where it is insert-only and has no key; None: all.
+
+        Called on the driver, after ``bind``. A single partition gets all rows without a key, so this spares it most.
         """
         return None
 

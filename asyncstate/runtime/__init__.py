@@ -24,7 +24,7 @@ from asyncstate.runtime.driver import (
     sum_records,
     watermark_after,
 )
-from asyncstate.runtime.local_choice import chosen_local_phase
+from asyncstate.runtime.local_choice import chosen_local_limit, chosen_local_phase
 from asyncstate.runtime.missing_rows import warn_of_missing_rows
 from asyncstate.runtime.pruning import checked_inputs
 from asyncstate.runtime.sort_keys import (
@@ -55,6 +55,7 @@ __all__ = [
     "check_num_inputs",
     "check_parallelism",
     "checked_inputs",
+    "chosen_local_limit",
     "chosen_local_phase",
     "delay_us",
     "drop_seen_of_inputs",

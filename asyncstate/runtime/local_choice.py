@@ -1,6 +1,6 @@
 """Whether an operator's local phase runs in a micro-batch.
 
-Owns: ``chosen_local_phase`` and the rule of ``auto``.
+Owns: ``chosen_local_phase``, the rule of ``auto``, and ``chosen_local_limit``.
 Invariant: the choice follows from the configuration and the version that the micro-batch starts from, so every attempt
 at a micro-batch, also after a restart, makes the same one.
 Must not import Spark.
@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from asyncstate.config import Config
-from asyncstate.local_phase import LocalFunction, LocalPhase
+from asyncstate.local_phase import LocalFunction, LocalLimit, LocalPhase
 from asyncstate.operator import BundleOperator, InputSpec, Operator
 from asyncstate.storage import OperatorManifest
 
@@ -47,6 +47,27 @@ def chosen_local_phase(
     if inputs[0].changelog or _sorts(phase) or base is None or not _pays(base.summed_statistics(), batch_id):
         return None
     return phase
+
+
+def chosen_local_limit(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalLimit | None:
+    """Which rows are enough for the operator; None where it gets all.
+
+    Rows with an event time all travel: the watermark follows from them. So do those with a sequence, whose order is
+    told within a key only.
+    """
+    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
+        return None
+    (given,) = inputs
+    if (
+        given.key
+        or given.changelog
+        or given.broadcast
+        or given.event_time
+        or given.sequence
+        or given.order_by
+    ):
+        return None
+    return operator.local_limit(inputs)
 
 
 def _sorts(phase: LocalPhase) -> bool:

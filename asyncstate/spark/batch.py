@@ -27,6 +27,7 @@ from asyncstate.runtime import (
     check_num_inputs,
     check_parallelism,
     checked_inputs,
+    chosen_local_limit,
     chosen_local_phase,
     drop_seen_of_inputs,
     keys_of_inputs,
@@ -43,7 +44,7 @@ from asyncstate.spark.broadcast import with_broadcast
 from asyncstate.spark.checks import check_fingerprint, check_operator_options, check_uid, fingerprint
 from asyncstate.spark.exchange import Stage, exchange, input_spec, run_stage, stage_schema, wire_schema
 from asyncstate.spark.failures import stage_explained, translated
-from asyncstate.spark.local_phase import runs_locally
+from asyncstate.spark.local_phase import can_limit, runs_locally
 from asyncstate.spark.pickling import shipped_copy
 from asyncstate.spark.task import PartitionTask, RunPartition
 from asyncstate.storage import Manifest, OperatorManifest
@@ -221,6 +222,9 @@ class MicroBatch:
         phase = chosen_local_phase(operator, ready, config, stored, self.batch_id)
         if phase is not None and runs_locally(inputs[0], ready[0], phase):
             ready = (replace(ready[0], local=phase),)
+        limit = chosen_local_limit(operator, ready, config)
+        if limit is not None and can_limit(inputs[0], limit):
+            ready = (replace(ready[0], limit=limit),)
         spec = self._task_spec(operator, uid, ready, config, stored)
         return _Prepared(
             spec, PartitionTask(spec, wire_schema(schema), self._frame.run), schema, specs.delays, schemas

@@ -43,7 +43,7 @@ from asyncstate.spark.columns import (
     struct_name,
 )
 from asyncstate.spark.failures import marked
-from asyncstate.spark.local_phase import put_together
+from asyncstate.spark.local_phase import first_rows, put_together
 from asyncstate.spark.plans import adaptive_where_it_pays
 from asyncstate.spark.task import PartitionTask, regular_inputs
 
@@ -154,6 +154,8 @@ def exchange(
 
 
 def _rows(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
+    if spec.limit is not None:
+        return first_rows(df, spec.limit)
     return df if spec.local is None else put_together(df, spec, parallelism)
 
 

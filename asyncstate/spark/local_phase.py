@@ -1,6 +1,6 @@
 """The local phase of an operator as Catalyst runs it: rows of a key put together before the exchange by key group.
 
-Owns: ``runs_locally`` and ``put_together``; the SQL of ``LocalPhase``.
+Owns: ``runs_locally`` and ``put_together``, the SQL of ``LocalPhase``, and ``first_rows``, that of ``LocalLimit``.
 Invariant: a row comes out for each key, slice and presence of an event time, with the columns of
 ``InputSpec.row_schema``; whatever the session's ANSI mode and time zone, nothing overflows and no time shifts.
 Must not import runtime or storage.
@@ -22,7 +22,16 @@ from pyspark.sql.types import DataType, StringType, TimestampNTZType
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
 from asyncstate.errors import SchemaError
-from asyncstate.local_phase import LOCAL_ROWS, LOW_BITS, LocalColumn, LocalFunction, LocalPhase, local_name
+from asyncstate.local_phase import (
+    LOCAL_ROWS,
+    LOW_BITS,
+    LimitColumn,
+    LocalColumn,
+    LocalFunction,
+    LocalLimit,
+    LocalPhase,
+    local_name,
+)
 from asyncstate.operator import InputSpec
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.failures import marked
@@ -54,6 +63,22 @@ def put_together(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
         found = found.where(f"{LOCAL_ROWS} > 0")  # over no rows SQL has one row
     # An exchange of Spark's own has as many partitions as the session says, by default 200.
     return found.coalesce(parallelism)
+
+
+def can_limit(df: DataFrame, limit: LocalLimit) -> bool:
+    """True where Catalyst's order of the columns is that of the state: not under other collations."""
+    return all(_binary(df.schema[one.column].dataType) for one in limit.order)
+
+
+def first_rows(df: DataFrame, limit: LocalLimit) -> DataFrame:
+    """The first rows of ``df``: Spark takes those of each part, and then those of all parts together."""
+    return df.orderBy(*(_sort_column(one) for one in limit.order)).limit(limit.rows)
+
+
+def _sort_column(one: LimitColumn) -> Column:
+    direction, nulls = "desc" if one.descending else "asc", "first" if one.nulls_first else "last"
+    sort: Column = getattr(sf.col(quoted(one.column)), f"{direction}_nulls_{nulls}")()
+    return sort
 
 
 def _part(df: DataFrame, spec: InputSpec, phase: LocalPhase) -> str:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture
+from asyncstate.local_phase import LimitColumn, LocalLimit
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from operators.core.arrays import BoolArray, Int64Array
 from operators.core.changelog import arrival_order
@@ -109,6 +110,14 @@ class Rank(Named, BundleOperator):
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of ``unique``."""
         return [self.settings.unique]
+
+    def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
+        """The rows with numbers up to offset + n; all where ties share a number or a row may replace another one."""
+        settings = self.settings
+        if isinstance(settings.n, str) or settings.function != "row_number" or settings.unique is not None:
+            return None
+        order = tuple(LimitColumn(one.column, one.descending, one.nulls_first) for one in settings.order)
+        return LocalLimit(order, settings.offset + settings.n)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -73,7 +73,9 @@ def _run(example: Example, module: ModuleType) -> str:
 
 
 @pytest.mark.parametrize(
-    "page", sorted({example.page for example in _all(spark=False)}), ids=lambda page: str(page.relative_to(ROOT))
+    "page",
+    sorted({example.page for example in _all(spark=False)}),
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_examples_run_and_print_what_the_page_says(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A module that can be found by name: operators are pickled on their way to the partitions.

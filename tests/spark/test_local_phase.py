@@ -23,7 +23,21 @@ from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.exchange import input_spec
 from asyncstate.spark.local_phase import put_together, runs_locally
-from operators import GroupAggregate, WindowAggregate, avg, count, cumulate, hop, max_, min_, sum_, tumble
+from operators import (
+    GroupAggregate,
+    Rank,
+    WindowAggregate,
+    asc,
+    avg,
+    count,
+    cumulate,
+    desc,
+    hop,
+    max_,
+    min_,
+    sum_,
+    tumble,
+)
 from tests.spark.stored import stored_state
 
 pytestmark = pytest.mark.spark
@@ -250,6 +264,30 @@ def test_without_a_key_and_without_rows(spark: SparkSession, make_job: MakeJob, 
         assert two.results[-1] == one.results[-1]
         assert figures["rows_in"] == min(df.count(), 1)
     assert net_of(two.results) == Counter({"[50, 49]": 1})
+
+
+@pytest.mark.parametrize(
+    ("order", "rank_column"),
+    [
+        ([desc("y"), "id"], "place"),  # NaN is the largest
+        ([asc("n", nulls="last"), desc("id")], None),
+        ([desc(ODD, nulls="first"), "id"], None),
+        (["b", desc("d")], "place"),
+    ],
+)
+def test_a_global_ranking_gets_the_first_rows_only(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool, order: Any, rank_column: Any
+) -> None:
+    one, two = runs(
+        make_job, tmp_path, Rank(order, 5, offset=2, rank_column=rank_column), async_enabled, key=None
+    )
+    for batch_id, (start, end) in enumerate([(0, 60), (60, 90), (90, 90), (90, 200)]):
+        df = rows(spark, start, end)
+        expected, found = one(df, batch_id), two(df, batch_id)
+        assert two.results[-1] == one.results[-1]
+        assert expected["rows_in"] == end - start
+        assert found["rows_in"] == min(end - start, 7)
+    assert sum(net_of(two.results).values()) == 5
 
 
 def test_distinct_and_event_times_that_are_null(
