@@ -31,7 +31,7 @@ from operators.join.condition import Condition, JoinCondition
 from operators.join.inputs import check_condition, check_keys, joined_schema, matchable_keys
 from operators.join.matches import Emission, Matches, Residual, Rows, equal_keys, join, oriented, partners
 from operators.join.rules import JoinKind, Rules, rules
-from operators.join.sides import ListSide, Own, SideState, UniqueSide
+from operators.join.sides import Added, ListSide, Own, SideState, UniqueSide
 
 UniqueKey = Literal["join_key"] | Sequence[str] | None
 """What identifies a row of an input: the join key alone, columns, or nothing (equal rows may repeat)."""
@@ -222,10 +222,11 @@ class Join(Named, BundleOperator):
         for emission in join(rule, kinds, matches, before):
             self._emit(side, rule, driving, others, emission, ctx)
         added = matchable[changes.added]
-        columns = take_rows(bundle.batch.columns, added)
         times = row_times(bundle, self.ttl[side])
-        times = None if times is None else times[added]
-        self._states[side].apply(keys, own, changes.removed, columns, row_keys[added], times)
+        state = self._states[side]
+        stamps = state.stamps_at(None if times is None else times[added], len(added))
+        rows = Added(take_rows(bundle.batch.columns, added), row_keys[added], stamps)
+        state.apply(keys, own, changes.removed, rows)
 
     def _count(self, bundle: Bundle, side: int, missing: Int64Array) -> None:
         if self.ttl[side] is None:

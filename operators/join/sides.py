@@ -1,6 +1,6 @@
 """The rows of one join input, stored by join key.
 
-Owns: ``SideState`` and its two layouts: a list of rows a key, or one row a key where the key is unique.
+Owns: ``Added``, ``SideState`` and its two layouts: a list of rows a key, or one row a key where the key is unique.
 Invariant: both layouts answer in the same form, so that the join does not know which one it reads.
 Must not know of join types or row kinds.
 """
@@ -21,7 +21,7 @@ from asyncstate.state.columns import Columns, ColumnStateDescriptor
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl
-from operators.core.arrays import BoolArray, Int64Array
+from operators.core.arrays import BoolArray, Int64Array, concat_rows, index_among, take_rows
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,34 @@ class Own:
     rows: ListColumns
     counts: Int64Array | None = None
     heads: ListHeads | None = None
+
+
+@dataclass(frozen=True)
+class Added:
+    """Rows (n) that come: their columns, the index of the key of each, and, if they expire, the stamp of each.
+
+    In order of arrival, or by key, then in order of arrival.
+    """
+
+    columns: Sequence[pa.Array]
+    key_index: Int64Array
+    stamps: Int64Array | None = None
+
+    def take(self, rows: Int64Array) -> Added:
+        """Some of them, or all in another order."""
+        stamps = None if self.stamps is None else self.stamps[rows]
+        return Added(take_rows(self.columns, rows), self.key_index[rows], stamps)
+
+    def of_keys(self, chosen: BoolArray) -> Added:
+        """Those of the ``chosen`` keys, indexed among these."""
+        some = self.take(np.flatnonzero(chosen[self.key_index]))
+        return Added(some.columns, index_among(chosen)[some.key_index], some.stamps)
+
+    def by_key(self) -> Added:
+        """By key, in their order within a key."""
+        if not bool((self.key_index[1:] < self.key_index[:-1]).any()):
+            return self
+        return self.take(np.argsort(self.key_index, kind="stable"))
 
 
 class SideState(ABC):
@@ -58,17 +86,12 @@ class SideState(ABC):
         nothing: what a side asks of itself is no use of its rows."""
 
     @abstractmethod
-    def apply(
-        self,
-        keys: KeyBatch,
-        own: Own,
-        removed: BoolArray,
-        columns: Sequence[pa.Array],
-        key_index: Int64Array,
-        times: Int64Array | None = None,
-    ) -> None:
-        """Remove the marked rows of ``own.rows`` and add new ones (arrival order, with the key of each, and the event
-        time if the ttl is measured in it)."""
+    def stamps_at(self, times: Int64Array | None, num_rows: int) -> Int64Array | None:
+        """The stamps of rows (n) that come now, or at these event times; None if they do not expire."""
+
+    @abstractmethod
+    def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
+        """Remove the marked rows of ``own.rows`` and add new ones, in order of arrival."""
 
     def _none(self, num_keys: int) -> ListColumns:
         columns = [pa.array([], field.type) for field in self._schema]
@@ -113,66 +136,45 @@ class ListSide(SideState):
             lambda rows: Own(_spread(rows, full), counts, heads)
         )
 
-    def apply(
-        self,
-        keys: KeyBatch,
-        own: Own,
-        removed: BoolArray,
-        columns: Sequence[pa.Array],
-        key_index: Int64Array,
-        times: Int64Array | None = None,
-    ) -> None:
+    def stamps_at(self, times: Int64Array | None, num_rows: int) -> Int64Array | None:
+        """See ``SideState``."""
+        return self._state.stamps_at(times, num_rows)
+
+    def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
         """See ``SideState``; only keys that lose rows are written as a whole."""
-        stamps = self._state.stamps_at(times, len(key_index))
-        columns, key_index, stamps = _by_key(list(columns), key_index, stamps)
+        added = added.by_key()
         if not removed.any():
-            if len(key_index):
-                self._state.append(keys, columns, key_index, own.heads, stamps)
+            if len(added.key_index):
+                self._state.append(keys, added.columns, added.key_index, own.heads, added.stamps)
             return
-        assert own.heads is not None
         loses = np.zeros(len(keys), np.bool_)
         loses[own.rows.key_index[removed]] = True
+        self._replace(keys, own, removed, added, loses)
         gains = np.zeros(len(keys), np.bool_)
-        gains[key_index] = True
+        gains[added.key_index] = True
         gains &= ~loses
-        self._replace(keys, own, removed, columns, key_index, stamps, loses)
         if gains.any():
-            mine = gains[key_index]
-            added = [column.filter(pa.array(mine)) for column in columns]
+            assert own.heads is not None
+            some = added.of_keys(gains)
             self._state.append(
-                keys.select(gains),
-                added,
-                _positions(gains)[key_index[mine]],
-                own.heads.select(gains),
-                None if stamps is None else stamps[mine],
+                keys.select(gains), some.columns, some.key_index, own.heads.select(gains), some.stamps
             )
 
-    def _replace(
-        self,
-        keys: KeyBatch,
-        own: Own,
-        removed: BoolArray,
-        columns: Sequence[pa.Array],
-        key_index: Int64Array,
-        stamps: Int64Array | None,
-        chosen: BoolArray,
-    ) -> None:
+    def _replace(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added, chosen: BoolArray) -> None:
         """Write the lists of the ``chosen`` keys anew: the rows that stay, then the added ones."""
         assert own.heads is not None
-        stay = ~removed & chosen[own.rows.key_index]
-        come = chosen[key_index]
-        both = [
-            pa.concat_arrays([old.filter(pa.array(stay)), new.filter(pa.array(come))])
-            for old, new in zip(own.rows.columns, columns, strict=True)
-        ]
-        if stamps is not None:  # rows that stay are written, but not renewed
-            assert own.rows.stamps is not None
-            stamps = np.concatenate([own.rows.stamps[stay], stamps[come]])
-        both, index, stamps = _by_key(
-            both, np.concatenate([own.rows.key_index[stay], key_index[come]]), stamps
-        )
+        old = Added(own.rows.columns, own.rows.key_index.astype(np.int64), own.rows.stamps)
+        stay = old.take(np.flatnonzero(~removed)).of_keys(chosen)
+        come = added.of_keys(chosen)
+        stamps = None
+        if come.stamps is not None:  # rows that stay are written, but not renewed
+            assert stay.stamps is not None
+            stamps = np.concatenate([stay.stamps, come.stamps])
+        rows = Added(
+            concat_rows(stay.columns, come.columns), np.concatenate([stay.key_index, come.key_index]), stamps
+        ).by_key()
         self._state.put(
-            keys.select(chosen), both, _positions(chosen)[index], own.heads.select(chosen), stamps
+            keys.select(chosen), rows.columns, rows.key_index, own.heads.select(chosen), rows.stamps
         )
 
 
@@ -207,29 +209,23 @@ class UniqueSide(SideState):
         """The rows, none of them renewed."""
         return self._state.async_get(keys, renew=False).then_apply(_present)
 
-    def apply(
-        self,
-        keys: KeyBatch,
-        own: Own,
-        removed: BoolArray,
-        columns: Sequence[pa.Array],
-        key_index: Int64Array,
-        times: Int64Array | None = None,
-    ) -> None:
+    def stamps_at(self, times: Int64Array | None, num_rows: int) -> Int64Array | None:
+        """See ``SideState``."""
+        return self._state.stamps_at(times, num_rows)
+
+    def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
         """See ``SideState``."""
         newest = np.full(len(keys), -1, np.int64)
-        newest[key_index] = np.arange(len(key_index))  # of repeated indices the last assignment stays
+        newest[added.key_index] = np.arange(
+            len(added.key_index)
+        )  # of repeated indices the last assignment stays
         gains = newest >= 0
         loses = np.zeros(len(keys), np.bool_)
         loses[own.rows.key_index[removed]] = True
         loses &= ~gains
         if gains.any():
-            rows = newest[gains]
-            self._state.put(
-                keys.select(gains),
-                [column.take(pa.array(rows)) for column in columns],
-                self._state.stamps_at(None if times is None else times[rows], len(rows)),
-            )
+            some = added.take(newest[gains])
+            self._state.put(keys.select(gains), some.columns, some.stamps)
         if loses.any():
             self._state.remove(keys.select(loses))
 
@@ -250,23 +246,3 @@ def _spread(rows: ListColumns, chosen: BoolArray) -> ListColumns:
     counts[chosen] = rows.counts
     key_index = np.flatnonzero(chosen)[rows.key_index].astype(np.int32)
     return ListColumns(rows.columns, key_index, counts, rows.stamps)
-
-
-def _positions(chosen: BoolArray) -> Int64Array:
-    """Index of each chosen key among the chosen ones."""
-    return np.cumsum(chosen) - 1
-
-
-def _by_key(
-    columns: list[pa.Array], key_index: Int64Array, stamps: Int64Array | None
-) -> tuple[list[pa.Array], Int64Array, Int64Array | None]:
-    """The rows ordered by key, in their order within a key."""
-    if not bool((key_index[1:] < key_index[:-1]).any()):
-        return columns, key_index, stamps
-    order = np.argsort(key_index, kind="stable")
-    rows = pa.array(order)
-    return (
-        [column.take(rows) for column in columns],
-        key_index[order],
-        None if stamps is None else stamps[order],
-    )
