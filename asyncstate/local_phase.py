@@ -95,7 +95,8 @@ class LimitColumn(NamedTuple):
 @dataclass(frozen=True)
 class LocalLimit:
     """Of an insert-only input without a key the first ``rows`` rows in ``order`` are enough, in each part for itself:
-    others of the part cannot be among the first ones of all. Of rows of equal order any will do."""
+    others of the part cannot be among the first ones of all. Of rows of equal order any will do.
+    Without columns any rows will do."""
 
     order: tuple[LimitColumn, ...]
     rows: int

@@ -14,6 +14,7 @@ from operators.process.connected import CoFlatMap, CoMap, CoProcess
 from operators.process.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
 from operators.process.reduce import KeyedReduce
 from operators.process.windows.functions import WindowApply, WindowProcess
+from operators.rank.limit import Limit, SortLimit
 from operators.rank.operator import Rank
 from operators.upsert.deduplicate import Deduplicate
 from operators.window.aggregate import WindowAggregate
@@ -34,8 +35,10 @@ __all__ = [
     "KeyedMap",
     "KeyedProcess",
     "KeyedReduce",
+    "Limit",
     "OrderColumn",
     "Rank",
+    "SortLimit",
     "WindowAggregate",
     "WindowApply",
     "WindowProcess",

@@ -72,7 +72,8 @@ def can_limit(df: DataFrame, limit: LocalLimit) -> bool:
 
 def first_rows(df: DataFrame, limit: LocalLimit) -> DataFrame:
     """The first rows of ``df``: Spark takes those of each part, and then those of all parts together."""
-    return df.orderBy(*(_sort_column(one) for one in limit.order)).limit(limit.rows)
+    ordered = df.orderBy(*(_sort_column(one) for one in limit.order)) if limit.order else df
+    return ordered.limit(limit.rows)
 
 
 def _sort_column(one: LimitColumn) -> Column:

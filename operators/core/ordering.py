@@ -1,14 +1,15 @@
 """ORDER BY inside operators: which columns, in which direction, and where nulls go.
 
-Owns: ``OrderColumn``, ``asc``, ``desc``, and numbers that sort as the values of ordered columns do.
+Owns: ``OrderColumn``, ``asc``, ``desc``, ``ARRIVAL``, and numbers that sort as the values of ordered columns do.
 Invariant: equal values have equal numbers; NaN is the largest float and -0.0 equals 0.0, as in keys.
 Must not import anything of ``asyncstate`` but ``operator``, ``codec`` and ``errors``.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +41,17 @@ class OrderColumn(NamedTuple):
         return f"{self.column} {direction} nulls {'first' if self.nulls_first else 'last'}"
 
 
-OrderBy = str | SortKey | OrderColumn | Sequence[str | SortKey | OrderColumn | tuple[str, str]]
-"""A column (ascending), ``asc(column)``, ``desc(column)``, or a list of these and of ``(column, "desc")``."""
+class _Arrival(enum.Enum):
+    """The order in which rows came."""
+
+    ARRIVAL = "arrival"
+
+
+ARRIVAL: Final = _Arrival.ARRIVAL
+"""Rows by when they came, the first one first: an order without columns."""
+
+OrderBy = str | SortKey | OrderColumn | Sequence[str | SortKey | OrderColumn | tuple[str, str]] | _Arrival
+"""A column (ascending), ``asc(column)``, ``desc(column)``, a list of these and of ``(column, "desc")``; ``ARRIVAL``."""
 
 
 def asc(column: str, nulls: Nulls = "first") -> OrderColumn:
@@ -61,7 +71,9 @@ def _nulls_first(column: str, nulls: str) -> bool:
 
 
 def order_columns(given: OrderBy, owner: str) -> tuple[OrderColumn, ...]:
-    """The columns of an order, as they were given; SchemaError for anything that is none."""
+    """The columns of an order, as they were given, none for ``ARRIVAL``; SchemaError for anything that is no order."""
+    if given is ARRIVAL:
+        return ()
     single = isinstance(given, str | SortKey | OrderColumn) or not isinstance(given, list | tuple)
     order = tuple(_order_column(one, owner) for one in ([given] if single else given))
     if not order:

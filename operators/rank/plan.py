@@ -150,7 +150,7 @@ class RankPlan:
 
     def _text(self) -> str:
         settings = self.settings
-        order = ", ".join(one.text for one in settings.order)
+        order = ", ".join(one.text for one in settings.order) or "arrival"
         last = f"{settings.n} from {settings.offset + 1}"
         text = f"{settings.function} {last} by {order}"
         if self.has_unique:

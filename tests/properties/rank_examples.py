@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 
-from operators import Rank, asc, desc
+from operators import Rank, SortLimit, asc, desc
 from operators.rank.all_rows import all_rows
 from operators.rank.all_rows.blocks import BlockSizes
 from tests.properties.examples import Entries, Example, nullable, small
@@ -117,6 +117,28 @@ def rankings(
     )
 
 
+@st.composite
+def sort_limits(draw: st.DrawFn, histories: Histories, blocks: bool = False, **settings: Any) -> Example:
+    """The first rows of everything in a total order."""
+    offset, n = draw(small(0, 2)), draw(st.integers(1, 4))
+
+    def expected(tables: list[Table]) -> Table:
+        shown = offset, offset + n
+        return ranked(tables[0], lambda row: (), _by_all, lambda row: shown, "row_number", False)
+
+    return Example(
+        make=lambda: SortLimit([desc("price"), asc("bidder"), "note", "seq", "auction"], n, offset=offset),
+        inputs=[BIDS],
+        key=[None],
+        history=draw(histories(BID)),
+        expected=expected,
+        settings=settings,
+        view=ranked_rows,
+        output_key=lambda row: (),
+        around=_tiny_blocks if blocks else nullcontext,
+    )
+
+
 def _unique(identity: Callable[[Row], Any], form: Any = "full", **more: Any) -> Histories:
     return lambda rows: keyed_changelogs(rows, identity, form, **more)
 
@@ -128,6 +150,9 @@ def _better(new: Row, old: Row) -> bool:
 RANKS: Entries = {
     "a changelog in many blocks": rankings(partial(changelogs, size=30), blocks=True),
     "unique rows in many blocks": rankings(_unique(within_auction, size=30), unique=True, blocks=True),
+    "limit of a changelog": sort_limits(changelogs),
+    "limit of a changelog in many blocks": sort_limits(partial(changelogs, size=30), blocks=True),
+    "limit of insertions": sort_limits(insertions, changelog=False),
     "insertions": rankings(insertions, changelog=False),
     "a changelog": rankings(changelogs),
     "unique rows": rankings(_unique(within_auction), unique=True),

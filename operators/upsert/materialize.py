@@ -1,0 +1,196 @@
+"""UpsertMaterialize: what a table with a primary key must be told, when a changelog has another upsert key.
+
+Owns: the operator.
+Invariant: after every bundle the netted output has for each key the newest of its rows that are there, or none.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``errors``.
+
+Source: Flink's ``SinkUpsertMaterializer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.errors import SchemaError
+from asyncstate.futures import StateFuture
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.state.list_blocks import ListHeads
+from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.ttl import StateTtl, check_ttl
+from operators.core.arrays import Int64Array, concat_rows, index_among, row_ids, take_rows
+from operators.core.changelog import arrival_order, distinct_rows, net_changes, take_changes
+from operators.core.checks import Named
+from operators.core.expiring import row_times
+from operators.core.netting import Identified, Net, net_by_content, net_by_unique_key
+from operators.core.payload import Payload
+
+
+class UpsertMaterialize(Named, BundleOperator):
+    """The newest of the rows that are there for each key: put it before a table whose primary key is the key.
+
+    It is needed where the rows of the changelog are identified by something else than the table's key, say after a
+    join: several of them may then have the same key at once, and their changes reach the table in no useful order, so
+    that a -U of one row would delete what another one has written. Where both keys are the same it only costs: leave it
+    out.
+
+    ``upsert_key``: the columns that identify a row of the input within a key; a row replaces the one before it with the
+    same ones and becomes the newest, a retraction takes back only a row that is equal in all columns. None: rows are
+    known by their whole content, and the oldest of equal ones is taken back.
+
+    Output: the input's columns, the net change of a bundle: +I for a key's first row, -U and +U (only +U with
+    ``emit_update_before=False``) when another row is the newest one, -D when the last one has gone. Retractions of rows
+    that are not there are dropped and counted (``retractions_without_state``): a row that has expired, columns that
+    differ from run to run, or a wrong upsert key.
+
+    ``ttl``: each row expires by itself; expiry puts nothing out. With a ttl a row that comes again unchanged is put out,
+    too.
+
+    State: ``rows``, a list a key of the columns that are not key, the newest last. A bundle reads and writes the lists
+    of its keys as a whole.
+
+    >>> from asyncstate.testing import OperatorHarness
+    >>> orders = pa.schema([("customer", pa.string()), ("order", pa.int64()), ("state", pa.string())])
+    >>> with OperatorHarness(UpsertMaterialize(["order"]), orders, ["customer"]) as harness:
+    ...     harness.push([("ann", 1, "new"), ("ann", 2, "new")])
+    ...     print(harness.end_batch())
+    ...     harness.push([("ann", 2, "new")], kinds=["-D"])
+    ...     print(harness.end_batch())
+    [('+I', 'ann', 2, 'new')]
+    [('-U', 'ann', 2, 'new'), ('+U', 'ann', 1, 'new')]
+    """
+
+    def __init__(
+        self,
+        upsert_key: Sequence[str] | None = None,
+        *,
+        emit_update_before: bool = True,
+        ttl: StateTtl | None = None,
+    ) -> None:
+        if upsert_key is not None and (isinstance(upsert_key, str) or not upsert_key):
+            raise SchemaError(f"{self.owner}: upsert_key is {upsert_key!r}; give a list of columns, or None")
+        self.upsert_key = None if upsert_key is None else tuple(upsert_key)
+        self.emit_update_before = emit_update_before
+        check_ttl(self.owner, ttl)
+        self.ttl = ttl
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """The input's columns."""
+        spec = inputs[0]
+        if not spec.key:
+            raise SchemaError(
+                f"{self.owner}: {spec.name} has no key; give the primary key of the table that is written"
+            )
+        for name in self.upsert_key or ():
+            spec.column(name)
+        return spec.schema
+
+    def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """Those of the upsert key."""
+        return [self.upsert_key]
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        spec = context.inputs[0]
+        self._payload = Payload(spec, at_least_one=True)
+        names = [field.name for field in self._payload.fields]
+        self._unique_at = [names.index(name) for name in self.upsert_key or () if name not in spec.key]
+        # The place in the log is no part of a row: a retraction has its own.
+        self._content_at = [at for at, name in enumerate(names) if name not in spec.sequence]
+        self._in_order = bool(spec.sequence)
+        self._missing = context.missing_rows()
+        text = "content" if self.upsert_key is None else ", ".join(self.upsert_key)
+        self._rows: ListColumnState = context.get_state(
+            ListColumnStateDescriptor(
+                "rows", pa.schema(self._payload.fields), ttl=self.ttl, belongs_to=("identity", text)
+            )
+        )
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._rows.prefetch(bundle.keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        return self._steps(bundle, ctx) if bundle.num_rows else None
+
+    def _steps(self, bundle: Bundle, ctx: BundleContext) -> Generator[StateFuture[Any], None, None]:
+        heads = self._rows.async_heads(bundle.keys)
+        yield heads
+        stored = self._rows.async_rows(heads.get())
+        yield stored
+        self._merge(bundle, heads.get(), stored.get(), ctx)
+
+    def _merge(self, bundle: Bundle, heads: ListHeads, stored: ListColumns, ctx: BundleContext) -> None:
+        columns = concat_rows(stored.columns, self._payload.of(bundle.batch))
+        key = np.concatenate([stored.key_index, bundle.keys.inverse]).astype(np.int64)
+        size = stored.num_rows
+        net = self._net(bundle, columns, key, size)
+        self._missing.add(net.missing, bundle)
+        rows = np.concatenate([np.flatnonzero(~net.removed), size + net.added])
+        rows = rows[np.argsort(key[rows], kind="stable")]
+        changed = np.zeros(len(bundle.keys), np.bool_)
+        changed[key[:size][net.removed]] = True
+        changed[key[size + net.added]] = True
+        if changed.any():
+            written = rows[changed[key[rows]]]
+            self._rows.put(
+                bundle.keys.select(changed),
+                take_rows(columns, written),
+                index_among(changed)[key[written]],
+                heads.select(changed),
+                self._stamps(bundle, stored, written),
+            )
+        self._emit(bundle, columns, _last(key, np.arange(size), bundle), _last(key, rows, bundle), ctx)
+
+    def _net(self, bundle: Bundle, columns: Sequence[pa.Array], key: Int64Array, size: int) -> Net:
+        """The net change of the bundle's rows against the ``size`` stored ones, which ``columns`` begin with."""
+        content = row_ids([columns[at] for at in self._content_at], key)
+        if self.upsert_key is None:
+            return net_by_content(content[:size], content[size:], bundle.accumulate, refresh=True)
+        rows = Identified(row_ids([columns[at] for at in self._unique_at], key), content)
+        return net_by_unique_key(
+            rows.slice(0, size),
+            rows.slice(size, len(key)),
+            bundle.kinds,
+            refresh=True,
+            in_order=self._in_order,
+        )
+
+    def _stamps(self, bundle: Bundle, stored: ListColumns, rows: Int64Array) -> Int64Array | None:
+        """Of rows that stay the stamps that they have, of others new ones; None if they do not expire."""
+        new = self._rows.stamps_at(row_times(bundle, self.ttl), bundle.num_rows)
+        if new is None:
+            return None
+        assert stored.stamps is not None
+        return np.concatenate([stored.stamps, new])[rows]
+
+    def _emit(
+        self,
+        bundle: Bundle,
+        columns: Sequence[pa.Array],
+        before: Int64Array,
+        after: Int64Array,
+        ctx: BundleContext,
+    ) -> None:
+        """Put out the change from the rows ``before`` to those ``after`` (u, -1: none), indices of ``columns``."""
+        old, new = take_rows(columns, before), take_rows(columns, after)
+        changed = (before >= 0) & (after >= 0) & (before != after)
+        if self.ttl is None:  # otherwise a row like the one before keeps alive what was made of that one
+            changed[changed] = distinct_rows(old, new, changed)
+        changes = net_changes(
+            arrival_order(bundle.keys), before >= 0, after >= 0, changed, self.emit_update_before
+        )
+        if len(changes.keys):
+            rows = take_changes(changes, bundle.keys.columns, old, new)
+            ctx.emit(self._payload.row(rows), changes.kinds)
+
+
+def _last(key: Int64Array, rows: Int64Array, bundle: Bundle) -> Int64Array:
+    """The last of ``rows`` of each key (u), -1 without any."""
+    last = np.full(len(bundle.keys), -1, np.int64)
+    last[key[rows]] = rows  # of repeated indices the last assignment stays
+    return last
