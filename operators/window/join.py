@@ -3,8 +3,7 @@
 Owns: the operator: its checks, which windows rows are filed under, and what is read and removed when they are due. Who
 meets whom is decided in ``operators.window.pairs``; join types, conditions and stored sides are those of ``Join``.
 Invariant: what it puts out is final: insert-only, for each window once; rows leave the store with their last window.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
-``changelog``.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``codec`` and ``errors``.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ class WindowJoin(Named, BundleOperator):
     Output: left columns, then right columns (semi and anti: left columns), +I only; with ``window`` also
     ``window_start``, ``window_end`` and ``window_time`` (the end - 1 ms), microseconds, at the end. Rows come at the
     end of the micro-batch whose watermark reaches the window's end - 1 us, by window end, then key in the order of the
-    store; for each key the left rows with their partners, then the right rows without any, each as they arrived. A row
-    without partner is padded with nulls (left, right, full) or put out as it is (anti), once a window.
+    store; for each key the left rows with their partners, then the right rows without any, each by slice, then as they
+    arrived. A row without partner is padded with nulls (left, right, full) or put out as it is (anti), once a window.
 
     Inputs may be changelogs: a retraction takes back a row of the same window that is equal to it in all columns but
     those of the input's ``sequence``, as long as the window has not been put out. Retractions of rows that are not
