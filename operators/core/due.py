@@ -2,7 +2,7 @@
 
 Owns: ``DueReader`` and ``DuePart``.
 Invariant: the parts come by ascending window ends; each has every entry of its windows, or, for one window
-that is too large for a part, of whole key groups.
+that is too large for a part, of whole key groups. Several states are cut at the same places.
 Must not import anything of ``asyncstate`` but ``operator`` and ``state``.
 """
 
@@ -23,16 +23,22 @@ PART_ROWS = 1 << 19
 """Entries that are held at a time: about 100 bytes each, key and value."""
 
 _GROUP_BYTES = 2
+_NO_MORE = b"\xff" * (_GROUP_BYTES + 1)  # behind all key groups
 _SAFETY = 0.75  # a cut aims at this share of a part, so that the estimate may be somewhat off
 
 
 @dataclass(frozen=True)
 class DuePart:
-    """The entries (m) of the windows with first <= end <= last."""
+    """The entries of the windows with first <= end <= last, a range for each state that is read."""
 
     first: int
     last: int
-    entries: TimeRange
+    ranges: tuple[TimeRange, ...]
+
+    @property
+    def entries(self) -> TimeRange:
+        """Those (m) of the first state."""
+        return self.ranges[0]
 
 
 class Ends(Protocol):
@@ -53,13 +59,20 @@ class TimeFirst(Protocol):
 
 
 class DueReader:
-    """Reads a time-first state whose namespaces are window ends or the ends of slices of windows.
+    """Reads a time-first state whose namespaces are window ends or the ends of slices of windows, or several at once.
 
-    Entries that were read may be removed between parts.
+    ``part_rows``: what a part has of each state, but for a single window and key group. Entries that were read may be
+    removed between parts, lists only after the last one.
     """
 
-    def __init__(self, state: TimeFirst, window: Ends, key_groups: range, part_rows: int = PART_ROWS) -> None:
-        self._state = state
+    def __init__(
+        self,
+        states: TimeFirst | tuple[TimeFirst, ...],
+        window: Ends,
+        key_groups: range,
+        part_rows: int = PART_ROWS,
+    ) -> None:
+        self._states = states if isinstance(states, tuple) else (states,)
         self._window = window
         self._groups = key_groups
         self._rows_max = part_rows
@@ -73,25 +86,28 @@ class DueReader:
             if first == last:
                 yield from self._by_group(first)
             elif first < last:
-                held, complete = self._hold(first, last)
-                if not complete:
-                    waiting += reversed(self._cut(first, last, held))
-                elif held.num_rows:
-                    yield DuePart(first, last, held)
+                held, too_many = self._hold(first, last)
+                if too_many is not None:
+                    waiting += reversed(self._cut(first, last, too_many))
+                elif any(entries.num_rows for entries in held):
+                    yield DuePart(first, last, tuple(held))
 
-    def _scan(self, first: int, last: int) -> Iterator[TimeRange]:
-        return self._state.up_to(last, max(self._window.first_slice(first), MIN_WATERMARK))
+    def _scan(self, state: TimeFirst, first: int, last: int) -> Iterator[TimeRange]:
+        return state.up_to(last, max(self._window.first_slice(first), MIN_WATERMARK))
 
-    def _hold(self, first: int, last: int) -> tuple[TimeRange, bool]:
-        """The entries, and whether these are all."""
-        pages: list[TimeRange] = []
-        rows = 0
-        for page in self._scan(first, last):
-            pages.append(page)
-            rows += page.num_rows
-            if rows > self._rows_max:
-                return joined(pages), False
-        return joined(pages), True
+    def _hold(self, first: int, last: int) -> tuple[list[TimeRange], TimeRange | None]:
+        """The entries of each state; where one has too many for a part, how those begin."""
+        held: list[TimeRange] = []
+        for state in self._states:
+            pages: list[TimeRange] = []
+            rows = 0
+            for page in self._scan(state, first, last):
+                pages.append(page)
+                rows += page.num_rows
+                if rows > self._rows_max:
+                    return held, joined(pages)
+            held.append(joined(pages))
+        return held, None
 
     def _cut(self, first: int, last: int, held: TimeRange) -> list[tuple[int, int]]:
         """Ranges of window ends to be read one by one; ``held`` is how the entries begin."""
@@ -107,22 +123,52 @@ class DueReader:
 
     def _by_group(self, end: int) -> Iterator[DuePart]:
         """One window, a run of whole key groups at a time: entries of a key are never in two parts."""
-        pages: list[TimeRange] = []
-        rows, limit = 0, self._rows_max
-        for page in self._scan(end, end):
-            pages.append(page)
-            rows += page.num_rows
-            if rows <= limit:
-                continue
-            held = joined(pages)
-            cut = bisect_left(held.store_keys, held.store_keys[-1][:_GROUP_BYTES])
-            if cut:
-                yield DuePart(end, end, _piece(held, 0, cut))
-            pages = [_piece(held, cut, rows)]
-            rows -= cut
-            limit = max(self._rows_max, 2 * rows)
-        if rows:
-            yield DuePart(end, end, joined(pages))
+        runs = [_Run(self._scan(state, end, end), self._rows_max) for state in self._states]
+        while True:
+            # Only what holds the others up is read on, so that no state runs ahead of them.
+            boundary = min(run.boundary for run in runs)
+            for run in runs:
+                if run.boundary == boundary:
+                    run.read_on()
+            boundary = min(run.boundary for run in runs)
+            pieces = tuple(run.take_before(boundary) for run in runs)
+            if any(piece.num_rows for piece in pieces):
+                yield DuePart(end, end, pieces)
+            if boundary == _NO_MORE:
+                return
+
+
+class _Run:
+    """The entries of one window in one state, as far as they have been read and not been taken.
+
+    ``boundary``: all entries of the key groups before it have been read.
+    """
+
+    def __init__(self, pages: Iterator[TimeRange], rows_max: int) -> None:
+        self.boundary = b""
+        self._pages = pages
+        self._rows_max = self._limit = rows_max
+        self._held: list[TimeRange] = []
+        self._rows = 0
+
+    def read_on(self) -> None:
+        """Read until there are more entries than a part may have."""
+        for page in self._pages:
+            self._held.append(page)
+            self._rows += page.num_rows
+            if self._rows > self._limit:
+                self.boundary = page.store_keys[-1][:_GROUP_BYTES]
+                return
+        self.boundary = _NO_MORE
+
+    def take_before(self, boundary: bytes) -> TimeRange:
+        """The entries of the key groups before ``boundary``."""
+        held = joined(self._held)
+        cut = bisect_left(held.store_keys, boundary)
+        self._held = [_piece(held, cut, self._rows)]
+        self._rows -= cut
+        self._limit = max(self._rows_max, 2 * self._rows)
+        return _piece(held, 0, cut)
 
 
 def joined(ranges: Sequence[TimeRange]) -> TimeRange:
@@ -144,6 +190,8 @@ def _columns(parts: Sequence[list[pa.Array]]) -> list[pa.Array]:
 
 
 def _piece(held: TimeRange, start: int, stop: int) -> TimeRange:
+    if stop - start == held.num_rows:
+        return held
     return TimeRange(
         held.store_keys[start:stop],
         held.namespaces[start:stop],

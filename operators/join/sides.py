@@ -19,7 +19,7 @@ from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import OperatorContext
 from asyncstate.state.columns import Columns, ColumnStateDescriptor
 from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnStateDescriptor
+from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl
 from operators.core.arrays import BoolArray, Int64Array, concat_rows, index_among, take_rows
 
@@ -99,13 +99,23 @@ class SideState(ABC):
 
 
 class ListSide(SideState):
-    """A list of rows a key; a new row is appended without decoding the rows before it."""
+    """A list of rows a key; a new row is appended without decoding the rows before it.
+
+    ``state``: where they lie, if not in lists of this side's own; then without a ttl.
+    """
 
     def __init__(
-        self, name: str, schema: pa.Schema, context: OperatorContext, ttl: StateTtl | None = None
+        self,
+        name: str,
+        schema: pa.Schema,
+        context: OperatorContext,
+        ttl: StateTtl | None = None,
+        state: ListColumnState | None = None,
     ) -> None:
         super().__init__(schema, ttl)
-        self._state = context.get_state(ListColumnStateDescriptor(name, schema, ttl=ttl))
+        if state is None:
+            state = context.get_state(ListColumnStateDescriptor(name, schema, ttl=ttl))
+        self._state = state
 
     def prefetch(self, keys: KeyBatch) -> None:
         """See ``SideState``."""

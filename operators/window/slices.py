@@ -213,7 +213,7 @@ class SliceAggregation:
             return
         keys = self._codec.group(entries.key_columns, num_rows=entries.num_rows)
         slices = entries.namespaces[by_time]
-        for ends, rows in self._windows(slices, part.first, part.last):
+        for ends, rows in windows_of(slices, self._window, part.first, part.last):
             taken = by_time[rows]
             merged = keys.in_namespaces(ends, keys.inverse[taken])
             assert merged.namespaces is not None
@@ -222,19 +222,6 @@ class SliceAggregation:
             order = np.argsort(merged.namespaces, kind="stable")
             combined = self._aggregation.combine(states, Groups.of(merged))
             self._put_out(merged.columns, merged.namespaces, combined, order, ctx)
-
-    def _windows(self, slices: Int64Array, first: int, last: int) -> Iterator[tuple[Int64Array, Int64Array]]:
-        """Window ends (m) and rows (m) of ``slices`` (ascending) that they have, some windows at a time."""
-        ends = window_ends(np.unique(slices), self._window, first, last)
-        begins = np.searchsorted(slices, self._window.first_slice(ends), "left")
-        sizes = np.searchsorted(slices, ends, "right") - begins
-        turns = np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // MERGE_ROWS)) + 1
-        for chosen in np.split(np.arange(len(ends)), turns):
-            counts = sizes[chosen]
-            yield (
-                np.repeat(ends[chosen], counts),
-                np.repeat(begins[chosen], counts) + count_up(counts),
-            )
 
     def _put_out(
         self,
@@ -271,6 +258,19 @@ def local_layout(plan: WindowPlan, window: SlicedWindow) -> LocalLayout:
     """The local phase of a plan: rows of a key and slice are put together; in processing time all are of one slice."""
     slices = LocalSlices(window.step, window.offset) if plan.domain == "event" else None
     return LocalLayout(plan.aggregation, plan.changelog, slices)
+
+
+def windows_of(
+    slices: Int64Array, window: SlicedWindow, first: int, last: int
+) -> Iterator[tuple[Int64Array, Int64Array]]:
+    """Ends (m) of windows in [first, last] and rows (m) of ``slices`` (ascending) that they have, some at a time."""
+    ends = window_ends(np.unique(slices), window, first, last)
+    begins = np.searchsorted(slices, window.first_slice(ends), "left")
+    sizes = np.searchsorted(slices, ends, "right") - begins
+    turns = np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // MERGE_ROWS)) + 1
+    for chosen in np.split(np.arange(len(ends)), turns):
+        counts = sizes[chosen]
+        yield np.repeat(ends[chosen], counts), np.repeat(begins[chosen], counts) + count_up(counts)
 
 
 def window_ends(slices: Int64Array, window: SlicedWindow, first: int, last: int) -> Int64Array:

@@ -62,6 +62,12 @@ class SlicedWindow:
             return slices + self.size - self.step
         return self.window_start(slices) + self.size
 
+    def last_over(self, end: int) -> int:
+        """The last slice that no window needs that ends behind ``end``, itself the end of one."""
+        if self.kind != "cumulate":
+            return end - self.size + self.step
+        return end - (end - self.offset) % self.size
+
     def next_end(self, time: int) -> int:
         """The first window end that is not before ``time``."""
         return time + (self.offset - time) % self.step
@@ -111,6 +117,10 @@ class WholeWindow(SlicedWindow):
     def last_window(self, slices: T) -> T:
         """The window itself."""
         return slices
+
+    def last_over(self, end: int) -> int:
+        """The window itself."""
+        return end
 
     @property
     def shares_slices(self) -> bool:

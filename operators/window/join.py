@@ -1,0 +1,367 @@
+"""WindowJoin: rows of two inputs with equal keys that are in the same window, put out when the window is over.
+
+Owns: the operator: its checks, which windows rows are filed under, and what is read and removed when they are due. Who
+meets whom is decided in ``operators.window.pairs``; join types, conditions and stored sides are those of ``Join``.
+Invariant: what it puts out is final: insert-only, for each window once; rows leave the store with their last window.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``codec`` and ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.codec.times import event_times
+from asyncstate.errors import SchemaError
+from asyncstate.operator import (
+    MIN_WATERMARK,
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    OperatorContext,
+)
+from asyncstate.state.columns import TimeRange
+from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
+from operators.core.arrays import BoolArray, Int8Array, Int64Array, row_ids, take_rows
+from operators.core.checks import Named, check_choice, check_has_time
+from operators.core.due import DuePart, DueReader
+from operators.core.netting import Net, net_by_content
+from operators.core.payload import Payload
+from operators.join.condition import Condition, JoinCondition
+from operators.join.inputs import check_condition, check_keys, joined_schema, matchable_keys
+from operators.join.matches import Rows
+from operators.join.rules import JoinKind, rules
+from operators.join.sides import ListSide, Own
+from operators.window.given import START, GivenWindows, check_given, given_ends
+from operators.window.pairs import final_rows, groups_of
+from operators.window.plan import WINDOW_COLUMNS, window_time_type
+from operators.window.slices import windows_of
+from operators.window.time import OUT_OF_RANGE
+from operators.window.windows import WINDOW_TIME_US, SlicedWindow, due_until
+
+_SIDES = ("left", "right")
+_LEFT_ONLY = ("semi", "anti")
+
+
+class WindowJoin(Named, BundleOperator):
+    """Left and right rows with equal keys (``key`` of the inputs) that are in the same window of event time.
+
+    ``kind``: inner, left, right, full, semi (left rows that have a partner in their window) or anti (those that have
+    none). ``window``: made with ``tumble``, ``hop`` or ``cumulate``; a row meets its partners once in each window that
+    they share. Without it rows carry their window as ``window_start`` and ``window_end``, timestamps, the way a window
+    table function puts them out, in both inputs: equal starts and ends are the same window. ``condition``, ``suffixes``
+    and ``null_safe`` are as in ``Join``.
+
+    >>> import pyarrow as pa
+    >>> from asyncstate.testing import OperatorHarness
+    >>> from operators.window.windows import tumble
+    >>> offers = pa.schema([("item", pa.string()), ("price", pa.int64()), ("at", pa.timestamp("us"))])
+    >>> bids = pa.schema([("item", pa.string()), ("bid", pa.int64()), ("at", pa.timestamp("us"))])
+    >>> join = WindowJoin("left", window=tumble("10 seconds"))
+    >>> with OperatorHarness(join, [offers, bids], [["item"], ["item"]], event_time=["at", "at"]) as harness:
+    ...     harness.push([("pen", 3, 1_000_000), ("cup", 9, 2_000_000)], input=0)
+    ...     harness.push([("pen", 2, 8_000_000), ("cup", 8, 12_000_000)], input=1)
+    ...     harness.advance_watermark(10_000_000)
+    ...     for row in sorted(harness.end_batch()):
+    ...         print(row)
+    ('+I', 'cup', 9, 2000000, None, None, None, 0, 10000000, 9999000)
+    ('+I', 'pen', 3, 1000000, 'pen', 2, 8000000, 0, 10000000, 9999000)
+
+    Output: left columns, then right columns (semi and anti: left columns), +I only; with ``window`` also
+    ``window_start``, ``window_end`` and ``window_time`` (the end - 1 ms), microseconds, at the end. Rows come at the
+    end of the micro-batch whose watermark reaches the window's end - 1 us, by window end, then key in the order of the
+    store; for each key the left rows with their partners, then the right rows without any, each by slice, then as they
+    arrived. A row without partner is padded with nulls (left, right, full) or put out as it is (anti), once a window.
+
+    Inputs may be changelogs: a retraction takes back a row of the same window that is equal to it in all columns but
+    those of the input's ``sequence``, as long as the window has not been put out. Retractions of rows that are not
+    there are dropped and counted (``retractions_without_state``). Rows whose windows were all over before the
+    micro-batch are dropped and counted (``late_rows``); a row of a hopping window that is late for some windows counts
+    for the others. Rows whose ``window_start`` or ``window_end`` is null are dropped and counted (``null_windows``), as
+    are those of event times so near to the ends of int64 that a window of theirs would not fit
+    (``event_times_out_of_range``). A null in the key matches nothing, with ``null_safe`` it matches null; where such
+    rows are not padded they are not stored.
+
+    State: ``left`` and ``right``: lists of the columns that are not key, time-first, under the end of the window; with
+    hopping and cumulating windows under that of the slice, once for all windows that share it. They are read when a
+    window is due, in parts of bounded size, and removed with the last window. A bundle reads rows only for keys that
+    lose some. Kind and window belong to the state's declaration. Without a watermark rows are kept until the end of the
+    input.
+
+    Source: Flink's ``WindowJoinOperator``, which takes insert-only inputs. Raises SchemaError for what does not fit.
+    """
+
+    num_inputs: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        kind: JoinKind = "inner",
+        condition: JoinCondition | None = None,
+        *,
+        window: SlicedWindow | None = None,
+        suffixes: tuple[str, str] = ("", "_right"),
+        null_safe: bool = False,
+    ) -> None:
+        check_choice(kind, get_args(JoinKind), "kind", self.owner)
+        check_condition(condition, self.owner)
+        _check_window(window, self.owner)
+        self.kind: JoinKind = kind
+        self.condition = condition
+        self.window = window
+        self.suffixes = suffixes
+        self.null_safe = null_safe
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """Left columns, then right columns; only the left ones for semi and anti; then those of the window."""
+        for spec in inputs:
+            if self.window is None:
+                check_given(spec, self.owner)
+            else:
+                check_has_time(spec, "event", self.owner)
+        left, right = inputs
+        check_keys(left, right, self.owner)
+        joined = self._joined_schema(inputs)
+        if self.condition is not None:
+            Condition(self.condition, joined, self.owner).check()
+        shown = left.schema if self.kind in _LEFT_ONLY else joined
+        if self.window is None:
+            return shown
+        _check_names(shown, self.owner)
+        zoned = window_time_type(left)
+        return pa.schema([*shown, *(pa.field(name, zoned) for name in WINDOW_COLUMNS)])
+
+    def _joined_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return joined_schema(self.kind, inputs, self.suffixes, self.owner)
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        self._windows = GivenWindows() if self.window is None else self.window
+        made_for = ("window", f"{self.kind} join over {self._windows.text}")
+        self._sides = tuple(
+            _Side(name, spec, context, made_for) for name, spec in zip(_SIDES, context.inputs, strict=True)
+        )
+        states = tuple(side.state for side in self._sides)
+        self._reader = DueReader(states, self._windows, context.key_groups)
+        key = context.key_schema
+        self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._residual = None
+        if self.condition is not None:
+            self._residual = Condition(self.condition, self._joined_schema(context.inputs), self.owner)
+        self._time_type = window_time_type(context.inputs[0])
+        self._fired = due_until(context.previous_watermark)
+        self._late = context.counter("late_rows")
+        self._unfiled = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
+        self._missing = context.missing_rows()
+        self._ahead: dict[int, _Arrival] = {}  # by id of a bundle that is to come
+
+    # -- rows ---------------------------------------------------------------------------------------
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        arrival = self._ahead[id(bundle)] = self._arrival(bundle)
+        self._sides[bundle.input_index].lists.prefetch(arrival.keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        arrival = self._ahead.pop(id(bundle), None) or self._arrival(bundle)
+        if not len(arrival.rows):
+            return None
+        lists = self._sides[bundle.input_index].lists
+        read = lists.async_own(arrival.keys, arrival.loses, counts=False)
+        return read.then_accept(lambda own: self._store(arrival, own))
+
+    def _arrival(self, bundle: Bundle) -> _Arrival:
+        """What of a bundle is to be stored; the rest is counted."""
+        slices, filed = self._filed(bundle)
+        self._unfiled.add(int((~filed).sum()))
+        late = filed & (self._last_window(slices) <= self._fired)
+        self._late.add(int(late.sum()))
+        stored = filed & ~late
+        if not rules(self.kind, bundle.input_index).unmatched:
+            matchable = matchable_keys(bundle.keys, self.null_safe)
+            stored &= True if matchable is None else matchable[bundle.keys.inverse]
+        rows = np.flatnonzero(stored)
+        keys = bundle.keys.in_namespaces(slices[rows], bundle.keys.inverse[rows])
+        loses = np.zeros(len(keys), np.bool_)
+        loses[keys.inverse[~bundle.accumulate[rows]]] = True
+        return _Arrival(bundle, rows, keys, loses)
+
+    def _filed(self, bundle: Bundle) -> tuple[Int64Array, BoolArray]:
+        """The slice of each row (n), and which rows (n) have one."""
+        if self.window is None:
+            return given_ends(bundle.batch)
+        assert bundle.times is not None  # ``bind`` asks for an event time
+        times = np.clip(bundle.times, *self.window.time_span)
+        return self.window.slice_of(times), times == bundle.times
+
+    def _last_window(self, slices: Int64Array) -> Int64Array:
+        return slices if self.window is None else self.window.last_window(slices)
+
+    def _store(self, arrival: _Arrival, own: Own) -> None:
+        side = self._sides[arrival.bundle.input_index]
+        columns = take_rows(side.payload.of(arrival.bundle.batch), arrival.rows)
+        removed, added = np.zeros(own.rows.num_rows, np.bool_), np.arange(len(arrival.rows))
+        if arrival.loses.any():
+            net = side.net(arrival, own, columns)
+            self._missing.add(arrival.rows[net.missing], arrival.bundle)
+            removed, added = net.removed, net.added
+        index = arrival.keys.inverse.astype(np.int64)[added]
+        side.lists.apply(arrival.keys, own, removed, take_rows(columns, added), index)
+
+    # -- windows ------------------------------------------------------------------------------------
+
+    def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``; a step a part of the output."""
+        first = self._windows.next_end(due_until(ctx.previous_watermark) + 1)
+        last = self._windows.previous_end(due_until(ctx.watermark))
+        return self._fire(first, last, ctx) if first <= last else None
+
+    def _fire(self, first: int, last: int, ctx: BundleContext) -> Iterator[None]:
+        """Put out the windows that end in [first, last]; remove the rows that no other window has."""
+        came = False
+        for part in self._reader.parts(first, last):
+            came = True
+            yield from self._put_out(part, ctx)
+        begin, over = max(self._windows.first_slice(first), MIN_WATERMARK), self._windows.last_over(last)
+        if came and begin <= over:
+            for side in self._sides:
+                side.state.remove_up_to(over, begin)
+
+    def _put_out(self, part: DuePart, ctx: BundleContext) -> Iterator[None]:
+        inputs = [side.read(found) for side, found in zip(self._sides, part.ranges, strict=True)]
+        sizes = [found.num_rows for found in part.ranges]
+        both = zip(*(one.keys for one in inputs), strict=True)
+        keys = self._codec.group([pa.concat_arrays(pair) for pair in both], num_rows=sum(sizes))
+        starts = None if self.window is not None else np.concatenate([one.starts() for one in inputs])
+        apart = self._apart(keys, sizes)
+        for ends, rows in self._in_windows(part):
+            groups = groups_of(keys, rows, ends, starts, apart)
+            order = np.argsort(groups, kind="stable")
+            rows, groups, ends = rows[order], groups[order], ends[order]
+            is_left = rows < sizes[0]
+            left, right = (
+                Rows(take_rows(one.columns, rows[chosen] - before), groups[chosen])
+                for one, chosen, before in zip(inputs, (is_left, ~is_left), (0, sizes[0]), strict=True)
+            )
+            for put in final_rows(self.kind, left, right, self._residual):
+                self._emit(left, right, put, (ends[is_left], ends[~is_left]), ctx)
+                yield
+
+    def _apart(self, keys: KeyBatch, sizes: Sequence[int]) -> Int8Array | None:
+        """Rows with a null in the key stand apart from those of the other input; 0 for all other rows."""
+        matchable = matchable_keys(keys, self.null_safe)
+        if matchable is None:
+            return None
+        sides = np.repeat(np.array([1, 2], np.int8), sizes)
+        return np.where(matchable[keys.inverse], 0, sides).astype(np.int8)
+
+    def _in_windows(self, part: DuePart) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """Window ends (m) and rows (m): the part's left rows, then its right ones; some windows at a time."""
+        slices = np.concatenate([found.namespaces for found in part.ranges])
+        if self.window is None or not self.window.shares_slices:
+            yield slices, np.arange(len(slices))
+            return
+        by_time = np.argsort(slices, kind="stable")
+        for ends, rows in windows_of(slices[by_time], self.window, part.first, part.last):
+            yield ends, by_time[rows]
+
+    def _emit(
+        self,
+        left: Rows,
+        right: Rows,
+        put: tuple[Int64Array, Int64Array],
+        ends: tuple[Int64Array, Int64Array],
+        ctx: BundleContext,
+    ) -> None:
+        """Put out left and right rows with these indices; ``ends`` are the windows of the rows of each."""
+        if not len(put[0]):
+            return
+        columns = take_rows(left.columns, put[0])
+        if self.kind not in _LEFT_ONLY:
+            columns += take_rows(right.columns, put[1])
+        if self.window is not None:
+            end = np.empty(len(put[0]), np.int64)
+            for rows, of_rows in zip(put, ends, strict=True):
+                end[rows >= 0] = of_rows[rows[rows >= 0]]
+            times = (self.window.window_start(end), end, end - WINDOW_TIME_US)
+            columns += [pa.array(column).view(self._time_type) for column in times]
+        ctx.emit(columns)
+
+
+class _Arrival(NamedTuple):
+    """The ``rows`` of a bundle that are stored, their keys with slices as namespaces, and which keys may lose some."""
+
+    bundle: Bundle
+    rows: Int64Array
+    keys: KeyBatch
+    loses: BoolArray
+
+
+class _Read(NamedTuple):
+    """Stored rows (n) of one input: its columns, and those of the key."""
+
+    names: Sequence[str]
+    columns: list[pa.Array]
+    keys: list[pa.Array]
+
+    def starts(self) -> Int64Array:
+        """Where the windows begin that the rows carry."""
+        return event_times(self.columns[self.names.index(START)])
+
+
+class _Side:
+    """The rows of one input as they are stored: ``lists``, to change, and ``state``, to be read and removed by time."""
+
+    def __init__(
+        self, name: str, spec: InputSpec, context: OperatorContext, made_for: tuple[str, str]
+    ) -> None:
+        self._spec = spec
+        self.payload = Payload(spec, at_least_one=True)
+        schema = pa.schema(self.payload.fields)
+        self.state: TimeFirstListState = context.get_state(TimeFirstListDescriptor(name, schema, made_for))
+        self.lists = ListSide(name, schema, context, state=self.state)
+
+    def net(self, arrival: _Arrival, own: Own, columns: Sequence[pa.Array]) -> Net:
+        """What rows with these stored columns change in their lists."""
+        sequence, size = self._spec.sequence, own.rows.num_rows
+        content = row_ids(
+            [
+                pa.concat_arrays([old, new])
+                for old, new, field in zip(own.rows.columns, columns, self.payload.fields, strict=True)
+                if field.name not in sequence
+            ],
+            np.concatenate([own.rows.key_index, arrival.keys.inverse]),
+        )
+        accumulate = arrival.bundle.accumulate[arrival.rows]
+        # The sequence is part of the row, so one that comes again takes the place of its equal, as it would in any cut.
+        return net_by_content(content[:size], content[size:], accumulate, refresh=bool(sequence))
+
+    def read(self, found: TimeRange) -> _Read:
+        """Rows that were read by time."""
+        keys, stored = found.key_columns, found.columns
+        if not found.num_rows:
+            keys = [pa.array([], field.type) for field in self._spec.key_schema]
+            stored = [pa.array([], field.type) for field in self.payload.fields]
+        return _Read(self._spec.schema.names, self.payload.row([*keys, *stored]), keys)
+
+
+def _check_window(window: object, owner: str) -> None:
+    if window is not None and not isinstance(window, SlicedWindow):
+        raise SchemaError(
+            f"{owner}: window is {window!r}; make one with tumble, hop or cumulate, or leave it out for rows that "
+            "carry window_start and window_end"
+        )
+
+
+def _check_names(shown: pa.Schema, owner: str) -> None:
+    for name in WINDOW_COLUMNS:
+        if name in shown.names:
+            raise SchemaError(
+                f"{owner}: column '{name}' has the name of an output column; rename it before the operator, or leave "
+                "the window out if it tells the window of a row"
+            )
