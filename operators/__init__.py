@@ -17,7 +17,9 @@ from operators.process.windows.functions import WindowApply, WindowProcess
 from operators.rank.limit import Limit, SortLimit
 from operators.rank.operator import Rank
 from operators.upsert.deduplicate import Deduplicate
+from operators.upsert.materialize import UpsertMaterialize
 from operators.window.aggregate import WindowAggregate
+from operators.window.join import WindowJoin
 from operators.window.windows import cumulate, hop, session, tumble
 
 __all__ = [
@@ -39,8 +41,10 @@ __all__ = [
     "OrderColumn",
     "Rank",
     "SortLimit",
+    "UpsertMaterialize",
     "WindowAggregate",
     "WindowApply",
+    "WindowJoin",
     "WindowProcess",
     "asc",
     "avg",

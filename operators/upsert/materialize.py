@@ -46,8 +46,8 @@ class UpsertMaterialize(Named, BundleOperator):
     that are not there are dropped and counted (``retractions_without_state``): a row that has expired, columns that
     differ from run to run, or a wrong upsert key.
 
-    ``ttl``: each row expires by itself; expiry puts nothing out. With a ttl a row that comes again unchanged is put out,
-    too.
+    ``ttl``: each row expires by itself; expiry puts nothing out. With a ttl a row that comes again unchanged is put
+    out, too.
 
     State: ``rows``, a list a key of the columns that are not key, the newest last. A bundle reads and writes the lists
     of its keys as a whole.

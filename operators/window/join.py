@@ -36,7 +36,7 @@ from operators.join.condition import Condition, JoinCondition
 from operators.join.inputs import check_condition, check_keys, joined_schema, matchable_keys
 from operators.join.matches import Rows
 from operators.join.rules import JoinKind, rules
-from operators.join.sides import ListSide, Own
+from operators.join.sides import Added, ListSide, Own
 from operators.window.given import START, GivenWindows, check_given, given_ends
 from operators.window.pairs import final_rows, groups_of
 from operators.window.plan import WINDOW_COLUMNS, window_time_type
@@ -211,7 +211,7 @@ class WindowJoin(Named, BundleOperator):
             self._missing.add(arrival.rows[net.missing], arrival.bundle)
             removed, added = net.removed, net.added
         index = arrival.keys.inverse.astype(np.int64)[added]
-        side.lists.apply(arrival.keys, own, removed, take_rows(columns, added), index)
+        side.lists.apply(arrival.keys, own, removed, Added(take_rows(columns, added), index))
 
     # -- windows ------------------------------------------------------------------------------------
 

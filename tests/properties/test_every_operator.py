@@ -22,6 +22,7 @@ from tests.properties.rank_examples import RANKS
 from tests.properties.runs import OutputRow, Run, run
 from tests.properties.schedules import Schedule, schedules
 from tests.properties.time_examples import INTERVAL_JOINS, WINDOWS
+from tests.properties.window_join_examples import WINDOW_JOINS
 
 OPERATORS: dict[str, Entries] = {
     "GroupAggregate": AGGREGATES,
@@ -30,6 +31,7 @@ OPERATORS: dict[str, Entries] = {
     "Rank": RANKS,
     "WindowAggregate": WINDOWS,
     "IntervalJoin": INTERVAL_JOINS,
+    "WindowJoin": WINDOW_JOINS,
     "functions": FUNCTIONS,
 }
 _HARMLESS = ("counter.timers_fired", "counter.keys_notified")
