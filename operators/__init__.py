@@ -20,6 +20,7 @@ from operators.upsert.deduplicate import Deduplicate
 from operators.upsert.materialize import UpsertMaterialize
 from operators.window.aggregate import WindowAggregate
 from operators.window.join import WindowJoin
+from operators.window.rank import WindowDeduplicate, WindowRank
 from operators.window.windows import cumulate, hop, session, tumble
 
 __all__ = [
@@ -44,8 +45,10 @@ __all__ = [
     "UpsertMaterialize",
     "WindowAggregate",
     "WindowApply",
+    "WindowDeduplicate",
     "WindowJoin",
     "WindowProcess",
+    "WindowRank",
     "asc",
     "avg",
     "count",

@@ -38,6 +38,12 @@ def check_time_domain(time: object, owner: str) -> None:
     check_choice(time, ("event", "processing"), "time", owner)
 
 
+def check_number(value: object, least: int, name: str, owner: str) -> None:
+    """The parameter ``name`` is a whole number from ``least`` on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SchemaError(f"{owner}: {name} is {value!r}; give a number from {least} on")
+
+
 def check_has_time(spec: InputSpec, time: TimeDomain, owner: str) -> None:
     """An operator of event time has an input with one."""
     if time == "event" and spec.event_time is None:

@@ -51,10 +51,16 @@ Steps = Generator[StateFuture[Any], None, Merged]
 class RankState(ABC):
     """The stored rows of a ranking: state ``top``, a list a key with the columns ``fields``."""
 
-    def __init__(self, plan: RankPlan, context: OperatorContext, fields: Sequence[pa.Field]) -> None:
+    def __init__(
+        self,
+        plan: RankPlan,
+        context: OperatorContext,
+        fields: Sequence[pa.Field],
+        state: ListColumnState | None = None,
+    ) -> None:
         self._plan = plan
         self._missing = context.missing_rows()
-        self._top: ListColumnState = context.get_state(
+        self._top: ListColumnState = state or context.get_state(
             ListColumnStateDescriptor("top", pa.schema(fields), belongs_to=plan.belongs_to)
         )
 
@@ -84,10 +90,12 @@ class RankState(ABC):
 
 
 class BestRows(RankState):
-    """State ``top``: a list a key of its best rows, in rank order."""
+    """State ``top``, or the ``state`` of another owner: a list a key of its best rows, in rank order."""
 
-    def __init__(self, plan: RankPlan, context: OperatorContext) -> None:
-        super().__init__(plan, context, plan.fields)
+    def __init__(
+        self, plan: RankPlan, context: OperatorContext, state: ListColumnState | None = None
+    ) -> None:
+        super().__init__(plan, context, plan.fields, state)
 
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
         """See ``RankState``."""
@@ -95,6 +103,8 @@ class BestRows(RankState):
         # Stored rows are in rank order, so that their places tell which of equal ones came first.
         stored = RankTable(found.columns, found.key_index.astype(np.int64), np.arange(found.num_rows))
         arrival = len(stored) + rows.table.arrival
+        if self._plan.settings.newest_first:
+            arrival = -arrival  # before all stored ones, which are in that order already
         rows = rows.with_table(RankTable(rows.table.columns, rows.table.key, arrival))
         if not self._plan.has_unique:
             stored, rows = self._in_reach(stored, rows, ends)
@@ -133,7 +143,8 @@ class BestRows(RankState):
             mine, other = code[: len(rival)], code[rival]
             worse |= equal & (mine > other)
             equal &= mine == other
-        out = worse | equal if self._plan.settings.function == "row_number" else worse
+        behind_equals = self._plan.settings.function == "row_number" and not self._plan.settings.newest_first
+        out = worse | equal if behind_equals else worse
         if not out.any():
             return stored, rows
         chosen = np.flatnonzero(~out)

@@ -32,8 +32,10 @@ class RankSettings:
     n: int | str
     offset: int
     function: RankFunction
-    unique: tuple[str, ...] | None
-    monotonic: bool
+    unique: tuple[str, ...] | None = None
+    monotonic: bool = False
+    newest_first: bool = False
+    """Of rows of equal order the one that came last is the first; only where the best rows are kept."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class RankPlan:
         settings = self.settings
         order = ", ".join(one.text for one in settings.order) or "arrival"
         last = f"{settings.n} from {settings.offset + 1}"
-        text = f"{settings.function} {last} by {order}"
+        text = f"{settings.function} {last} by {order}{', the newest first' if settings.newest_first else ''}"
         if self.has_unique:
             text += f"; unique {', '.join(settings.unique or ())}"
         if not self.keeps_all:

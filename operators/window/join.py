@@ -42,7 +42,7 @@ from operators.window.pairs import final_rows, groups_of
 from operators.window.plan import WINDOW_COLUMNS, window_time_type
 from operators.window.slices import windows_of
 from operators.window.time import OUT_OF_RANGE
-from operators.window.windows import WINDOW_TIME_US, SlicedWindow, due_until
+from operators.window.windows import WINDOW_TIME_US, SlicedWindow, check_sliced, due_until
 
 _SIDES = ("left", "right")
 _LEFT_ONLY = ("semi", "anti")
@@ -109,7 +109,8 @@ class WindowJoin(Named, BundleOperator):
     ) -> None:
         check_choice(kind, get_args(JoinKind), "kind", self.owner)
         check_condition(condition, self.owner)
-        _check_window(window, self.owner)
+        if window is not None:
+            check_sliced(window, self.owner)
         self.kind: JoinKind = kind
         self.condition = condition
         self.window = window
@@ -348,14 +349,6 @@ class _Side:
             keys = [pa.array([], field.type) for field in self._spec.key_schema]
             stored = [pa.array([], field.type) for field in self.payload.fields]
         return _Read(self._spec.schema.names, self.payload.row([*keys, *stored]), keys)
-
-
-def _check_window(window: object, owner: str) -> None:
-    if window is not None and not isinstance(window, SlicedWindow):
-        raise SchemaError(
-            f"{owner}: window is {window!r}; make one with tumble, hop or cumulate, or leave it out for rows that "
-            "carry window_start and window_end"
-        )
 
 
 def _check_names(shown: pa.Schema, owner: str) -> None:

@@ -167,6 +167,15 @@ def check_window(window: object, owner: str) -> None:
         raise SchemaError(f"{owner}: {window!r} is no window; make one with tumble, hop, cumulate or session")
 
 
+def check_sliced(window: object, owner: str) -> None:
+    """SchemaError for what is no window whose ends are known from the time of a row."""
+    if not isinstance(window, SlicedWindow):
+        raise SchemaError(
+            f"{owner}: window is {window!r}; make one with tumble, hop or cumulate, or leave it out for rows that "
+            "carry window_start and window_end"
+        )
+
+
 def tumble(size: Duration, offset: Duration = 0) -> SlicedWindow:
     """Windows of ``size``, one after the other, from the epoch + ``offset`` on."""
     length = _length(size, "tumble", "size")

@@ -1,0 +1,238 @@
+"""WindowRank and WindowDeduplicate: the first rows of each key and window in an order, once the window is over.
+
+Owns: the operators. What is ranked how is decided by ``rank``, whose best rows are kept for each window.
+Invariant: what they put out is final: insert-only, each window once.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+
+Source: Flink's ``WindowRankOperator`` and ``RowTimeWindowDeduplicateOperator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyCodec
+from asyncstate.errors import SchemaError
+from asyncstate.futures import StateFuture
+from asyncstate.operator import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    OperatorContext,
+)
+from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
+from operators.core.arrays import Int64Array, take_rows
+from operators.core.checks import Named, check_choice, check_has_time, check_insert_only, check_number
+from operators.core.due import DuePart, DueReader
+from operators.core.ordering import OrderBy, order_columns
+from operators.rank.best import BestRows
+from operators.rank.numbers import RankFunction, RankTable
+from operators.rank.plan import RankPlan, RankRows, RankSettings
+from operators.window.given import GivenWindows, check_given, given_ends
+from operators.window.plan import WINDOW_COLUMNS, window_time_type
+from operators.window.time import OUT_OF_RANGE
+from operators.window.windows import WINDOW_TIME_US, SlicedWindow, check_sliced, due_until
+
+
+class WindowRank(Named, BundleOperator):
+    """The rows of each key and window of event time whose number in the order is in (offset, offset + n].
+
+    Example, the three highest bids on each auction in each ten seconds, with key=["auction"]::
+
+        WindowRank(desc("price"), 3, window=tumble("10 seconds"), rank_column="place")
+
+    ``order_by``, ``function`` and ``rank_column`` as in ``Rank``. ``window``: made with ``tumble``, ``hop`` or
+    ``cumulate``; a row is ranked in each of its windows. Without it rows carry their window as ``window_start`` and
+    ``window_end``, timestamps, as a window table function puts them out; any number of windows may be open at once, and
+    windows of a key that end together are one.
+
+    Output: the input's columns; with ``window`` also ``window_start``, ``window_end`` and ``window_time`` (the end -
+    1 ms); then the number, if it is asked for. All rows are +I, in rank order, at the end of the micro-batch whose
+    watermark reaches the window's end - 1 us, by window end, then in the order of the store (key group, key).
+
+    The input must be insert-only. Rows whose windows were all over before the micro-batch are dropped and counted
+    (``late_rows``), as are those without a window (``null_windows``) or with event times that no window can have
+    (``event_times_out_of_range``).
+
+    State: ``top``, time-first lists by window end and key of the rows with numbers up to offset + n. Order and window
+    belong to the state's declaration.
+
+    >>> from asyncstate.testing import OperatorHarness
+    >>> from operators import desc, tumble
+    >>> bids = pa.schema([("item", pa.string()), ("price", pa.int64()), ("at", pa.timestamp("us"))])
+    >>> best = WindowRank(desc("price"), 1, window=tumble("10 seconds"))
+    >>> with OperatorHarness(best, bids, ["item"], event_time="at") as harness:
+    ...     harness.push([("pen", 3, 1_000_000), ("pen", 4, 2_000_000), ("pen", 9, 12_000_000)])
+    ...     harness.advance_watermark(10_000_000)
+    ...     harness.end_batch()
+    [('+I', 'pen', 4, 2000000, 0, 10000000, 9999000)]
+    """
+
+    accepts_changelog: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        order_by: OrderBy,
+        n: int,
+        *,
+        window: SlicedWindow | None = None,
+        offset: int = 0,
+        function: RankFunction = "row_number",
+        rank_column: str | None = None,
+    ) -> None:
+        check_choice(function, get_args(RankFunction), "function", self.owner)
+        check_number(n, 1, "n", self.owner)
+        check_number(offset, 0, "offset", self.owner)
+        if window is not None:
+            check_sliced(window, self.owner)
+        self.window = window
+        self.rank_column = rank_column
+        self.settings = RankSettings(order_columns(order_by, self.owner), n, offset, function)
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """The input's columns, those of the window and the number if they are asked for."""
+        spec = inputs[0]
+        check_insert_only(spec, self.owner, "Rank")
+        if self.window is None:
+            check_given(spec, self.owner)
+        else:
+            check_has_time(spec, "event", self.owner)
+        self._ranking(spec)
+        return pa.schema([*spec.schema, *self._more_fields(spec)])
+
+    def _ranking(self, spec: InputSpec) -> RankPlan:
+        return RankPlan(self.settings, spec, self.owner)
+
+    def _more_fields(self, spec: InputSpec) -> list[pa.Field]:
+        zoned = window_time_type(spec)
+        fields = [] if self.window is None else [pa.field(name, zoned) for name in WINDOW_COLUMNS]
+        if self.rank_column is not None:
+            fields.append(pa.field(self.rank_column, pa.int64(), nullable=False))
+        for field in fields:
+            if field.name in spec.schema.names:
+                raise SchemaError(
+                    f"{self.owner}: column '{field.name}' of {spec.name} has the name of an output column; rename it "
+                    "before the operator"
+                )
+        return fields
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        spec = context.inputs[0]
+        self._plan = self._ranking(spec)
+        self._windows = GivenWindows() if self.window is None else self.window.whole()
+        ranking = f"{self._plan.belongs_to[1]} over {self._windows.text}"
+        self._top: TimeFirstListState = context.get_state(
+            TimeFirstListDescriptor("top", pa.schema(self._plan.fields), ("window ranking", ranking))
+        )
+        self._best = BestRows(self._plan, context, self._top)
+        self._reader = DueReader(self._top, self._windows, context.key_groups)
+        key = context.key_schema
+        self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._time_type = window_time_type(spec)
+        self._fired = due_until(context.previous_watermark)
+        self._late = context.counter("late_rows")
+        self._unfiled = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
+
+    # -- rows ---------------------------------------------------------------------------------------
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        rows, ends = self._filed(bundle)
+        return self._rank(bundle, rows, ends) if len(rows) else None
+
+    def _filed(self, bundle: Bundle) -> tuple[Int64Array, Int64Array]:
+        """Rows (m) of the bundle and the ends (m) of the windows that they are ranked in, row by row."""
+        if self.window is None:
+            ends, filed = given_ends(bundle.batch)
+            rows = np.flatnonzero(filed)
+            ends = last = ends[rows]
+        else:
+            assert bundle.times is not None  # ``bind`` asks for an event time
+            first, until = self.window.time_span
+            filed = (first <= bundle.times) & (bundle.times <= until)
+            inside = np.flatnonzero(filed)
+            last = self.window.last_window(self.window.slice_of(bundle.times[inside]))
+            chosen, ends = self.window.assign(bundle.times[inside])
+            rows = inside[chosen]
+        self._unfiled.add(int((~filed).sum()))
+        self._late.add(int((last <= self._fired).sum()))
+        open_ones = ends > self._fired
+        return rows[open_ones], ends[open_ones]
+
+    def _rank(
+        self, bundle: Bundle, rows: Int64Array, ends: Int64Array
+    ) -> Generator[StateFuture[Any], None, None]:
+        keys = bundle.keys.in_namespaces(ends, bundle.keys.inverse[rows])
+        columns = take_rows(self._plan.payload.of(bundle.batch), rows)
+        table = RankTable(columns, keys.inverse.astype(np.int64), np.arange(len(rows)))
+        last = np.full(len(keys), self.settings.offset + int(self.settings.n), np.int64)
+        yield from self._best.merge(keys, RankRows(table, bundle, rows), last)
+
+    # -- windows ------------------------------------------------------------------------------------
+
+    def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``; a step a part of the output."""
+        first = self._windows.next_end(due_until(ctx.previous_watermark) + 1)
+        last = self._windows.previous_end(due_until(ctx.watermark))
+        return self._fire(first, last, ctx) if first <= last else None
+
+    def _fire(self, first: int, last: int, ctx: BundleContext) -> Iterator[None]:
+        came = False
+        for part in self._reader.parts(first, last):
+            came = True
+            self._put_out(part, ctx)
+            yield
+        if came:
+            self._top.remove_up_to(last, first)
+
+    def _put_out(self, part: DuePart, ctx: BundleContext) -> None:
+        (entries,) = part.ranges
+        order = np.argsort(entries.namespaces, kind="stable")
+        keys = self._codec.group(entries.key_columns, num_rows=entries.num_rows)
+        lists = keys.in_namespaces(entries.namespaces).inverse.astype(np.int64)
+        numbers = self._plan.numbers(lists, self._plan.codes(entries.columns), order)
+        shown = numbers > self.settings.offset
+        rows, numbers = order[shown], numbers[shown]
+        columns = take_rows(self._plan.payload.row([*entries.key_columns, *entries.columns]), rows)
+        if self.window is not None:
+            ends = entries.namespaces[rows]
+            times = (self.window.window_start(ends), ends, ends - WINDOW_TIME_US)
+            columns += [pa.array(column).view(self._time_type) for column in times]
+        if self.rank_column is not None:
+            columns.append(pa.array(numbers))
+        if len(rows):
+            ctx.emit(columns)
+
+
+class WindowDeduplicate(WindowRank):
+    """The first or the last row of each key and window, by event time.
+
+    ``keep``: "first" (of equal times the one that came first) or "last" (the one that came last). ``order_by``: another
+    column than the input's event time. ``window``, input, output and state as in ``WindowRank``.
+    """
+
+    def __init__(
+        self,
+        keep: Literal["first", "last"] = "first",
+        *,
+        order_by: str | None = None,
+        window: SlicedWindow | None = None,
+    ) -> None:
+        check_choice(keep, ("first", "last"), "keep", self.owner)
+        self.keep = keep
+        self.order_by = order_by
+        super().__init__(order_by or "event time", 1, window=window)
+
+    def _ranking(self, spec: InputSpec) -> RankPlan:
+        if self.order_by is None:
+            check_has_time(spec, "event", self.owner)
+        last = self.keep == "last"
+        column = str(self.order_by or spec.event_time)
+        order = order_columns([(column, "desc" if last else "asc")], self.owner)
+        return RankPlan(RankSettings(order, 1, 0, "row_number", newest_first=last), spec, self.owner)
