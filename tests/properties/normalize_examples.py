@@ -39,7 +39,7 @@ def _with_duplicates(draw: st.DrawFn, history: History, in_order: bool) -> Histo
     """Rows of -D have only their key and their place in the log; some rows that are added come twice."""
     changes: list[Change] = []
     for change in history.changes:
-        order_key = _identity(change.records[-1].row) if in_order else None
+        order_key = ("user", _identity(change.records[-1].row)) if in_order else None
         records = tuple(_bare(record) for record in change.records)
         changes.append(Change(records, order_key))
         if records[-1].added and draw(st.booleans()):
@@ -76,6 +76,7 @@ def normalizations(draw: st.DrawFn, form: Form, in_sequence: bool = True, drop_s
         shuffle="any" if in_sequence else "within keys",
         output_key=_identity,
         come_again=drop_seen,
+        whole_updates=form == "full",  # -U is ignored: the row stays until its +U
     )
 
 
