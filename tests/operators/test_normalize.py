@@ -338,7 +338,7 @@ def test_any_order_with_a_sequence_over_restarts_and_partitions(
         assert len(harness.state_entries()) == len(table)
         push.harness.close()
         push.harness = harness
-    harness.close()
+    push.harness.close()
 
 
 # -- refusals -------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_what_is_refused(start: Callable[..., Pushing]) -> None:
     with pytest.raises(
         SchemaError, match="ChangelogNormalize: condition is 'v > 1'; give a pyarrow expression"
     ):
-        ChangelogNormalize("v > 1")  # type: ignore[arg-type]
+        ChangelogNormalize("v > 1")
     with pytest.raises(StateDeclarationError, match="ChangelogNormalize: ttl='1 hour' is no time to live"):
         ChangelogNormalize(ttl="1 hour")  # type: ignore[arg-type]
     for condition in (pc.field("x") > 1, pc.field("v") + 1):
