@@ -18,6 +18,7 @@ from operators.rank.limit import Limit, SortLimit
 from operators.rank.operator import Rank
 from operators.upsert.deduplicate import Deduplicate
 from operators.upsert.materialize import UpsertMaterialize
+from operators.upsert.normalize import ChangelogNormalize
 from operators.window.aggregate import WindowAggregate
 from operators.window.join import WindowJoin
 from operators.window.rank import WindowDeduplicate, WindowRank
@@ -26,6 +27,7 @@ from operators.window.windows import cumulate, hop, session, tumble
 __all__ = [
     "Aggregate",
     "BroadcastProcess",
+    "ChangelogNormalize",
     "CoFlatMap",
     "CoMap",
     "CoProcess",

@@ -1,74 +1,30 @@
 """The condition of a join beside its keys.
 
-Owns: ``Condition``: a callable or a pyarrow expression made into a mask of candidate pairs.
+Owns: ``Condition``: a condition over the columns of both inputs, made into a mask of candidate pairs.
 Invariant: null is not true.
 Must not know of state or of join types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import acero
 
-from asyncstate.errors import OperatorError, SchemaError
 from operators.core.arrays import BoolArray
+from operators.core.condition import ConditionLike, RowCondition
 
-JoinCondition: TypeAlias = Callable[[pa.RecordBatch], Any] | pc.Expression
+JoinCondition: TypeAlias = ConditionLike
 """A function of a batch of joined candidate rows to booleans, or a pyarrow expression over their columns."""
 
 
-class Condition:
-    """Evaluates ``condition`` over pairs of rows; ``schema`` has the left, then the right columns.
-
-    ``owner`` is the operator that errors name.
-    """
+class Condition(RowCondition):
+    """Evaluates ``condition`` over pairs of rows; ``schema`` has the left, then the right columns."""
 
     def __init__(self, condition: JoinCondition, schema: pa.Schema, owner: str) -> None:
-        self._condition = condition
-        self._schema = schema
-        self._owner = owner
-
-    def check(self) -> None:
-        """SchemaError if an expression does not fit the columns (a callable is not called without rows)."""
-        if not isinstance(self._condition, pc.Expression):
-            return
-        try:
-            self([pa.array([], field.type) for field in self._schema], [])
-        except (pa.ArrowException, KeyError, OperatorError) as error:
-            raise SchemaError(
-                f"{self._owner}: the condition {self._condition} does not fit the joined columns "
-                f"({', '.join(self._schema.names)}): {error}"
-            ) from error
+        super().__init__(condition, schema, owner, "joined columns")
 
     def __call__(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> BoolArray:
         """True (n) for the pairs that match; ``left`` and ``right`` are columns of n rows each."""
-        batch = pa.RecordBatch.from_arrays([*left, *right], schema=self._schema)
-        expression = isinstance(self._condition, pc.Expression)
-        result = self._evaluated(batch) if expression else self._condition(batch)
-        return _mask(result, batch.num_rows, self._owner)
-
-    def _evaluated(self, batch: pa.RecordBatch) -> pa.ChunkedArray:
-        source = acero.TableSourceNodeOptions(pa.Table.from_batches([batch]))
-        project = acero.ProjectNodeOptions([self._condition], ["passed"])
-        plan = acero.Declaration.from_sequence(
-            [acero.Declaration("table_source", source), acero.Declaration("project", project)]
-        )
-        # One thread: rows must come back in their order.
-        return plan.to_table(use_threads=False).column(0)
-
-
-def _mask(result: Any, num_rows: int, owner: str) -> BoolArray:
-    if isinstance(result, pa.ChunkedArray):
-        result = result.combine_chunks()
-    array = result if isinstance(result, pa.Array) else pa.array(result)
-    if not pa.types.is_boolean(array.type) or len(array) != num_rows:
-        raise OperatorError(
-            f"{owner}: the condition gave {len(array)} values of type {array.type} for {num_rows} candidate "
-            "rows; return one boolean a row"
-        )
-    mask: BoolArray = array.fill_null(False).to_numpy(zero_copy_only=False)
-    return mask
+        return self.mask([*left, *right])

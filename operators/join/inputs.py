@@ -1,6 +1,6 @@
 """What all joins of two inputs ask of these, and the columns that they put out.
 
-Owns: the checks of keys and conditions, the joined schema, and which keys can match.
+Owns: the checks of keys, the joined schema, and which keys can match.
 Invariant: a join that has been bound has keys of equal types and output columns of distinct names.
 Must not know of state.
 """
@@ -11,19 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
 from operators.core.arrays import BoolArray
 from operators.join.rules import JoinKind
-
-
-def check_condition(condition: object, owner: str) -> None:
-    """SchemaError if ``condition`` is no ``JoinCondition`` and not None."""
-    if condition is not None and not callable(condition) and not isinstance(condition, pc.Expression):
-        raise SchemaError(f"{owner}: condition is {condition!r}; give a pyarrow expression or a function")
 
 
 def check_keys(left: InputSpec, right: InputSpec, owner: str) -> None:

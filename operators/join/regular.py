@@ -24,11 +24,12 @@ from asyncstate.state.list_columns import ListColumns
 from asyncstate.state.ttl import StateTtl, check_ttl
 from operators.core.arrays import BoolArray, Int64Array, row_ids, take_rows
 from operators.core.checks import Named, check_choice
+from operators.core.condition import check_condition
 from operators.core.expiring import key_times, row_times
 from operators.core.netting import Identified, net_by_content, net_by_unique_key
 from operators.join.changes import Changes, changes_of, insertions
 from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_condition, check_keys, joined_schema, matchable_keys
+from operators.join.inputs import check_keys, joined_schema, matchable_keys
 from operators.join.matches import Emission, Matches, Residual, Rows, equal_keys, join, oriented, partners
 from operators.join.rules import JoinKind, Rules, rules
 from operators.join.sides import Added, ListSide, Own, SideState, UniqueSide

@@ -24,7 +24,9 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.ttl import StateTtl
 from operators.core.arrays import BoolArray, Int64Array, take_rows
+from operators.core.expiring import key_times, row_times
 from operators.core.ordering import Codes, order_levels
 from operators.rank.numbers import Outcome, Ranked, RankTable, sequences_differ
 from operators.rank.plan import RankPlan, RankRows
@@ -48,31 +50,34 @@ Steps = Generator[StateFuture[Any], None, Merged]
 """Futures to be done before the next step, then the result."""
 
 
-class RankState(ABC):
-    """The stored rows of a ranking: state ``top``, a list a key with the columns ``fields``."""
+def top_lists(
+    plan: RankPlan, context: OperatorContext, fields: Sequence[pa.Field], ttl: StateTtl | None = None
+) -> ListColumnState:
+    """The state ``top``: a list a key with these columns."""
+    return context.get_state(
+        ListColumnStateDescriptor("top", pa.schema(fields), ttl=ttl, belongs_to=plan.belongs_to)
+    )
 
-    def __init__(
-        self,
-        plan: RankPlan,
-        context: OperatorContext,
-        fields: Sequence[pa.Field],
-        state: ListColumnState | None = None,
-    ) -> None:
+
+class RankState(ABC):
+    """The stored rows of a ranking, in the lists ``top``."""
+
+    def __init__(self, plan: RankPlan, context: OperatorContext, top: ListColumnState) -> None:
         self._plan = plan
         self._missing = context.missing_rows()
-        self._top: ListColumnState = state or context.get_state(
-            ListColumnStateDescriptor("top", pa.schema(fields), belongs_to=plan.belongs_to)
-        )
+        self._top = top
 
     def prefetch(self, keys: KeyBatch) -> None:
         """Start loading what ``merge`` will read."""
         self._top.prefetch(keys)
 
-    def _read_top(self, keys: KeyBatch) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
-        """The heads of the lists, for what will be written, and the lists."""
+    def _read_top(
+        self, keys: KeyBatch, times: Int64Array | None = None
+    ) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
+        """The heads of the lists, for what will be written, and the lists; looked at with these event times (u)."""
         heads = self._top.async_heads(keys)
         yield heads
-        entries = self._top.async_rows(heads.get())
+        entries = self._top.async_rows(heads.get(), self._top.stamps_at(times, len(keys)))
         yield entries
         return heads.get(), entries.get()
 
@@ -90,16 +95,22 @@ class RankState(ABC):
 
 
 class BestRows(RankState):
-    """State ``top``, or the ``state`` of another owner: a list a key of its best rows, in rank order."""
+    """State ``top``, or lists ``top`` of another owner: the best rows of a key, in rank order. With a ``ttl`` each row
+    expires by itself."""
 
     def __init__(
-        self, plan: RankPlan, context: OperatorContext, state: ListColumnState | None = None
+        self,
+        plan: RankPlan,
+        context: OperatorContext,
+        ttl: StateTtl | None = None,
+        top: ListColumnState | None = None,
     ) -> None:
-        super().__init__(plan, context, plan.fields, state)
+        super().__init__(plan, context, top or top_lists(plan, context, plan.fields, ttl))
+        self._ttl = ttl
 
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
         """See ``RankState``."""
-        heads, found = yield from self._read_top(keys)
+        heads, found = yield from self._read_top(keys, key_times(rows.bundle, self._ttl))
         # Stored rows are in rank order, so that their places tell which of equal ones came first.
         stored = RankTable(found.columns, found.key_index.astype(np.int64), np.arange(found.num_rows))
         arrival = len(stored) + rows.table.arrival
@@ -108,6 +119,7 @@ class BestRows(RankState):
         rows = rows.with_table(RankTable(rows.table.columns, rows.table.key, arrival))
         if not self._plan.has_unique:
             stored, rows = self._in_reach(stored, rows, ends)
+        stamps = self._stamps(stored, found, rows)
         table, codes, outcome = self._settle(stored, rows)
         old = np.arange(len(stored))
         before = Ranked(old, self._plan.numbers(table.key, codes, old))
@@ -117,7 +129,7 @@ class BestRows(RankState):
         after = Ranked(order[kept], numbers[kept])
         if self._plan.has_unique:
             self._check_better(codes, outcome, len(stored))
-        self._write(keys, heads, table, before, after)
+        self._write(keys, heads, table, before, after, stamps)
         return Merged(table, before, after, np.zeros(len(keys), np.bool_))
 
     def _in_reach(self, stored: RankTable, rows: RankRows, ends: Int64Array) -> tuple[RankTable, RankRows]:
@@ -153,15 +165,34 @@ class BestRows(RankState):
         touched[rows.table.key] = True
         return stored.take(np.flatnonzero(touched[stored.key])), rows
 
+    def _stamps(self, stored: RankTable, found: ListColumns, rows: RankRows) -> Int64Array | None:
+        """When each of the ``stored`` rows, of ``found``, and of the bundle's was written (m); None without a ttl."""
+        if found.stamps is None:
+            return None
+        times = row_times(rows.bundle, self._ttl)
+        new = self._top.stamps_at(None if times is None else times[rows.rows], len(rows.rows))
+        assert new is not None
+        return np.concatenate([found.stamps[stored.arrival], new])
+
     def _write(
-        self, keys: KeyBatch, heads: ListHeads, table: RankTable, before: Ranked, after: Ranked
+        self,
+        keys: KeyBatch,
+        heads: ListHeads,
+        table: RankTable,
+        before: Ranked,
+        after: Ranked,
+        stamps: Int64Array | None,
     ) -> None:
         changed = sequences_differ(before.rows, after.rows, table.key, len(keys))
         if changed.any():
             written = after.rows[changed[table.key[after.rows]]]
             owners = (np.cumsum(changed) - 1)[table.key[written]]
             self._top.put(
-                keys.select(changed), take_rows(table.columns, written), owners, heads.select(changed)
+                keys.select(changed),
+                take_rows(table.columns, written),
+                owners,
+                heads.select(changed),
+                None if stamps is None else stamps[written],
             )
 
     def _check_better(self, codes: Codes, outcome: Outcome, stored: int) -> None:

@@ -64,13 +64,14 @@ def shown_changes(
     with_number: bool,
     key_order: Int64Array,
     emit_update_before: bool,
+    renewed: bool = False,
 ) -> ShownChanges:
     """The changes from the rows shown ``before`` to those shown ``after``.
 
     ``unique`` are columns of the table; ``with_number``: a row with another number is another row. ``key_order`` (u)
     is the place of each key's changes; within a key all that is taken back stands before all that is added, so that
     whoever reads by another key never takes back a row that has just come; both in rank order or, where changes are by
-    number, in order of the numbers.
+    number, in order of the numbers. ``renewed``: a row that takes the place of an equal one is a change, too.
     """
     numbered = with_number or identity == "number"
     gone, come = _candidates(before, after, numbered)
@@ -84,7 +85,8 @@ def shown_changes(
     old, new = take_rows(table.columns, slots.before), take_rows(table.columns, slots.after)
     both = (slots.before >= 0) & (slots.after >= 0)
     changed = both.copy()
-    changed[both] = distinct_rows(old, new, both)
+    if not renewed:
+        changed[both] = distinct_rows(old, new, both)
     if with_number:
         changed |= both & (slots.number_before != slots.number_after)
     order = _order(table, slots, key_order, by_number=identity == "number")

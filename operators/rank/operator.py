@@ -20,9 +20,10 @@ from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LimitColumn, LocalLimit
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.state.ttl import StateTtl
 from operators.core.arrays import BoolArray, Int64Array
 from operators.core.changelog import arrival_order
-from operators.core.checks import Named, check_choice
+from operators.core.checks import Named, check_choice, check_number
 from operators.core.ordering import OrderBy, order_columns
 from operators.rank.all_rows.all_rows import AllRows
 from operators.rank.best import BestRows, Merged, RankState
@@ -58,6 +59,11 @@ class Rank(Named, BundleOperator):
     row of the same ``unique`` columns that has changed. ``emit_update_before=False`` leaves -U out. Retractions of
     rows that are not there are dropped and counted (``retractions_without_state``).
 
+    ``ttl``, with an insert-only input or ``monotonic``: each row that is kept expires by itself. Expiry puts nothing
+    out: whoever reads the output still has the row when others have come in its place. So neither ``rank_column`` nor
+    ``offset`` can be given with it, since the rows behind get other numbers without being told, and ``n`` is a number
+    or a key column. A row that takes the place of an equal one of the same ``unique`` columns is put out, too.
+
     State: with an insert-only input or ``monotonic``, only the rows with numbers up to offset + n. Else all rows:
     the best ones and some more in one list a key, the others apart, read only by a bundle that takes back, or
     replaces, some of them, or as many of the best as there were spare (see ``rank_all``).
@@ -76,13 +82,14 @@ class Rank(Named, BundleOperator):
         unique: Sequence[str] | None = None,
         monotonic: bool = False,
         emit_update_before: bool = True,
+        ttl: StateTtl | None = None,
     ) -> None:
         check_choice(function, get_args(RankFunction), "function", self.owner)
-        if not isinstance(n, str) and not _is_number(n, least=1):
-            raise SchemaError(f"{self.owner}: n is {n!r}; give a number from 1 on, or the name of a column")
-        if not _is_number(offset, least=0):
-            raise SchemaError(f"{self.owner}: offset is {offset!r}; give a number from 0 on")
+        if not isinstance(n, str):
+            check_number(n, 1, "n", self.owner)
+        check_number(offset, 0, "offset", self.owner)
         _check_unique(unique, function, monotonic, self.owner)
+        _check_expiring(ttl, rank_column, offset, self.owner)
         self.settings = RankSettings(
             order_columns(order_by, self.owner),
             n,
@@ -93,12 +100,15 @@ class Rank(Named, BundleOperator):
         )
         self.rank_column = rank_column
         self.emit_update_before = emit_update_before
+        self.ttl = ttl
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """The input's columns, and the number if it is asked for."""
         spec = inputs[0]
         check_limit(self.settings.n, spec, self.owner)
-        RankPlan(self.settings, spec, self.owner)
+        plan = RankPlan(self.settings, spec, self.owner)
+        if self.ttl is not None:
+            _check_can_expire(plan, spec)
         if self.rank_column is None:
             return spec.schema
         if self.rank_column in spec.schema.names:
@@ -123,7 +133,9 @@ class Rank(Named, BundleOperator):
         """Declare the state."""
         spec = context.inputs[0]
         self._plan = RankPlan(self.settings, spec, self.owner)
-        self._state: RankState = (AllRows if self._plan.keeps_all else BestRows)(self._plan, context)
+        self._state: RankState = (
+            AllRows(self._plan, context) if self._plan.keeps_all else BestRows(self._plan, context, self.ttl)
+        )
         self._limits = RankLimits(self.settings.n, self.settings.offset, context)
         self._identity: Identity = "unique" if self.settings.unique is not None else "nothing"
         if self.rank_column is not None and self.settings.function == "row_number":
@@ -179,6 +191,7 @@ class Rank(Named, BundleOperator):
             self.rank_column is not None,
             key_order,
             self.emit_update_before,
+            renewed=self.ttl is not None,
         )
         if not len(changes.kinds):
             return
@@ -194,8 +207,18 @@ class Rank(Named, BundleOperator):
         return ranked.chosen((ranked.numbers > self.settings.offset) & (ranked.numbers <= last))
 
 
-def _is_number(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _check_can_expire(plan: RankPlan, spec: InputSpec) -> None:
+    n = plan.settings.n
+    if isinstance(n, str) and n not in spec.key:
+        raise SchemaError(
+            f"{plan.owner}: n is '{n}', of which a key keeps what its first row had, but with a ttl that row goes; "
+            "give a number or a key column, or leave ttl out"
+        )
+    if plan.keeps_all:
+        raise SchemaError(
+            f"{plan.owner}: rows of {spec.name} may be taken back or get worse, so that all are kept, and these cannot "
+            "expire; leave ttl out, or give an insert-only input or monotonic=True"
+        )
 
 
 def _check_unique(unique: Sequence[str] | None, function: str, monotonic: bool, owner: str) -> None:

@@ -1,6 +1,7 @@
 """Deduplicate: the first or last row of each key, by event time or in order of arrival.
 
-Owns: the operator. When to emit what is decided in ``operators.core.changelog``.
+Owns: the operator: which row of a bundle counts, and where it takes the place of the stored one. The stored rows and
+what is put out are those of ``operators.upsert.latest``.
 Invariant: after every bundle the netted output is the first (last) row of each key seen so far.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 """
@@ -15,10 +16,10 @@ import pyarrow as pa
 
 from asyncstate.codec.times import event_times
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.columns import Columns
 from asyncstate.state.ttl import StateTtl, check_ttl
 from operators.core.arrays import BoolArray, Int64Array
-from operators.core.changelog import arrival_order, distinct_rows, net_changes, take_changes
+from operators.core.changelog import arrival_order
 from operators.core.checks import (
     Named,
     TimeDomain,
@@ -27,11 +28,8 @@ from operators.core.checks import (
     check_insert_only,
     check_time_domain,
 )
-from operators.core.expiring import key_times, row_times
-from operators.core.payload import Payload
 from operators.core.segments import Groups
-
-_MARK = pa.field("seen", pa.bool_(), nullable=False)
+from operators.upsert.latest import Chosen, LatestRows
 
 
 class Deduplicate(Named, BundleOperator):
@@ -84,26 +82,24 @@ class Deduplicate(Named, BundleOperator):
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         spec = context.inputs[0]
-        self._marks_only = self.keep == "first" and self.time == "processing"
-        self._payload = payload = Payload(spec)
+        marks_only = self.keep == "first" and self.time == "processing"
+        self._latest = LatestRows(spec, context, self.ttl, marks_only)
+        self._payload = payload = self._latest.payload
         is_timed = self.time == "event" and spec.event_time is not None
         self._time = spec.schema.names.index(spec.event_time) if is_timed else None
-        # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
-        schema = pa.schema([_MARK] if self._marks_only or not payload.indices else payload.fields)
-        self._state: ColumnState = context.get_state(ColumnStateDescriptor("rows", schema, ttl=self.ttl))
         # A mark says all of a key whose rows are all alike, unless newer ones are to keep it alive.
-        self._marks_only |= not payload.indices and (self.keep == "first" or self.ttl is None)
+        is_all_key = not payload.indices and (self.keep == "first" or self.ttl is None)
+        self._marks_only = marks_only or is_all_key
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""
-        self._state.prefetch(bundle.keys)
+        self._latest.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
         if not bundle.num_rows:
             return None
-        seen = key_times(bundle, self.ttl)
-        read = self._state.async_get(bundle.keys, self._state.stamps_at(seen, len(bundle.keys)))
+        read = self._latest.async_read(bundle)
         chosen = self._choose(bundle)  # while the read is under way
         if self._marks_only:
             return read.then_accept(lambda old: self._mark_new(bundle, chosen, old, ctx))
@@ -120,27 +116,15 @@ class Deduplicate(Named, BundleOperator):
         unseen = ~old.present
         if not unseen.any():
             return
-        self._write(bundle, chosen, [_marks(len(chosen))], unseen)
+        self._latest.mark(bundle, chosen, unseen)
         order = arrival_order(bundle.keys)
         rows = pa.array(chosen[order[unseen[order]]])
         ctx.emit([column.take(rows) for column in bundle.batch.columns])
 
-    def _replace(self, bundle: Bundle, chosen: Int64Array, old: Columns, ctx: BundleContext) -> None:
-        rows = pa.array(chosen)
-        new = [column.take(rows) for column in self._payload.of(bundle.batch)] or [_marks(len(chosen))]
-        keys = bundle.keys
-        changed = self._takes_place(bundle, chosen, old)
-        if self.ttl is None:  # otherwise a row like the one before keeps the key alive, here and further down
-            changed[changed] = distinct_rows(old.columns, new, changed)
-        replaced = changed | ~old.present
-        if replaced.any():
-            self._write(bundle, chosen, new, replaced)
-        changes = net_changes(
-            arrival_order(keys), old.present, np.ones(len(keys), np.bool_), changed, self.emit_update_before
-        )
-        if len(changes.keys):
-            columns = take_changes(changes, keys.columns, old.columns, new)
-            ctx.emit(self._payload.row(columns), changes.kinds)
+    def _replace(self, bundle: Bundle, rows: Int64Array, old: Columns, ctx: BundleContext) -> None:
+        comes = ~old.present | self._takes_place(bundle, rows, old)
+        chosen = Chosen(rows, comes, np.zeros(len(rows), np.bool_))
+        self._latest.change(bundle, chosen, old, ctx, self.emit_update_before)
 
     def _takes_place(self, bundle: Bundle, chosen: Int64Array, old: Columns) -> BoolArray:
         """Where the bundle's row stands in for the stored one (u); false where none is stored."""
@@ -151,20 +135,6 @@ class Deduplicate(Named, BundleOperator):
         stored = event_times(old.columns[self._payload.indices.index(self._time)])
         new = bundle.times[chosen]
         return old.present & (stored <= new if self.keep == "last" else new < stored)
-
-    def _write(self, bundle: Bundle, chosen: Int64Array, new: list[pa.Array], replaced: BoolArray) -> None:
-        keys = bundle.keys
-        if not replaced.all():
-            mask = pa.array(replaced)
-            keys, chosen = keys.select(replaced), chosen[replaced]
-            new = [column.filter(mask) for column in new]
-        times = row_times(bundle, self.ttl)
-        times = None if times is None else times[chosen]
-        self._state.put(keys, new, self._state.stamps_at(times, len(chosen)))
-
-
-def _marks(count: int) -> pa.Array:
-    return pa.array(np.ones(count, np.bool_))
 
 
 def extreme_rows(times: Int64Array, groups: Groups, last: bool) -> Int64Array:

@@ -29,11 +29,12 @@ from asyncstate.state.columns import TimeRange
 from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
 from operators.core.arrays import BoolArray, Int8Array, Int64Array, row_ids, take_rows
 from operators.core.checks import Named, check_choice, check_has_time
+from operators.core.condition import check_condition
 from operators.core.due import DuePart, DueReader
 from operators.core.netting import Net, net_by_content
 from operators.core.payload import Payload
 from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_condition, check_keys, joined_schema, matchable_keys
+from operators.join.inputs import check_keys, joined_schema, matchable_keys
 from operators.join.matches import Rows
 from operators.join.rules import JoinKind, rules
 from operators.join.sides import Added, ListSide, Own

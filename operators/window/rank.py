@@ -130,7 +130,7 @@ class WindowRank(Named, BundleOperator):
         self._top: TimeFirstListState = context.get_state(
             TimeFirstListDescriptor("top", pa.schema(self._plan.fields), ("window ranking", ranking))
         )
-        self._best = BestRows(self._plan, context, self._top)
+        self._best = BestRows(self._plan, context, top=self._top)
         self._reader = DueReader(self._top, self._windows, context.key_groups)
         key = context.key_schema
         self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)

@@ -18,6 +18,7 @@ from tests.properties.aggregate_examples import AGGREGATES, DEDUPLICATIONS
 from tests.properties.examples import Entries, Example
 from tests.properties.function_examples import FUNCTIONS
 from tests.properties.join_examples import JOINS
+from tests.properties.normalize_examples import NORMALIZATIONS
 from tests.properties.rank_examples import RANKS
 from tests.properties.runs import OutputRow, Run, run
 from tests.properties.schedules import Schedule, schedules
@@ -32,6 +33,7 @@ OPERATORS: dict[str, Entries] = {
     "WindowAggregate": WINDOWS,
     "IntervalJoin": INTERVAL_JOINS,
     "WindowJoin": WINDOW_JOINS,
+    "ChangelogNormalize": NORMALIZATIONS,
     "functions": FUNCTIONS,
 }
 _HARMLESS = ("counter.timers_fired", "counter.keys_notified")

@@ -38,8 +38,9 @@ from operators.core.checks import (
     check_insert_only,
     check_time_domain,
 )
+from operators.core.condition import check_condition
 from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_condition, check_keys, joined_schema, matchable_keys
+from operators.join.inputs import check_keys, joined_schema, matchable_keys
 from operators.join.interval.found import Found, IntervalSide, Traits
 from operators.join.interval.interval import BOUND_MAX_US, Interval
 from operators.join.interval.matches import IntervalMatches

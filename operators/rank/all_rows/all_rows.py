@@ -29,7 +29,7 @@ from asyncstate.state.list_columns import ListColumns
 from operators.core.arrays import BoolArray, Int64Array, concat_rows, place_in_run, take_rows
 from operators.rank.all_rows.behind import ARRIVAL, Behind, Found
 from operators.rank.all_rows.blocks import BlockSizes, Bounds, block_of
-from operators.rank.best import Merged, RankState, Steps
+from operators.rank.best import Merged, RankState, Steps, top_lists
 from operators.rank.numbers import Outcome, Ranked, RankTable, sequences_differ
 from operators.rank.plan import RankPlan, RankRows
 
@@ -71,7 +71,7 @@ class AllRows(RankState):
     """
 
     def __init__(self, plan: RankPlan, context: OperatorContext) -> None:
-        super().__init__(plan, context, [*plan.fields, *BOOKKEEPING])
+        super().__init__(plan, context, top_lists(plan, context, [*plan.fields, *BOOKKEEPING]))
         self._sizes = SIZES
         self._behind = Behind(plan, context, SIZES)
 

@@ -1,0 +1,143 @@
+"""ChangelogNormalize: upserts, or a changelog with duplicates, made into a full changelog.
+
+Owns: the operator: which row of a bundle counts, and where the condition is asked. The stored rows and what is put
+out are those of ``operators.upsert.latest``.
+Invariant: after every bundle the netted output is the newest row of each key that meets the condition.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+
+Source: Flink's ``ProcTimeDeduplicateKeepLastRowFunction`` over changelogs, as ``ChangelogNormalize`` plans it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.changelog import RowKind
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.state.columns import Columns
+from asyncstate.state.ttl import StateTtl, check_ttl
+from operators.core.arrays import BoolArray, Int64Array, place_in_run, take_rows
+from operators.core.checks import Named
+from operators.core.condition import ConditionLike, RowCondition, check_condition
+from operators.core.segments import Groups
+from operators.upsert.latest import Chosen, LatestRows
+
+
+class ChangelogNormalize(Named, BundleOperator):
+    """A full changelog of the newest row of each key; ``key`` is the primary key of the input.
+
+    >>> from asyncstate.testing import OperatorHarness
+    >>> users = pa.schema([("id", pa.int64()), ("city", pa.string())])
+    >>> with OperatorHarness(ChangelogNormalize(), users, ["id"]) as harness:
+    ...     harness.push([(1, "Ulm"), (2, "Jena")], kind="+U")
+    ...     print(harness.end_batch())
+    ...     harness.push([(1, "Ulm"), (1, "Bonn")], kind="+U")
+    ...     harness.push([(2, None)], kind="-D")
+    ...     print(harness.end_batch())
+    [('+I', 1, 'Ulm'), ('+I', 2, 'Jena')]
+    [('-U', 1, 'Ulm'), ('+U', 1, 'Bonn'), ('-D', 2, 'Jena')]
+
+    The input may be upserts (+I and +U alike add a row or replace the one before; a -D needs only its key columns to
+    be right), or the changelog of a source that delivers some changes more than once. Its -U are ignored: the +U behind
+    takes the row's place. So an update of the key itself has to come as -D and +I, and a filter belongs behind the
+    operator or into ``condition``, not before it, where it would let -U pass and hold their +U back. Rows without a
+    value in the event time never reach the operator: declare none if rows of -D have only their key.
+
+    With the input's ``sequence`` rows of a micro-batch may come in any order, without one the order of arrival decides;
+    with ``drop_seen`` rows that come again in a later micro-batch are no change even if there were newer ones.
+
+    ``condition``: a pyarrow expression over the columns, or a function of a RecordBatch to a boolean array; null is not
+    true. Only rows that meet it are there: a row that does not takes the one before it back (-D), and the next one that
+    does is +I. A row is judged once, when it comes, never that of a -D; rows that are stored have been judged then,
+    so another condition after a restart holds from then on.
+
+    Output: the input's columns: the net change of a bundle, in order of the keys' first rows in it: +I for a new key,
+    -U and +U for another row (only +U with ``emit_update_before=False``), -D with the row as it was stored; nothing if
+    the new row equals the old in all columns. A -D of a key without a row is dropped; without a condition, under which
+    rows may be missing by right, it is counted (``deletes_without_row``). It is no error: a change that is delivered
+    again may be one.
+
+    ``ttl``: a key that has expired counts as unseen. With a ttl a row that takes the place of an equal one is stored
+    and put out, too, so that what it keeps alive stays alive.
+
+    State: ``rows``, the columns that are not key (the key gives the others): one row a key that is there. Raises
+    SchemaError for a condition that does not fit the columns.
+    """
+
+    def __init__(
+        self,
+        condition: ConditionLike | None = None,
+        emit_update_before: bool = True,
+        ttl: StateTtl | None = None,
+    ) -> None:
+        check_condition(condition, self.owner)
+        check_ttl(self.owner, ttl)
+        self.condition = condition
+        self.emit_update_before = emit_update_before
+        self.ttl = ttl
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """The input's columns."""
+        condition = self._condition_on(inputs[0])
+        if condition is not None:
+            condition.check()
+        return inputs[0].schema
+
+    def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """None but the key: it identifies a row."""
+        return [()]
+
+    def _condition_on(self, spec: InputSpec) -> RowCondition | None:
+        if self.condition is None:
+            return None
+        return RowCondition(self.condition, spec.schema, self.owner, f"columns of {spec.name}")
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        self._latest = LatestRows(context.inputs[0], context, self.ttl)
+        self._meets = self._condition_on(context.inputs[0])
+        self._without_row = context.counter("deletes_without_row")
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._latest.prefetch(bundle.keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        if not bundle.num_rows:
+            return None
+        read = self._latest.async_read(bundle)
+        chosen = self._choose(bundle)  # while the read is under way
+        return read.then_accept(lambda old: self._normalize(bundle, chosen, old, ctx))
+
+    def _choose(self, bundle: Bundle) -> Chosen:
+        """What the last row of each key says."""
+        rows = np.flatnonzero(bundle.kinds != RowKind.UPDATE_BEFORE)
+        last = np.full(len(bundle.keys), -1, np.int64)
+        last[bundle.keys.inverse[rows]] = rows  # of repeated indices the last assignment stays
+        known = last >= 0
+        comes = known & bundle.accumulate[last]
+        if self._meets is not None and comes.any():
+            comes[comes] = self._meets.mask(take_rows(bundle.batch.columns, last[comes]))
+        return Chosen(last, comes, known & ~comes)
+
+    def _normalize(self, bundle: Bundle, chosen: Chosen, old: Columns, ctx: BundleContext) -> None:
+        if self._meets is None and not bundle.insert_only:
+            self._without_row.add(_deletes_without_row(bundle, old.present))
+        self._latest.change(bundle, chosen, old, ctx, self.emit_update_before)
+
+
+def _deletes_without_row(bundle: Bundle, present: BoolArray) -> int:
+    """How many -D find no row of their key: none is stored (``present``, u), or another -D stands before them."""
+    order: Int64Array = Groups.of(bundle.keys).order
+    order = order[bundle.kinds[order] != RowKind.UPDATE_BEFORE]
+    ids, added = bundle.keys.inverse[order], bundle.accumulate[order]
+    there = np.empty(len(order), np.bool_)
+    there[1:] = added[:-1]
+    begins = place_in_run(ids) == 0
+    there[begins] = present[ids[begins]]
+    return int(np.count_nonzero(~added & ~there))
