@@ -221,6 +221,15 @@ def _check_can_expire(plan: RankPlan, spec: InputSpec) -> None:
         )
 
 
+def _check_expiring(ttl: StateTtl | None, rank_column: str | None, offset: int, owner: str) -> None:
+    check_ttl(owner, ttl)
+    if ttl is not None and (rank_column is not None or offset):
+        raise SchemaError(
+            f"{owner}: with a ttl rows go without being taken back, and the numbers of those behind them change; leave "
+            f"out {'rank_column' if rank_column is not None else 'offset'}, or ttl"
+        )
+
+
 def _check_unique(unique: Sequence[str] | None, function: str, monotonic: bool, owner: str) -> None:
     if unique is not None and (
         isinstance(unique, str) or not unique or not all(isinstance(name, str) for name in unique)
