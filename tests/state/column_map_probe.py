@@ -140,6 +140,7 @@ class MapProbe(BundleOperator):
         pairs = keys.with_user_keys([columns[1], columns[2]])
         numbers = columns[4].take(pa.array(pairs.last_rows()))
         self.windows.put(pairs, [numbers, pa.array(map(text, numbers.to_pylist()), pa.string())])
+        assert pairs.namespaces is not None
         places = zip(pairs.namespaces.tolist(), rows_of(pairs), numbers.to_pylist(), strict=True)
         MapProbe.model.windows.update({(n, *pair): number for n, pair, number in places})
 
