@@ -10,8 +10,8 @@ Source: FLIP-424's ``MapState``, at bundle grain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import numpy as np
@@ -56,6 +56,21 @@ class MapTimeRange(TimeRange):
     user_columns: list[pa.Array]
 
 
+@dataclass
+class _Page:
+    """Entries (m), of each the index of its key and where its user key begins."""
+
+    entries: Page = field(default_factory=list)
+    key_index: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def add(self, entries: Page, index: int, offset: int) -> None:
+        """More entries, of one key."""
+        self.entries += entries
+        self.key_index += [index] * len(entries)
+        self.offsets += [offset] * len(entries)
+
+
 class ColumnMapState(ColumnState):
     """Rows by key (and namespace) and user key.
 
@@ -83,20 +98,14 @@ class ColumnMapState(ColumnState):
 
     def async_entries(self, keys: KeyBatch) -> StateFuture[MapEntries]:
         """A future of all entries of ``keys`` as they are now. A scan a key, read page by page; all are held."""
-        page: Page = []
-        owners: list[int] = []
-        for more, of in self._pages_of(keys):
-            page += more
-            owners += of
-        return completed_future(self._entries(keys, page, owners))
+        return completed_future(self._entries(_joined(self._pages_of(keys))))
 
     def entries(self, keys: KeyBatch) -> Iterator[MapEntries]:
         """All entries of ``keys``, page by page: ``iterate-response-batch-size`` at a time, and never twice as many.
 
         Entries may be written or removed between pages; the pages to come show what is written behind their start.
         """
-        pages = self._pages_of(keys)
-        return (found for page, owners in pages if (found := self._entries(keys, page, owners)).num_rows)
+        return (found for found in map(self._entries, self._pages_of(keys)) if found.num_rows)
 
     def remove_all(self, keys: KeyBatch) -> None:
         """Remove all entries of ``keys``. They are looked for: a scan a key."""
@@ -104,19 +113,16 @@ class ColumnMapState(ColumnState):
         scans = (range_pages(self._sink, *bounds, limit) for bounds in self._ranges(keys))
         remove_pages(self.remove_entries, (page for scan in scans for page in scan))
 
-    def _pages_of(self, keys: KeyBatch) -> Iterator[tuple[Page, list[int]]]:
-        """Entries of ``keys``, and the index of the key of each."""
-        held: Page = []
-        owners: list[int] = []
-        for index, bounds in enumerate(self._ranges(keys)):
-            for page in range_pages(self._sink, *bounds, self._page_size):
-                held += page
-                owners += [index] * len(page)
-                if len(held) >= self._page_size:
-                    yield held, owners
-                    held, owners = [], []
-        if held:
-            yield held, owners
+    def _pages_of(self, keys: KeyBatch) -> Iterator[_Page]:
+        held = _Page()
+        for index, (start, end) in enumerate(self._ranges(keys)):
+            for page in range_pages(self._sink, start, end, self._page_size):
+                held.add(page, index, len(start))
+                if len(held.entries) >= self._page_size:
+                    yield held
+                    held = _Page()
+        if held.entries:
+            yield held
 
     def _ranges(self, keys: KeyBatch) -> list[tuple[bytes, bytes]]:
         if isinstance(keys, UserKeyBatch):
@@ -124,14 +130,16 @@ class ColumnMapState(ColumnState):
         self._check_namespaces(keys)
         return [(start, prefix_end(start)) for start in keys.store_keys(self._id)]
 
-    def _entries(self, keys: KeyBatch, page: Page, owners: list[int]) -> MapEntries:
-        shown, chosen = self._shown(page)
+    def _entries(self, page: _Page) -> MapEntries:
+        shown, chosen = self._shown(page.entries)
         store_keys = [key for key, _ in shown]
-        key_index = np.array(owners, np.int64)[chosen]
-        widths = np.fromiter(map(len, keys.store_keys(self._id)), np.int64, len(keys))
         columns, _ = self._codec.decode([row for _, row in shown])
-        user_columns = self._user_keys.decode(store_keys, widths[key_index])
-        return MapEntries(store_keys, key_index, user_columns, columns)
+        return MapEntries(
+            store_keys=store_keys,
+            key_index=np.array(page.key_index, np.int64)[chosen],
+            user_columns=self._user_keys.decode(store_keys, np.array(page.offsets, np.int64)[chosen]),
+            columns=columns,
+        )
 
     # -- ranges of time -----------------------------------------------------------------------------
 
@@ -188,3 +196,12 @@ class ColumnMapState(ColumnState):
 
     def _misused(self, what: str) -> NoReturn:
         raise StateAccessError(f"{self._owner} {what}")
+
+
+def _joined(pages: Iterable[_Page]) -> _Page:
+    whole = _Page()
+    for page in pages:
+        whole.entries += page.entries
+        whole.key_index += page.key_index
+        whole.offsets += page.offsets
+    return whole
