@@ -335,6 +335,25 @@ def test_what_has_expired_is_not_in_ranges() -> None:
     assert sum(state.sweep(group.to_bytes(2, "big")) for group in range(4)) == 2
 
 
+def test_reading_all_entries_renews_them() -> None:
+    ttl = StateTtl("1 second", update="read-and-write")
+    sink, state = opened(ttl=ttl)
+    keys = batch_of(["a", "b"], {})
+    pairs = write(state, keys, [(0, 1, "p"), (1, 1, "p"), (1, 2, "p")])
+    for now, read in ((10_900, [0, 1, 1]), (11_800, [1, 1])):
+        context = FakeContext(sink, key_schema=pa.schema([("k", pa.string())]), processing_time=now * MS)
+        context._next_id = 9
+        state = context.get_state(ColumnMapStateDescriptor("map", USER, ROW, ttl=ttl))
+        wanted = keys if now == 10_900 else keys.select(np.array([1]))
+        found = state.async_entries(wanted).get()
+        assert (found.key_index + len(keys) - len(wanted)).tolist() == read
+    assert sum(state.sweep(group.to_bytes(2, "big")) for group in range(4)) == 0
+    context.processing_time = 12_000 * MS
+    context._next_id = 9
+    state = context.get_state(ColumnMapStateDescriptor("map", USER, ROW, ttl=ttl))
+    assert state.get(pairs).present.tolist() == [False, True, True]
+
+
 # -- pairs ------------------------------------------------------------------------------------------------------
 
 parts = {
@@ -368,6 +387,15 @@ def test_pairs_are_sorted_and_know_their_rows(
     assert some.key_index.tolist() == pairs.key_index[::2].tolist()
     again = pairs.base.with_user_keys(pairs.user_columns, pairs.key_index)
     assert again.store_keys(9) == store_keys
+
+
+@pytest.mark.parametrize("user", [pa.array([2, 1, 2]), pa.array(["b", "a", "b"]), pa.array([2, None, 2])])
+def test_the_one_key_of_no_columns_has_user_keys(user: pa.Array) -> None:
+    keys = KeyCodec([], [], 4).group([], num_rows=3)
+    pairs = keys.with_user_keys([user])
+    users = KeyCodec([user.type], ["user"], 1).encode([user])
+    assert pairs.store_keys(9) == [b"\0\0\x09" + users[1], b"\0\0\x09" + users[0]]
+    assert (pairs.inverse.tolist(), pairs.key_index.tolist()) == ([1, 0, 1], [0, 0])
 
 
 def test_user_keys_that_cannot_be_are_refused() -> None:
