@@ -299,7 +299,7 @@ def test_ranges_of_time_come_with_keys_and_user_keys() -> None:
         )
     ]
     keys = batch_of(["a", "bb"], options).columns[0].to_pylist()  # in order of their key groups
-    users = [[(1, "p")], [(None, "q"), (2, None)]]
+    users: list[list[tuple[Any, Any]]] = [[(1, "p")], [(None, "q"), (2, None)]]
     assert sorted(found, key=repr) == sorted(
         ((time, keys[index], *user) for time in (-7, 0) for index in (0, 1) for user in users[index]),
         key=repr,
@@ -321,13 +321,18 @@ def test_a_set_has_user_keys_alone() -> None:
     assert state.async_entries(keys).get().key_index.tolist() == [0]
 
 
+def reopened(sink: FakeSink, ttl: StateTtl, now: int) -> Any:
+    """The state in a later micro-batch, at ``now`` milliseconds."""
+    context = FakeContext(sink, key_schema=pa.schema([("k", pa.string())]), processing_time=now * MS)
+    context._next_id = 9
+    return context.get_state(ColumnMapStateDescriptor("map", USER, ROW, ttl=ttl))
+
+
 def test_what_has_expired_is_not_in_ranges() -> None:
     sink, state = opened(ttl=StateTtl("1 second"))
     keys = batch_of(["a", "b"], {})
     pairs = write(state, keys, [(0, 1, "p"), (1, 1, "p"), (1, 2, "p")])
-    context = FakeContext(sink, key_schema=pa.schema([("k", pa.string())]), processing_time=11_500 * MS)
-    context._next_id = 9
-    state = context.get_state(ColumnMapStateDescriptor("map", USER, ROW, ttl=StateTtl("1 second")))
+    state = reopened(sink, StateTtl("1 second"), 11_500)
     state.put(pairs.select(np.array([2])), [pa.array([7]), pa.array(["x"])])
     assert state.get(pairs).present.tolist() == [False, False, True]
     found = state.async_entries(keys).get()
@@ -340,18 +345,11 @@ def test_reading_all_entries_renews_them() -> None:
     sink, state = opened(ttl=ttl)
     keys = batch_of(["a", "b"], {})
     pairs = write(state, keys, [(0, 1, "p"), (1, 1, "p"), (1, 2, "p")])
-    for now, read in ((10_900, [0, 1, 1]), (11_800, [1, 1])):
-        context = FakeContext(sink, key_schema=pa.schema([("k", pa.string())]), processing_time=now * MS)
-        context._next_id = 9
-        state = context.get_state(ColumnMapStateDescriptor("map", USER, ROW, ttl=ttl))
-        wanted = keys if now == 10_900 else keys.select(np.array([1]))
-        found = state.async_entries(wanted).get()
-        assert (found.key_index + len(keys) - len(wanted)).tolist() == read
+    for now, chosen, read in ((10_900, [0, 1], [0, 1, 1]), (11_800, [1], [0, 0])):
+        state = reopened(sink, ttl, now)
+        assert state.async_entries(keys.select(np.array(chosen))).get().key_index.tolist() == read
     assert sum(state.sweep(group.to_bytes(2, "big")) for group in range(4)) == 0
-    context.processing_time = 12_000 * MS
-    context._next_id = 9
-    state = context.get_state(ColumnMapStateDescriptor("map", USER, ROW, ttl=ttl))
-    assert state.get(pairs).present.tolist() == [False, True, True]
+    assert reopened(sink, ttl, 12_000).get(pairs).present.tolist() == [False, True, True]
 
 
 # -- pairs ------------------------------------------------------------------------------------------------------
