@@ -26,6 +26,7 @@ from asyncstate.state.json_text import plain
 from asyncstate.testing import OperatorHarness
 from tests.state.column_map_probe import INPUT, ROW, USER, DistinctCount, MapProbe, Model, text
 from tests.state.fakes import FakeContext, FakeSink
+from tests.state.ttl_direct import rows_of
 
 KEYS = KeyCodec([pa.string()], ["k"], 4)
 MS = 1_000
@@ -313,12 +314,19 @@ def test_ranges_of_time_come_with_keys_and_user_keys() -> None:
 def test_a_set_has_user_keys_alone() -> None:
     sink = FakeSink()
     context = FakeContext(sink, key_schema=pa.schema([("k", pa.string())]))
-    state = context.get_state(ColumnMapStateDescriptor("set", USER, pa.schema([])))
+    descriptor = ColumnMapStateDescriptor("set", USER, pa.schema([]))
+    state = context.get_state(descriptor)
     keys = batch_of(["a", "b"], {})
     pairs = keys.with_user_keys([pa.array([1, 1]), pa.array(["x", "y"])])
     state.put(pairs.select(np.array([0])), [])
     assert state.get(pairs).present.tolist() == [True, False]
     assert state.async_entries(keys).get().key_index.tolist() == [0]
+    spec = SimpleNamespace(id=8, name="set", kind=descriptor.kind, types=descriptor.type_texts())
+    assert len(rows_of(sink.contents(), spec, context.key_schema)) == 1
+    number = pa.schema([("number", pa.int64())])
+    newer = ColumnMapStateDescriptor("set", USER, number).bind(sink, 8, context, descriptor.type_texts())  # type: ignore[arg-type]
+    newer.put(pairs.select(np.array([1])), [pa.array([5])])
+    assert newer.get(pairs).columns[0].to_pylist() == [None, 5]
 
 
 def reopened(sink: FakeSink, ttl: StateTtl, now: int) -> Any:
