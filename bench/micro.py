@@ -22,10 +22,21 @@ from rich import box
 from rich.table import Table
 from rocksdict import Rdict, SstFileWriter
 
+from asyncstate.codec import UserKeyBatch
 from asyncstate.config import Config, resolve
-from asyncstate.operator import InputSpec, Operator, RecordContext, RecordOperator, Row
+from asyncstate.operator import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    Operator,
+    OperatorContext,
+    RecordContext,
+    RecordOperator,
+    Row,
+)
 from asyncstate.spark.task import settle_worker
-from asyncstate.state import ValueState, ValueStateDescriptor
+from asyncstate.state import ColumnMapStateDescriptor, Columns, ValueState, ValueStateDescriptor
 from asyncstate.storage import LIST_GET_KEYS, RocksDBOptions
 from asyncstate.storage.rocksdb import rocksdb_options
 from bench.iteration import ENTRIES, OPERATORS, HandIterations, Iterations, MapEntries
@@ -34,6 +45,7 @@ from bench.rows import INPUT, batches, draws
 from operators import Deduplicate, GroupAggregate, count, sum_
 
 _COUNT = struct.Struct("<Bq")
+_VALUES_A_KEY = 4
 
 
 class MicroResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +79,36 @@ class CountPerKey(RecordOperator):
         return self.count.async_value().then_apply(_increment).then_compose(self.count.async_update)
 
 
-class Floor:
-    """The same work by hand: a RocksDB of the same options, 11-byte keys, 17-byte values."""
+class CountPerPair(BundleOperator):
+    """Count and sum of each (key, value), the table behind a distinct aggregate, in a ColumnMapState."""
 
-    def __init__(self, folder: Path) -> None:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """See ``Operator``."""
+        return pa.schema([("key", pa.int64()), ("count", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        """See ``Operator``."""
+        value = pa.schema([context.inputs[0].column("value")])
+        row = pa.schema([("count", pa.int64()), ("sum", pa.int64())])
+        self.counts = context.get_state(ColumnMapStateDescriptor("counts", value, row))
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """Count the rows; nothing is put out, as the floor puts nothing out."""
+        pairs = bundle.keys.with_user_keys([bundle.batch.column("value")])
+        return self.counts.async_get(pairs).then_accept(lambda found: self._add(pairs, found))
+
+    def _add(self, pairs: UserKeyBatch, found: Columns) -> None:
+        rows = np.bincount(pairs.inverse, minlength=len(pairs))
+        counts, sums = (found.numpy(field).astype(np.int64) for field in range(2))
+        self.counts.put(pairs, [pa.array(counts + rows), pa.array(sums + 7 * rows)])
+
+
+class Floor:
+    """The same work by hand: a RocksDB of the same options, 11-byte keys, 17-byte values. ``pack`` makes the store keys
+    of ascending keys."""
+
+    def __init__(self, folder: Path, pack: Callable[[np.ndarray], list[bytes]] | None = None) -> None:
+        self._pack = _packed if pack is None else pack
         self._folder = folder
         self._options = rocksdb_options(RocksDBOptions())
         self._db = Rdict(str(folder / "floor"), self._options)
@@ -78,11 +116,11 @@ class Floor:
 
     def fill(self, keys: np.ndarray) -> None:
         """Store a row for each of ``keys``."""
-        self._ingest(_packed(np.sort(keys)), [bytes(17)] * len(keys))
+        self._ingest(self._pack(np.sort(keys)), [bytes(17)] * len(keys))
 
     def bundle(self, keys: np.ndarray) -> float:
         """Sorted list get, add with numpy, sorted SST file: the least a bundle can cost. Seconds."""
-        packed = _packed(np.sort(keys))
+        packed = self._pack(np.sort(keys))
         started = time.perf_counter()
         values = self._list_get(packed)
         rows = np.frombuffer(b"".join([value or bytes(17) for value in values]), _ROW).copy()
@@ -144,6 +182,19 @@ def _packed(keys: np.ndarray) -> list[bytes]:
     matrix["key"] = keys
     packed: list[bytes] = matrix.view("V11").tolist()
     return packed
+
+
+def _packed_pairs(pairs: np.ndarray) -> list[bytes]:
+    columns = [("group", ">u2"), ("state", "u1"), ("key", ">i8"), ("value", ">i8")]
+    matrix = np.zeros(len(pairs), np.dtype(columns))
+    matrix["key"], matrix["value"] = np.divmod(pairs, _VALUES_A_KEY)
+    packed: list[bytes] = matrix.view("V19").tolist()
+    return packed
+
+
+def _pair_rows(pairs: np.ndarray) -> list[pa.RecordBatch]:
+    columns = [pa.array(column) for column in np.divmod(pairs, _VALUES_A_KEY)]
+    return [pa.RecordBatch.from_arrays(columns, schema=INPUT.schema)]
 
 
 def _config(enabled: bool) -> Config:
@@ -212,6 +263,27 @@ def bundle_grain(state_keys: int, unique: int, rounds: int, seed: int) -> list[M
     return results
 
 
+def distinct(state_pairs: int, unique: int, rounds: int, seed: int) -> list[MicroResult]:
+    """Count and sum a (key, value), four values a key, against the same list gets and writes by hand."""
+    results = []
+    for enabled in (False, True):
+        with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
+            floor = Floor(Path(folder), _packed_pairs)
+            job = Job(Path(folder), CountPerPair(), _config(enabled), INPUT)
+            everything = np.arange(state_pairs, dtype=np.int64)
+            floor.fill(everything)
+            job.run(_pair_rows(everything))
+            times = _paired(
+                floor.bundle,
+                lambda pairs, job=job: job.run(_pair_rows(pairs)),  # type: ignore[misc]
+                draws(state_pairs, unique, seed),
+                rounds,
+            )
+        mode = "async" if enabled else "sync"
+        results.append(_result(f"ColumnMapState, {mode}", "pair", "list get, numpy, SST", unique, times, 2.0))
+    return results
+
+
 def record_grain(state_keys: int, records: int, rounds: int, seed: int) -> list[MicroResult]:
     """A ValueState read-modify-write chain against a get and a put a record, on hot state."""
     results = []
@@ -258,6 +330,7 @@ def run(state_keys: int, unique: int, rounds: int, seed: int = 1) -> list[MicroR
     settle_worker()
     return [
         *bundle_grain(state_keys, unique, rounds, seed),
+        *distinct(state_keys, unique, rounds, seed),
         *record_grain(state_keys, unique, rounds, seed),
         *iteration(unique, rounds),
     ]

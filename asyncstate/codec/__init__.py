@@ -12,7 +12,7 @@ from asyncstate.codec.hashing import (
     key_group,
     key_groups,
 )
-from asyncstate.codec.key_batch import KeyBatch
+from asyncstate.codec.key_batch import KeyBatch, UserKeyBatch
 from asyncstate.codec.keys import KeyCodec, decode_namespace, encode_namespace, prefix_end
 from asyncstate.codec.plain import PlainValues, plain_key, plain_values
 from asyncstate.codec.types import (
@@ -38,6 +38,7 @@ __all__ = [
     "PlainValues",
     "Refusal",
     "RowCodec",
+    "UserKeyBatch",
     "ValueCodec",
     "check_evolution",
     "check_key_type",

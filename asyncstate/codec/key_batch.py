@@ -1,4 +1,4 @@
-"""The unique keys of an Arrow batch, in the order of the store.
+"""The unique keys of an Arrow batch, alone or each with user keys, in the order of the store.
 
 Owns: how the rows of a batch map to unique keys, and the store keys of these.
 Invariant: the unique keys ascend strictly by (key group, namespace if there is one, key bytes), so a batch of
@@ -21,13 +21,15 @@ from asyncstate.codec.columns import (
     ByteArray,
     Int64Array,
     from_storage,
+    plain_columns,
     storage_dtype,
     to_storage,
     valid_mask,
 )
 from asyncstate.codec.hashing import key_groups
-from asyncstate.codec.key_columns import EncodedKeys, encode_columns, encoded_rows
-from asyncstate.codec.key_fields import KeyField, from_ordered, payload_matrix, to_ordered
+from asyncstate.codec.key_columns import EncodedKeys, encode_columns, encoded_rows, joined_keys
+from asyncstate.codec.key_fields import KeyField, from_ordered, key_field, payload_matrix, to_ordered
+from asyncstate.codec.types import check_key_type
 from asyncstate.errors import CodecError
 
 Int32Array = npt.NDArray[np.int32]
@@ -143,11 +145,7 @@ class KeyBatch:
 
     def select(self, chosen: BoolArray | npt.NDArray[np.integer]) -> KeyBatch:
         """The batch of some unique keys: a mask of u, or ascending indices. It has no ``inverse``."""
-        indices = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
-        if bool((np.diff(indices) <= 0).any()):
-            raise CodecError(
-                "key batch: the selected indices must ascend without repetition; sort them first"
-            )
+        indices = _ascending(chosen)
         taken = pa.array(indices)
         batch = KeyBatch(
             self._fields,
@@ -184,11 +182,115 @@ class KeyBatch:
         batch._encoded = _take_encoded(self._encoded, taken)
         return batch
 
+    def with_user_keys(
+        self, columns: Sequence[pa.Array], index: npt.NDArray[np.integer] | None = None
+    ) -> UserKeyBatch:
+        """The unique pairs of a key and a user key of m rows, for a ``ColumnMapState``.
+
+        ``columns`` (an array (m) for each part of the user key) and ``index`` (m), the key of each row as an index into
+        this batch's unique keys; without it the rows are this batch's own. Raises SchemaError for types that cannot be
+        keys, CodecError for columns of another length.
+        """
+        index = self.inverse if index is None else index
+        fields, columns = _user_columns(columns, len(index))
+        codes, unique = _unique_keys(columns, len(index))
+        bound = max(len(unique[0]), 1)
+        pairs, inverse = _distinct_codes(index.astype(np.int64) * bound + codes, len(self) * bound)
+        of_key, of_user_key = np.divmod(pairs, bound)
+        taken = pa.array(of_user_key)
+        return UserKeyBatch(
+            self,
+            fields,
+            of_key,
+            [column.take(taken) for column in unique],
+            inverse.astype(np.int32),
+            len(index),
+        )
+
     def _encoded_keys(self) -> EncodedKeys:
         # Several states are often read for the same keys; the key bytes are built once.
         if self._encoded is None:
             self._encoded = encode_columns(self._fields, self.columns, len(self))
         return self._encoded
+
+
+class UserKeyBatch(KeyBatch):
+    """Unique pairs of a key of ``base`` and a user key, in the order of the store: by key, then by user key.
+
+    What is said of the unique keys of a KeyBatch holds for the pairs. ``key_index`` (u, ascending): the key of each as
+    an index into ``base``; ``user_columns``: the user keys (u each). ``columns`` has the key columns and these behind.
+    """
+
+    __slots__ = ("_user_fields", "base", "key_index", "user_columns")
+
+    def __init__(
+        self,
+        base: KeyBatch,
+        user_fields: Sequence[KeyField],
+        key_index: Int64Array,
+        user_columns: list[pa.Array],
+        inverse: Int32Array | None,
+        num_rows: int,
+    ) -> None:
+        taken = pa.array(key_index)
+        super().__init__(
+            [*base._fields, *user_fields],
+            [*(column.take(taken) for column in base.columns), *user_columns],
+            base.groups[key_index],
+            None if base.namespaces is None else base.namespaces[key_index],
+            inverse,
+            num_rows,
+        )
+        self._user_fields = user_fields
+        self.base = base
+        self.key_index = key_index
+        self.user_columns = user_columns
+
+    @property
+    def user_types(self) -> tuple[pa.DataType, ...]:
+        """The types of the user key's parts."""
+        return tuple(column.type for column in self.user_columns)
+
+    def select(self, chosen: BoolArray | npt.NDArray[np.integer]) -> UserKeyBatch:
+        """See ``KeyBatch``; ``base`` stays the same."""
+        indices = _ascending(chosen)
+        taken = pa.array(indices)
+        user_columns = [column.take(taken) for column in self.user_columns]
+        batch = UserKeyBatch(
+            self.base, self._user_fields, self.key_index[indices], user_columns, None, self.num_rows
+        )
+        batch._encoded = _take_encoded(self._encoded, indices)
+        return batch
+
+    def _encoded_keys(self) -> EncodedKeys:
+        if self._encoded is None:  # a key with many user keys is encoded once
+            keys = _take_encoded(self.base._encoded_keys(), self.key_index)
+            assert keys is not None
+            self._encoded = joined_keys(keys, encode_columns(self._user_fields, self.user_columns, len(self)))
+        return self._encoded
+
+
+def _ascending(chosen: BoolArray | npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    indices: npt.NDArray[Any] = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
+    if bool((np.diff(indices) <= 0).any()):
+        raise CodecError("key batch: the selected indices must ascend without repetition; sort them first")
+    return indices
+
+
+def _user_columns(columns: Sequence[pa.Array], num_rows: int) -> tuple[list[KeyField], list[pa.Array]]:
+    """Fields and columns of user keys, checked."""
+    if not columns:
+        raise CodecError("user key: no columns are given; a user key has at least one")
+    names = [f"user key {number}" for number in range(len(columns))]
+    types = [column.type for column in columns]
+    for name, arrow_type in zip(names, types, strict=True):
+        check_key_type(name, arrow_type)
+    plain = plain_columns(columns, types, names, "user key")
+    if len(plain[0]) != num_rows:
+        raise CodecError(
+            f"user key: columns of {len(plain[0])} rows are given for {num_rows} rows; give one a row of the keys"
+        )
+    return [key_field(*field) for field in zip(names, types, strict=True)], plain
 
 
 def _take_encoded(encoded: EncodedKeys | None, indices: npt.NDArray[Any]) -> EncodedKeys | None:

@@ -69,6 +69,15 @@ def encoded_rows(keys: EncodedKeys, prefix: ByteArray | None = None) -> list[byt
     return binary_rows(keys if prefix is None else join_binary([matrix_binary(prefix), keys]))
 
 
+def joined_keys(first: EncodedKeys, second: EncodedKeys) -> EncodedKeys:
+    """Each key of ``first`` with that of the same row of ``second`` behind it."""
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return np.concatenate([first, second], axis=1)
+    return join_binary(
+        [matrix_binary(part) if isinstance(part, np.ndarray) else part for part in (first, second)]
+    )
+
+
 def decode_columns(
     fields: Sequence[KeyField], keys: Sequence[bytes], skip: int | Int64Array
 ) -> tuple[list[pa.Array], Int64Array, Int64Array]:

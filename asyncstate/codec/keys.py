@@ -94,8 +94,8 @@ class KeyCodec:
         """The key group of each row."""
         return key_groups(self._plain(columns), self.max_parallelism)
 
-    def decode(self, keys: Sequence[bytes], skip: int = 0) -> list[pa.Array]:
-        """Key columns of stored keys; ``skip`` bytes precede each key and nothing may follow it."""
+    def decode(self, keys: Sequence[bytes], skip: int | Int64Array = 0) -> list[pa.Array]:
+        """Key columns of stored keys; ``skip`` bytes (one number, or one a key) precede each, nothing may follow."""
         columns, ends, lengths = decode_columns(self._fields, keys, skip)
         wrong = np.flatnonzero(ends != lengths)
         if len(wrong):

@@ -75,11 +75,13 @@ class RowCodec:
         """The version byte of what is written."""
         return len(self._layouts) - 1
 
-    def encode(self, columns: Sequence[pa.Array], prefix: ByteArray | None = None) -> list[bytes]:
+    def encode(
+        self, columns: Sequence[pa.Array], prefix: ByteArray | None = None, num_rows: int = 0
+    ) -> list[bytes]:
         """The bytes of each row, behind those of ``prefix`` (n, width) if given; ``CodecError`` if the columns have not
-        exactly the schema's types."""
+        exactly the schema's types. ``num_rows`` tells how many there are of a schema without fields."""
         plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
-        return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else 0, prefix)
+        return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else num_rows, prefix)
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[list[pa.Array], BoolArray]:
         """Columns of n rows, null in all columns where ``values`` is None, and the mask of rows present.

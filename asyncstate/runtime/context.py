@@ -37,7 +37,9 @@ T = TypeVar("T")
 FIRST_STATE_ID: Final = 8
 MAX_STATE_ID: Final = 254
 
-_NOT_BY_KEY: Final = frozenset({"broadcast", "column", "list-column"})  # kinds of other grains and of no key
+_NOT_BY_KEY: Final = frozenset(
+    {"broadcast", "column", "list-column", "column-map"}
+)  # kinds of other grains and of no key
 
 
 class TaskContext:

@@ -5,6 +5,7 @@ Owns: the state kinds of both grains and the timers. Must not import storage, ex
 
 from asyncstate.state.aggregating import AggregateFunction, AggregatingState
 from asyncstate.state.broadcast import BroadcastState, BroadcastStateDescriptor
+from asyncstate.state.column_maps import ColumnMapState, ColumnMapStateDescriptor, MapEntries, MapTimeRange
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
 from asyncstate.state.decoded_states import with_decoded_values
 from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
@@ -39,6 +40,8 @@ __all__ = [
     "AggregatingStateDescriptor",
     "BroadcastState",
     "BroadcastStateDescriptor",
+    "ColumnMapState",
+    "ColumnMapStateDescriptor",
     "ColumnState",
     "ColumnStateDescriptor",
     "Columns",
@@ -51,8 +54,10 @@ __all__ = [
     "ListState",
     "ListStateDescriptor",
     "ListView",
+    "MapEntries",
     "MapState",
     "MapStateDescriptor",
+    "MapTimeRange",
     "MapView",
     "ReducingState",
     "ReducingStateDescriptor",

@@ -21,6 +21,7 @@ from asyncstate.requests import Page, StateSink
 from asyncstate.state.list_column_state import ListColumnState
 from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
 
+BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -85,25 +86,25 @@ class ColumnState:
         With a ttl whose reads renew, live rows get ``stamps`` (u, from ``stamps_at``; None: of this micro-batch), or
         stay as they are with ``renew`` False.
         """
-        return self._decode(self._sink.get_many(keys.store_keys(self._id)))
+        return self._decode(self._sink.get_many(self._store_keys(keys)))
 
     def async_get(
         self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
     ) -> StateFuture[Columns]:
         """A future of the same."""
-        return self._sink.async_get_many(keys.store_keys(self._id)).then_apply(self._decode)
+        return self._sink.async_get_many(self._store_keys(keys)).then_apply(self._decode)
 
     def prefetch(self, keys: KeyBatch) -> None:
         """Start loading the rows of ``keys`` while other work goes on."""
-        self._sink.prefetch(keys.store_keys(self._id))
+        self._sink.prefetch(self._store_keys(keys))
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
         """Write one row a key: an array (u) a field; ``stamps`` as in ``get``."""
-        self._sink.put_many(keys.store_keys(self._id), self._codec.encode(columns))
+        self._sink.put_many(self._store_keys(keys), self._codec.encode(columns, num_rows=len(keys)))
 
     def remove(self, keys: KeyBatch) -> None:
         """Remove the rows of ``keys``."""
-        self._sink.delete_many(keys.store_keys(self._id))
+        self._sink.delete_many(self._store_keys(keys))
 
     def write(
         self,
@@ -136,8 +137,21 @@ class ColumnState:
 
         Entries may be written or removed between pages. Order: key group, namespace, key.
         """
+        return map(self._time_range, self._time_pages(start, until))
+
+    def _time_pages(self, start: int, until: int) -> Iterator[Page]:
+        """What is shown of a range of namespaces; no page is empty."""
         for page in namespace_pages(self._sink, self._id, self._groups, start, until, self._page_size):
-            yield self._time_range(page)
+            shown, _ = self._shown(page)
+            if shown:
+                yield shown
+
+    def _store_keys(self, keys: KeyBatch) -> list[bytes]:
+        return keys.store_keys(self._id)
+
+    def _shown(self, entries: Page) -> tuple[Page, BoolArray]:
+        """What a range read shows of ``entries`` (m), each with its bare row, and which of them (m)."""
+        return entries, np.ones(len(entries), np.bool_)
 
     def _time_range(self, entries: Page) -> TimeRange:
         store_keys = [key for key, _ in entries]

@@ -46,9 +46,9 @@ _FIRST_ORDERED: Final = 3  # state id of the rows of input 0 that wait
 _PAGE_ENTRIES: Final = 4096
 _LIST_PAGE_ENTRIES: Final = 256  # a chunk may have a thousand rows
 
-_MAPS: Final = ("map", "broadcast")
+_MAPS: Final = ("map", "broadcast", "column-map")
 _LISTS: Final = ("list", "list-column")
-_ROWS: Final = ("column", "list-column")
+_ROWS: Final = ("column", "list-column", "column-map")
 _KINDS: Final = ("value", "reducing", "aggregating", "ordered", TIMER_KIND, "column", *_MAPS, *_LISTS)
 _TIMER_TYPE: Final = pa.struct([("time", pa.int64()), ("domain", pa.string()), ("name", pa.string())])
 _WAITING: Final = (
@@ -87,10 +87,10 @@ class StateDecoder:
     chosen. Without, they come as the bytes that are stored.
 
     ``schema`` has: ``key``, a struct of the key columns (null for broadcast state); ``namespace``, int64; ``user_key``
-    of maps and broadcast state; ``position``, int64 from 0 on, of lists; ``value``; ``ttl_stamp``, int64 microseconds,
-    null without a time to live and where no time was known yet. The value of a timer is a struct of its time
-    (microseconds), domain and name; that of a row that waits has its time, its row kind, the batch in which it came
-    and its number there, and the row.
+    of maps and broadcast state, a struct of its columns for column maps; ``position``, int64 from 0 on, of lists;
+    ``value``; ``ttl_stamp``, int64 microseconds, null without a time to live and where no time was known yet. The value
+    of a timer is a struct of its time (microseconds), domain and name; that of a row that waits has its time, its row
+    kind, the batch in which it came and its number there, and the row.
 
     Raises StateDeclarationError for a kind that this release does not know, CodecError for bytes that do not fit.
     """
@@ -161,7 +161,7 @@ class StateDecoder:
             more = {}
             if self._user_keys is not None:
                 user_keys, ends = self._user_keys.decode_prefix(keys, ends)
-                more["user_key"] = user_keys[0]
+                more["user_key"] = self._user_key_column(user_keys)
             self._check_ends(keys, ends)
             yield self._batch(columns, namespaces, [value for _, value in page], **more)
 
@@ -225,7 +225,22 @@ class StateDecoder:
     def _user_key_codec(self) -> KeyCodec | None:
         if self.state.kind not in _MAPS:
             return None
+        if self.state.kind in _ROWS:
+            schema = schema_from_text(self.state.types["key"])
+            return KeyCodec(schema.types, [f"{self.state.name}.{name}" for name in schema.names], 1)
         return KeyCodec([type_from_text(self.state.types["key"])], [f"{self.state.name}.key"], 1)
+
+    @property
+    def _user_key_type(self) -> pa.DataType:
+        assert self._user_keys is not None
+        if self.state.kind in _ROWS:
+            return pa.struct(list(schema_from_text(self.state.types["key"])))
+        return self._user_keys.types[0]
+
+    def _user_key_column(self, columns: list[pa.Array]) -> pa.Array:
+        if self.state.kind in _ROWS:
+            return pa.StructArray.from_arrays(columns, fields=list(self._user_key_type))
+        return columns[0]
 
     # -- values ---------------------------------------------------------------------------------------
 
@@ -254,6 +269,8 @@ class StateDecoder:
 
     def _row_decoder(self, schema: pa.Schema, older: list[pa.Schema]) -> Callable[[Sequence[Any]], Any]:
         codec = RowCodec(schema, older, owner=self.owner)
+        if not len(schema):  # a struct without fields cannot be made of arrays
+            return lambda values: pa.array([{} for _ in range(codec.decode(values)[1].size)], pa.struct([]))
         return lambda values: pa.StructArray.from_arrays(codec.decode(values)[0], fields=list(schema))
 
     def _unpickled(self, values: Sequence[bytes]) -> pa.Array:
@@ -299,7 +316,7 @@ class StateDecoder:
     def _schema(self) -> pa.Schema:
         fields = [pa.field("key", self._key_type), pa.field("namespace", pa.int64())]
         if self._user_keys is not None:
-            fields.append(pa.field("user_key", self._user_keys.types[0]))
+            fields.append(pa.field("user_key", self._user_key_type))
         if self.state.kind in _LISTS:
             fields.append(pa.field("position", pa.int64()))
         return pa.schema([*fields, pa.field("value", self._value_type), pa.field("ttl_stamp", pa.int64())])

@@ -30,8 +30,8 @@ Entry = tuple[bytes, bytes]
 Change = tuple[bytes, bytes | None]
 
 _PAGE: Final = 4096
-_ENTRY_KINDS: Final = ("value", "map", "reducing", "aggregating", "broadcast", "column")
-_ROW_KINDS: Final = ("column", "list-column")
+_ENTRY_KINDS: Final = ("value", "map", "reducing", "aggregating", "broadcast", "column", "column-map")
+_ROW_KINDS: Final = ("column", "list-column", "column-map")
 
 
 class StateRewriter:
@@ -101,7 +101,7 @@ class StateRewriter:
                 f"{self._shown_key(keys[error.row])}, which {self._edit.to} cannot hold; nothing was changed. Choose a "
                 "wider type, or let the running job repair the value first"
             ) from error
-        recoded = self._new.encode(changed)
+        recoded = self._new.encode(changed, num_rows=len(values))
         return [value[:skip] + new for value, new in zip(values, recoded, strict=True)] if skip else recoded
 
     def _list(self, key: bytes, head: bytes, rest: Iterator[Entry]) -> Iterator[Change]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,7 @@ from asyncstate.state.columns import TimeRange, row_codec
 from asyncstate.state.list_blocks import chunk_keys, read_heads, read_rows
 from asyncstate.state.list_columns import ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
-
-_REMOVED_PAGE: Final = 256
-"""Entries that are read at a time only to be removed: a chunk of rows may be large."""
-_REMOVED_KEYS: Final = 1 << 16
-"""Keys that are held to be removed together."""
+from asyncstate.state.ranges import REMOVED_PAGE, remove_pages
 
 
 @dataclass(frozen=True)
@@ -84,14 +80,8 @@ class TimeFirstListState(ListColumnState):
 
     def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
         """Remove all lists with start <= namespace <= ``until``."""
-        removed: list[bytes] = []
-        for page in self._pages(start, until, min(self._page_size, _REMOVED_PAGE)):
-            removed += [key for key, _ in page]
-            # Many at a time, because a walk that follows a deletion has to sort what was written.
-            if len(removed) >= _REMOVED_KEYS:
-                self._sink.delete_many(removed)
-                removed = []
-        self._sink.delete_many(removed)
+        pages = self._pages(start, until, min(self._page_size, REMOVED_PAGE))
+        remove_pages(self._sink.delete_many, pages)
 
     def _pages(self, start: int, until: int, page_size: int) -> Iterator[Page]:
         return namespace_pages(self._sink, self._id, self._groups, start, until, page_size)

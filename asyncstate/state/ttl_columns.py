@@ -7,7 +7,7 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import add
 from typing import Any
 
@@ -18,10 +18,10 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch, RowCodec, prefix_end
 from asyncstate.codec.columns import LARGE_BINARY, binary_rows, matrix_rows, valid_mask
 from asyncstate.futures import StateFuture
-from asyncstate.operator import MIN_WATERMARK, OperatorContext
+from asyncstate.operator import OperatorContext
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.column_expiry import ColumnExpiry, WrittenKeys, without_stamps
-from asyncstate.state.column_state import Columns, ColumnState, TimeRange
+from asyncstate.state.column_state import Columns, ColumnState
 from asyncstate.state.list_column_state import ListColumnState
 from asyncstate.state.ranges import range_pages
 
@@ -41,6 +41,9 @@ class TtlColumnState(ColumnState):
         expiry: ColumnExpiry,
     ) -> None:
         super().__init__(sink, state_id, codec, context)
+        self._expire_by(expiry)
+
+    def _expire_by(self, expiry: ColumnExpiry) -> None:
         self._expiry = expiry
         self._lists: list[ListColumnState] = []
         self._written = WrittenKeys()
@@ -53,19 +56,15 @@ class TtlColumnState(ColumnState):
 
     def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
         """See ``ColumnState``."""
-        store_keys = keys.store_keys(self._id)
+        store_keys = self._store_keys(keys)
         return self._reader(store_keys, stamps, renew)(self._sink.get_many(store_keys))
 
     def async_get(
         self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
     ) -> StateFuture[Columns]:
         """See ``ColumnState``."""
-        store_keys = keys.store_keys(self._id)
+        store_keys = self._store_keys(keys)
         return self._sink.async_get_many(store_keys).then_apply(self._reader(store_keys, stamps, renew))
-
-    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:
-        """See ``ColumnState``."""
-        return (found for found in super().up_to(until, start) if found.num_rows)
 
     def _reader(
         self, store_keys: list[bytes], stamps: Int64Array | None, renew: bool
@@ -105,7 +104,7 @@ class TtlColumnState(ColumnState):
             self._sink.put_many(keys, list(map(add, prefixes, binary_rows(without_stamps(rows)))))
             self._written.note(keys)
 
-    def _time_range(self, entries: Page) -> TimeRange:
+    def _shown(self, entries: Page) -> tuple[Page, BoolArray]:
         rows = pa.array([value for _, value in entries], LARGE_BINARY)
         found = self._expiry.read(rows)
         if self._expiry.renews:
@@ -115,22 +114,20 @@ class TtlColumnState(ColumnState):
         if not shown.all():
             rows = rows.filter(pa.array(shown))
         bare = binary_rows(without_stamps(rows))
-        return super()._time_range(
-            list(zip((entries[i][0] for i in np.flatnonzero(shown)), bare, strict=True))
-        )
+        return list(zip((entries[i][0] for i in np.flatnonzero(shown)), bare, strict=True)), shown
 
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
         """See ``ColumnState``."""
-        store_keys = keys.store_keys(self._id)
-        rows = self._codec.encode(columns, self._expiry.prefix(stamps, len(store_keys)))
+        store_keys = self._store_keys(keys)
+        rows = self._codec.encode(columns, self._expiry.prefix(stamps, len(store_keys)), len(store_keys))
         self._sink.put_many(store_keys, rows)
         self._note(store_keys)
 
     def remove(self, keys: KeyBatch) -> None:
         """See ``ColumnState``."""
-        self.remove_entries(keys.store_keys(self._id))
+        self.remove_entries(self._store_keys(keys))
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
         """See ``ColumnState``."""
