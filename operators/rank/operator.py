@@ -20,7 +20,7 @@ from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LimitColumn, LocalLimit
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.state.ttl import StateTtl
+from asyncstate.state.ttl import StateTtl, check_ttl
 from operators.core.arrays import BoolArray, Int64Array
 from operators.core.changelog import arrival_order
 from operators.core.checks import Named, check_choice, check_number
