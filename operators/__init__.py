@@ -22,6 +22,7 @@ from operators.upsert.normalize import ChangelogNormalize
 from operators.window.aggregate import WindowAggregate
 from operators.window.join import WindowJoin
 from operators.window.rank import WindowDeduplicate, WindowRank
+from operators.window.table_function import WindowTableFunction
 from operators.window.windows import cumulate, hop, session, tumble
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "WindowJoin",
     "WindowProcess",
     "WindowRank",
+    "WindowTableFunction",
     "asc",
     "avg",
     "count",

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, KeyCodec
 from asyncstate.codec.times import event_times
-from asyncstate.errors import SchemaError
 from asyncstate.operator import (
     MIN_WATERMARK,
     Bundle,
@@ -40,7 +39,7 @@ from operators.join.rules import JoinKind, rules
 from operators.join.sides import Added, ListSide, Own
 from operators.window.given import START, GivenWindows, check_given, given_ends
 from operators.window.pairs import final_rows, groups_of
-from operators.window.plan import WINDOW_COLUMNS, window_time_type
+from operators.window.plan import WINDOW_COLUMNS, check_window_names, window_time_type
 from operators.window.slices import windows_of
 from operators.window.time import OUT_OF_RANGE
 from operators.window.windows import WINDOW_TIME_US, SlicedWindow, check_sliced, due_until
@@ -133,7 +132,7 @@ class WindowJoin(Named, BundleOperator):
         shown = left.schema if self.kind in _LEFT_ONLY else joined
         if self.window is None:
             return shown
-        _check_names(shown, self.owner)
+        check_window_names(shown, self.owner)
         zoned = window_time_type(left)
         return pa.schema([*shown, *(pa.field(name, zoned) for name in WINDOW_COLUMNS)])
 
@@ -350,12 +349,3 @@ class _Side:
             keys = [pa.array([], field.type) for field in self._spec.key_schema]
             stored = [pa.array([], field.type) for field in self.payload.fields]
         return _Read(self._spec.schema.names, self.payload.row([*keys, *stored]), keys)
-
-
-def _check_names(shown: pa.Schema, owner: str) -> None:
-    for name in WINDOW_COLUMNS:
-        if name in shown.names:
-            raise SchemaError(
-                f"{owner}: column '{name}' has the name of an output column; rename it before the operator, or leave "
-                "the window out if it tells the window of a row"
-            )

@@ -65,6 +65,16 @@ class WindowPlan:
         ctx.emit([*keys, *times, *self.aggregation.results(states)])
 
 
+def check_window_names(shown: pa.Schema, owner: str) -> None:
+    """SchemaError for a column with the name of one that the window gets."""
+    for name in WINDOW_COLUMNS:
+        if name in shown.names:
+            raise SchemaError(
+                f"{owner}: column '{name}' has the name of an output column; rename it before the operator, or leave "
+                "the window out if it tells the window of a row"
+            )
+
+
 def window_time_type(spec: InputSpec) -> pa.DataType:
     """The type of the window columns: the time zone is that of the event time, UTC without one."""
     zone = "UTC" if spec.event_time is None else spec.schema.field(spec.event_time).type.tz
