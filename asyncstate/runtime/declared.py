@@ -79,7 +79,7 @@ def _with_broadcast(uid: str, key: Keys, num_inputs: int, broadcast: int) -> Seq
     given: list[object] = list(key) if isinstance(key, (list, tuple)) else [key]
     if len(given) == num_inputs - 1:
         given.insert(broadcast, None)
-    if len(given) != num_inputs or given[broadcast] is not None:
+    if len(given) != num_inputs or given[broadcast] not in (None, [], ()):
         example = [None if index == broadcast else "id" for index in range(num_inputs)]
         raise JobError(
             f"operator '{uid}': input {broadcast} is broadcast and has no key, every partition gets its rows; write "
