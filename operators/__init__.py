@@ -16,6 +16,7 @@ from operators.process.reduce import KeyedReduce
 from operators.process.windows.functions import WindowApply, WindowProcess
 from operators.rank.limit import Limit, SortLimit
 from operators.rank.operator import Rank
+from operators.sort.operator import Sort, TemporalSort
 from operators.upsert.deduplicate import Deduplicate
 from operators.upsert.materialize import UpsertMaterialize
 from operators.upsert.normalize import ChangelogNormalize
@@ -44,7 +45,9 @@ __all__ = [
     "Limit",
     "OrderColumn",
     "Rank",
+    "Sort",
     "SortLimit",
+    "TemporalSort",
     "UpsertMaterialize",
     "WindowAggregate",
     "WindowApply",

@@ -19,6 +19,7 @@ from asyncstate.execution import ExecutionController
 from asyncstate.local_phase import local_rows
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.gathering import Gathering, RowsMax
+from asyncstate.runtime.ordering import OrderedInputs
 from asyncstate.runtime.rows import PreparedBatch, prepare
 from asyncstate.runtime.spec import InputBatch, TaskSpec
 
@@ -49,10 +50,13 @@ class Runner(ABC):
             for given in spec.inputs
         ]
 
+        self._ordered = OrderedInputs(
+            controller, spec, context.ordered, self._codecs, lambda: context.counter("late_rows_dropped")
+        )
         self._gathered = {
             index: self._gathering(index, unique, scratch)
             for index, given in enumerate(spec.inputs)
-            if given.sequence or (given.changelog and unique is not None and not given.broadcast)
+            if given.sequence or (given.changelog and unique is not None and not self._comes_in_order(index))
         }
 
     @abstractmethod
@@ -67,6 +71,10 @@ class Runner(ABC):
             if prepared.batch.num_rows:
                 yield prepared
             self.controller.flush()  # the next batch may be long in coming
+
+    def _comes_in_order(self, index: int) -> bool:
+        """Whether rows of the input do not come as they arrive: they need not be put in order here."""
+        return self.spec.inputs[index].broadcast or index in self._ordered
 
     def _gathering(
         self, index: int, unique: Sequence[Collection[str] | None] | None, scratch: str
