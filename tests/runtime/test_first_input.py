@@ -3,7 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from asyncstate import BundleOperator, JobError, RecordOperator
+from asyncstate import BundleOperator, RecordOperator
+from asyncstate.errors import JobError
 from asyncstate.testing import OperatorHarness
 
 ROWS = pa.schema([("k", pa.int64()), ("v", pa.int64())])
