@@ -30,7 +30,7 @@ def check_num_inputs(uid: str, operator: Operator, num_inputs: int) -> None:
     ):
         raise JobError(
             f"operator '{uid}' ({type(operator).__name__}): first_input is {first} with num_inputs "
-            f"{operator.num_inputs}; it is the index of one input beside at least one other, and not the broadcast input"
+            f"{operator.num_inputs}; it is the index of one input beside another, and not the broadcast input"
         )
     if num_inputs != operator.num_inputs:
         raise JobError(
