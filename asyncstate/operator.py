@@ -471,6 +471,8 @@ class Operator(ABC):
     """False for operators that cannot take rows back; such an input is refused before the batch runs."""
     broadcast_input: ClassVar[int | None] = None
     """The index of the input whose rows go to every partition; record grain only, beside at least one other."""
+    first_input: int | None = None
+    """The index of the input of which a partition handles all rows of a micro-batch before those of the others."""
 
     @abstractmethod
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:

@@ -9,6 +9,7 @@ from operators.aggregate.group import GroupAggregate
 from operators.core.ordering import OrderColumn, asc, desc
 from operators.join.interval.operator import IntervalJoin
 from operators.join.regular import Join
+from operators.join.temporal import TemporalJoin
 from operators.process.broadcast import BroadcastProcess
 from operators.process.connected import CoFlatMap, CoMap, CoProcess
 from operators.process.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
@@ -47,6 +48,7 @@ __all__ = [
     "Rank",
     "Sort",
     "SortLimit",
+    "TemporalJoin",
     "TemporalSort",
     "UpsertMaterialize",
     "WindowAggregate",

@@ -24,6 +24,14 @@ Delay = str | timedelta | int | None
 
 def check_num_inputs(uid: str, operator: Operator, num_inputs: int) -> None:
     """Raise JobError unless ``operator`` takes ``num_inputs`` inputs."""
+    first = operator.first_input
+    if first is not None and (
+        operator.num_inputs < 2 or not 0 <= first < operator.num_inputs or first == operator.broadcast_input
+    ):
+        raise JobError(
+            f"operator '{uid}' ({type(operator).__name__}): first_input is {first} with num_inputs "
+            f"{operator.num_inputs}; it is the index of one input beside another, and not the broadcast input"
+        )
     if num_inputs != operator.num_inputs:
         raise JobError(
             f"operator '{uid}' ({type(operator).__name__}) takes {operator.num_inputs} inputs but got {num_inputs}; "

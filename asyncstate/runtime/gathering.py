@@ -57,6 +57,7 @@ class Gathering:
         memory_bytes: int,
         folder: str,
         chosen: Filter,
+        in_order: bool = False,
     ) -> None:
         self._spec = spec
         self._index = index
@@ -66,6 +67,7 @@ class Gathering:
         self._memory_bytes = memory_bytes
         self._folder = folder
         self._chosen = chosen
+        self._in_order = in_order or bool(spec.sequence)  # rows of a key stay in order, however many
         self._parts: list[PreparedBatch] = []
         self._rows = 0
         self._bytes = 0
@@ -122,7 +124,7 @@ class Gathering:
         """Rows of a few keys, or of one with many rows."""
         if rows.batch.num_rows <= 2 * limit:
             yield rows
-        elif self._spec.sequence:
+        elif self._in_order:
             yield from rows.cut(limit)
         else:
             yield from _by_hash(rows, self._identity_hashes(rows.batch), limit)
@@ -158,7 +160,7 @@ class Gathering:
         self._files.write(rows, self._key_hashes(rows.batch))
 
     def _cut_file(self, files: _Files, number: int, rows_max: RowsMax) -> Iterator[PreparedBatch]:
-        if files.bytes[number] <= self._memory_bytes or self._spec.sequence:
+        if files.bytes[number] <= self._memory_bytes or self._in_order:
             yield from self._cut(self._prepared(files.read(number)), rows_max)
             return
         # One key has most of these rows, or there is none: what identifies them takes them apart.

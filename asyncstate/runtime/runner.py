@@ -45,6 +45,7 @@ class Runner(ABC):
         self.local_rows_in = 0
         self.keys = 0
         self.max_event_times: list[int | None] = [None] * len(spec.inputs)
+        self._first = spec.operator.first_input
         self._codecs = [
             KeyCodec([field.type for field in given.key_schema], list(given.key), spec.max_parallelism)
             for given in spec.inputs
@@ -55,8 +56,8 @@ class Runner(ABC):
         )
         self._gathered = {
             index: self._gathering(index, unique, scratch)
-            for index, given in enumerate(spec.inputs)
-            if given.sequence or (given.changelog and unique is not None and not self._comes_in_order(index))
+            for index, given in sorted(enumerate(spec.inputs), key=lambda each: each[0] != self._first)
+            if given.sequence or (not self._comes_in_order(index) and self._needs_all(index, unique))
         }
 
     @abstractmethod
@@ -87,11 +88,20 @@ class Runner(ABC):
             given,
             index,
             together,
-            waits=bool(given.sequence) or together is not None,
+            waits=bool(given.sequence) or together is not None or self._is_behind(index),
+            in_order=unique is None,
             memory_bytes=self.spec.config.gather_memory_bytes,
             folder=scratch,
             chosen=functools.partial(self._unseen, index),
         )
+
+    def _needs_all(self, index: int, unique: Sequence[Collection[str] | None] | None) -> bool:
+        """Whether rows of the input may have to wait for others of the micro-batch."""
+        return (self.spec.inputs[index].changelog and unique is not None) or self._is_behind(index)
+
+    def _is_behind(self, index: int) -> bool:
+        """Whether all rows of the input wait for those of the first one."""
+        return self._first not in (None, index) and not self._comes_in_order(index)
 
     def _unseen(self, index: int, rows: PreparedBatch) -> PreparedBatch:
         seen = self.context.seen.get(index)
