@@ -1,8 +1,8 @@
 """The versions of a table's rows: from which time on a key has which row.
 
 Owns: ``Versions`` and how the rows of a changelog make them.
-Invariant: the rows of a key and time count as a set. A row that a -D of equal content takes back was never there; a -U
-takes nothing away, since the row that replaces its own one comes with a time of its own.
+Invariant: the rows of a key and time count as a set. A row that one of equal content takes back was never there, but a
+-U alone takes nothing away: the row that replaces its own one comes with a time of its own.
 Pure functions over numpy and Arrow; must not know of state or of operators.
 
 Source: the versioned tables of Flink's ``TemporalRowTimeJoinOperator``.
@@ -65,12 +65,12 @@ def versions_of(
     if added.all():
         rows[groups] = np.arange(len(keys))  # of repeated indices the last assignment stays
     else:
-        left = _left(kinds, row_ids(columns, groups))
-        candidates = np.flatnonzero(added & (left > 0))
-        candidates = candidates[np.argsort(left[candidates], kind="stable")]
-        rows[groups[candidates]] = candidates
         ended = np.zeros(len(first), np.bool_)
         ended[groups[kinds == RowKind.DELETE]] = True
+        left = _left(kinds, row_ids(columns, groups))
+        candidates = np.flatnonzero(added & (left > ended[groups]))
+        candidates = candidates[np.argsort(left[candidates], kind="stable")]
+        rows[groups[candidates]] = candidates
         holds = (rows >= 0) | ended
     return Versions(keys[first][holds], times[first][holds], rows[holds])
 
