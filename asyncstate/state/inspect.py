@@ -27,6 +27,7 @@ from asyncstate.codec import (
 )
 from asyncstate.codec.columns import Int64Array
 from asyncstate.errors import CodecError, StateDeclarationError
+from asyncstate.operator import MIN_WATERMARK
 from asyncstate.requests import Page
 from asyncstate.state.expiry import STAMP_BYTES, UNTIMED
 from asyncstate.state.inspect_lists import ListPieces
@@ -193,11 +194,26 @@ class StateDecoder:
     def _waiting(self, _: StoredEntries, found: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
         for page in pages_of(found, _PAGE_ENTRIES):
             row = self._decode([value[1:] for _, value in page])
-            value = pa.StructArray.from_arrays(
-                [*_arrivals(page, self.owner), row], fields=list(self._value_type)
-            )
+            value = pa.StructArray.from_arrays([*self._arrivals(page), row], fields=list(self._value_type))
             columns = [row.field(name) for name in self._row_key]
             yield self._rows(columns, pa.nulls(len(page), pa.int64()), value, None)
+
+    def _arrivals(self, page: Page) -> list[pa.Array]:
+        """Time (None where rows wait for none), row kind, batch and number of rows that wait."""
+        try:
+            kinds = [ROW_KIND_TEXTS[value[0]] for _, value in page]
+        except IndexError:
+            raise CodecError(
+                f"{self.owner}: a stored row has no row kind; read an older checkpoint version"
+            ) from None
+        times = [decode_namespace(key, _PREFIX_BYTES) for key, _ in page]
+        tails = [key[-_ARRIVAL_BYTES:] for key, _ in page]
+        return [
+            pa.array([None if time == MIN_WATERMARK else time for time in times], pa.int64()),
+            pa.array(kinds, pa.string()),
+            pa.array([int.from_bytes(tail[:8], "big") for tail in tails], pa.int64()),
+            pa.array([int.from_bytes(tail[8:], "big") for tail in tails], pa.int64()),
+        ]
 
     # -- keys -----------------------------------------------------------------------------------------
 
@@ -343,18 +359,3 @@ def _stamp(value: bytes, owner: str) -> int | None:
     if len(value) < STAMP_BYTES:
         raise CodecError(f"{owner}: a stored value has no time stamp; read an older checkpoint version")
     return None if value.startswith(UNTIMED) else decode_namespace(value)
-
-
-def _arrivals(page: Page, owner: str) -> list[pa.Array]:
-    """Time, row kind, batch and number of rows that wait."""
-    try:
-        kinds = [ROW_KIND_TEXTS[value[0]] for _, value in page]
-    except IndexError:
-        raise CodecError(f"{owner}: a stored row has no row kind; read an older checkpoint version") from None
-    tails = [key[-_ARRIVAL_BYTES:] for key, _ in page]
-    return [
-        pa.array([decode_namespace(key, _PREFIX_BYTES) for key, _ in page], pa.int64()),
-        pa.array(kinds, pa.string()),
-        pa.array([int.from_bytes(tail[:8], "big") for tail in tails], pa.int64()),
-        pa.array([int.from_bytes(tail[8:], "big") for tail in tails], pa.int64()),
-    ]

@@ -19,6 +19,7 @@ from tests.properties.examples import Entries, Example
 from tests.properties.function_examples import FUNCTIONS
 from tests.properties.join_examples import JOINS
 from tests.properties.normalize_examples import NORMALIZATIONS
+from tests.properties.order_examples import ORDERED
 from tests.properties.rank_examples import RANKS
 from tests.properties.runs import OutputRow, Run, run
 from tests.properties.schedules import Schedule, schedules
@@ -34,6 +35,7 @@ OPERATORS: dict[str, Entries] = {
     "IntervalJoin": INTERVAL_JOINS,
     "WindowJoin": WINDOW_JOINS,
     "ChangelogNormalize": NORMALIZATIONS,
+    "ordered inputs": ORDERED,
     "functions": FUNCTIONS,
 }
 _HARMLESS = ("counter.timers_fired", "counter.keys_notified")
