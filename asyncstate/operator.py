@@ -440,8 +440,9 @@ class Operator(ABC):
     """False for operators that cannot take rows back; such an input is refused before the batch runs."""
     broadcast_input: ClassVar[int | None] = None
     """The index of the input whose rows go to every partition; record grain only, beside at least one other."""
-    first_input: ClassVar[int | None] = None
-    """The index of the input of which a partition handles all rows of a micro-batch before those of the others."""
+    first_input: int | None = None
+    """The index of the input of which a partition handles all rows of a micro-batch before those of the others, which
+    wait for them; it has no ``order_by``. An attribute of the class, or set in ``__init__``."""
 
     @abstractmethod
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:

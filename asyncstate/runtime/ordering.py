@@ -81,6 +81,11 @@ def check_ordered(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> 
             raise SchemaError(
                 f"{what}, but it is the broadcast input; its rows come first, leave order_by out"
             )
+        if index == operator.first_input:
+            raise SchemaError(
+                f"{what}, but it is the first_input of {type(operator).__name__}; rows that wait for their order come "
+                "behind all others, so leave order_by out"
+            )
         if index >= len(ORDERED_ROWS):
             raise SchemaError(f"{what}, but only the first {len(ORDERED_ROWS)} inputs can have one")
         for sort in spec.order_by:

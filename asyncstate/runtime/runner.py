@@ -83,15 +83,17 @@ class Runner(ABC):
             index,
             together,
             waits=bool(given.sequence) or together is not None or self._is_behind(index),
-            in_order=unique is None,
+            apart=unique is None or not given.changelog,
             memory_bytes=self.spec.config.gather_memory_bytes,
             folder=scratch,
             chosen=functools.partial(self._unseen, index),
         )
 
     def _is_behind(self, index: int) -> bool:
-        """Whether all rows of the input wait for those of the first one."""
-        return self._first not in (None, index) and not self.spec.inputs[index].broadcast
+        """Whether all rows of the input wait for those of the first one. Broadcast rows have come by then, and rows in
+        order come later anyway."""
+        given = self.spec.inputs[index]
+        return self._first not in (None, index) and not given.broadcast and not given.order_by
 
     def _unseen(self, index: int, rows: PreparedBatch) -> PreparedBatch:
         seen = self.context.seen.get(index)
