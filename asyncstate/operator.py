@@ -427,6 +427,15 @@ class BundleContext(Protocol):
     ) -> None:
         """Put out rows: an array a column of the output schema, and a kind a row or one for all."""
 
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+    ) -> StateFuture[Any]:
+        """As ``RecordContext.call``, in ``process_bundle``, ``on_watermark`` and callbacks of their futures.
+
+        A bundle ends when all its calls have ended, also those whose futures it did not return. Calls of a bundle
+        overlap; in async mode their callbacks run as the answers come (``combine_all`` has them in the order given).
+        """
+
 
 class Operator(ABC):
     """Base of all operators. Subclass ``RecordOperator`` or ``BundleOperator``.
@@ -471,6 +480,13 @@ class Operator(ABC):
         is touched; then in each task.
         """
 
+    async def open_calls(self) -> None:
+        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before
+        the task's first call."""
+
+    async def close_calls(self) -> None:
+        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
+
     def close(self) -> None:
         """Release what ``open`` took; called also when the batch fails."""
 
@@ -511,13 +527,6 @@ class RecordOperator(Operator):
     def handles_timers(self) -> bool:
         """Whether timers may be registered: there is an ``on_timer`` for them."""
         return type(self).on_timer is not RecordOperator.on_timer
-
-    async def open_calls(self) -> None:
-        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before
-        the task's first call."""
-
-    async def close_calls(self) -> None:
-        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
 
     def on_watermark(self, watermark: int, ctx: RecordContext) -> Any:
         """Called once a micro-batch and partition after all records and timers; there is no current key."""
