@@ -172,6 +172,24 @@ class TestAnswers:
                 ("+I", key, -1 if key == 2 else key + 100) for key in range(5)
             ]
 
+    def test_a_failure_is_not_judged_before_the_bundle_ends(self, async_enabled: bool) -> None:
+        failed = threading.Event()
+
+        def fails() -> None:
+            failed.set()
+            raise LookupError("too early")
+
+        def work(operator: Any, bundle: Bundle, ctx: BundleContext) -> Iterator[Any]:
+            call = ctx.call(fails)
+            for _ in range(5):  # its failure has come before the last of these
+                yield ctx.call(failed.wait, _WAIT_SECONDS)
+            yield call.recover(str).then_accept(operator.seen.append)
+
+        with _harness(work, async_enabled) as harness:
+            harness.push([(1, 1)])
+            harness.end_batch()
+        assert "too early" in Working.seen
+
     def test_limits_come_from_the_configuration(self, async_enabled: bool) -> None:
         with _harness(rated, async_enabled, call_limit="2") as harness:
             harness.push([(key, key) for key in range(100)])
@@ -333,10 +351,8 @@ class TestFailures:
     ) -> None:
         def work(operator: Any, bundle: Bundle, ctx: BundleContext) -> Any:
             ended: list[int] = []
-            calls = [ctx.call(function, 0)] + [
-                ctx.call(operator.rate, 3).then_apply(lambda found: ended.append(found) or found)  # type: ignore[func-returns-value]
-                for _ in range(5)
-            ]
+            others = [ctx.call(operator.rate, 3).then_accept(ended.append) for _ in range(5)]
+            calls = [ctx.call(function, 0), *others]
             operator.seen.append(ended)
             return combine_all(calls).then_apply(str).recover(str).then_accept(lambda _: put(ctx, 1, 1))
 
@@ -468,16 +484,21 @@ class TestRefusals:
             ):
                 harness.end_batch()
 
-    def test_what_is_no_function(self, async_enabled: bool) -> None:
-        for given_, text in (
+    @pytest.mark.parametrize(
+        ("use", "text"),
+        [
             (lambda ctx: ctx.call(_never()), r"pass the function and its arguments, such as ctx\.call"),
             (lambda ctx: ctx.call(int, timeout_seconds=0), "timeout_seconds is 0"),
-        ):
-            with _harness(lambda operator, bundle, ctx, use=given_: use(ctx), async_enabled) as harness:
-                harness.push([(1, 1)])
-                with pytest.raises(OperatorError, match=text) as raised:
-                    harness.end_batch()
-                assert isinstance(raised.value.__cause__, FutureStateError)
+        ],
+    )
+    def test_what_is_no_function(
+        self, use: Callable[[BundleContext], Any], text: str, async_enabled: bool
+    ) -> None:
+        with _harness(lambda operator, bundle, ctx: use(ctx), async_enabled) as harness:
+            harness.push([(1, 1)])
+            with pytest.raises(OperatorError, match=text) as raised:
+                harness.end_batch()
+            assert isinstance(raised.value.__cause__, FutureStateError)
 
     def test_a_failing_open_calls_fails_the_batch(self, async_enabled: bool) -> None:
         class Unopened(Working):

@@ -343,6 +343,35 @@ class Values(BundleOperator):
         ctx.emit([bundle.keys.columns[0].take(pa.array(bundle.keys.inverse)), bundle.batch.column("v")])
 
 
+class Bundles(Values):
+    """Puts out each row with the number of its bundle."""
+
+    def open(self, context: OperatorContext) -> None:
+        self.bundles = 0
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
+        self.bundles += 1
+        ctx.emit(
+            [pa.array([self.bundles] * bundle.num_rows, pa.int64()), bundle.batch.column("v")], bundle.kinds
+        )
+
+
+@pytest.mark.parametrize("memory", ["1kb", "1mb"])
+def test_a_row_that_waits_and_its_retraction_come_together(memory: str, async_enabled: bool) -> None:
+    options = {"async-state.gather-memory": memory, "async-state.bundle-size": "2"}
+    with OperatorHarness(
+        Bundles(), [ROWS, ROWS], KEYS, async_enabled=async_enabled, options=options
+    ) as harness:
+        harness.push([(1, v) for v in range(100)], input=LEFT)
+        harness.push([(1, -1)], input=RIGHT)
+        harness.push([(1, v) for v in range(100)], kinds=["-D"] * 100, input=LEFT)
+        first, *rows = harness.end_batch()
+    assert first == ("+I", 1, -1)
+    added, removed = ({v: number for kind, number, v in rows if kind == one} for one in ("+I", "-D"))
+    assert added == removed
+    assert len(set(added.values())) > 10
+
+
 @pytest.mark.parametrize("memory", ["1kb", "1mb"])
 def test_rows_that_wait_keep_their_order_of_arrival_on_disk_too(
     memory: str, async_enabled: bool, monkeypatch: pytest.MonkeyPatch
