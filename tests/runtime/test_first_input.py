@@ -140,6 +140,17 @@ def test_rows_of_the_first_input_come_before_the_others(
         assert harness.end_batch() == model.run([(1, 7)], [])
 
 
+def test_rows_that_overtake_each_other_in_their_reads(mode: dict[str, Any]) -> None:
+    with OperatorHarness(RecordLookup(), [ROWS, ROWS], KEYS, **mode) as harness:
+        model = Model()
+        for _ in range(3):
+            sides = [[(v % 11, base + v) for v in range(200)] for base in (0, 1_000)]
+            for start in range(0, 200, 50):
+                for index, rows in enumerate(sides):
+                    harness.push(rows[start : start + 50], input=index)
+            assert harness.end_batch() == model.run(*sides)
+
+
 def test_without_it_they_come_as_they_arrive(async_enabled: bool) -> None:
     with OperatorHarness(RecordLookup(None), [ROWS, ROWS], KEYS, async_enabled=async_enabled) as harness:
         harness.push([(1, 1)], input=LEFT)
