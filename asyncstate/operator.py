@@ -14,7 +14,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,10 +47,31 @@ class TimeDomain(enum.Enum):
 
 
 class SortKey(NamedTuple):
-    """One column of an input's order. Nulls come first ascending, last descending."""
+    """One column of an input's order. Unless ``nulls_first`` says it, nulls come first ascending, last descending."""
 
     column: str
     descending: bool = False
+    nulls_first: bool | None = None
+
+
+OrderTime = Literal["event", "processing", "end"]
+"""When rows that are to come in order come: when the watermark has passed their event time, at the end of their
+micro-batch, or at the end of the input."""
+
+
+@dataclass(frozen=True)
+class InputOrder:
+    """The order in which an operator gets the rows of an input: by ``time``, then ``then``, then arrival.
+
+    ``time``: "event" rows come when the watermark has passed them; "processing": all rows of a micro-batch at its end;
+    "end": all rows at the end of the input. ``late``, for "event": rows that the watermark had passed before their
+    micro-batch can come in no order any more; "drop" counts them as ``late_rows_dropped``, "deliver" lets them come
+    with, and before, the rows that are due.
+    """
+
+    time: OrderTime
+    then: tuple[SortKey, ...] = ()
+    late: Literal["drop", "deliver"] = "drop"
 
 
 @dataclass(frozen=True)
@@ -63,6 +84,7 @@ class InputSpec:
     back until the watermark has passed them and come in this order; its first column is the event time, ascending.
     ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_seen`` rows of a key whose
     sequence is not higher than all that micro-batches before had are dropped.
+    ``order``: the order that the operator itself asked for (``BundleOperator.ordered_inputs``).
     ``local``: what was done to the rows before they came (None: nothing); they then are of ``row_schema``, all +I, and
     ``changelog`` tells of the rows that they were made of. ``limit``: only such rows came; they are as they were.
     """
@@ -78,10 +100,12 @@ class InputSpec:
     drop_seen: bool = False
     local: LocalPhase | None = None
     limit: LocalLimit | None = None
+    order: InputOrder | None = None
 
     def __post_init__(self) -> None:
         self._check_names()
-        sorted_by = [*(sort.column for sort in self.order_by), *self.sequence]
+        then = self.order.then if self.order is not None else ()
+        sorted_by = [*(sort.column for sort in (*self.order_by, *then)), *self.sequence]
         for column in (*self.key, *([self.event_time] if self.event_time else []), *sorted_by):
             self.column(column)
         self._check_order()
@@ -130,6 +154,13 @@ class InputSpec:
                 f"{self.name} has no column '{name}'; its columns are: {', '.join(self.schema.names)}"
             )
         return self.schema.field(index)
+
+    @property
+    def ordering(self) -> InputOrder | None:
+        """The order in which the rows come, whoever asked for it; None: as they arrive."""
+        if self.order is None and self.order_by:
+            return InputOrder("event", self.order_by[1:])
+        return self.order
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -430,7 +461,8 @@ class BundleContext(Protocol):
     def call(
         self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
     ) -> StateFuture[Any]:
-        """As ``RecordContext.call``, in ``process_bundle``, ``on_watermark`` and callbacks of their futures.
+        """As ``RecordContext.call``, in ``process_bundle``, ``process_due``, ``on_watermark`` and callbacks of their
+        futures.
 
         A bundle ends when all its calls have ended, also those whose futures it did not return. Calls of a bundle
         overlap; in async mode their callbacks run as the answers come (``combine_all`` has them in the order given).
@@ -451,7 +483,7 @@ class Operator(ABC):
     """The index of the input whose rows go to every partition; record grain only, beside at least one other."""
     first_input: int | None = None
     """The index of the input of which a partition handles all rows of a micro-batch before those of the others, which
-    wait for them; it has no ``order_by``. An attribute of the class, or set in ``__init__``."""
+    wait for them; it has no order. An attribute of the class, or set in ``__init__``."""
 
     @abstractmethod
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
@@ -554,6 +586,24 @@ class BundleOperator(Operator):
         Called on the driver, after ``bind``. A single partition gets all rows without a key, so this spares it most.
         """
         return None
+
+    def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
+        """Of each input the order in which its rows are to come; None: as they arrive.
+
+        Called on the driver, after ``bind``. Rows of an ordered input wait in the operator's state and come to
+        ``process_due``, those of the others to ``process_bundle``.
+        """
+        return [None] * len(inputs)
+
+    def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:
+        """Handle rows of ordered inputs that are due: a bundle an input, None where there are none.
+
+        Called after the micro-batch's bundles and before ``on_watermark``, once a part of the rows: by key group, and
+        within it in the order asked for. Parts are of bounded size and cut at the same places in all inputs: rows of a
+        key group and event time are in one part, and without an event time those of a changelog that are equal in
+        their order. Returns what ``process_bundle`` may.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has ordered inputs but no process_due method")
 
     def prefetch(self, bundle: Bundle) -> None:
         """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is at work."""

@@ -9,15 +9,16 @@ Must not import Spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 
 from asyncstate.config import Config
-from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator
+from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, Operator
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, operator_after, run_partition
-from asyncstate.storage import OperatorManifest
+from asyncstate.storage import KeyedStore, OperatorManifest
 
 JOB, UID = "bench", "op"
 
@@ -34,7 +35,7 @@ class Job:
 
     ``base`` is what another Job over the same folder's content left in its own ``base``, None for an empty state.
     ``config`` and ``watermark`` may be replaced between micro-batches. The store is kept in ``local``, by default in
-    ``folder``, beside the checkpoint; ``on_output`` is given the output.
+    ``folder``, beside the checkpoint; ``on_output`` is given the output; ``store_through`` is as in ``run_partition``.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Job:
         batch_id: int = 0,
         local: Path | None = None,
         on_output: Callable[[pa.RecordBatch], object] | None = None,
+        store_through: Callable[[KeyedStore], KeyedStore] | None = None,
     ) -> None:
         self.config = config
         self.base = base
@@ -57,13 +59,14 @@ class Job:
         self._local = local or folder / "local"
         self.on_output = on_output
         self._operator = operator
-        self._inputs = (spec,) if isinstance(spec, InputSpec) else tuple(spec)
+        self._inputs = _ordered(operator, (spec,) if isinstance(spec, InputSpec) else tuple(spec))
+        self._store_through = store_through
         self.watermark = self._previous_watermark = MIN_WATERMARK
 
     def run(self, batches: Iterable[pa.RecordBatch | InputBatch]) -> float:
         """Run and commit one micro-batch; the seconds it took, from the open store to the last compaction's end."""
         record = None
-        for out in run_partition(self.spec(), 0, map(_input_batch, batches)):
+        for out in run_partition(self.spec(), 0, map(_input_batch, batches), self._store_through):
             if isinstance(out, CommitRecord):
                 record = out
             elif self.on_output is not None:
@@ -94,6 +97,14 @@ class Job:
             checkpoint=str(self._folder / "checkpoint"),
             local_dir=str(self._local),
         )
+
+
+def _ordered(operator: Operator, inputs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
+    """The inputs in the order that the operator asks for, as its check would give them."""
+    if not isinstance(operator, BundleOperator):
+        return inputs
+    orders = operator.ordered_inputs(inputs)
+    return tuple(replace(given, order=order) for given, order in zip(inputs, orders, strict=True))
 
 
 def _input_batch(batch: pa.RecordBatch | InputBatch) -> InputBatch:

@@ -43,6 +43,7 @@ from bench.calls import CallAKey, CallARecord, CountBoth, both_inputs, calls_by_
 from bench.iteration import ENTRIES, OPERATORS, HandIterations, Iterations, MapEntries
 from bench.job import Job
 from bench.rows import INPUT, batches, draws
+from bench.state_path import cases, measured
 from operators import Deduplicate, GroupAggregate, count, sum_
 
 _COUNT = struct.Struct("<Bq")
@@ -305,6 +306,21 @@ def record_grain(state_keys: int, records: int, rounds: int, seed: int) -> list[
     return results
 
 
+def state_paths(rows: int, rounds: int, seed: int) -> list[MicroResult]:
+    """A micro-batch of the other built-in operators against their reads and writes by hand."""
+    results = []
+    floor = "the same reads and writes"
+    for case in cases():
+        for enabled in (False, True):
+            timing = measured(case, _config(enabled), rows, rounds, seed)
+            if not enabled:  # in async mode reads go on beside the calls that ask for them
+                times = timing.floors, timing.state
+                results.append(_result(f"{case.name}, state path", "row", floor, rows, times, 1.5))
+            name = f"{case.name}, {'async' if enabled else 'sync'}"
+            results.append(_result(name, "row", floor, rows, (timing.floors, timing.ours), 2.0))
+    return results
+
+
 def iteration(entries: int, rounds: int) -> list[MicroResult]:
     """Iterating maps and lists of 1,000 entries against rocksdict's own iteration, bare and with decoding."""
     keys = max(1, entries // ENTRIES)
@@ -373,6 +389,7 @@ def run(state_keys: int, unique: int, rounds: int, seed: int = 1) -> list[MicroR
     return [
         *bundle_grain(state_keys, unique, rounds, seed),
         *distinct(state_keys, unique, rounds, seed),
+        *state_paths(unique, rounds, seed),
         *record_grain(state_keys, unique, rounds, seed),
         *iteration(unique, rounds),
         *outside_calls(max(unique // 10, 1), rounds, seed),

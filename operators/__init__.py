@@ -9,6 +9,7 @@ from operators.aggregate.group import GroupAggregate
 from operators.core.ordering import OrderColumn, asc, desc
 from operators.join.interval.operator import IntervalJoin
 from operators.join.regular import Join
+from operators.join.temporal import TemporalJoin
 from operators.process.broadcast import BroadcastProcess
 from operators.process.connected import CoFlatMap, CoMap, CoProcess
 from operators.process.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
@@ -16,6 +17,7 @@ from operators.process.reduce import KeyedReduce
 from operators.process.windows.functions import WindowApply, WindowProcess
 from operators.rank.limit import Limit, SortLimit
 from operators.rank.operator import Rank
+from operators.sort.operator import Sort, TemporalSort
 from operators.upsert.deduplicate import Deduplicate
 from operators.upsert.materialize import UpsertMaterialize
 from operators.upsert.normalize import ChangelogNormalize
@@ -44,7 +46,10 @@ __all__ = [
     "Limit",
     "OrderColumn",
     "Rank",
+    "Sort",
     "SortLimit",
+    "TemporalJoin",
+    "TemporalSort",
     "UpsertMaterialize",
     "WindowAggregate",
     "WindowApply",

@@ -334,7 +334,7 @@ class ExecutionController(StateSink):
         if current_scope() is not self or not self._bundle_at_work:
             raise StateAccessError(
                 f"operator '{self.uid}': ctx.call({call.name}) was used while no bundle is at work; use it in "
-                "process_bundle(), in on_watermark(), or in a callback chained to a future of the bundle"
+                "process_bundle(), process_due() or on_watermark(), or in a callback chained to a future of the bundle"
             )
         self.guard()
         return self._call(call)

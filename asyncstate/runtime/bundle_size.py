@@ -28,12 +28,15 @@ class BundleSize:
         rows = before.get("rows_in", 0.0)
         config = spec.config
         self._memory_bytes = config.bundle_memory_bytes
-        self._rows_max = config.bundle_size if rows else min(config.bundle_size, ROWS_UNKNOWN)
+        self.rows_max = config.bundle_size if rows else min(config.bundle_size, ROWS_UNKNOWN)
         state_bytes = before.get("bundle_read_bytes", 0.0) + before.get("change_bytes", 0.0)
         self._state_bytes = state_bytes / rows if rows else 0.0
 
     def rows(self, batch: pa.RecordBatch) -> int:
         """Rows for a bundle with rows like those of ``batch`` (at least one row), which are held until it is done."""
-        row_bytes = batch.nbytes / batch.num_rows + self._state_bytes
-        fitting = int(self._memory_bytes / max(row_bytes, 1.0))
-        return min(self._rows_max, max(fitting, ROWS_MIN))
+        return self.rows_of(batch.nbytes / batch.num_rows)
+
+    def rows_of(self, row_bytes: float) -> int:
+        """Rows for a bundle with rows of so many bytes."""
+        fitting = int(self._memory_bytes / max(row_bytes + self._state_bytes, 1.0))
+        return min(self.rows_max, max(fitting, ROWS_MIN))

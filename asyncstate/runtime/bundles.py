@@ -7,6 +7,7 @@ out is held until its call, or a step of it, is done.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -97,12 +98,22 @@ class BundleRunner(Runner):
                 yield from self._process(bundle)
         if waiting is not None:
             yield from self._process(waiting)
+        yield from self._process_due()
         yield from self._call(lambda: self._operator.on_watermark(self.spec.watermark, self))
         # Nothing reads any more in this micro-batch.
         clean_up(self.spec, self.context, self.controller.bound_writes)
 
     def _process(self, bundle: Bundle) -> Iterator[pa.RecordBatch]:
         return self._call(lambda: self._operator.process_bundle(bundle, self))
+
+    def _process_due(self) -> Iterator[pa.RecordBatch]:
+        """Rows of ordered inputs that are due: all of the micro-batch have come."""
+        if not self._ordered:
+            return
+        for rows in self._ordered.due_parts(self.context.key_groups, self._size):
+            bundles = [None if part is None else self._bundle(part) for part in rows]
+            bundles += [None] * (len(self.spec.inputs) - len(bundles))
+            yield from self._call(functools.partial(self._operator.process_due, bundles, self))
 
     def _call(self, work: Callable[[], Any]) -> Iterator[pa.RecordBatch]:
         """Run ``work`` to its end, step by step if it is a generator: its output leaves between the steps."""
@@ -141,7 +152,7 @@ class BundleRunner(Runner):
         that had to wait for all others of their key."""
         held: list[list[PreparedBatch]] = [[] for _ in self.spec.inputs]
         rows = 0
-        for prepared in self._arriving(batches, self._size.rows):
+        for prepared in self._unordered(self._arriving(batches, self._size.rows)):
             limit = self._size.rows(prepared.batch)
             for part in prepared.cut(limit):
                 if rows + part.batch.num_rows > limit:
@@ -150,7 +161,16 @@ class BundleRunner(Runner):
                 held[prepared.input_index].append(part)
                 rows += part.batch.num_rows
         yield from self._joined(held)
-        yield from map(self._bundle, self._waiting(self._size.rows))
+        yield from map(self._bundle, self._unordered(self._waiting(self._size.rows)))
+
+    def _unordered(self, rows: Iterator[PreparedBatch]) -> Iterator[PreparedBatch]:
+        """Those of inputs without an order; the others are put to wait."""
+        for prepared in rows:
+            if prepared.input_index in self._ordered:
+                self._ordered.add(prepared)
+                self.controller.bound_writes(0)
+            else:
+                yield prepared
 
     def _joined(self, held: list[list[PreparedBatch]]) -> Iterator[Bundle]:
         for parts in held:

@@ -231,7 +231,7 @@ def check_operator(
                 "(it has a row_kind column); drop that column if every row is an insert, or put an operator that "
                 "accepts changelogs here"
             )
-    output = _bound(uid, operator, inputs)
+    output = bound(uid, operator, inputs)
     context = TaskContext(
         uid, inputs, output, config, max_parallelism, range(max_parallelism), _NoState(), stored
     )
@@ -240,8 +240,8 @@ def check_operator(
     return output, context.opened()
 
 
-def _bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> pa.Schema:
-    """What ``bind`` returns; its errors name the operator of this job."""
+def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> pa.Schema:
+    """What ``bind`` of the operator returns; its errors name the operator of this job."""
     try:
         output = operator.bind(inputs)
         _check_output(operator, output)

@@ -64,7 +64,7 @@ def chosen_local_limit(operator: Operator, inputs: Sequence[InputSpec], config: 
         or given.broadcast
         or given.event_time
         or given.sequence
-        or given.order_by
+        or given.ordering is not None
     ):
         return None
     return operator.local_limit(inputs)

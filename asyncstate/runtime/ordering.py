@@ -1,8 +1,8 @@
 """Ordered inputs: rows wait in state until the watermark has passed them, and come in the order asked for.
 
-Owns: the store layout of waiting rows, their declaration in the checkpoint, what is late.
+Owns: the store layout of waiting rows, their declaration in the checkpoint, what is late, what is due.
 Invariant: rows of an ordered input reach the operator in the order of its sort keys, ties in order of arrival,
-over all micro-batches: a row that can no longer come in order is dropped and counted.
+over all micro-batches: a row that can no longer come in order is dropped and counted, unless the operator wants it.
 Must not import Spark or execution.
 
 Layout, where id is 3 for the first input, 4 for the second, 5 for the third:
@@ -13,12 +13,16 @@ Sort columns are in the key codec, descending ones with all bits inverted. Batch
 partition, input and micro-batch) are the order of arrival; where rescaling brings together rows that two partitions
 have numbered, the key group is last. The row is in the row codec; the key is read from it.
 
+The time is the event time, shifted so that bytes sort as it does; zero where rows come at the end of the micro-batch or
+of the input.
+
 Source: the ORDER BY clause of Flink's process table functions, and its temporal sort.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -46,8 +50,12 @@ from asyncstate.operator import (
     SortKey,
 )
 from asyncstate.requests import Page, StateSink
+from asyncstate.runtime.bundle_size import BundleSize
 from asyncstate.runtime.rows import PreparedBatch, microseconds
+from asyncstate.runtime.spec import TaskSpec
 from asyncstate.state import merged_entries, pages_of
+from asyncstate.state.cuts import Place, cut_alike
+from asyncstate.state.ranges import range_pages
 from asyncstate.storage import StateSpec
 
 ORDERED_ROWS: Final = (3, 4, 5)
@@ -58,9 +66,14 @@ _GROUP_BYTES: Final = 2
 _ID_AT: Final = _GROUP_BYTES
 _TIME_AT: Final = _ID_AT + 1
 _SORT_AT: Final = _TIME_AT + 8
+_ARRIVAL_BYTES: Final = 12
 _INVERTED: Final = bytes(range(255, -1, -1))  # a table for bytes.translate
 _KIND_BYTES: Final = tuple(bytes([kind]) for kind in range(4))
 _RANGE_PAGE_ROWS: Final = 64  # held for each key group and input
+_PAGE_ROWS: Final = 10_000  # held once
+_SAMPLE: Final = 100
+_FIRST: Final = b"\x00"  # the field of a null, below and
+_LAST: Final = b"\xff"  # above those of all values
 
 Turns = tuple[list[int], list[PreparedBatch]]
 """The inputs of rows, one entry a row in the order of delivery; and the rows of each input, in this order."""
@@ -69,13 +82,14 @@ Turns = tuple[list[int], list[PreparedBatch]]
 def check_ordered(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> None:
     """Raise SchemaError for an order that ``operator`` or the input cannot have."""
     for index, spec in enumerate(inputs):
-        if not spec.order_by:
+        order = spec.ordering
+        if order is None:
             continue
-        what = f"operator '{uid}': {spec.name} has order_by"
-        if isinstance(operator, BundleOperator):
+        what = f"operator '{uid}': {spec.name} has {'order_by' if spec.order_by else 'an order'}"
+        if spec.order_by and isinstance(operator, BundleOperator):
             raise SchemaError(
-                f"{what}, but {type(operator).__name__} works on bundles of rows; only a RecordOperator takes rows in "
-                "order, so leave order_by out"
+                f"{what}, but {type(operator).__name__} works on bundles of rows and asks for an order itself where it "
+                "needs one; leave order_by out"
             )
         if spec.broadcast:
             raise SchemaError(
@@ -84,11 +98,13 @@ def check_ordered(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> 
         if index == operator.first_input:
             raise SchemaError(
                 f"{what}, but it is the first_input of {type(operator).__name__}; rows that wait for their order come "
-                "behind all others, so leave order_by out"
+                "behind all others, so it cannot have both"
             )
         if index >= len(ORDERED_ROWS):
             raise SchemaError(f"{what}, but only the first {len(ORDERED_ROWS)} inputs can have one")
-        for sort in spec.order_by:
+        if order.time == "event" and spec.event_time is None:
+            raise SchemaError(f"{what} of event time, but no event time; name its event time column")
+        for sort in order.then:
             try:
                 check_key_type(sort.column, spec.column(sort.column).type)
             except SchemaError as error:
@@ -105,7 +121,7 @@ def ordered_states(uid: str, inputs: Sequence[InputSpec], stored: Sequence[State
     states = []
     for index, spec in enumerate(inputs):
         known = before.pop(ORDERED_ROWS[index], None) if index < len(ORDERED_ROWS) else None
-        if spec.order_by or known is not None:
+        if spec.ordering is not None or known is not None:
             _check_same_order(uid, spec, known)
             states.append(_state_spec(uid, index, spec, known))
     return states
@@ -117,22 +133,22 @@ class OrderedInputs:
     def __init__(
         self,
         sink: StateSink,
-        inputs: Sequence[InputSpec],
+        spec: TaskSpec,
         states: Sequence[StateSpec],
         codecs: Sequence[KeyCodec],
-        batch_id: int,
-        previous_watermark: int,
-        late: Counter,
+        late: Callable[[], Counter],
     ) -> None:
-        by_id = {spec.id: spec for spec in states}
+        """``states`` as ``ordered_states`` declared them; ``late`` makes the counter of rows that come too late."""
+        by_id = {state.id: state for state in states}
         self._sink = sink
-        self._previous_watermark = previous_watermark
-        self._late = late
+        self._previous_watermark = spec.previous_watermark
+        self._watermark = spec.watermark
         self._inputs = {
-            index: _OrderedInput(index, spec, by_id[ORDERED_ROWS[index]], codecs[index], batch_id)
-            for index, spec in enumerate(inputs)
-            if spec.order_by
+            index: WaitingRows(index, given, by_id[ORDERED_ROWS[index]], codecs[index], spec.batch_id)
+            for index, given in enumerate(spec.inputs)
+            if given.ordering is not None
         }
+        self._late = {index: late() for index, waiting in self._inputs.items() if waiting.drops_late}
 
     def __bool__(self) -> bool:
         return bool(self._inputs)
@@ -141,22 +157,28 @@ class OrderedInputs:
         return input_index in self._inputs
 
     def add(self, prepared: PreparedBatch) -> None:
-        """Let rows wait; those that the watermark had passed before this micro-batch are dropped and counted."""
-        assert prepared.times is not None, "an ordered input has an event time"
-        if self._previous_watermark != MIN_WATERMARK:
-            in_time = prepared.times > self._previous_watermark
-            if not in_time.all():
-                self._late.add(int(np.count_nonzero(~in_time)))
-                prepared = prepared.filter(in_time)
+        """Let rows wait. Those of an order of event time that the watermark had passed before this micro-batch are
+        dropped and counted, unless they are to be delivered."""
+        index = prepared.input_index
+        if index in self._late:
+            prepared = self._in_time(prepared, self._late[index])
         if prepared.batch.num_rows:
-            self._sink.put_many(*self._inputs[prepared.input_index].entries(prepared))
+            self._sink.put_many(*self._inputs[index].entries(prepared))
 
-    def due(self, groups: range, until: int, page_size: int) -> Iterator[Turns]:
-        """Take out rows with time <= ``until``, by (time, input, other sort keys, arrival), some at a time."""
+    def _in_time(self, prepared: PreparedBatch, late: Counter) -> PreparedBatch:
+        assert prepared.times is not None, "an ordered input has an event time"
+        if self._previous_watermark == MIN_WATERMARK:
+            return prepared
+        in_time = prepared.times > self._previous_watermark
+        if in_time.all():
+            return prepared
+        late.add(int(np.count_nonzero(~in_time)))
+        return prepared.filter(in_time)
+
+    def due(self, groups: range, page_size: int) -> Iterator[Turns]:
+        """Take out the rows that are due, by (time, input, other sort keys, arrival), some at a time."""
         ranges = [
-            waiting.range(group.to_bytes(_GROUP_BYTES, "big"), until)
-            for waiting in self._inputs.values()
-            for group in groups
+            bounds for waiting in self._inputs.values() for bounds in waiting.due(groups, self._watermark)
         ]
         entries = merged_entries(self._sink, ranges, _RANGE_PAGE_ROWS, _delivery_order)
         for page in pages_of(entries, page_size):
@@ -170,13 +192,78 @@ class OrderedInputs:
             values.setdefault(index, []).append(value)
         return turns, [self._inputs[index].prepared(rows) for index, rows in values.items()]
 
+    def due_parts(self, groups: range, size: BundleSize) -> Iterator[list[PreparedBatch | None]]:
+        """Take out the rows that are due by (key group, time, other sort keys, arrival) in parts that are cut at the
+        same places: of each input its rows, None for none.
 
-class _OrderedInput:
+        Rows of a key group and time are in one part. Where there is no time, rows of a single input need only be
+        together if they are equal in their order, and of one that is insert-only not even then.
+        """
+        page = min(size.rows_max, _PAGE_ROWS)
+        scans = [
+            waiting.pages(self._sink, groups, self._watermark, page) for waiting in self._inputs.values()
+        ]
+        places = [waiting.place for waiting in self._inputs.values()]
+        place = places[0] if len(places) == 1 else _time_place
+        for pieces in cut_alike(scans, place, _joined, lambda page: size.rows_of(page.bytes_each)):
+            parts: list[PreparedBatch | None] = [None] * (max(self._inputs) + 1)
+            for (index, waiting), piece in zip(self._inputs.items(), pieces, strict=True):
+                if piece.store_keys:
+                    self._sink.delete_many(piece.store_keys)
+                    parts[index] = waiting.prepared(piece.values)
+            yield parts
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """Stored rows (n) with their store keys."""
+
+    store_keys: list[bytes]
+    values: list[bytes]
+
+    def piece(self, start: int, stop: int) -> _Entries:
+        """Entries ``start`` to ``stop``."""
+        return _Entries(self.store_keys[start:stop], self.values[start:stop])
+
+    @property
+    def bytes_each(self) -> float:
+        """How long a value is, by the first ones."""
+        some = self.values[:_SAMPLE]
+        return sum(map(len, some)) / len(some)
+
+
+def _joined(parts: Sequence[_Entries]) -> _Entries:
+    if len(parts) == 1:
+        return parts[0]
+    return _Entries(
+        [key for part in parts for key in part.store_keys], [value for part in parts for value in part.values]
+    )
+
+
+def _time_place(key: bytes) -> bytes:
+    return key[:_ID_AT] + key[_TIME_AT:_SORT_AT]
+
+
+def _order_place(key: bytes) -> bytes:
+    return key[:-_ARRIVAL_BYTES]
+
+
+def _own_place(key: bytes) -> bytes:
+    return key
+
+
+class WaitingRows:
     """Rows of one input as entries of the store and back."""
 
     def __init__(
         self, index: int, spec: InputSpec, state: StateSpec, key_codec: KeyCodec, batch_id: int
     ) -> None:
+        assert spec.ordering is not None
+        self.order = spec.ordering
+        self.drops_late = self.order.time == "event" and self.order.late == "drop"
+        without_time = _order_place if spec.changelog else _own_place
+        self.place: Place = _time_place if self.order.time == "event" else without_time
+        """Rows that must come together have one place."""
         self._index = index
         self._spec = spec
         self._id = state.id
@@ -189,46 +276,80 @@ class _OrderedInput:
         ]
 
     def entries(self, prepared: PreparedBatch) -> tuple[list[bytes], list[bytes]]:
-        """Store keys and values."""
+        """Store keys and values; nearly sorted, which is quicker done with columns than later with bytes."""
+        columns = [prepared.batch.column(name) for name in self._spec.key]
+        groups = self._key_codec.groups(columns) if columns else np.zeros(prepared.batch.num_rows, np.int32)
+        times = self._times(prepared)
+        order = np.lexsort((times, groups))
+        prepared = prepared.take(order)
         batch = prepared.batch
-        columns = [batch.column(name) for name in self._spec.key]
-        groups = self._key_codec.groups(columns) if columns else np.zeros(batch.num_rows, np.int32)
-        assert prepared.times is not None
-        heads = _packed(batch.num_rows, {"group": ">u2", "id": "u1", "time": ">u8"})
-        heads["group"], heads["id"] = groups, self._id
-        heads["time"] = prepared.times.view(np.uint64) ^ np.uint64(1 << 63)
-        tails = _packed(batch.num_rows, {"batch": ">u8", "number": ">u4"})
-        tails["batch"] = self._batch_id
-        tails["number"] = np.arange(self._arrived, self._arrived + batch.num_rows)
-        self._arrived += batch.num_rows
+        heads = _packed(len(order), {"group": ">u2", "id": "u1", "time": ">u8"})
+        heads["group"], heads["id"], heads["time"] = groups[order], self._id, times[order]
+        tails = _packed(len(order), {"batch": ">u8", "number": ">u4"})
+        tails["batch"], tails["number"] = self._batch_id, self._arrived + order
+        self._arrived += len(order)
         fields = [_sort_field(sort, codec, batch.column(sort.column)) for sort, codec in self._sorts]
         keys = list(map(b"".join, zip(_items(heads), *fields, _items(tails), strict=True)))
         kinds = map(_KIND_BYTES.__getitem__, prepared.kinds.tolist())
         rows = self._rows.encode(batch.columns)
         return keys, [kind + row for kind, row in zip(kinds, rows, strict=True)]
 
-    def range(self, group: bytes, until: int) -> tuple[bytes, bytes]:
-        """Where the rows of a key group with time <= ``until`` lie."""
-        start = group + bytes([self._id])
-        return start, prefix_end(start) if until >= MAX_WATERMARK else start + encode_namespace(until + 1)
+    def _times(self, prepared: PreparedBatch) -> npt.NDArray[np.uint64]:
+        if self.order.time != "event":
+            return np.zeros(prepared.batch.num_rows, np.uint64)
+        assert prepared.times is not None, "an input in order of event time has one"
+        return prepared.times.view(np.uint64) ^ np.uint64(1 << 63)
+
+    def due(self, groups: range, watermark: int) -> Iterator[tuple[bytes, bytes]]:
+        """Where the rows that are due lie, a range of the store a key group."""
+        time = self.order.time
+        if watermark < MAX_WATERMARK and (time == "end" or (time == "event" and watermark == MIN_WATERMARK)):
+            return
+        for group in groups:
+            start = group.to_bytes(_GROUP_BYTES, "big") + bytes([self._id])
+            part = time == "event" and watermark < MAX_WATERMARK
+            yield start, start + encode_namespace(watermark + 1) if part else prefix_end(start)
+
+    def pages(self, sink: StateSink, groups: range, watermark: int, page_size: int) -> Iterator[_Entries]:
+        """The entries that are due, by key group and store key."""
+        for start, end in self.due(groups, watermark):
+            for page in range_pages(sink, start, end, page_size):
+                keys, values = zip(*page, strict=True)
+                yield _Entries(list(keys), list(values))
 
     def prepared(self, values: list[bytes]) -> PreparedBatch:
         """The rows of stored values."""
         columns, _ = self._rows.decode([value[1:] for value in values])
         batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
         kinds = np.fromiter((value[0] for value in values), np.int8, len(values))
-        times = microseconds(batch.column(self._spec.event_time))
+        event_time = self._spec.event_time
+        times = None if event_time is None else microseconds(batch.column(event_time))
         return PreparedBatch(batch, kinds, times, self._index, 0)
 
 
 def _fine(spec: InputSpec) -> tuple[SortKey, ...]:
     """The sort keys behind the time in microseconds: the event time once more if it is finer than that."""
-    return spec.order_by if spec.column(spec.order_by[0].column).type.unit == "ns" else spec.order_by[1:]
+    order = spec.ordering
+    assert order is not None
+    if order.time == "event" and spec.column(_event_time(spec)).type.unit == "ns":
+        return (SortKey(_event_time(spec)), *order.then)
+    return order.then
+
+
+def _event_time(spec: InputSpec) -> str:
+    assert spec.event_time is not None, "an input in order of event time has one"
+    return spec.event_time
 
 
 def _sort_field(sort: SortKey, codec: KeyCodec, column: pa.Array) -> list[bytes]:
     fields = codec.encode([column])
-    return [field.translate(_INVERTED) for field in fields] if sort.descending else fields
+    if sort.descending:
+        fields = [field.translate(_INVERTED) for field in fields]
+    if column.null_count and sort.nulls_first is not None:
+        null = _FIRST if sort.nulls_first else _LAST
+        for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+            fields[row] = null
+    return fields
 
 
 def _packed(num_rows: int, fields: dict[str, str]) -> npt.NDArray[np.void]:
@@ -250,10 +371,18 @@ def _delivery_order(entry: tuple[bytes, bytes]) -> bytes:
 
 def _order_text(spec: InputSpec) -> str:
     """With the types: a wider integer would sort differently among the rows that wait."""
-    return ", ".join(
-        f"{sort.column} {type_to_text(spec.column(sort.column).type)}{' descending' if sort.descending else ''}"
-        for sort in spec.order_by
-    )
+    order = spec.ordering
+    if order is None:
+        return ""
+    first = {"processing": "processing time", "end": "the end of the input"}
+    times = [first[order.time]] if order.time in first else [_sort_text(SortKey(_event_time(spec)), spec)]
+    return ", ".join([*times, *(_sort_text(sort, spec) for sort in order.then)])
+
+
+def _sort_text(sort: SortKey, spec: InputSpec) -> str:
+    nulls = "" if sort.nulls_first is None else f" nulls {'first' if sort.nulls_first else 'last'}"
+    kind = type_to_text(spec.column(sort.column).type)
+    return f"{sort.column} {kind}{' descending' if sort.descending else ''}{nulls}"
 
 
 def _check_same_order(uid: str, spec: InputSpec, known: StateSpec | None) -> None:

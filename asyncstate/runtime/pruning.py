@@ -1,4 +1,4 @@
-"""Which columns travel to the tasks: those that the operator needs.
+"""The inputs as tasks get them: in the order that the operator asks for, with the columns that it needs.
 
 Owns: ``checked_inputs``, the check of an operator on the driver, over its inputs as declared and as tasks get them.
 Invariant: output and states do not depend on what is left out.
@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from asyncstate.config import Config
 from asyncstate.errors import SchemaError
-from asyncstate.operator import InputSpec, Operator
-from asyncstate.runtime.context import check_operator
+from asyncstate.operator import BundleOperator, InputSpec, Operator
+from asyncstate.runtime.context import bound, check_operator
 from asyncstate.storage import StateSpec
 
 
@@ -34,6 +34,7 @@ def checked_inputs(
     Raises SchemaError for the inputs, or if the operator needs more than it says, StateDeclarationError where states
     disagree with ``stored``.
     """
+    inputs = _ordered(uid, operator, inputs, copied)
     output, states = check_operator(uid, operator, inputs, config, config.max_parallelism, stored, copied)
     pruned = _pruned(uid, operator, inputs)
     if pruned != inputs:
@@ -44,6 +45,26 @@ def checked_inputs(
                 "columns that required_columns() leaves out; name there all columns that bind() and open() look at"
             )
     return output, pruned
+
+
+def _ordered(
+    uid: str, operator: Operator, inputs: tuple[InputSpec, ...], copied: Callable[[Operator], Operator]
+) -> tuple[InputSpec, ...]:
+    """``inputs`` with the order that the operator asks for."""
+    if not isinstance(operator, BundleOperator) or not _asks_for_order(operator):
+        return inputs
+    bound(uid, copied(operator), inputs)
+    orders = operator.ordered_inputs(inputs)
+    if len(orders) != len(inputs):
+        raise SchemaError(
+            f"operator '{uid}' ({type(operator).__name__}): ordered_inputs() has {len(orders)} entries for "
+            f"{len(inputs)} inputs; return one for each, None where rows come as they arrive"
+        )
+    return tuple(replace(spec, order=order) for spec, order in zip(inputs, orders, strict=True))
+
+
+def _asks_for_order(operator: BundleOperator) -> bool:
+    return type(operator).ordered_inputs is not BundleOperator.ordered_inputs
 
 
 def _pruned(uid: str, operator: Operator, inputs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
@@ -60,7 +81,7 @@ def _pruned(uid: str, operator: Operator, inputs: tuple[InputSpec, ...]) -> tupl
 
 
 def _with_columns(spec: InputSpec, columns: Collection[str]) -> InputSpec:
-    if spec.broadcast or spec.order_by:  # these rows are compared, or stored, whole
+    if spec.broadcast or spec.ordering is not None:  # these rows are compared, or stored, whole
         return spec
     for name in columns:
         spec.column(name)

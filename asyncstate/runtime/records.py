@@ -15,11 +15,10 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.execution import BLOCK_ROWS, BatchFrame, ComingRows, ExecutionController, Record
-from asyncstate.operator import MIN_WATERMARK, Counter, RecordOperator, Row, TimeDomain, row_type
+from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, row_type
 from asyncstate.runtime.broadcast import BroadcastRows
 from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.ordering import OrderedInputs
 from asyncstate.runtime.rows import (
     PreparedBatch,
     key_values,
@@ -70,15 +69,6 @@ class RecordRunner(Runner):
             codec for codec, given in zip(self._codecs, spec.inputs, strict=True) if not given.broadcast
         )
         self._key_values = key_values(context.key_schema.types)
-        self._ordered = OrderedInputs(
-            controller,
-            spec.inputs,
-            context.ordered,
-            self._codecs,
-            spec.batch_id,
-            spec.previous_watermark,
-            context.counter("late_rows_dropped") if context.ordered else Counter("late_rows_dropped"),
-        )
 
     def run(self, batches: Iterator[InputBatch]) -> Generator[pa.RecordBatch]:
         """See ``Runner``. The phases of a micro-batch; each starts when the one before has ended."""
@@ -151,8 +141,7 @@ class RecordRunner(Runner):
         self._timers.end_rounds()
 
     def _due_rows(self) -> Iterator[Record]:
-        groups, watermark = self.context.key_groups, self.spec.watermark
-        for turns, inputs in self._ordered.due(groups, watermark, _SLICE_ROWS):
+        for turns, inputs in self._ordered.due(self.context.key_groups, _SLICE_ROWS):
             records = {prepared.input_index: self._records(prepared) for prepared in inputs}
             for index in turns:
                 yield next(records[index])

@@ -19,6 +19,7 @@ from asyncstate.execution import ExecutionController
 from asyncstate.local_phase import local_rows
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.gathering import Gathering, RowsMax
+from asyncstate.runtime.ordering import OrderedInputs
 from asyncstate.runtime.rows import PreparedBatch, prepare
 from asyncstate.runtime.spec import InputBatch, TaskSpec
 
@@ -50,12 +51,13 @@ class Runner(ABC):
             for given in spec.inputs
         ]
 
+        self._ordered = OrderedInputs(
+            controller, spec, context.ordered, self._codecs, lambda: context.counter("late_rows_dropped")
+        )
         self._gathered = {
             index: self._gathering(index, unique, scratch)
             for index, given in sorted(enumerate(spec.inputs), key=lambda each: each[0] != self._first)
-            if given.sequence
-            or (given.changelog and unique is not None and not given.broadcast)
-            or self._is_behind(index)
+            if given.sequence or (not self._comes_in_order(index) and self._needs_all(index, unique))
         }
 
     @abstractmethod
@@ -70,6 +72,10 @@ class Runner(ABC):
             if prepared.batch.num_rows:
                 yield prepared
             self.controller.flush()  # the next batch may be long in coming
+
+    def _comes_in_order(self, index: int) -> bool:
+        """Whether rows of the input do not come as they arrive: they need not be put in order here."""
+        return self.spec.inputs[index].broadcast or index in self._ordered
 
     def _gathering(
         self, index: int, unique: Sequence[Collection[str] | None] | None, scratch: str
@@ -89,11 +95,14 @@ class Runner(ABC):
             chosen=functools.partial(self._unseen, index),
         )
 
+    def _needs_all(self, index: int, unique: Sequence[Collection[str] | None] | None) -> bool:
+        """Whether rows of the input may have to wait for others of the micro-batch."""
+        return (self.spec.inputs[index].changelog and unique is not None) or self._is_behind(index)
+
     def _is_behind(self, index: int) -> bool:
         """Whether all rows of the input wait for those of the first one. Broadcast rows have come by then, and rows in
         order come later anyway."""
-        given = self.spec.inputs[index]
-        return self._first not in (None, index) and not given.broadcast and not given.order_by
+        return self._first not in (None, index) and not self._comes_in_order(index)
 
     def _unseen(self, index: int, rows: PreparedBatch) -> PreparedBatch:
         seen = self.context.seen.get(index)

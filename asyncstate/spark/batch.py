@@ -69,15 +69,15 @@ class JobFrame:
 
 @dataclass(frozen=True)
 class Applied:
-    """One operator of the batch: what it was and what its partitions reported. ``ordered`` names its first input with
-    order_by, if there is one."""
+    """One operator of the batch: what it was and what its partitions reported. ``ordered``: its first input whose rows
+    wait for the watermark, if there is one."""
 
     uid: str
     operator: str
     parallelism: int
     delays: Sequence[int | None]
     schemas: Mapping[str, str]
-    ordered: str | None
+    ordered: InputSpec | None
     stage: Stage
     records: list[CommitRecord]
     plan_seconds: float
@@ -166,7 +166,7 @@ class MicroBatch:
             parallelism=prepared.spec.parallelism,
             delays=prepared.delays,
             schemas=prepared.schemas,
-            ordered=next((given.name for given in prepared.spec.inputs if given.order_by), None),
+            ordered=next((given for given in prepared.spec.inputs if _waits_for_watermark(given)), None),
             stage=stage,
             records=records,
             plan_seconds=planned - started,
@@ -331,11 +331,16 @@ def check_watermark_of_ordered(applied: Mapping[str, Applied], sources: Mapping[
     """Raise JobError if rows of an ordered input would wait for a watermark that no input of the job moves."""
     waiting = next((one.ordered for one in applied.values() if one.ordered is not None), None)
     if waiting is not None and not sources:
+        order = "order_by" if waiting.order_by else "an order of event time"
         raise JobError(
-            f"{waiting} has order_by, so its rows wait for the watermark, but no input of the job has a "
+            f"{waiting.name} has {order}, so its rows wait for the watermark, but no input of the job has a "
             "watermark_delay: they would wait until finish(). Give the input watermark_delay (how late its rows may "
-            "come, such as '10 seconds'), or leave order_by out; nothing was committed"
+            "come, such as '10 seconds'), or leave the order out; nothing was committed"
         )
+
+
+def _waits_for_watermark(spec: InputSpec) -> bool:
+    return spec.ordering is not None and spec.ordering.time == "event"
 
 
 def _checked_records(uid: str, parallelism: int, stage: Stage) -> list[CommitRecord]:

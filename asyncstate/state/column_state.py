@@ -59,6 +59,15 @@ class TimeRange:
         """m."""
         return len(self.store_keys)
 
+    def piece(self, start: int, stop: int) -> TimeRange:
+        """Entries ``start`` to ``stop``."""
+        return TimeRange(
+            self.store_keys[start:stop],
+            self.namespaces[start:stop],
+            [column.slice(start, stop - start) for column in self.key_columns],
+            [column.slice(start, stop - start) for column in self.columns],
+        )
+
 
 class ColumnState:
     """One row a key (and namespace). Keys come as a ``KeyBatch`` of u sorted unique keys."""

@@ -41,7 +41,7 @@ class QuerySpec:
     """One query.
 
     Attributes:
-        name: ``q0`` to ``q22``.
+        name: ``q0`` to ``q22``, or what else is asked of the same events.
         description: One line.
         sql: The result in DuckDB, over the views ``person``, ``auction`` and ``bid``.
         columns: Output columns in order, with Spark's names for their types. Timestamps are in UTC.
@@ -367,6 +367,37 @@ _SPECS = (
         FROM bid""",
         _columns("auction bidder price: bigint; channel dir1 dir2 dir3: string"),
         {"bid": ("auction", "bidder", "price", "channel", "url")},
+    ),
+    QuerySpec(
+        "window_join",
+        "Bids with the auctions that were opened in the same 10 s",
+        """
+        SELECT auction, bidder, price, category, B.dateTime
+        FROM bid AS B JOIN auction AS A ON B.auction = A.id
+            AND time_bucket(INTERVAL '10 s', B.dateTime) = time_bucket(INTERVAL '10 s', A.dateTime)""",
+        _columns("auction bidder price category: bigint; dateTime: timestamp"),
+        {"auction": ("id", "category", "dateTime"), "bid": ("auction", "bidder", "price", "dateTime")},
+    ),
+    QuerySpec(
+        "window_rank",
+        "The three highest bids of each auction in each 10 s, the earlier of equal ones first",
+        """
+        SELECT auction, bidder, price, dateTime FROM bid
+        QUALIFY row_number() OVER (
+            PARTITION BY auction, time_bucket(INTERVAL '10 s', dateTime) ORDER BY price DESC, dateTime, bidder
+        ) <= 3""",
+        _columns("auction bidder price: bigint; dateTime: timestamp"),
+        {"bid": ("auction", "bidder", "price", "dateTime")},
+    ),
+    QuerySpec(
+        "temporal_join",
+        "Bids with their auction as it was at the time of the bid, to the millisecond",
+        """
+        SELECT auction, bidder, price, category, B.dateTime
+        FROM bid AS B JOIN auction AS A ON B.auction = A.id
+            AND date_trunc('millisecond', A.dateTime) <= date_trunc('millisecond', B.dateTime)""",
+        _columns("auction bidder price category: bigint; dateTime: timestamp"),
+        {"auction": ("id", "category", "dateTime"), "bid": ("auction", "bidder", "price", "dateTime")},
     ),
 )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 
 from bench.nexmark.events import bids, inserts
+from bench.nexmark.single import SINGLE_PLANS
 from bench.nexmark.stateful import STATEFUL_PLANS
 
 if TYPE_CHECKING:
@@ -85,4 +86,6 @@ _PLANS: dict[str, Plan] = {plan.__name__: plan for plan in (q0, q1, q2, q10, q14
 _PLANS.update(STATEFUL_PLANS)
 
 PLANS: Mapping[str, Plan] = {name: _PLANS[name] for name in sorted(_PLANS, key=lambda name: int(name[1:]))}
-"""The queries that can be run, by name."""
+"""The queries of Nexmark that can be run, by name."""
+ALL_PLANS: Mapping[str, Plan] = {**PLANS, **SINGLE_PLANS}
+"""Those and what else is asked of the same events."""

@@ -25,7 +25,7 @@ from bench.nexmark.config import GeneratorConfig
 from bench.nexmark.events import narrow
 from bench.nexmark.memory import reset_worker_peaks
 from bench.nexmark.oracle import QUERIES, register_events
-from bench.nexmark.queries import PLANS
+from bench.nexmark.queries import ALL_PLANS
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
 from bench.report import QueryResult
 from bench.session import local_session
@@ -67,10 +67,10 @@ class RunSettings:
 def check_queries(names: Iterable[str]) -> tuple[str, ...]:
     """The names, if there is a plan for each; ConfigurationError otherwise."""
     chosen = tuple(names)
-    unknown = [name for name in chosen if name not in PLANS]
+    unknown = [name for name in chosen if name not in ALL_PLANS]
     if unknown or not chosen:
         raise ConfigurationError(
-            f"Nexmark: no query {', '.join(unknown) or 'was named'}; choose from {', '.join(PLANS)}"
+            f"Nexmark: no query {', '.join(unknown) or 'was named'}; choose from {', '.join(ALL_PLANS)}"
         )
     return chosen
 
@@ -202,7 +202,7 @@ class _Run:
 
 def _writer(query: str, sink: Path | None) -> Callable[[DataFrame, MicroBatch], None]:
     """The function of a micro-batch: the query's plan, its changelog to a folder named by the batch, or nowhere."""
-    plan, columns = PLANS[query], [*QUERIES[query].columns, ROW_KIND_COLUMN]
+    plan, columns = ALL_PLANS[query], [*QUERIES[query].columns, ROW_KIND_COLUMN]
 
     def on_batch(df: DataFrame, batch: MicroBatch) -> None:
         changelog = plan(batch, df).select(*columns)

@@ -8,7 +8,6 @@ Must not import anything of ``asyncstate`` but ``operator`` and ``state``.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,12 +17,12 @@ import pyarrow as pa
 
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.state.columns import TimeRange
+from asyncstate.state.cuts import cut_alike
 
 PART_ROWS = 1 << 19
 """Entries that are held at a time: about 100 bytes each, key and value."""
 
 _GROUP_BYTES = 2
-_NO_MORE = b"\xff" * (_GROUP_BYTES + 1)  # behind all key groups
 _SAFETY = 0.75  # a cut aims at this share of a part, so that the estimate may be somewhat off
 
 
@@ -123,52 +122,13 @@ class DueReader:
 
     def _by_group(self, end: int) -> Iterator[DuePart]:
         """One window, a run of whole key groups at a time: entries of a key are never in two parts."""
-        runs = [_Run(self._scan(state, end, end), self._rows_max) for state in self._states]
-        while True:
-            # Only what holds the others up is read on, so that no state runs ahead of them.
-            boundary = min(run.boundary for run in runs)
-            for run in runs:
-                if run.boundary == boundary:
-                    run.read_on()
-            boundary = min(run.boundary for run in runs)
-            pieces = tuple(run.take_before(boundary) for run in runs)
-            if any(piece.num_rows for piece in pieces):
-                yield DuePart(end, end, pieces)
-            if boundary == _NO_MORE:
-                return
+        scans = [self._scan(state, end, end) for state in self._states]
+        for pieces in cut_alike(scans, _group_of, joined, lambda _: self._rows_max):
+            yield DuePart(end, end, pieces)
 
 
-class _Run:
-    """The entries of one window in one state, as far as they have been read and not been taken.
-
-    ``boundary``: all entries of the key groups before it have been read.
-    """
-
-    def __init__(self, pages: Iterator[TimeRange], rows_max: int) -> None:
-        self.boundary = b""
-        self._pages = pages
-        self._rows_max = self._limit = rows_max
-        self._held: list[TimeRange] = []
-        self._rows = 0
-
-    def read_on(self) -> None:
-        """Read until there are more entries than a part may have."""
-        for page in self._pages:
-            self._held.append(page)
-            self._rows += page.num_rows
-            if self._rows > self._limit:
-                self.boundary = page.store_keys[-1][:_GROUP_BYTES]
-                return
-        self.boundary = _NO_MORE
-
-    def take_before(self, boundary: bytes) -> TimeRange:
-        """The entries of the key groups before ``boundary``."""
-        held = joined(self._held)
-        cut = bisect_left(held.store_keys, boundary)
-        self._held = [_piece(held, cut, self._rows)]
-        self._rows -= cut
-        self._limit = max(self._rows_max, 2 * self._rows)
-        return _piece(held, 0, cut)
+def _group_of(store_key: bytes) -> bytes:
+    return store_key[:_GROUP_BYTES]
 
 
 def joined(ranges: Sequence[TimeRange]) -> TimeRange:
@@ -187,14 +147,3 @@ def joined(ranges: Sequence[TimeRange]) -> TimeRange:
 
 def _columns(parts: Sequence[list[pa.Array]]) -> list[pa.Array]:
     return [pa.concat_arrays(pieces) for pieces in zip(*parts, strict=True)]
-
-
-def _piece(held: TimeRange, start: int, stop: int) -> TimeRange:
-    if stop - start == held.num_rows:
-        return held
-    return TimeRange(
-        held.store_keys[start:stop],
-        held.namespaces[start:stop],
-        [column.slice(start, stop - start) for column in held.key_columns],
-        [column.slice(start, stop - start) for column in held.columns],
-    )

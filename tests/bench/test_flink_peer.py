@@ -44,7 +44,7 @@ def test_without_flink_the_peers_are_left_out_and_say_why(
 def test_every_query_has_its_tables_and_a_sink_of_its_columns(query: str) -> None:
     *made, sink = statements(QUERIES[query], "file:///events")
     views = {match[1] for text in made if (match := re.match(r"CREATE VIEW (\w+)", text))}
-    assert views == set(QUERIES[query].needs)
+    assert views - {"auction_versions"} == set(QUERIES[query].needs)
     assert re.findall(r"`(\w+)`", sink) == list(QUERIES[query].columns)
     assert not re.search(r"[^`]\bdateTime\b", FLINK_QUERIES[query])
 

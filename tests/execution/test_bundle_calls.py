@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 from asyncstate import combine_all
 from asyncstate.errors import FutureStateError, OperatorError, StateAccessError
 from asyncstate.execution import CallLimits, ReadPacer
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.operator import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputOrder,
+    InputSpec,
+    OperatorContext,
+    SortKey,
+)
 from asyncstate.runtime import task
 from asyncstate.state import ColumnStateDescriptor
 from asyncstate.testing import OperatorHarness
@@ -151,6 +159,22 @@ class TestAnswers:
 
         with _harness(lambda operator, bundle, ctx: None, async_enabled, at_end) as harness:
             assert harness.end_batch() == [("+I", -1, 105)]
+
+    def test_process_due_may_call(self, async_enabled: bool) -> None:
+        class Due(Working):
+            def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
+                return [InputOrder("processing", (SortKey("value"),))]
+
+            def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:
+                (bundle,) = bundles
+                assert bundle is not None
+                return self.work(self, bundle, ctx)
+
+        with OperatorHarness(
+            Due(rated), SCHEMA, ["key"], async_enabled=async_enabled, changelog=False
+        ) as harness:
+            harness.push([(key, -key) for key in range(5)])
+            assert sorted(harness.end_batch()) == [("+I", key, key + 100) for key in range(5)]
 
     def test_a_generator_yields_calls(self, async_enabled: bool) -> None:
         """All are made at once, and each is taken on when its turn has come, whenever its answer or failure came."""

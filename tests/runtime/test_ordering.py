@@ -97,13 +97,17 @@ ORDERS: list[list[SortKey]] = [
     [SortKey("at")],
     [SortKey("at"), SortKey("score", True), SortKey("name")],
     [SortKey("at"), SortKey("name", True), SortKey("score")],
+    [SortKey("at"), SortKey("name", True, nulls_first=True), SortKey("score", nulls_first=False)],
 ]
 
 
-def compare(left: Any, right: Any) -> int:
-    """None before all values, NaN behind."""
-    keys = [(x is not None, x != x, 0 if x is None or x != x else x) for x in (left, right)]
-    return (keys[0] > keys[1]) - (keys[0] < keys[1])
+def compare(left: Any, right: Any, sort: SortKey) -> int:
+    """None before all values, NaN behind; the other way round if descending, None where ``nulls_first`` says."""
+    if left is None or right is None:
+        nulls_first = not sort.descending if sort.nulls_first is None else sort.nulls_first
+        return ((right is None) - (left is None)) * (1 if nulls_first else -1)
+    keys = [(x != x, 0 if x != x else x) for x in (left, right)]
+    return ((keys[0] > keys[1]) - (keys[0] < keys[1])) * (-1 if sort.descending else 1)
 
 
 def in_order(orders: list[list[SortKey]], left: dict[str, Any], right: dict[str, Any]) -> int:
@@ -111,10 +115,10 @@ def in_order(orders: list[list[SortKey]], left: dict[str, Any], right: dict[str,
     for column in ("at", "input"):
         if left[column] != right[column]:
             return int(left[column] > right[column]) * 2 - 1
-    for column, descending in orders[left["input"]][1:]:
-        found = compare(left[column], right[column])
+    for sort in orders[left["input"]][1:]:
+        found = compare(left[sort.column], right[sort.column], sort)
         if found:
-            return -found if descending else found
+            return found
     return int(left["arrival"] > right["arrival"]) * 2 - 1
 
 
@@ -237,7 +241,10 @@ def test_one_input_comes_in_order(mode: Mode, order: list[SortKey], batches: lis
     check([order], one, mode)
 
 
-@given(st.sampled_from([(ORDERS[1], ORDERS[2]), ([], ORDERS[1]), (ORDERS[0], [])]), BATCHES)
+@given(
+    st.sampled_from([(ORDERS[1], ORDERS[2]), (ORDERS[3], ORDERS[0]), ([], ORDERS[1]), (ORDERS[0], [])]),
+    BATCHES,
+)
 @settings(max_examples=settings().max_examples // 5)
 def test_two_inputs_come_merged_by_time(
     mode: Mode, orders: tuple[list[SortKey], list[SortKey]], batches: list[Given]

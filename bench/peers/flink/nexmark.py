@@ -165,7 +165,7 @@ def share_of_good(results: Sequence[Throughput]) -> list[Figure]:
     """In which part of the queries ours is clearly ahead of Flink SQL, by the better of the two modes."""
     best: dict[str, float] = {}
     for each in compare_all(results):
-        if each.work.startswith("f ") and each.peer == "flink-sql":
+        if each.work.startswith("f q") and each.peer == "flink-sql":
             best[each.work] = max(best.get(each.work, 0.0), each.ratio)
     if not best:
         return []

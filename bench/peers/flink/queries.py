@@ -33,6 +33,13 @@ _AUCTION = (
     "A.extra"
 )
 
+_VERSIONS = "auction_versions"
+
+
+def _tumble(view: str) -> str:
+    return f"TABLE(TUMBLE(TABLE {view}, DESCRIPTOR(rt), INTERVAL '10' SECOND))"
+
+
 _QUERIES = {
     "q4": """
         SELECT category AS id, AVG(final) AS final FROM (
@@ -85,6 +92,21 @@ _QUERIES = {
             A.itemName, A.description, A.initialBid, A.reserve, A.dateTime AS auction_dateTime, A.expires,
             A.seller, A.category, A.extra AS auction_extra
         FROM bid AS B JOIN auction AS A ON B.auction = A.id WHERE A.category = 10""",
+    "window_join": f"""
+        SELECT B.auction, B.bidder, B.price, A.category, B.dateTime
+        FROM (SELECT * FROM {_tumble("bid")}) AS B
+        JOIN (SELECT * FROM {_tumble("auction")}) AS A
+        ON B.auction = A.id AND B.window_start = A.window_start AND B.window_end = A.window_end""",
+    "window_rank": f"""
+        SELECT auction, bidder, price, dateTime FROM (
+            SELECT *, ROW_NUMBER() OVER (
+                PARTITION BY window_start, window_end, auction ORDER BY price DESC, dateTime, bidder
+            ) AS place
+            FROM {_tumble("bid")}
+        ) WHERE place <= 3""",
+    "temporal_join": f"""
+        SELECT B.auction, B.bidder, B.price, A.category, B.dateTime
+        FROM bid AS B JOIN {_VERSIONS} FOR SYSTEM_TIME AS OF B.rt AS A ON B.auction = A.id""",
 }
 
 FLINK_QUERIES: Mapping[str, str] = {
@@ -96,7 +118,7 @@ FLINK_QUERIES: Mapping[str, str] = {
 LAST_COUNTS: Mapping[str, str] = {"q9": "id"}
 """Queries of which Flink may leave the rows before an update out, as its asynchronous top 1 does, and their keys."""
 
-_EVENT_TIMED = frozenset(("q5", "q7", "q11", "q18"))
+_EVENT_TIMED = frozenset(("q5", "q7", "q11", "q18", "window_join", "window_rank", "temporal_join"))
 
 
 def fields(spec: QuerySpec) -> list[tuple[str, str, str]]:
@@ -128,6 +150,11 @@ def statements(spec: QuerySpec, folder: str) -> list[str]:
             made.append(
                 f"CREATE VIEW {kind} AS SELECT {', '.join(more)} FROM events WHERE event_type = {number}"
             )
+    if spec.name == "temporal_join":  # Flink's way from rows to versions: the last row of a key
+        made.append(
+            f"CREATE VIEW {_VERSIONS} AS SELECT id, category, rt FROM ("
+            "SELECT *, ROW_NUMBER() OVER (PARTITION BY id ORDER BY rt DESC) AS place FROM auction) WHERE place = 1"
+        )
     sink = ", ".join(f"`{name}` {_TYPES[kind]}" for name, kind in spec.columns.items())
     return [*made, f"CREATE TABLE dropped ({sink}) WITH ('connector' = 'blackhole')"]
 

@@ -1,0 +1,93 @@
+"""Several ordered scans read side by side, in parts that are cut at the same places.
+
+Owns: ``cut_alike``.
+Invariant: what lies at one place in any of the scans is in one part; no scan is read further ahead of the others than a
+part is large.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+Place = Callable[[bytes], bytes]
+"""The place of a store key: what must not be taken apart has one place, and places ascend as the keys of a scan do."""
+
+_BEHIND_ALL: Final = b"\xff\xff\xff"  # key groups, with which places begin, are lower
+
+
+class Entries(Protocol):
+    """Some entries of a scan, in its order."""
+
+    @property
+    def store_keys(self) -> list[bytes]:
+        """The store key of each (n)."""
+
+    def piece(self, start: int, stop: int) -> Any:
+        """Entries ``start`` to ``stop``, of the same class."""
+
+
+E = TypeVar("E", bound=Entries)
+Joined = Callable[[Sequence[E]], E]
+RowsMax = Callable[[E], int]
+
+
+def cut_alike(
+    scans: Sequence[Iterator[E]], place: Place, joined: Joined[E], rows_max: RowsMax[E]
+) -> Iterator[tuple[E, ...]]:
+    """Parts of all ``scans``, given as pages: a piece of each scan, all of them with the same places.
+
+    A part ends where one of the scans has ``rows_max`` entries (judged by a page); it has more only if more are at one
+    place. ``joined`` puts pages together, also none. Entries of parts that have been given may be removed from the
+    store.
+    """
+    runs = [_Run(pages, place, joined, rows_max) for pages in scans]
+    boundary = b""
+    while boundary != _BEHIND_ALL:
+        # Only what holds the others up is read on, so that no scan runs ahead of them.
+        boundary = min(run.boundary for run in runs)
+        for run in runs:
+            if run.boundary == boundary:
+                run.read_on()
+        boundary = min(run.boundary for run in runs)
+        pieces = tuple(run.take_before(boundary) for run in runs)
+        if any(piece.store_keys for piece in pieces):
+            yield pieces
+
+
+class _Run(Generic[E]):
+    """The entries of one scan, as far as they have been read and not been taken.
+
+    ``boundary``: all entries of the places before it have been read.
+    """
+
+    def __init__(self, pages: Iterator[E], place: Place, joined: Joined[E], rows_max: RowsMax[E]) -> None:
+        self.boundary = b""
+        self._pages = pages
+        self._place = place
+        self._joined = joined
+        self._rows_max = rows_max
+        self._least = 0  # of one place that was too large for a part, twice what was read
+        self._held: list[E] = []
+        self._rows = 0
+
+    def read_on(self) -> None:
+        """Read until there are more entries than a part may have."""
+        for page in self._pages:
+            self._held.append(page)
+            self._rows += len(page.store_keys)
+            if self._rows > max(self._rows_max(page), self._least):
+                self.boundary = self._place(page.store_keys[-1])
+                return
+        self.boundary = _BEHIND_ALL
+
+    def take_before(self, boundary: bytes) -> E:
+        """The entries of the places before ``boundary``."""
+        held = self._joined(self._held)
+        cut = bisect_left(held.store_keys, boundary, key=self._place)
+        self._held = [held.piece(cut, self._rows)]
+        self._rows -= cut
+        self._least = 2 * self._rows
+        return held.piece(0, cut)  # type: ignore[no-any-return]

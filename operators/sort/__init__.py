@@ -1,0 +1,1 @@
+"""Rows in order: as time passes, and at the end of the input."""
