@@ -247,8 +247,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         size(1 << 10, 1 << 40),
         "Memory for rows of one input and partition that are gathered in a micro-batch, because a changelog's rows of "
-        "a key, or rows with a `sequence`, are handled together. Beyond it they go to disk, below "
-        "`async-state.local-dir`, until the micro-batch ends.",
+        "a key, or rows with a `sequence`, are handled together, or because another input's rows come first. Beyond it "
+        "they go to disk, below `async-state.local-dir`, until the micro-batch ends.",
     ] = 256 << 20
     on_missing_row: Annotated[
         Literal["count", "warn", "fail"],

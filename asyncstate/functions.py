@@ -41,10 +41,10 @@ class Function(ABC):  # noqa: B024 - each kind below has its own abstract method
         """Release what ``open`` took; called also when the batch fails."""
 
     async def open_calls(self) -> None:
-        """See ``RecordOperator.open_calls``."""
+        """See ``Operator.open_calls``."""
 
     async def close_calls(self) -> None:
-        """See ``RecordOperator.close_calls``."""
+        """See ``Operator.close_calls``."""
 
 
 # -- one input ------------------------------------------------------------------------------------------

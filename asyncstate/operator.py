@@ -458,6 +458,16 @@ class BundleContext(Protocol):
     ) -> None:
         """Put out rows: an array a column of the output schema, and a kind a row or one for all."""
 
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+    ) -> StateFuture[Any]:
+        """As ``RecordContext.call``, in ``process_bundle``, ``process_due``, ``on_watermark`` and callbacks of their
+        futures.
+
+        A bundle ends when all its calls have ended, also those whose futures it did not return. Calls of a bundle
+        overlap; in async mode their callbacks run as the answers come (``combine_all`` has them in the order given).
+        """
+
 
 class Operator(ABC):
     """Base of all operators. Subclass ``RecordOperator`` or ``BundleOperator``.
@@ -472,7 +482,8 @@ class Operator(ABC):
     broadcast_input: ClassVar[int | None] = None
     """The index of the input whose rows go to every partition; record grain only, beside at least one other."""
     first_input: int | None = None
-    """The index of the input of which a partition handles all rows of a micro-batch before those of the others."""
+    """The index of the input of which a partition handles all rows of a micro-batch before those of the others, which
+    wait for them; it has no order. An attribute of the class, or set in ``__init__``."""
 
     @abstractmethod
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
@@ -500,6 +511,13 @@ class Operator(ABC):
         Called on the driver first, with a context that has no store, to check the declarations before any data
         is touched; then in each task.
         """
+
+    async def open_calls(self) -> None:
+        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before
+        the task's first call."""
+
+    async def close_calls(self) -> None:
+        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
 
     def close(self) -> None:
         """Release what ``open`` took; called also when the batch fails."""
@@ -541,13 +559,6 @@ class RecordOperator(Operator):
     def handles_timers(self) -> bool:
         """Whether timers may be registered: there is an ``on_timer`` for them."""
         return type(self).on_timer is not RecordOperator.on_timer
-
-    async def open_calls(self) -> None:
-        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before
-        the task's first call."""
-
-    async def close_calls(self) -> None:
-        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
 
     def on_watermark(self, watermark: int, ctx: RecordContext) -> Any:
         """Called once a micro-batch and partition after all records and timers; there is no current key."""

@@ -39,6 +39,7 @@ from asyncstate.spark.task import settle_worker
 from asyncstate.state import ColumnMapStateDescriptor, Columns, ValueState, ValueStateDescriptor
 from asyncstate.storage import LIST_GET_KEYS, RocksDBOptions
 from asyncstate.storage.rocksdb import rocksdb_options
+from bench.calls import CallAKey, CallARecord, CountBoth, both_inputs, calls_by_hand
 from bench.iteration import ENTRIES, OPERATORS, HandIterations, Iterations, MapEntries
 from bench.job import Job
 from bench.rows import INPUT, batches, draws
@@ -341,6 +342,47 @@ def iteration(entries: int, rounds: int) -> list[MicroResult]:
     return results
 
 
+def outside_calls(calls: int, rounds: int, seed: int) -> list[MicroResult]:
+    """Calls that return at once, one a record and one for each key of a bundle, against an event loop by hand."""
+    results = []
+    operators: dict[str, Callable[[], Operator]] = {"record": CallARecord, "bundle": CallAKey}
+    for grain, make in operators.items():
+        for enabled in (False, True):
+            config = _config(enabled)
+            with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
+                job = Job(Path(folder), make(), config, INPUT)
+                times = _paired(
+                    lambda keys, most=config.call_limit: calls_by_hand(keys, most),  # type: ignore[misc]
+                    lambda keys, job=job: job.run(batches(keys, 100_000)),  # type: ignore[misc]
+                    draws(10 * calls, calls, seed),
+                    rounds,
+                )
+            mode = "async" if enabled else "sync"
+            results.append(_result(f"ctx.call, {grain}, {mode}", "call", "asyncio.gather", calls, times, 4.0))
+    return results
+
+
+def first_input(state_keys: int, rows: int, rounds: int, seed: int) -> list[MicroResult]:
+    """Rows of two inputs that come in turn: those of one first, against both as they arrive."""
+    results = []
+    for enabled in (False, True):
+        with (
+            tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as without,
+            tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder,
+        ):
+            as_they_come = Job(Path(without), CountBoth(None), _config(enabled), [INPUT, INPUT])
+            job = Job(Path(folder), CountBoth(1), _config(enabled), [INPUT, INPUT])
+            times = _paired(
+                lambda keys, job=as_they_come: job.run(both_inputs(keys)),  # type: ignore[misc]
+                lambda keys, job=job: job.run(both_inputs(keys)),  # type: ignore[misc]
+                draws(state_keys, rows, seed),
+                rounds,
+            )
+        mode = "async" if enabled else "sync"
+        results.append(_result(f"first_input, {mode}", "row", "without it", rows, times, 1.5))
+    return results
+
+
 def run(state_keys: int, unique: int, rounds: int, seed: int = 1) -> list[MicroResult]:
     """All micro-benchmarks, in a process with the garbage collector set as in Spark's workers."""
     settle_worker()
@@ -350,6 +392,8 @@ def run(state_keys: int, unique: int, rounds: int, seed: int = 1) -> list[MicroR
         *state_paths(unique, rounds, seed),
         *record_grain(state_keys, unique, rounds, seed),
         *iteration(unique, rounds),
+        *outside_calls(max(unique // 10, 1), rounds, seed),
+        *first_input(state_keys, unique, rounds, seed),
     ]
 
 

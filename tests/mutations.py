@@ -102,6 +102,18 @@ MUTATIONS: Final = (
         "execution/test_pacing.py",
         "execution/test_controllers.py",
     ),
+    _mutation(
+        "asyncstate/execution/asynchronous.py",
+        "while self._bundle_calls:",
+        "while False:",
+        "execution/test_bundle_calls.py",
+    ),
+    _mutation(
+        "asyncstate/runtime/gathering.py",
+        "self._apart and (self._always_apart or not retracts)",
+        "self._apart",
+        "runtime/test_first_input.py",
+    ),
     # storage
     _mutation(
         "asyncstate/storage/manifest.py",

@@ -51,6 +51,7 @@ class AsyncExecutionController(MailboxController):
 
     __slots__ = (
         "_ahead",
+        "_bundle_calls",
         "_bundles",
         "_completions",
         "_pacer",
@@ -89,6 +90,7 @@ class AsyncExecutionController(MailboxController):
             limits.in_flight,
             interests,
         )
+        self._bundle_calls = 0
         self._wait_seconds = 0.0
         self._reads_hang = False
         self._peek = overlay.peek
@@ -286,12 +288,19 @@ class AsyncExecutionController(MailboxController):
     def _call(self, call: OutsideCall) -> StateFuture[Any]:
         record = call.record
         call.future = pending_future(record)
-        self.calls.start(call)  # first: if it cannot, the record does not wait
-        self._hold(record)
+        self.calls.start(call)  # first: if it cannot, nothing waits
+        if record is None:
+            self._bundle_calls += 1
+        else:
+            self._hold(record)
         return call.future
 
+    def _await_calls(self) -> None:
+        while self._bundle_calls:
+            self._progress()
+
     def _call_ended(self, call: OutsideCall, completion: Completion) -> None:
-        self.calls.in_flight -= 1
+        self.calls.ended()
         self.current = call.record
         state, outcome = DONE, completion.values
         if completion.error is not None:
@@ -301,7 +310,10 @@ class AsyncExecutionController(MailboxController):
             settle(call.future, state, outcome)
         except Exception as error:
             self.failures.raise_named(error, call.record)
-        self._let_go(call.record)
+        if call.record is None:
+            self._bundle_calls -= 1
+        else:
+            self._let_go(call.record)
         if self._ready:
             self._run_ready()
 

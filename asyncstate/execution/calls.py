@@ -1,9 +1,9 @@
 """Calls to the outside: functions of the operator's author that wait for HTTP or a database.
 
 Owns: ``OutsideCalls``, its event loop and the operator's ``open_calls`` and ``close_calls`` there, and ``OutsideCall``.
-Invariants: at most ``CallLimits.in_flight`` calls run at once; a call ends at its timeout at the latest, with an
-answer in ``completions``; after ``close`` no call runs but a plain function on a thread, which nothing can stop, and
-its result is dropped.
+Invariants: at most ``CallLimits.in_flight`` calls run at once, and the event loop knows of a few times as many; a call
+ends at its timeout at the latest, with an answer in ``completions``; after ``close`` no call runs but a plain function
+on a thread, which nothing can stop, and its result is dropped.
 The event loop is not that of the store reads: a function that blocks it holds up other calls only.
 Must not touch state or records.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from types import TracebackType
@@ -29,11 +30,13 @@ running_call: Final[ContextVar[str | None]] = ContextVar("running_call", default
 """The name of the outside call whose function runs, on the loop or on a thread of its own."""
 
 _LONGEST_SECONDS: Final = 86_400.0
+_AHEAD_FACTOR: Final = 4  # calls that the loop has, in multiples of those that may run: it is never without
 _PATIENCE_SECONDS: Final = 10.0  # for what has been cancelled to end
 
 
 class OutsideCall:
-    """One call: what to run, how long it may take, for whom. The ticket of its Completion."""
+    """One call: what to run, how long it may take, for which record (None: for the bundle at work). The ticket of its
+    Completion."""
 
     __slots__ = ("arguments", "function", "future", "name", "record", "timeout_seconds")
 
@@ -68,7 +71,8 @@ class OutsideCalls:
         self.wait_seconds = 0.0
         """For how long the mailbox thread had nothing to do but wait for calls."""
         self.in_flight = 0
-        """Calls that have been started and whose outcome has not been taken in; counted down by the controller."""
+        """Calls that the event loop has and whose outcome has not been taken in."""
+        self._held: deque[OutsideCall] = deque()  # a bundle may make very many at once
         self._opening = opening
         self._closing = closing
         self._loop: LoopThread | None = None
@@ -112,16 +116,28 @@ class OutsideCalls:
         """Run ``call`` as soon as there is room; the first one opens the loop and awaits ``open_calls``."""
         if self._closed:
             raise FutureStateError(
-                f"operator '{self.uid}': {call.name} was called after the end of the task; make calls in process() "
-                "and in callbacks of the record"
+                f"operator '{self.uid}': {call.name} was called after the end of the task; make calls in process() or "
+                "process_bundle(), and in callbacks of their futures"
             )
         if self._loop is None:
             self._loop = self._open_loop()
         self._started += 1
-        self.in_flight += 1
         self._longest_seconds = max(self._longest_seconds, call.timeout_seconds)
+        if self.in_flight < _AHEAD_FACTOR * self.limits.in_flight:
+            self._send(self._loop, call)
+        else:
+            self._held.append(call)
+
+    def ended(self) -> None:
+        """The outcome of a call has been taken in."""
+        self.in_flight -= 1
+        if self._held and self._loop is not None:
+            self._send(self._loop, self._held.popleft())
+
+    def _send(self, loop: LoopThread, call: OutsideCall) -> None:
+        self.in_flight += 1
         self.completions.expect(call)
-        self._loop.run_soon(self._perform, call)
+        loop.run_soon(self._perform, call)
 
     @property
     def watchdog_seconds(self) -> float:

@@ -41,6 +41,7 @@ class ExecutionController(StateSink):
     # CPython 3.11 looks the attributes of an object up in a slower way from the thirtieth on, which the asynchronous
     # controller has: 60 ns a record. Slots know no such limit.
     __slots__ = (
+        "_bundle_at_work",
         "_level_ones",
         "_outer_scope",
         "_unhandled",
@@ -75,6 +76,7 @@ class ExecutionController(StateSink):
         self._unhandled = self.failures.unhandled
         self._outer_scope: FailureScope | None = None
         self._level_ones: list[LevelOne] = []
+        self._bundle_at_work = False
         self.current = None
         self.get = overlay.get
         self.put = overlay.put
@@ -139,7 +141,33 @@ class ExecutionController(StateSink):
         """Return when ``future``, made by a bundle operator, is settled; raise its failure as OperatorError."""
 
     def run_bundle(self, work: Callable[[], Any]) -> None:
-        """Run bundle-grain code to its end, with the futures it returns; its exceptions become OperatorErrors."""
+        """Run bundle-grain code to its end: ``run_step`` and ``end_bundle``."""
+        self.run_step(work)
+        self.end_bundle()
+
+    def run_step(self, work: Callable[[], Any]) -> None:
+        """Run bundle-grain code, with the future it returns; its exceptions become OperatorErrors. Of other futures
+        failures are not judged before ``end_bundle``: a later step may handle them."""
+        with self._at_work():
+            self._run_step(work)
+
+    def end_bundle(self) -> None:
+        """Return when all calls of the bundle have ended, returned or not; raise the first failure left unhandled."""
+        with self._at_work():
+            self._await_calls()
+        if self._unhandled:
+            self.failures.raise_all()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """While the code of a bundle may run, which may make outside calls."""
+        self._bundle_at_work = True
+        try:
+            yield
+        finally:
+            self._bundle_at_work = False
+
+    def _run_step(self, work: Callable[[], Any]) -> None:
         self.current = None
         try:
             result = work()
@@ -152,8 +180,15 @@ class ExecutionController(StateSink):
             )
         if isinstance(result, StateFuture):
             self.settle(result)
-        elif self._unhandled:
+
+    def _raise_failure(self, future: StateFuture[Any]) -> None:
+        error = future.exception()
+        if error is not None:
             self.failures.raise_all()
+            self.failures.raise_named(error, None)
+
+    def _await_calls(self) -> None:
+        """Wait for the outside calls of the bundle at work."""
 
     def run_without_key(self, record: Record) -> None:
         """Run a record that belongs to no key, such as a watermark: state access in it is an error."""
@@ -196,6 +231,11 @@ class ExecutionController(StateSink):
             self.drain()
             if self.may_spill:
                 self.overlay.spill()
+
+    def bound_writes_of_step(self) -> None:
+        """As ``bound_writes``, between the steps of a bundle: its failures are judged at its end."""
+        if self.overlay.exceeds(0) and self.may_spill:
+            self.overlay.spill()
 
     @property
     def may_spill(self) -> bool:
@@ -286,6 +326,19 @@ class ExecutionController(StateSink):
         self.guard()
         return self._call(call)
 
+    def call_of_bundle(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout_seconds: float | None
+    ) -> StateFuture[Any]:
+        """See ``BundleContext.call``."""
+        call = self.calls.prepared(None, function, arguments, timeout_seconds)
+        if current_scope() is not self or not self._bundle_at_work:
+            raise StateAccessError(
+                f"operator '{self.uid}': ctx.call({call.name}) was used while no bundle is at work; use it in "
+                "process_bundle(), process_due() or on_watermark(), or in a callback chained to a future of the bundle"
+            )
+        self.guard()
+        return self._call(call)
+
     def guard(self) -> None:
         """From now on refuse state on other threads: there are some that run code of the operator."""
         if not isinstance(self, Guarded):
@@ -293,7 +346,7 @@ class ExecutionController(StateSink):
 
     @abstractmethod
     def _call(self, call: OutsideCall) -> StateFuture[Any]:
-        """Start ``call`` for the current record; its future."""
+        """Start ``call`` for the current record or bundle; its future."""
 
     # -- failures -----------------------------------------------------------------------------------
 

@@ -169,10 +169,7 @@ class MailboxController(ExecutionController):
         """See ``ExecutionController``."""
         while not future.done:
             self._progress()
-        self.failures.raise_all()
-        error = future.exception()
-        if error is not None:
-            self.failures.raise_named(error, None)
+        self._raise_failure(future)
 
     @abstractmethod
     def _progress(self) -> None:

@@ -42,7 +42,7 @@ def unanswered(uid: str, state_names: Mapping[int, str], outstanding: Sequence[O
 
 def _describe(ticket: Any, state_names: Mapping[int, str]) -> str:
     if isinstance(ticket, OutsideCall):
-        return f"call of {ticket.name}, key {ticket.record.key!r}"
+        return f"call of {ticket.name}" + ("" if ticket.record is None else f", key {ticket.record.key!r}")
     if isinstance(ticket, BundleChunk | AheadChunk):
         return f"{state_label(ticket.first_key, state_names)}, store key {ticket.first_key.hex()}"
     first = ticket[0]

@@ -40,11 +40,9 @@ class SyncExecutionController(ExecutionController):
     def settle(self, future: StateFuture[Any]) -> None:
         """See ``ExecutionController``."""
         if not future.done:
+            self.failures.raise_all()
             raise self._never(None, "returned")
-        self.failures.raise_all()
-        error = future.exception()
-        if error is not None:
-            self.failures.raise_named(error, None)
+        self._raise_failure(future)
 
     def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
         """See ``StateSink``."""
@@ -85,7 +83,7 @@ class SyncExecutionController(ExecutionController):
             raise self.failures.named(
                 OperatorError(unanswered(self.uid, self.state_names, completions.outstanding()))
             )
-        self.calls.in_flight -= 1
+        self.calls.ended()
         if completion.error is None:
             return completed_future(completion.values)
         self.failures.call_failed(completion.error, call.name)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.execution import ExecutionController
+from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleOperator
 from asyncstate.runtime.bundle_size import BundleSize
 from asyncstate.runtime.cleanup import clean_up
@@ -75,6 +76,12 @@ class BundleRunner(Runner):
                 output_batch(self.spec.uid, self.context.output_schema, columns, kinds, num_rows)
             )
 
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+    ) -> StateFuture[Any]:
+        """See ``BundleContext``."""
+        return self.controller.call_of_bundle(function, arguments, timeout_seconds)
+
     # -- running --------------------------------------------------------------------------------------
 
     def run(self, batches: Iterator[InputBatch]) -> Generator[pa.RecordBatch]:
@@ -127,13 +134,14 @@ class BundleRunner(Runner):
             except StopIteration:
                 steps = None
 
-        self.controller.run_bundle(call)
+        self.controller.run_step(call)
+        while steps is not None:
+            self.controller.bound_writes_of_step()
+            yield from self._take()
+            self.controller.run_step(step)
+        self.controller.end_bundle()
         self.controller.bound_writes(0)
         yield from self._take()
-        while steps is not None:
-            self.controller.run_bundle(step)
-            self.controller.bound_writes(0)
-            yield from self._take()
 
     def _take(self) -> Iterator[pa.RecordBatch]:
         out, self._out = self._out, []

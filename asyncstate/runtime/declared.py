@@ -25,11 +25,10 @@ Delay = str | timedelta | int | None
 def check_num_inputs(uid: str, operator: Operator, num_inputs: int) -> None:
     """Raise JobError unless ``operator`` takes ``num_inputs`` inputs."""
     first = operator.first_input
-    if first is not None and (
-        operator.num_inputs < 2 or not 0 <= first < operator.num_inputs or first == operator.broadcast_input
-    ):
+    others = [index for index in range(operator.num_inputs) if index != operator.broadcast_input]
+    if first is not None and (operator.num_inputs < 2 or first not in others):
         raise JobError(
-            f"operator '{uid}' ({type(operator).__name__}): first_input is {first} with num_inputs "
+            f"operator '{uid}' ({type(operator).__name__}): first_input is {first!r} with num_inputs "
             f"{operator.num_inputs}; it is the index of one input beside another, and not the broadcast input"
         )
     if num_inputs != operator.num_inputs:

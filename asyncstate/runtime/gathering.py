@@ -3,11 +3,11 @@
 Owns: ``Gathering``: which rows wait, where, and how they are put together.
 Invariant: rows whose changes need each other come together. Those of a key are in one part; only where they are more
 than a part may have are they taken apart: with a sequence in its order, else by what identifies them, so that a row and
-its retraction stay together.
+its retraction stay together. Rows that need no others and only wait for their input's turn come as they arrived.
 Must not import Spark or storage.
 
 A micro-batch that fits into one part is given out as it came. Beyond ``memory_bytes`` rows lie in files, by the hash
-of their key; one file is read at a time.
+of their key; one file is read at a time. Rows that need no others lie in one, read piece by piece.
 
 Source: the partitions of a grace hash join.
 """
@@ -45,7 +45,8 @@ class Gathering:
 
     ``together`` names what identifies a row within a key, None if that is its content. ``waits``: all rows wait;
     without it as many as a part may have, until there is one that is no +I: rows that are only added need no others.
-    ``chosen``: what is left of all rows of some keys, in order of the sequence if there is one.
+    ``chosen``: what is left of all rows of some keys, in order of the sequence if there is one. ``apart``: rows need no
+    others, whatever their kinds.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Gathering:
         memory_bytes: int,
         folder: str,
         chosen: Filter,
-        in_order: bool = False,
+        apart: bool = False,
     ) -> None:
         self._spec = spec
         self._index = index
@@ -67,7 +68,10 @@ class Gathering:
         self._memory_bytes = memory_bytes
         self._folder = folder
         self._chosen = chosen
-        self._in_order = in_order or bool(spec.sequence)  # rows of a key stay in order, however many
+        self._always_apart = apart and not spec.sequence
+        self._apart = self._always_apart or (
+            together is None and not spec.sequence
+        )  # so far no row needs another
         self._parts: list[PreparedBatch] = []
         self._rows = 0
         self._bytes = 0
@@ -75,7 +79,9 @@ class Gathering:
 
     def add(self, prepared: PreparedBatch, rows_max: RowsMax) -> Iterator[PreparedBatch]:
         """Let rows wait; gives those that need not wait any longer."""
-        self._waits = self._waits or bool(prepared.kinds.any())
+        retracts = bool(prepared.kinds.any())
+        self._waits = self._waits or retracts
+        self._apart = self._apart and (self._always_apart or not retracts)
         if not self._waits and self._rows + prepared.batch.num_rows > rows_max(prepared.batch):
             yield from self.free()
         self._parts.append(prepared)
@@ -117,6 +123,9 @@ class Gathering:
         if rows.batch.num_rows <= limit:
             yield self._chosen(self._sorted(rows))
             return
+        if self._apart:
+            yield from rows.cut(limit)
+            return
         for part in _by_hash(rows, self._key_hashes(rows.batch), limit):
             yield from self._cut_key(self._chosen(self._sorted(part)), limit)
 
@@ -124,7 +133,7 @@ class Gathering:
         """Rows of a few keys, or of one with many rows."""
         if rows.batch.num_rows <= 2 * limit:
             yield rows
-        elif self._in_order:
+        elif self._spec.sequence:
             yield from rows.cut(limit)
         else:
             yield from _by_hash(rows, self._identity_hashes(rows.batch), limit)
@@ -143,7 +152,7 @@ class Gathering:
         return rows.take(order.to_numpy().astype(np.int64))
 
     def _key_hashes(self, batch: pa.RecordBatch) -> _Hashes:
-        if not self._spec.key:
+        if self._always_apart or not self._spec.key:
             return np.zeros(batch.num_rows, np.uint64)
         return hash_columns([batch.column(name) for name in self._spec.key])
 
@@ -160,7 +169,11 @@ class Gathering:
         self._files.write(rows, self._key_hashes(rows.batch))
 
     def _cut_file(self, files: _Files, number: int, rows_max: RowsMax) -> Iterator[PreparedBatch]:
-        if files.bytes[number] <= self._memory_bytes or self._in_order:
+        if self._apart:
+            for table in files.read_some(number):
+                yield from self._cut(self._prepared(table), rows_max)
+            return
+        if files.bytes[number] <= self._memory_bytes or self._spec.sequence:
             yield from self._cut(self._prepared(files.read(number)), rows_max)
             return
         # One key has most of these rows, or there is none: what identifies them takes them apart.

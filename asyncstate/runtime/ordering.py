@@ -95,6 +95,11 @@ def check_ordered(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> 
             raise SchemaError(
                 f"{what}, but it is the broadcast input; its rows come first, leave order_by out"
             )
+        if index == operator.first_input:
+            raise SchemaError(
+                f"{what}, but it is the first_input of {type(operator).__name__}; rows that wait for their order come "
+                "behind all others, so it cannot have both"
+            )
         if index >= len(ORDERED_ROWS):
             raise SchemaError(f"{what}, but only the first {len(ORDERED_ROWS)} inputs can have one")
         if order.time == "event" and spec.event_time is None:

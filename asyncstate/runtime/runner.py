@@ -89,7 +89,7 @@ class Runner(ABC):
             index,
             together,
             waits=bool(given.sequence) or together is not None or self._is_behind(index),
-            in_order=unique is None,
+            apart=unique is None or not given.changelog,
             memory_bytes=self.spec.config.gather_memory_bytes,
             folder=scratch,
             chosen=functools.partial(self._unseen, index),
@@ -100,7 +100,8 @@ class Runner(ABC):
         return (self.spec.inputs[index].changelog and unique is not None) or self._is_behind(index)
 
     def _is_behind(self, index: int) -> bool:
-        """Whether all rows of the input wait for those of the first one."""
+        """Whether all rows of the input wait for those of the first one. Broadcast rows have come by then, and rows in
+        order come later anyway."""
         return self._first not in (None, index) and not self._comes_in_order(index)
 
     def _unseen(self, index: int, rows: PreparedBatch) -> PreparedBatch:

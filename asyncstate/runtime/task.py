@@ -132,9 +132,7 @@ def _interests_of(spec: TaskSpec) -> Interests:
 def _calls(spec: TaskSpec) -> OutsideCalls:
     operator, config = spec.operator, spec.config
     limits = CallLimits(config.call_limit, config.call_timeout_ms, config.watchdog_timeout_ms)
-    if isinstance(operator, RecordOperator):
-        return OutsideCalls(spec.uid, limits, operator.open_calls, operator.close_calls)
-    return OutsideCalls(spec.uid, limits)
+    return OutsideCalls(spec.uid, limits, operator.open_calls, operator.close_calls)
 
 
 def _limits_in_force(config: Config) -> dict[str, float]:

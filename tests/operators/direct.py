@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_TEXTS, RowKind
 from asyncstate.codec import KeyCodec
-from asyncstate.futures import StateFuture
+from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import MIN_WATERMARK, Bundle, BundleOperator, Counter, InputSpec
 from asyncstate.runtime.rows import microseconds
 from tests.state.fakes import FakeContext, FakeRecord, FakeSink
@@ -63,6 +63,11 @@ class CollectingContext:
         ]
         codes = [kinds] * len(lists[0]) if isinstance(kinds, RowKind) else kinds.tolist()
         self.rows += [(ROW_KIND_TEXTS[code], *row) for code, *row in zip(codes, *lists, strict=True)]
+
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+    ) -> StateFuture[Any]:
+        return completed_future(function(*arguments))
 
 
 class DirectRunner:
