@@ -15,6 +15,7 @@ from operators.join.temporal import TemporalJoin
 from operators.sort.operator import Sort, TemporalSort
 from tests.properties.examples import MICROSECOND, Entries, Example, nullable, small
 from tests.properties.histories import History, Row, Table, both, changelogs, insertions, on_input
+from tests.properties.views import without_waiting_rows
 
 SECOND = 1_000_000
 K, AT, VALUE = range(3)
@@ -70,6 +71,7 @@ def temporal_joins(draw: st.DrawFn, kind: Any) -> Example:
         expected=lambda tables: with_versions(tables, kind, conditional, null_safe),
         settings={"event_time": ["at", "at"], "changelog": False},
         times=[AT, AT],
+        view=without_waiting_rows,
     )
 
 
@@ -84,12 +86,13 @@ def temporal_sorts(draw: st.DrawFn) -> Example:
         expected=lambda tables: tables[0],
         settings={"event_time": ["at"], "changelog": False},
         times=[AT],
+        view=without_waiting_rows,
     )
 
 
 @st.composite
 def sorts(draw: st.DrawFn) -> Example:
-    """At the end comes what has not been taken back. Rows that wait know their micro-batch, so their state differs."""
+    """At the end comes what has not been taken back."""
     return Example(
         make=lambda: Sort([desc("v"), "at"]),
         inputs=[LEFT],
@@ -98,7 +101,7 @@ def sorts(draw: st.DrawFn) -> Example:
         expected=lambda tables: tables[0],
         settings={"event_time": ["at"], "changelog": True},
         times=[AT],
-        view=lambda states, watermark: None,
+        view=without_waiting_rows,
     )
 
 

@@ -1,7 +1,7 @@
 """What the readers of an operator's states take from them, so that two layouts of the same can be compared.
 
 Owns: ``View`` and the views. Each leaves out only what its operator's documents say is free: where a row stands in
-a list of equals, numbers of arrival, logs that are summed up, blocks.
+a list of equals, numbers of arrival, logs that are summed up, blocks, rows that the engine holds back.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ _EPOCH = datetime(1970, 1, 1)
 def as_they_are(states: States, watermark: int) -> Seen:
     """All entries; of lists and lists of columns what is in them, in any order."""
     return {name: texts(rows) for name, rows in states.items()}
+
+
+def without_waiting_rows(states: States, watermark: int) -> Seen:
+    """All but the rows that wait for their order: those know the micro-batch that they came in."""
+    kept = {name: rows for name, rows in states.items() if not name.startswith("ordered rows")}
+    return as_they_are(kept, watermark)
 
 
 def texts(rows: Iterable[StateRow]) -> list[str]:
