@@ -440,6 +440,12 @@ class Operator(ABC):
     """False for operators that cannot take rows back; such an input is refused before the batch runs."""
     broadcast_input: ClassVar[int | None] = None
     """The index of the input whose rows go to every partition; record grain only, beside at least one other."""
+    stateless: ClassVar[bool] = False
+    """True for operators that keep nothing: rows are not exchanged, no store is opened, nothing is committed.
+
+    What comes of a row must depend on that row alone: there is no key, rows come in any parts, and Spark may run the
+    operator on them more than once, or not at all, as it does with a ``map``.
+    """
 
     @abstractmethod
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:

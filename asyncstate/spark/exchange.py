@@ -105,6 +105,12 @@ def nullable_type(kind: DataType) -> DataType:
 
 def stage_schema(uid: str, output: pa.Schema) -> StructType:
     """What a task sends back: lists of the operator's output rows with ``row_kind``, and the commit column."""
+    rows = ArrayType(output_rows(uid, output))
+    return StructType([StructField(OUTPUT, rows), StructField(COMMIT, BinaryType())])
+
+
+def output_rows(uid: str, output: pa.Schema) -> StructType:
+    """The operator's output rows with ``row_kind``. Raises SchemaError for types and names that they cannot have."""
     try:
         columns = nullable_type(from_arrow_schema(output))
     except Exception as error:
@@ -118,13 +124,12 @@ def stage_schema(uid: str, output: pa.Schema) -> StructType:
         raise SchemaError(
             f"operator '{uid}': its output has a column '{taken.pop()}', a reserved name; rename it"
         )
-    rows = ArrayType(StructType([*columns.fields, StructField(ROW_KIND_COLUMN, StringType())]))
-    return StructType([StructField(OUTPUT, rows), StructField(COMMIT, BinaryType())])
+    return StructType([*columns.fields, StructField(ROW_KIND_COLUMN, StringType())])
 
 
-def wire_schema(stage: StructType) -> pa.Schema:
-    """``stage`` as the Arrow schema that Spark reads from a task."""
-    return to_arrow_schema(stage, timezone="UTC")
+def wire_schema(sent: StructType) -> pa.Schema:
+    """``sent`` as the Arrow schema that Spark reads from a task."""
+    return to_arrow_schema(sent, timezone="UTC")
 
 
 def exchange(
@@ -170,8 +175,7 @@ def _payloads(specs: Sequence[InputSpec], regular: Sequence[int]) -> list[list[s
     """The columns that each regular input sends; with several a struct each, null in the rows of the others."""
     columns = {index: _columns(specs[index]) for index in regular}
     if len(regular) == 1:
-        # By number: mapInArrow looks columns up by names, in which a dot would mean something else.
-        return [[f"{column} as c{number}" for number, column in enumerate(columns[regular[0]])]]
+        return [plain_columns(specs[regular[0]])]
     return [
         [
             f"{_struct(columns[index]) if other == index else 'null'} as {struct_name(other)}"
@@ -179,6 +183,12 @@ def _payloads(specs: Sequence[InputSpec], regular: Sequence[int]) -> list[list[s
         ]
         for index in regular
     ]
+
+
+def plain_columns(spec: InputSpec) -> list[str]:
+    """What an input sends that is the only one. By number: mapInArrow looks columns up by names, in which a dot would
+    mean something else."""
+    return [f"{column} as c{number}" for number, column in enumerate(_columns(spec))]
 
 
 def _columns(spec: InputSpec) -> list[str]:
@@ -201,8 +211,13 @@ class Stage:
 
     def release(self) -> None:
         """Give the rows' memory back; afterwards they cannot be read, and ``rows`` says so."""
-        self.rows._jdf = _Released(self.owner)
+        withdraw(self.rows, self.owner)
         _release(self._checkpointed)
+
+
+def withdraw(rows: DataFrame, owner: str) -> None:
+    """Whatever is asked of ``rows`` from now on raises JobError; ``owner`` is what it calls them."""
+    rows._jdf = _Released(owner)
 
 
 class _Released:
