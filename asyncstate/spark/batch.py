@@ -49,6 +49,7 @@ from asyncstate.spark.exchange import (
     Stage,
     exchange,
     input_spec,
+    over,
     run_stage,
     stage_schema,
     wire_schema,
@@ -198,7 +199,7 @@ class MicroBatch:
         """Give all rows back, whatever fails among it; called when the function has returned or failed."""
         self._open = False
         for uid, rows in self.stateless.items():
-            withdraw(rows, f"the output of operator '{uid}' in batch {self.batch_id}")
+            withdraw(rows, over(f"the output of operator '{uid}' in batch {self.batch_id}"))
         with ExitStack() as releasing:
             for applied in self.applied.values():
                 releasing.callback(applied.stage.release)

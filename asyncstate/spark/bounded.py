@@ -1,6 +1,6 @@
 """Operators over bounded DataFrames: all rows, then the end of the input, without a job.
 
-Owns: ``apply_batch``.
+Owns: ``apply_batch`` and ``BoundedRows``, what it returns.
 Invariant: the rows are those of a job whose first micro-batch has all rows and whose ``finish()`` follows; nothing is
 read from or written to a checkpoint.
 Must not import storage.
@@ -14,6 +14,9 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from asyncstate.clock import SystemClock
 from asyncstate.config import resolve
@@ -30,11 +33,12 @@ from asyncstate.runtime import (
 )
 from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.batch import JobFrame, MicroBatch
+from asyncstate.spark.exchange import Stage, unkeep, withdraw
 from asyncstate.spark.pickling import shipped_copy
 from asyncstate.spark.session import settle_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _JOB: Final = "batch"
 _OF_CHECKPOINTS: Final = ("checkpoint-dir", "retained-versions", "snapshot-interval")
@@ -59,7 +63,8 @@ def apply_batch(
     when the function returns.
 
     The operator has run, whole and once, when the function returns. The result can be read any number of times: Spark
-    keeps its rows on the executors until neither it nor a DataFrame made of it is in use, and then removes them. If an
+    keeps its rows on the executors, as those of a local checkpoint, until ``unpersist()`` of the result gives them back,
+    or until its cleaner finds some time after that neither the result nor a DataFrame made of it is in use. If an
     executor is lost, so are its rows, and reading them fails. A stateless operator runs when its rows are read instead.
 
     Raises SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read, OperatorError and
@@ -81,7 +86,22 @@ def apply_batch(
     except BaseException:
         batch.close()
         raise
-    return rows
+    return BoundedRows(batch.applied[uid].stage) if batch.applied else rows
+
+
+class BoundedRows(ClassicDataFrame):
+    """The rows of a stage, as long as somebody can read them."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage.rows._jdf, stage.rows.sparkSession)
+        self._kept = stage.kept
+        self._owner = stage.owner
+
+    def unpersist(self, blocking: bool = False) -> BoundedRows:
+        """Give the rows' memory back; they cannot be read any more, nor a DataFrame made of them."""
+        withdraw(self, f"{self._owner} is read after unpersist(); call apply_batch again")
+        unkeep(self._kept)
+        return self
 
 
 def _name(operator: object) -> str:
@@ -91,8 +111,6 @@ def _name(operator: object) -> str:
 
 
 def _check_bounded(given: object) -> None:
-    from pyspark.sql import DataFrame
-
     if not isinstance(given, DataFrame):
         raise JobError(f"apply_batch got {given!r} as an input; give a DataFrame")
     if given.isStreaming:

@@ -202,35 +202,48 @@ def _struct(columns: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """The rows of a stage that has run, and the commit records it sent; ``owner`` is how errors call the rows."""
+    """The rows of a stage that has run, and the commit records it sent; ``owner`` is how errors call the rows.
+
+    ``kept``: the local checkpoint that they are read from.
+    """
 
     rows: DataFrame
     records: list[bytes]
     owner: str
-    _checkpointed: DataFrame
+    kept: DataFrame
 
     def release(self) -> None:
         """Give the rows' memory back; afterwards they cannot be read, and ``rows`` says so."""
-        withdraw(self.rows, self.owner)
-        _release(self._checkpointed)
+        withdraw(self.rows, over(self.owner))
+        unkeep(self.kept)
 
 
-def withdraw(rows: DataFrame, owner: str) -> None:
-    """Whatever is asked of ``rows`` from now on raises JobError; ``owner`` is what it calls them."""
-    rows._jdf = _Released(owner)
+def over(owner: str) -> str:
+    """What rows say, called ``owner``, that are read too late."""
+    return (
+        f"{owner} is read after the micro_batch function has returned, when its rows have been given back; "
+        "read it, or write it out, inside the micro_batch function"
+    )
+
+
+def withdraw(rows: DataFrame, reason: str) -> None:
+    """Whatever is asked of ``rows`` from now on raises a JobError with ``reason``."""
+    rows._jdf = _Released(reason)
+
+
+def unkeep(kept: DataFrame) -> None:
+    """Give the memory of a local checkpoint's rows back."""
+    kept._jdf.logicalPlan().rdd().unpersist(False)
 
 
 class _Released:
     """In the place of a DataFrame's plan: whatever is asked of it raises JobError."""
 
-    def __init__(self, owner: str) -> None:
-        self._owner = owner
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise JobError(
-            f"{self._owner} is read after the micro_batch function has returned, when its rows have been given back; "
-            "read it, or write it out, inside the micro_batch function"
-        )
+        raise JobError(self._reason)
 
 
 def run_stage(
@@ -252,16 +265,12 @@ def run_stage(
     try:
         reported = stage.where(f"length({COMMIT}) > {ATTEMPT_BYTES}").select(COMMIT).collect()
     except BaseException:
-        _release(stage)
+        unkeep(stage)
         raise
     found = [bytes(row[0]) for row in reported]
     rows = stage.where(_reported_rows(task.spec, found)).selectExpr(f"inline({OUTPUT})")
     owner = f"the output of operator '{task.spec.uid}' in batch {task.spec.batch_id}"
     return Stage(rows, [record[ATTEMPT_BYTES:] for record in found], owner, stage)
-
-
-def _release(checkpointed: DataFrame) -> None:
-    checkpointed._jdf.logicalPlan().rdd().unpersist(False)
 
 
 def _reported_rows(spec: TaskSpec, found: Sequence[bytes]) -> str:

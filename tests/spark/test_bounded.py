@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -148,22 +148,26 @@ def test_state_beyond_memory(spark: SparkSession, async_enabled: bool, tmp_path:
     assert list((tmp_path / "local").iterdir()) == []
 
 
-def test_rows_go_when_nobody_can_read_them(spark: SparkSession) -> None:
-    """Spark's cleaner finds them, behind a collection in the JVM; a DataFrame made of the result keeps them."""
+def test_rows_are_given_back(spark: SparkSession) -> None:
     persistent = spark.sparkContext._jsc.getPersistentRDDs
     before = set(persistent())
     rows = apply_batch(GroupAggregate([count()]), spark.range(10), key="id")
-    (own,) = set(persistent()) - before
+    assert len(set(persistent()) - before) == 1
     few = rows.where("id < 3")
-    del rows
-    _collect_garbage(spark)
     assert few.count() == 3
-    del few
-    while own in set(persistent()):  # the cleaner has a thread of its own
-        _collect_garbage(spark)
+    assert isinstance(rows, DataFrame)
+    assert rows.unpersist() is rows
+    assert set(persistent()) <= before
+    with pytest.raises(JobError, match="output of operator 'GroupAggregate' .* after unpersist"):
+        rows.count()
+    rows.unpersist()
+    windows = apply_batch(WindowTableFunction(tumble("10 seconds")), numbers(spark), event_time="time")
+    assert windows.unpersist().count() == 200  # nothing was kept
 
 
-def _collect_garbage(spark: SparkSession) -> None:
-    gc.collect()
-    jvm: Any = spark.sparkContext._jvm
-    jvm.System.gc()
+def test_nothing_of_ours_keeps_the_rows(spark: SparkSession) -> None:
+    """So Spark's cleaner can find them."""
+    rows = apply_batch(GroupAggregate([count()]), spark.range(10), key="id")
+    kept = weakref.ref(rows)
+    del rows
+    assert kept() is None
