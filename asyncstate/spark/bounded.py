@@ -63,9 +63,9 @@ def apply_batch(
     when the function returns.
 
     The operator has run, whole and once, when the function returns. The result can be read any number of times: Spark
-    keeps its rows on the executors, as those of a local checkpoint, until ``unpersist()`` of the result gives them back,
-    or until its cleaner finds some time after that neither the result nor a DataFrame made of it is in use. If an
-    executor is lost, so are its rows, and reading them fails. A stateless operator runs when its rows are read instead.
+    keeps its rows on the executors, as those of a local checkpoint, until ``unpersist()`` of the result gives them back
+    or Spark's cleaner finds that neither the result nor a DataFrame made of it is in use any more. If an executor is
+    lost, so are its rows, and reading them fails. A stateless operator runs when its rows are read instead.
 
     Raises SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read, OperatorError and
     StoreError from the run.
