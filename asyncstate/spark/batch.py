@@ -170,7 +170,7 @@ class MicroBatch:
             inputs, prepared.spec.inputs, prepared.spec.parallelism, prepared.spec.max_parallelism
         )
         planned = time.perf_counter()
-        with translated(), stage_explained(uid, operator):
+        with translated(), stage_explained(uid, operator, self.stateless):
             task = with_broadcast(prepared.task, inputs)
             with self._frame.arrow.stage(rows, prepared.spec.inputs):
                 stage = run_stage(rows, task, prepared.stage_schema, inputs)

@@ -189,7 +189,7 @@ class StreamingJob:
         batch = MicroBatch(self._frame, batch_id, base, self._clock.now_us(), final)
         try:
             called = time.perf_counter()
-            with rows_explained(batch_id):
+            with rows_explained(batch_id, batch.stateless):
                 function(df, batch)
             returned = time.perf_counter()
             if batch.failed_uids:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
@@ -15,6 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.spark.stateless import StatelessTask
+from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, WindowRank, WindowTableFunction, count, desc, hop, tumble
 from tests.spark.stateless_parts import Noted, Strict
 
@@ -119,12 +123,23 @@ def test_its_errors_come_from_whatever_reads_it(
 
 
 def test_a_worker_that_ends(spark: SparkSession, make_job: MakeJob) -> None:
+    ended = "a Python worker ended while it ran"
+
     def use(df: DataFrame, batch: MicroBatch) -> None:
         strict = batch.apply(Strict(2, "exit"), df, uid="strict")
-        batch.apply(GroupAggregate([count()]), strict, uid="n", key="id")
+        if batch.final:
+            strict.collect()
+        else:
+            batch.apply(GroupAggregate([count()]), strict, uid="n", key="id")
 
-    with pytest.raises(JobError, match="a Python worker ended"):
-        make_job().micro_batch(use)(spark.range(4), 0)
+    job = make_job()
+    job.micro_batch(use)
+    with pytest.raises(
+        JobError, match=rf"^operator 'n' .*{ended} the operator, or a stateless one \(strict\)"
+    ):
+        job._run(spark.range(4), 0, final=False)
+    with pytest.raises(JobError, match=rf"^batch 0: {ended} code of .*, or a stateless one \(strict\)"):
+        job._run(spark.range(4), 0, final=True)
 
 
 def test_kinds_pass_and_wrong_ones_are_told(spark: SparkSession, make_job: MakeJob) -> None:
@@ -167,6 +182,25 @@ def test_a_call_that_failed_stops_the_commit(spark: SparkSession, make_job: Make
 
     with pytest.raises(JobError, match=r"apply failed for \['bad'\]"):
         make_job().micro_batch(use)(spark.range(4), 0)
+
+
+def test_a_worker_tells_once_what_was_counted(async_enabled: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Progress has no counters of it: whoever sums over runs that may be repeated gets a wrong sum."""
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+    windows = WindowTableFunction(tumble("1 second"))
+    with OperatorHarness(
+        windows, schema, None, event_time="at", changelog=False, async_enabled=async_enabled
+    ) as harness:
+        spec = replace(harness._spec(None, MIN_WATERMARK), uid=f"windows-{async_enabled}")
+        wire = harness.output_schema.append(pa.field("row_kind", pa.string()))
+        batch = pa.record_batch([[1, 2, 3], [5, None, -(2**63)]], schema=schema)
+        for _ in range(2):
+            (out,) = StatelessTask(spec, wire)(iter([batch]))
+            assert out.num_rows == 1
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert "null_event_times is 1 in one part of batch 0" in told[0] + told[1]
+    assert "event_times_out_of_range is 1 in one part" in told[0] + told[1]
 
 
 def test_its_rows_are_not_read_later(spark: SparkSession, make_job: MakeJob) -> None:
