@@ -484,6 +484,12 @@ class Operator(ABC):
     first_input: int | None = None
     """The index of the input of which a partition handles all rows of a micro-batch before those of the others, which
     wait for them; it has no order. An attribute of the class, or set in ``__init__``."""
+    stateless: ClassVar[bool] = False
+    """True for operators that keep nothing: rows are not exchanged, no store is opened, nothing is committed.
+
+    What comes of a row must depend on that row alone: there is no key, rows come in any parts, and Spark may run the
+    operator on them more than once, or not at all, as it does with a ``map``.
+    """
 
     @abstractmethod
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:

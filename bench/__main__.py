@@ -23,6 +23,7 @@ from bench.paradigms.command import paradigms
 from bench.peers.command import peers
 from bench.report import QueryResult, results_table, write_json, write_plot
 from bench.slowdisk.command import slow_disk
+from bench.sparing.command import sparing
 from bench.twophase.command import two_phase
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ app.command()(backfill)
 app.command()(checkpoints)
 app.command()(paradigms)
 app.command()(slow_disk)
+app.command()(sparing)
 app.command()(two_phase)
 app.command()(peers)
 

@@ -36,8 +36,10 @@ from asyncstate.runtime.sort_keys import (
     sort_keys_of_inputs,
 )
 from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
+from asyncstate.runtime.stateless_checks import check_stateless
 from asyncstate.runtime.stores import read_state, retries_of
 from asyncstate.runtime.task import run_partition
+from asyncstate.runtime.unkept import run_stateless, run_to_the_end
 
 __all__ = [
     "CommitRecord",
@@ -54,6 +56,7 @@ __all__ = [
     "check_key_groups",
     "check_num_inputs",
     "check_parallelism",
+    "check_stateless",
     "checked_inputs",
     "chosen_local_limit",
     "chosen_local_phase",
@@ -68,6 +71,8 @@ __all__ = [
     "read_state",
     "retries_of",
     "run_partition",
+    "run_stateless",
+    "run_to_the_end",
     "sequences_of_inputs",
     "sort_keys_of_inputs",
     "sum_records",

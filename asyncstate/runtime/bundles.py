@@ -38,7 +38,9 @@ class BundleRunner(Runner):
         operator: BundleOperator,
         scratch: str,
     ) -> None:
-        super().__init__(spec, context, controller, operator.unique_columns(spec.inputs), scratch)
+        # Rows that are looked at one by one need not wait for each other.
+        unique = None if operator.stateless else operator.unique_columns(spec.inputs)
+        super().__init__(spec, context, controller, unique, scratch)
         self._operator = operator
         self._size = BundleSize(spec)
         self._out: list[pa.RecordBatch] = []

@@ -27,6 +27,7 @@ from asyncstate.runtime.closing import closed_at_the_end
 from asyncstate.runtime.missing_rows import COUNTER, MissingRows
 from asyncstate.runtime.ordering import check_ordered, ordered_states
 from asyncstate.runtime.sequencing import SeenSequence, check_sequences, seen_states
+from asyncstate.runtime.stateless_checks import check_keeps_nothing
 from asyncstate.state import ExpiringState, StateTtl, Trial, with_decoded_values
 from asyncstate.state.versions import evolved, wrong_kind
 from asyncstate.storage import StateSpec
@@ -237,7 +238,9 @@ def check_operator(
     )
     with closed_at_the_end(uid, operator):
         operator.open(context)
-    return output, context.opened()
+    states = context.opened()
+    check_keeps_nothing(uid, operator, states, stored)
+    return output, states
 
 
 def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> pa.Schema:

@@ -151,7 +151,7 @@ class RecordRunner(Runner):
         index = prepared.input_index
         columns = self._key_columns(prepared)
         codec = self._codecs[index]
-        keys = codec.encode(columns) if columns else [b""] * prepared.batch.num_rows
+        keys = codec.encode(columns) if columns else self._keys_of_no_columns(prepared.batch.num_rows)
         groups = [int(group).to_bytes(_GROUP_BYTES, "big") for group in range(self.spec.max_parallelism)]
         key_groups = codec.groups(columns).tolist() if columns else [0] * prepared.batch.num_rows
         values_of_keys = (
@@ -173,6 +173,12 @@ class RecordRunner(Runner):
                     yield Record(frame, group, key, values, work, row, index, kind, time)
         finally:
             coming.done()
+
+    def _keys_of_no_columns(self, num_rows: int) -> list[bytes]:
+        """One key for all rows; where there is no state each has its own, so that none waits for another's calls."""
+        if self._operator.stateless:
+            return [number.to_bytes(4, "big") for number in range(num_rows)]
+        return [b""] * num_rows
 
     def _fire_timers(self, *domains: TimeDomain) -> Iterator[pa.RecordBatch]:
         """Rounds over ``domains`` in turn until nothing is due: a timer may register others that are due already."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Final
 
@@ -85,24 +85,42 @@ def run_partition(
     with open_store(spec, partition) as opened, _cache(spec, partition, opened.lineage) as cache:
         store = opened.store if store_through is None else store_through(opened.store)
         overlay = WriteOverlay(store, cache.limit_bytes, cache.entries, opened.write_bound)
-        with _controller(spec, overlay) as controller:
+        with controller_of(spec, overlay) as controller:
             transfers = Transfers()
-            with closed_at_the_end(spec.uid, spec.operator):
-                runner, states = _open_operator(spec, partition, controller, opened.gathered_folder)
-                with (
-                    controller.calls,
-                    closing(runner),
-                    closing(runner.run(transfers.awaited(batches))) as output,
-                ):
-                    for out in output:
-                        with controller.suspended():
-                            yield from transfers.taken(out)
+            runner, states = yield from operated(
+                spec, partition, controller, batches, opened.gathered_folder, transfers
+            )
             seconds = {"run_seconds": time.perf_counter() - started} | transfers.statistics()
             record = _commit(spec, partition, opened, runner, states, seconds)
             # Named by what this attempt has made: if another one is committed, nobody asks for it.
             cache.keep(record.content.lineage, overlay.release())
             with controller.suspended():
                 yield record
+
+
+def operated(
+    spec: TaskSpec,
+    partition: int,
+    controller: ExecutionController,
+    batches: Iterator[InputBatch],
+    scratch: str,
+    transfers: Transfers,
+) -> Generator[pa.RecordBatch, None, tuple[Runner, list[StateSpec]]]:
+    """Open ``spec.operator``, run it over ``batches`` and the watermark, close it; gives its output.
+
+    Returns what has run and the states that it has declared. ``scratch``: a folder for rows beyond memory.
+    """
+    with closed_at_the_end(spec.uid, spec.operator):
+        runner, states = _open_operator(spec, partition, controller, scratch)
+        with (
+            controller.calls,
+            closing(runner),
+            closing(runner.run(transfers.awaited(batches))) as output,
+        ):
+            for out in output:
+                with controller.suspended():
+                    yield from transfers.taken(out)
+    return runner, states
 
 
 def _cache(spec: TaskSpec, partition: int, lineage: str) -> CacheLoan:
@@ -113,7 +131,8 @@ def _partition_key(spec: TaskSpec, partition: int) -> PartitionKey:
     return PartitionKey(spec.checkpoint, spec.job_id, spec.uid, partition)
 
 
-def _controller(spec: TaskSpec, overlay: WriteOverlay) -> ExecutionController:
+def controller_of(spec: TaskSpec, overlay: WriteOverlay) -> ExecutionController:
+    """What runs the operator's requests over ``overlay``, by the configuration."""
     names = {state.id: state.name for state in spec.base.states} if spec.base is not None else {}
     calls = _calls(spec)
     if not spec.config.enabled:
@@ -207,11 +226,8 @@ def _commit(
     counts = runner.controller.statistics()
     store = opened.store.statistics()
     statistics = {name: float(value) for name, value in counts.items() if not name.endswith(_NOT_SUMMED)}
-    statistics |= opened.restored | seconds
+    statistics |= opened.restored | seconds | counted(runner)
     statistics |= {
-        "rows_in": runner.rows_in,
-        "rows_out": runner.rows_out,
-        "keys": runner.keys,
         "commit_seconds": committed - began,
         "compaction_seconds": settled - committed,
         "delta_bytes": sum(
@@ -222,9 +238,6 @@ def _commit(
     }
     if any(given.local is not None for given in spec.inputs):
         statistics["local_rows_in"] = runner.local_rows_in
-    statistics |= {
-        f"counter.{name}": float(counter.value) for name, counter in runner.context.counters.items()
-    }
     peaks = {name: float(value) for name, value in counts.items() if name.endswith(_NOT_SUMMED)}
     peaks |= _limits_in_force(spec.config)
     peaks["worker_rss_bytes_peak"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB)
@@ -239,3 +252,9 @@ def _commit(
         statistics=statistics,
         peaks=peaks,
     )
+
+
+def counted(runner: Runner) -> dict[str, float]:
+    """Rows, keys and the operator's own counters."""
+    own = {f"counter.{name}": float(counter.value) for name, counter in runner.context.counters.items()}
+    return {"rows_in": runner.rows_in, "rows_out": runner.rows_out, "keys": runner.keys, **own}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncstate.spark.batch import MicroBatch
+    from asyncstate.spark.bounded import apply_batch
     from asyncstate.spark.changes import last_changes, netted
     from asyncstate.spark.job import StreamingJob
     from asyncstate.spark.progress import BatchStatistics
@@ -26,6 +27,7 @@ __all__ = [
     "ProgressFormatter",
     "PrometheusProgress",
     "StreamingJob",
+    "apply_batch",
     "build_session",
     "last_changes",
     "netted",
@@ -39,6 +41,7 @@ _HOMES = {
     "ProgressFormatter": "asyncstate.spark.progress_log",
     "PrometheusProgress": "asyncstate.spark.prometheus",
     "StreamingJob": "asyncstate.spark.job",
+    "apply_batch": "asyncstate.spark.bounded",
     "build_session": "asyncstate.spark.session",
     "last_changes": "asyncstate.spark.changes",
     "netted": "asyncstate.spark.changes",

@@ -11,7 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
 
 from asyncstate.config import Config
 from asyncstate.errors import JobError
@@ -26,6 +28,7 @@ from asyncstate.runtime import (
     check_is_operator,
     check_num_inputs,
     check_parallelism,
+    check_stateless,
     checked_inputs,
     chosen_local_limit,
     chosen_local_phase,
@@ -42,10 +45,20 @@ from asyncstate.runtime import (
 from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.broadcast import with_broadcast
 from asyncstate.spark.checks import check_fingerprint, check_operator_options, check_uid, fingerprint
-from asyncstate.spark.exchange import Stage, exchange, input_spec, run_stage, stage_schema, wire_schema
+from asyncstate.spark.exchange import (
+    Stage,
+    exchange,
+    input_spec,
+    over,
+    run_stage,
+    stage_schema,
+    wire_schema,
+    withdraw,
+)
 from asyncstate.spark.failures import stage_explained, translated
 from asyncstate.spark.local_phase import can_limit, runs_locally
 from asyncstate.spark.pickling import shipped_copy
+from asyncstate.spark.stateless import mapped
 from asyncstate.spark.task import PartitionTask, RunPartition
 from asyncstate.storage import Manifest, OperatorManifest
 
@@ -106,6 +119,8 @@ class MicroBatch:
         self.final = final
         """True in the last run, made by ``StreamingJob.finish`` with an empty DataFrame."""
         self.applied: dict[str, Applied] = {}
+        self.stateless: dict[str, DataFrame] = {}
+        """The rows of stateless operators, which report nothing."""
 
     def apply(
         self,
@@ -137,24 +152,25 @@ class MicroBatch:
         The result can be read any number of times, or not at all, until the function returns. Raises
         SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read,
         OperatorError and StoreError from the run.
+
+        A stateless operator does not run here but in whatever reads its rows, which then raises its OperatorErrors. It
+        takes ``event_time`` and ``options``; what needs state or a report is refused.
         """
         started = time.perf_counter()
         with self._lock:
             self._check_open(uid)
             check_uid(uid, self._uids)
             self._uids.append(uid)
-        prepared = self._prepare(
-            operator,
-            inputs,
-            uid,
-            _Declared(key, event_time, watermark_delay, order_by, sequence, drop_seen),
-            options or {},
-        )
+        check_is_operator(uid, operator)
+        declared = _Declared(key, event_time, watermark_delay, order_by, sequence, drop_seen)
+        if operator.stateless:
+            return self._map(operator, inputs, uid, declared, options or {})
+        prepared = self._prepare(operator, inputs, uid, declared, options or {})
         rows = exchange(
             inputs, prepared.spec.inputs, prepared.spec.parallelism, prepared.spec.max_parallelism
         )
         planned = time.perf_counter()
-        with translated(), stage_explained(uid, operator):
+        with translated(), stage_explained(uid, operator, self.stateless):
             task = with_broadcast(prepared.task, inputs)
             with self._frame.arrow.stage(rows, prepared.spec.inputs):
                 stage = run_stage(rows, task, prepared.stage_schema, inputs)
@@ -177,11 +193,13 @@ class MicroBatch:
     @property
     def failed_uids(self) -> list[str]:
         """Operators whose ``apply`` raised."""
-        return [uid for uid in self._uids if uid not in self.applied]
+        return [uid for uid in self._uids if uid not in self.applied and uid not in self.stateless]
 
     def close(self) -> None:
         """Give all rows back, whatever fails among it; called when the function has returned or failed."""
         self._open = False
+        for uid, rows in self.stateless.items():
+            withdraw(rows, over(f"the output of operator '{uid}' in batch {self.batch_id}"))
         with ExitStack() as releasing:
             for applied in self.applied.values():
                 releasing.callback(applied.stage.release)
@@ -193,19 +211,35 @@ class MicroBatch:
                 "function"
             )
 
-    def _prepare(
+    def _map(
         self,
         operator: Operator,
         inputs: Sequence[DataFrame],
         uid: str,
         declared: _Declared,
         options: Mapping[str, object],
-    ) -> _Prepared:
-        check_is_operator(uid, operator)
+    ) -> DataFrame:
+        checked = self._check(operator, inputs, uid, declared, options)
+        spec = self._task_spec(operator, uid, checked.ready, checked.config, None, 1)
+        with stage_explained(uid, operator):
+            rows = mapped(inputs[0], spec, checked.output)
+        self.stateless[uid] = rows
+        return rows
+
+    def _check(
+        self,
+        operator: Operator,
+        inputs: Sequence[DataFrame],
+        uid: str,
+        declared: _Declared,
+        options: Mapping[str, object],
+    ) -> _Checked:
         check_num_inputs(uid, operator, len(inputs))
         check_operator_options(uid, options)
         config: Config = self._frame.resolve(options)
         specs = _input_specs(uid, operator.broadcast_input, inputs, declared)
+        if operator.stateless:
+            check_stateless(uid, operator, specs.inputs, specs.delays)
         stored = self._base.operators.get(uid) if self._base is not None else None
         output, ready = checked_inputs(
             uid,
@@ -215,6 +249,17 @@ class MicroBatch:
             stored.states if stored is not None else (),
             lambda given: shipped_copy(uid, given),
         )
+        return _Checked(config, specs, stored, output, ready)
+
+    def _prepare(
+        self,
+        operator: Operator,
+        inputs: Sequence[DataFrame],
+        uid: str,
+        declared: _Declared,
+        options: Mapping[str, object],
+    ) -> _Prepared:
+        config, specs, stored, output, ready = self._check(operator, inputs, uid, declared, options)
         schemas = fingerprint(specs.inputs, output)
         if stored is not None:
             check_fingerprint(uid, stored.schema, schemas)
@@ -225,7 +270,8 @@ class MicroBatch:
         limit = chosen_local_limit(operator, ready, config)
         if limit is not None and can_limit(inputs[0], limit):
             ready = (replace(ready[0], limit=limit),)
-        spec = self._task_spec(operator, uid, ready, config, stored)
+        parallelism = self._parallelism(uid, config, stored)
+        spec = self._task_spec(operator, uid, ready, config, stored, parallelism)
         return _Prepared(
             spec, PartitionTask(spec, wire_schema(schema), self._frame.run), schema, specs.delays, schemas
         )
@@ -237,6 +283,7 @@ class MicroBatch:
         inputs: tuple[InputSpec, ...],
         config: Config,
         stored: OperatorManifest | None,
+        parallelism: int,
     ) -> TaskSpec:
         return TaskSpec(
             job_id=self._frame.job_id,
@@ -244,7 +291,7 @@ class MicroBatch:
             operator=operator,
             inputs=inputs,
             config=config,
-            parallelism=self._parallelism(uid, config, stored),
+            parallelism=parallelism,
             max_parallelism=config.max_parallelism,
             batch_id=self.batch_id,
             base_version=self._base.batch_id if self._base is not None else -1,
@@ -263,6 +310,14 @@ class MicroBatch:
         chosen = config.parallelism or min(auto, config.max_parallelism)
         check_parallelism(uid, chosen, config.max_parallelism)
         return chosen
+
+
+class _Checked(NamedTuple):
+    config: Config
+    specs: _Inputs
+    stored: OperatorManifest | None
+    output: pa.Schema
+    ready: tuple[InputSpec, ...]
 
 
 @dataclass(frozen=True)

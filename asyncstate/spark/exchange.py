@@ -105,6 +105,12 @@ def nullable_type(kind: DataType) -> DataType:
 
 def stage_schema(uid: str, output: pa.Schema) -> StructType:
     """What a task sends back: lists of the operator's output rows with ``row_kind``, and the commit column."""
+    rows = ArrayType(output_rows(uid, output))
+    return StructType([StructField(OUTPUT, rows), StructField(COMMIT, BinaryType())])
+
+
+def output_rows(uid: str, output: pa.Schema) -> StructType:
+    """The operator's output rows with ``row_kind``. Raises SchemaError for types and names that they cannot have."""
     try:
         columns = nullable_type(from_arrow_schema(output))
     except Exception as error:
@@ -118,13 +124,12 @@ def stage_schema(uid: str, output: pa.Schema) -> StructType:
         raise SchemaError(
             f"operator '{uid}': its output has a column '{taken.pop()}', a reserved name; rename it"
         )
-    rows = ArrayType(StructType([*columns.fields, StructField(ROW_KIND_COLUMN, StringType())]))
-    return StructType([StructField(OUTPUT, rows), StructField(COMMIT, BinaryType())])
+    return StructType([*columns.fields, StructField(ROW_KIND_COLUMN, StringType())])
 
 
-def wire_schema(stage: StructType) -> pa.Schema:
-    """``stage`` as the Arrow schema that Spark reads from a task."""
-    return to_arrow_schema(stage, timezone="UTC")
+def wire_schema(sent: StructType) -> pa.Schema:
+    """``sent`` as the Arrow schema that Spark reads from a task."""
+    return to_arrow_schema(sent, timezone="UTC")
 
 
 def exchange(
@@ -170,8 +175,7 @@ def _payloads(specs: Sequence[InputSpec], regular: Sequence[int]) -> list[list[s
     """The columns that each regular input sends; with several a struct each, null in the rows of the others."""
     columns = {index: _columns(specs[index]) for index in regular}
     if len(regular) == 1:
-        # By number: mapInArrow looks columns up by names, in which a dot would mean something else.
-        return [[f"{column} as c{number}" for number, column in enumerate(columns[regular[0]])]]
+        return [plain_columns(specs[regular[0]])]
     return [
         [
             f"{_struct(columns[index]) if other == index else 'null'} as {struct_name(other)}"
@@ -179,6 +183,12 @@ def _payloads(specs: Sequence[InputSpec], regular: Sequence[int]) -> list[list[s
         ]
         for index in regular
     ]
+
+
+def plain_columns(spec: InputSpec) -> list[str]:
+    """What an input sends that is the only one. By number: mapInArrow looks columns up by names, in which a dot would
+    mean something else."""
+    return [f"{column} as c{number}" for number, column in enumerate(_columns(spec))]
 
 
 def _columns(spec: InputSpec) -> list[str]:
@@ -192,30 +202,48 @@ def _struct(columns: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """The rows of a stage that has run, and the commit records it sent; ``owner`` is how errors call the rows."""
+    """The rows of a stage that has run, and the commit records it sent; ``owner`` is how errors call the rows.
+
+    ``kept``: the local checkpoint that they are read from.
+    """
 
     rows: DataFrame
     records: list[bytes]
     owner: str
-    _checkpointed: DataFrame
+    kept: DataFrame
 
     def release(self) -> None:
         """Give the rows' memory back; afterwards they cannot be read, and ``rows`` says so."""
-        self.rows._jdf = _Released(self.owner)
-        _release(self._checkpointed)
+        withdraw(self.rows, over(self.owner))
+        unkeep(self.kept)
+
+
+def over(owner: str) -> str:
+    """What rows say, called ``owner``, that are read too late."""
+    return (
+        f"{owner} is read after the micro_batch function has returned, when its rows have been given back; "
+        "read it, or write it out, inside the micro_batch function"
+    )
+
+
+def withdraw(rows: DataFrame, reason: str) -> None:
+    """Whatever is asked of ``rows`` from now on raises a JobError with ``reason``."""
+    rows._jdf = _Released(reason)
+
+
+def unkeep(kept: DataFrame) -> None:
+    """Give the memory of a local checkpoint's rows back."""
+    kept._jdf.logicalPlan().rdd().unpersist(False)
 
 
 class _Released:
     """In the place of a DataFrame's plan: whatever is asked of it raises JobError."""
 
-    def __init__(self, owner: str) -> None:
-        self._owner = owner
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise JobError(
-            f"{self._owner} is read after the micro_batch function has returned, when its rows have been given back; "
-            "read it, or write it out, inside the micro_batch function"
-        )
+        raise JobError(self._reason)
 
 
 def run_stage(
@@ -237,16 +265,12 @@ def run_stage(
     try:
         reported = stage.where(f"length({COMMIT}) > {ATTEMPT_BYTES}").select(COMMIT).collect()
     except BaseException:
-        _release(stage)
+        unkeep(stage)
         raise
     found = [bytes(row[0]) for row in reported]
     rows = stage.where(_reported_rows(task.spec, found)).selectExpr(f"inline({OUTPUT})")
     owner = f"the output of operator '{task.spec.uid}' in batch {task.spec.batch_id}"
     return Stage(rows, [record[ATTEMPT_BYTES:] for record in found], owner, stage)
-
-
-def _release(checkpointed: DataFrame) -> None:
-    checkpointed._jdf.logicalPlan().rdd().unpersist(False)
 
 
 def _reported_rows(spec: TaskSpec, found: Sequence[bytes]) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import pickle
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
@@ -83,8 +83,11 @@ def translated() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stage_explained(uid: str, operator: object) -> Iterator[None]:
-    """A JobError where Spark says only that an operator cannot be sent to its workers, or that one of them has died."""
+def stage_explained(uid: str, operator: object, stateless: Collection[str] = ()) -> Iterator[None]:
+    """A JobError where Spark says only that an operator cannot be sent to its workers, or that one of them has died.
+
+    ``stateless``: uids of operators that may have run in the same stage.
+    """
     try:
         yield
     except AsyncStateError:
@@ -96,24 +99,35 @@ def stage_explained(uid: str, operator: object) -> Iterator[None]:
                 f"operator '{uid}' ({name}) cannot be pickled, so it cannot be sent to the workers: {error}. Keep only "
                 "its parameters in __init__, and make files, locks, clients and the like in open()"
             ) from error
-        if _DIED.search(str(error)) and restore(str(error)) is None:
-            raise JobError(
-                f"operator '{uid}' ({name}): a Python worker ended while it ran the operator: it was killed, ran out "
-                "of memory, crashed in native code, or called os._exit; nothing was committed. The executor's stderr "
-                "says more; start the query again"
-            ) from error
+        if _died(error):
+            raise _ended(f"operator '{uid}' ({name})", "the operator", stateless) from error
         raise
 
 
+def _died(error: Exception) -> bool:
+    return _DIED.search(str(error)) is not None and restore(str(error)) is None
+
+
+def _ended(where: str, what: str, stateless: Collection[str]) -> JobError:
+    ran = ", or ".join([what, *([f"a stateless one ({', '.join(stateless)})"] if stateless else [])])
+    return JobError(
+        f"{where}: a Python worker ended while it ran {ran}: it was killed, ran out of memory, crashed in native code, "
+        "or called os._exit; nothing was committed. The executor's stderr says more; start the query again"
+    )
+
+
 @contextlib.contextmanager
-def rows_explained(batch_id: int) -> Iterator[None]:
-    """``translated``, and a JobError where Spark has lost rows of a stage together with an executor."""
+def rows_explained(batch_id: int, stateless: Collection[str] = ()) -> Iterator[None]:
+    """``translated``, and a JobError where Spark has lost rows of a stage together with an executor, or where a worker
+    has died that may have run a ``stateless`` operator."""
     with translated():
         try:
             yield
         except AsyncStateError:
             raise
         except Exception as error:
+            if stateless and _died(error):
+                raise _ended(f"batch {batch_id}", "code of the micro_batch function", stateless) from error
             if not _LOST_ROWS.search(str(error)):
                 raise
             raise JobError(

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
@@ -189,7 +189,7 @@ class StreamingJob:
         batch = MicroBatch(self._frame, batch_id, base, self._clock.now_us(), final)
         try:
             called = time.perf_counter()
-            with rows_explained(batch_id):
+            with rows_explained(batch_id, batch.stateless):
                 function(df, batch)
             returned = time.perf_counter()
             if batch.failed_uids:
@@ -204,8 +204,7 @@ class StreamingJob:
         self._report(batch, ended - started, returned - called, ended - returned)
 
     def _manifest(self, batch: MicroBatch, base: Manifest | None, final: bool) -> Manifest:
-        operators: dict[str, OperatorManifest] = dict(base.operators) if base is not None else {}
-        sources = dict(base.sources) if base is not None else {}
+        operators, sources = _carried(base, batch.stateless.keys())
         idle = sorted(operators.keys() - batch.applied.keys())
         if idle:
             _log.warning(
@@ -245,6 +244,19 @@ class StreamingJob:
         )
         self.history.append(statistics)
         self._reports.report(progress_of(statistics))
+
+
+def _carried(
+    base: Manifest | None, stateless: Collection[str]
+) -> tuple[dict[str, OperatorManifest], dict[str, int]]:
+    """Operators and sources of ``base``, but for those that are stateless by now: they move no watermark any more."""
+    if base is None:
+        return {}, {}
+    operators = {uid: stored for uid, stored in base.operators.items() if uid not in stateless}
+    sources = {
+        source: time for source, time in base.sources.items() if source.rpartition(":")[0] not in stateless
+    }
+    return operators, sources
 
 
 def _operator_statistics(applied: Applied) -> OperatorStatistics:

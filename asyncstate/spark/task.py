@@ -94,7 +94,7 @@ class PartitionTask:
         """Some rows to a list: Spark makes, copies and keeps an object for each row that it gets."""
         kind = self._output_type
         columns = [
-            _cast(column, field.type) for column, field in zip(out.columns, kind.value_type, strict=True)
+            cast(column, field.type) for column, field in zip(out.columns, kind.value_type, strict=True)
         ]
         rows = pa.StructArray.from_arrays(columns, fields=list(kind.value_type))
         step = max(1, min(_LIST_ROWS, _LIST_BYTES * out.num_rows // max(1, out.nbytes)))
@@ -143,12 +143,12 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
             if len(regular) > 1:
                 rows = pa.RecordBatch.from_struct_array(rows.column(struct_name(index)))
             else:
-                rows = rows.select(range(1, rows.num_columns)).rename_columns(_sent_names(spec.inputs[index]))
+                rows = rows.select(range(1, rows.num_columns)).rename_columns(sent_names(spec.inputs[index]))
             payload, kinds = payload_of(spec.inputs[index], rows)
             yield InputBatch(payload, kinds, index)
 
 
-def _sent_names(spec: InputSpec) -> list[str]:
+def sent_names(spec: InputSpec) -> list[str]:
     """The columns that an input sends, in their order."""
     return [*spec.row_schema.names, *([ROW_KIND_COLUMN] if spec.changelog and spec.local is None else [])]
 
@@ -177,7 +177,7 @@ def payload_of(spec: InputSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, n
     """The payload columns with the declared types, and the kinds (None where no row can be taken back)."""
     named = dict(zip(rows.schema.names, rows.columns, strict=True))
     schema = spec.row_schema
-    columns = [_cast(named[field.name], field.type) for field in schema]
+    columns = [cast(named[field.name], field.type) for field in schema]
     payload = (
         pa.RecordBatch.from_arrays(columns, schema=schema)
         if columns
@@ -199,7 +199,7 @@ def _kinds(spec: InputSpec, texts: pa.Array) -> npt.NDArray[np.int8]:
     return kinds
 
 
-def _cast(column: Any, wanted: pa.DataType) -> Any:
+def cast(column: Any, wanted: pa.DataType) -> Any:
     """``column`` as ``wanted``; Spark sends timestamps in the session's zone, for us they are always UTC."""
     return column if column.type.equals(wanted) else column.cast(wanted)
 

@@ -43,6 +43,7 @@ from asyncstate.runtime import (
     check_key_groups,
     check_num_inputs,
     check_parallelism,
+    check_stateless,
     checked_inputs,
     chosen_local_phase,
     drop_seen_of_inputs,
@@ -55,6 +56,7 @@ from asyncstate.runtime import (
     read_state,
     retries_of,
     run_partition,
+    run_stateless,
     sequences_of_inputs,
     sort_keys_of_inputs,
     sum_records,
@@ -68,6 +70,7 @@ from asyncstate.storage import (
     KeyedStore,
     LocalFiles,
     Manifest,
+    OperatorManifest,
     StateSpec,
     checkpoint_files,
 )
@@ -157,6 +160,8 @@ class OperatorHarness:
             )
             for i, schema in enumerate(schemas)
         )
+        if operator.stateless:
+            check_stateless(_UID, operator, self._specs, self._delays)
         self._operator = _copies_of(operator)
         self._options = dict(options or {})
         self._config = resolve(
@@ -252,11 +257,13 @@ class OperatorHarness:
         """Every stored key and value, as committed."""
         if self._manifest is None:
             return {}
-        return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), self.parallelism))
+        partitions = self.parallelism if _UID in self._manifest.operators else 0
+        return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), partitions))
 
     def states(self) -> list[StateSpec]:
         """The states as the checkpoint knows them: id, name, kind and types."""
-        return [] if self._manifest is None else self._manifest.operators[_UID].states
+        stored = self._stored(self._manifest)
+        return [] if stored is None else stored.states
 
     # -- snapshot and restore ------------------------------------------------------------------------
 
@@ -326,23 +333,36 @@ class OperatorHarness:
         wanted = self.watermark if self._watermark is None else self._watermark
         watermark = MAX_WATERMARK if final else max(self.watermark, wanted)
         spec = self._spec(self._manifest, watermark)
-        spec = replace(spec, broadcast=self._broadcast(), inputs=self._with_local_phase(spec))
-        parts = self._exchange(spec.inputs)
         rows: list[OutputRow] = []
         records: list[CommitRecord] = []
-        for partition in range(self.parallelism):
-            for out in run_partition(
-                _shipped(spec, self._operator), partition, iter(parts[partition]), self._store_through
-            ):
-                if isinstance(out, CommitRecord):
-                    records.append(CommitRecord.from_bytes(out.to_bytes()))
-                else:
-                    rows.extend(_output_rows(out))
+        for out in self._stateless(spec) if spec.operator.stateless else self._partitions(spec):
+            if isinstance(out, CommitRecord):
+                records.append(CommitRecord.from_bytes(out.to_bytes()))
+            elif isinstance(out, pa.RecordBatch):
+                rows.extend(_output_rows(out))
+            else:
+                self.batches.append(out)
         warn_of_missing_rows(_UID, spec.batch_id, self._config, records)
         self._commit(spec, records, final)
         self._pending = []
         self.output.extend(rows)
         return rows
+
+    def _partitions(self, spec: TaskSpec) -> Iterator[pa.RecordBatch | CommitRecord]:
+        spec = replace(spec, broadcast=self._broadcast(), inputs=self._with_local_phase(spec))
+        parts = self._exchange(spec.inputs)
+        for partition in range(self.parallelism):
+            shipped = _shipped(spec, self._operator)
+            yield from run_partition(shipped, partition, iter(parts[partition]), self._store_through)
+
+    def _stateless(self, spec: TaskSpec) -> Iterator[pa.RecordBatch | dict[str, float]]:
+        """All rows as they were pushed: there is no exchange, so partitions mean nothing."""
+        columns = spec.inputs[0].schema.names
+        pushed = [replace(given, batch=given.batch.select(columns)) for given in self._pending]
+        return run_stateless(_shipped(spec, self._operator), iter(pushed))
+
+    def _stored(self, base: Manifest | None) -> OperatorManifest | None:
+        return None if base is None else base.operators.get(_UID)
 
     def _spec(self, base: Manifest | None, watermark: int) -> TaskSpec:
         return TaskSpec(
@@ -355,7 +375,7 @@ class OperatorHarness:
             max_parallelism=self._config.max_parallelism,
             batch_id=0 if base is None else base.batch_id + 1,
             base_version=-1 if base is None else base.batch_id,
-            base=None if base is None else base.operators[_UID],
+            base=self._stored(base),
             watermark=watermark,
             previous_watermark=previous_watermark(base),
             processing_time=max(self.clock.now_us(), previous_processing_time(base)),
@@ -404,14 +424,6 @@ class OperatorHarness:
     def _commit(self, spec: TaskSpec, records: list[CommitRecord], final: bool) -> None:
         previous = self._manifest
         sources = advance_sources({} if previous is None else previous.sources, _UID, self._delays, records)
-        operator = operator_after(
-            _UID,
-            type(spec.operator).__name__,
-            spec.batch_id,
-            self.parallelism,
-            records,
-            {f"key{index}": schema_to_text(own.key_schema) for index, own in enumerate(self._specs)},
-        )
         manifest = Manifest(
             job_id=_JOB,
             batch_id=spec.batch_id,
@@ -421,12 +433,18 @@ class OperatorHarness:
             processing_time=spec.processing_time,
             sources=sources,
             final=final,
-            operators={_UID: operator},
+            operators={_UID: self._operator_after(spec, records)} if records else {},
         )
         self._checkpoint.commit(manifest)
         self._manifest = manifest
-        sums, peaks = sum_records(records)
-        self.batches.append(sums | peaks)
+        if records:
+            sums, peaks = sum_records(records)
+            self.batches.append(sums | peaks)
+
+    def _operator_after(self, spec: TaskSpec, records: list[CommitRecord]) -> OperatorManifest:
+        keys = {f"key{index}": schema_to_text(own.key_schema) for index, own in enumerate(self._specs)}
+        name = type(spec.operator).__name__
+        return operator_after(_UID, name, spec.batch_id, self.parallelism, records, keys)
 
 
 def _copy_checkpoint(source: CheckpointFiles, target: CheckpointFiles) -> None:

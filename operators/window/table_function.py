@@ -34,20 +34,22 @@ class WindowTableFunction(Named, BundleOperator):
     Rows of event times so near to the ends of int64 that a window of theirs would not fit are dropped and counted
     (``event_times_out_of_range``); rows without an event time never reach the operator.
 
-    It keeps no state. Its rows go through the exchange as those of any operator do: give a key that spreads them, the
-    one of what comes behind it for example; without a key one partition has them all.
+    It is stateless: in a job it is given no key, and its rows go through no exchange. The ``watermark_delay`` stands at
+    the operator behind it.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> from operators import hop
     >>> bids = pa.schema([("item", pa.string()), ("at", pa.timestamp("us"))])
     >>> windows = WindowTableFunction(hop("10 seconds", "5 seconds"))
-    >>> with OperatorHarness(windows, bids, ["item"], event_time="at") as harness:
+    >>> with OperatorHarness(windows, bids, None, event_time="at") as harness:
     ...     harness.push([("pen", 6_000_000)])
     ...     for row in harness.end_batch():
     ...         print(row)
     ('+I', 'pen', 6000000, 0, 10000000, 9999000)
     ('+I', 'pen', 6000000, 5000000, 15000000, 14999000)
     """
+
+    stateless = True
 
     def __init__(self, window: SlicedWindow, *, time: TimeDomain = "event") -> None:
         check_sliced(window, self.owner)

@@ -128,7 +128,7 @@ def test_the_readme_and_the_guide_have_examples() -> None:
     """Without this, a fence that is spelt wrongly would let the tests above pass with nothing run."""
     found = {example.page.name for example in _all(spark=False)}
     assert {"writing-operators.md", "testing.md", "aggregate.md", "join.md"} <= found
-    assert [example.page.name for example in _all(spark=True)] == ["README.md"]
+    assert [example.page.name for example in _all(spark=True)] == ["README.md", "batch.md"]
 
 
 def test_the_readme_names_the_queries_that_can_be_run() -> None:

@@ -1,0 +1,140 @@
+"""Operators over bounded DataFrames: all rows, then the end of the input, without a job.
+
+Owns: ``apply_batch`` and ``BoundedRows``, what it returns.
+Invariant: the rows are those of a job whose first micro-batch has all rows and whose ``finish()`` follows; nothing is
+read from or written to a checkpoint.
+Must not import storage.
+
+Source: Flink's batch execution of stream operators, which ends with the last watermark.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+from asyncstate.clock import SystemClock
+from asyncstate.config import resolve
+from asyncstate.errors import ConfigurationError, JobError
+from asyncstate.operator import Operator
+from asyncstate.runtime import (
+    Keys,
+    OrderBy,
+    SequenceBy,
+    check_is_operator,
+    check_num_inputs,
+    operator_after,
+    run_to_the_end,
+)
+from asyncstate.spark.arrow_batches import ArrowBatches
+from asyncstate.spark.batch import JobFrame, MicroBatch
+from asyncstate.spark.exchange import Stage, unkeep, withdraw
+from asyncstate.spark.pickling import shipped_copy
+from asyncstate.spark.session import settle_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_JOB: Final = "batch"
+_OF_CHECKPOINTS: Final = ("checkpoint-dir", "retained-versions", "snapshot-interval")
+_NAME_MAX: Final = 100
+
+
+def apply_batch(
+    operator: Operator,
+    *inputs: DataFrame,
+    key: Keys = None,
+    event_time: str | Sequence[str | None] | None = None,
+    order_by: OrderBy = None,
+    sequence: SequenceBy = None,
+    options: Mapping[str, object] | None = None,
+) -> DataFrame:
+    """Run ``operator`` over all rows of ``inputs`` and to their end; its output with a ``row_kind`` column.
+
+    First come all rows, none of them late, then the last watermark: windows and timers of event time fire, rows that
+    wait in order come. A timer of processing time fires only if its time has come. The arguments are those of
+    ``MicroBatch.apply``; ``options`` are ``async-state.*`` settings, which win over the session's. State lies in the
+    workers' memory, and beyond ``async-state.write-cache-size`` in a folder below ``async-state.local-dir``; it is gone
+    when the function returns.
+
+    The operator has run, whole and once, when the function returns. The result can be read any number of times: Spark
+    keeps its rows on the executors, as those of a local checkpoint, until ``unpersist()`` of the result gives them back
+    or Spark's cleaner finds that neither the result nor a DataFrame made of it is in use any more. If an executor is
+    lost, so are its rows, and reading them fails. A stateless operator runs when its rows are read instead.
+
+    Raises SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read, OperatorError and
+    StoreError from the run.
+    """
+    uid = _name(operator)
+    check_is_operator(uid, operator)
+    check_num_inputs(uid, operator, len(inputs))
+    for given in inputs:
+        _check_bounded(given)
+    frame = _frame(inputs[0].sparkSession, uid, operator, dict(options or {}))
+    batch = MicroBatch(frame, 0, None, SystemClock().now_us(), final=False)
+    rows = batch.apply(
+        operator, *inputs, uid=uid, key=key, event_time=event_time, order_by=order_by, sequence=sequence
+    )
+    try:
+        for applied in batch.applied.values():  # what a job refuses when it commits
+            operator_after(uid, uid, batch.batch_id, applied.parallelism, applied.records, applied.schemas)
+    except BaseException:
+        batch.close()
+        raise
+    return BoundedRows(batch.applied[uid].stage) if batch.applied else rows
+
+
+class BoundedRows(ClassicDataFrame):
+    """The rows of a stage, as long as somebody can read them."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage.rows._jdf, stage.rows.sparkSession)
+        self._kept = stage.kept
+        self._owner = stage.owner
+
+    def unpersist(self, blocking: bool = False) -> BoundedRows:
+        """Give the rows' memory back; they cannot be read any more, nor a DataFrame made of them."""
+        withdraw(self, f"{self._owner} is read after unpersist(); call apply_batch again")
+        unkeep(self._kept)
+        return self
+
+
+def _name(operator: object) -> str:
+    """How errors call the operator; like any uid it can name files."""
+    name = re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_]", "", type(operator).__name__)
+    return name[:_NAME_MAX] or "operator"
+
+
+def _check_bounded(given: object) -> None:
+    if not isinstance(given, DataFrame):
+        raise JobError(f"apply_batch got {given!r} as an input; give a DataFrame")
+    if given.isStreaming:
+        raise JobError(
+            "apply_batch got a streaming DataFrame, which has no end; apply the operator inside a StreamingJob"
+        )
+
+
+def _frame(session: SparkSession, uid: str, operator: Operator, options: dict[str, object]) -> JobFrame:
+    for name in _OF_CHECKPOINTS:
+        if f"async-state.{name}" in options:
+            raise ConfigurationError(
+                f"apply_batch keeps no checkpoint, so async-state.{name} means nothing; leave it out, or use a "
+                "StreamingJob"
+            )
+    settle_session(session)
+    config = resolve(options, dict(session.conf.getAll))
+    return JobFrame(
+        job_id=_JOB,
+        name=_JOB,
+        checkpoint="",
+        config=config,
+        resolve=lambda _: config,
+        default_parallelism=session.sparkContext.defaultParallelism,
+        arrow=ArrowBatches(session),
+        run=functools.partial(run_to_the_end, shipped_copy(uid, operator)),
+    )
