@@ -174,6 +174,18 @@ MUTATIONS: Final = (
     ),
     # runtime and configuration
     _mutation(
+        "asyncstate/runtime/unkept.py",
+        "rows = replace(spec, watermark=MIN_WATERMARK)",
+        "rows = replace(spec, watermark=MAX_WATERMARK)",
+        "properties/test_to_the_end.py",
+    ),
+    _mutation(
+        "asyncstate/runtime/bundles.py",
+        "unique = None if operator.stateless else operator.unique_columns(spec.inputs)",
+        "unique = operator.unique_columns(spec.inputs)",
+        "runtime/test_stateless.py",
+    ),
+    _mutation(
         "asyncstate/runtime/driver.py",
         "reached = min(previous.sources.values(), default=MIN_WATERMARK)",
         "reached = max(previous.sources.values(), default=MIN_WATERMARK)",

@@ -108,7 +108,8 @@ class OperatorHarness:
     its entry in ``key`` is None or left out. Rows pushed with kinds make an input a
     changelog; declare it with ``changelog`` (default: the operator accepts changelogs). ``checkpoint`` is the place of
     the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores. ``store_through`` is
-    given each leased store and returns what the operator reads instead, such as a FaultyStore around it.
+    given each leased store and returns what the operator reads instead, such as a FaultyStore around it. A stateless
+    operator gets the rows of a micro-batch as one part, whatever the ``parallelism``, and ``key`` is None.
 
     >>> from asyncstate.testing import OperatorHarness
     """

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.codec.times import integers
-from asyncstate.operator import MIN_WATERMARK
+from asyncstate.operator import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    InputSpec,
+    RecordContext,
+    RecordOperator,
+    Row,
+    Timer,
+)
 from asyncstate.runtime import CommitRecord, run_to_the_end
 from asyncstate.testing import OperatorHarness
 from tests.properties.examples import Example
@@ -45,7 +54,7 @@ def test_it_is_one_micro_batch_and_the_end(operator: str, entry: str, tmp_path: 
             ) as harness,
         ):
             push(harness, example.history.records)
-            rows, record = _to_the_end(harness, example)
+            rows, record = _to_the_end(harness)
             assert rows == harness.end_batch() + harness.finish()
             assert record.content.files() == []
         assert list(tmp_path.iterdir()) == []
@@ -53,7 +62,38 @@ def test_it_is_one_micro_batch_and_the_end(operator: str, entry: str, tmp_path: 
     hold()
 
 
-def _to_the_end(harness: OperatorHarness, example: Example) -> tuple[list[OutputRow], CommitRecord]:
+class Told(RecordOperator):
+    """The watermark at each row and at its timer, with the rows that this object has seen by then."""
+
+    rows = 0
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("watermark", pa.int64()), ("rows", pa.int64())])
+
+    def process(self, row: Row, ctx: RecordContext) -> None:
+        assert ctx.timestamp is not None
+        self.rows += 1
+        ctx.timers.register_event_time(ctx.timestamp)
+        ctx.emit(ctx.watermark, self.rows)
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
+        ctx.emit(ctx.watermark, self.rows)
+
+
+def test_no_row_is_behind_the_watermark_and_an_object_has_one_micro_batch(async_enabled: bool) -> None:
+    schema = pa.schema([("at", pa.timestamp("us"))])
+    with OperatorHarness(Told(), schema, None, event_time="at", async_enabled=async_enabled) as harness:
+        harness.push([(5,), (6,)])
+        rows, _ = _to_the_end(harness)
+    assert rows == [
+        ("+I", MIN_WATERMARK, 1),
+        ("+I", MIN_WATERMARK, 2),
+        ("+I", MAX_WATERMARK, 0),
+        ("+I", MAX_WATERMARK, 0),
+    ]
+
+
+def _to_the_end(harness: OperatorHarness) -> tuple[list[OutputRow], CommitRecord]:
     spec = harness._spec(None, MIN_WATERMARK)
     object.__setattr__(spec, "broadcast", harness._broadcast())
     object.__setattr__(spec, "local_dir", harness._config.local_dir)

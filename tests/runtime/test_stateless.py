@@ -99,6 +99,13 @@ def test_rows_come_as_they_were_pushed(operator: Any, async_enabled: bool) -> No
         assert stored == []  # neither a local store nor a file of state
 
 
+def test_rows_of_a_changelog_do_not_wait_for_each_other(async_enabled: bool) -> None:
+    rows = [(1, number, number) for number in range(20)]
+    with run(Doubled(), async_enabled, options={"async-state.bundle-size": "2"}) as harness:
+        harness.push(rows, kinds=["-U", "+U"] * 10)
+        assert [row[1] for row in harness.end_batch()] == [2 * number for number in range(20)]
+
+
 def test_no_row_waits_for_the_calls_of_another() -> None:
     with run(Meeting(), True) as harness:
         harness.push([(1, number, number) for number in range(4)])

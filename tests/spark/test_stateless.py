@@ -142,6 +142,27 @@ def test_a_worker_that_ends(spark: SparkSession, make_job: MakeJob) -> None:
         job._run(spark.range(4), 0, final=True)
 
 
+def test_a_query_with_one_in_front(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    found: list[Any] = []
+    job = make_job()
+
+    @job.micro_batch
+    def run(df: DataFrame, batch: MicroBatch) -> None:
+        strict = batch.apply(Strict(3), df, uid="strict")
+        counted = batch.apply(GroupAggregate([count()]), strict, uid="n")
+        found.extend(map(tuple, counted.collect()))
+
+    spark.range(3).write.parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema("id long").parquet(str(tmp_path / "rows"))
+    started = stream.writeStream.foreachBatch(run).option("checkpointLocation", str(tmp_path / "query"))
+    query = started.trigger(availableNow=True).start()
+    assert job.await_termination(query, 60)
+    assert found[-1] == (3, "+I")
+    spark.range(3, 4).write.mode("append").parquet(str(tmp_path / "rows"))
+    with pytest.raises(OperatorError, match=r"operator 'strict', key \(\): ValueError: no 3, please"):
+        job.await_termination(started.start())
+
+
 def test_kinds_pass_and_wrong_ones_are_told(spark: SparkSession, make_job: MakeJob) -> None:
     found: list[Any] = []
 
