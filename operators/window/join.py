@@ -39,10 +39,10 @@ from operators.join.rules import JoinKind, rules
 from operators.join.sides import Added, ListSide, Own
 from operators.window.given import START, GivenWindows, check_given, given_ends
 from operators.window.pairs import final_rows, groups_of
-from operators.window.plan import WINDOW_COLUMNS, check_window_names, window_time_type
+from operators.window.plan import WINDOW_COLUMNS, check_window_names, window_columns, window_time_type
 from operators.window.slices import windows_of
 from operators.window.time import OUT_OF_RANGE
-from operators.window.windows import WINDOW_TIME_US, SlicedWindow, check_sliced, due_until
+from operators.window.windows import SlicedWindow, check_sliced, due_until
 
 _SIDES = ("left", "right")
 _LEFT_ONLY = ("semi", "anti")
@@ -153,7 +153,7 @@ class WindowJoin(Named, BundleOperator):
         self._residual = None
         if self.condition is not None:
             self._residual = Condition(self.condition, self._joined_schema(context.inputs), self.owner)
-        self._time_type = window_time_type(context.inputs[0])
+        self._left = context.inputs[0]
         self._fired = due_until(context.previous_watermark)
         self._late = context.counter("late_rows")
         self._unfiled = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
@@ -289,8 +289,7 @@ class WindowJoin(Named, BundleOperator):
             end = np.empty(len(put[0]), np.int64)
             for rows, of_rows in zip(put, ends, strict=True):
                 end[rows >= 0] = of_rows[rows[rows >= 0]]
-            times = (self.window.window_start(end), end, end - WINDOW_TIME_US)
-            columns += [pa.array(column).view(self._time_type) for column in times]
+            columns += window_columns(self.window.window_start(end), end, self._left)
         ctx.emit(columns)
 
 

@@ -39,8 +39,8 @@ class WindowPlan:
         if domain == "processing" and spec.changelog and isinstance(window, SlicedWindow):
             self.stored = window.whole()
         self.aggregation = AggregatePlan(aggregates, spec.schema, owner, retract=spec.changelog)
-        self._time_type = window_time_type(spec)
-        times = [pa.field(name, self._time_type) for name in WINDOW_COLUMNS]
+        self._spec = spec
+        times = [pa.field(name, window_time_type(spec)) for name in WINDOW_COLUMNS]
         fields = [*spec.key_schema, *times, *self.aggregation.result_fields]
         _check_key_names(spec, owner)
         check_distinct_names([field.name for field in fields], owner)
@@ -61,7 +61,7 @@ class WindowPlan:
         states: Sequence[pa.Array],
     ) -> None:
         """Put out one row for each of r keys and windows."""
-        times = [pa.array(column).view(self._time_type) for column in (starts, ends, ends - WINDOW_TIME_US)]
+        times = window_columns(starts, ends, self._spec)
         ctx.emit([*keys, *times, *self.aggregation.results(states)])
 
 
@@ -79,6 +79,12 @@ def window_time_type(spec: InputSpec) -> pa.DataType:
     """The type of the window columns: the time zone is that of the event time, UTC without one."""
     zone = "UTC" if spec.event_time is None else spec.schema.field(spec.event_time).type.tz
     return pa.timestamp("us", zone)
+
+
+def window_columns(starts: Int64Array, ends: Int64Array, spec: InputSpec) -> list[pa.Array]:
+    """The ``WINDOW_COLUMNS`` of rows of ``spec`` with these windows (n)."""
+    zoned = window_time_type(spec)
+    return [pa.array(column).view(zoned) for column in (starts, ends, ends - WINDOW_TIME_US)]
 
 
 def _refuse_extremes(aggregates: Sequence[Aggregate], spec: InputSpec, owner: str) -> None:

@@ -34,9 +34,9 @@ from operators.rank.best import BestRows
 from operators.rank.numbers import RankFunction, RankTable
 from operators.rank.plan import RankPlan, RankRows, RankSettings
 from operators.window.given import GivenWindows, check_given, given_ends
-from operators.window.plan import WINDOW_COLUMNS, window_time_type
+from operators.window.plan import WINDOW_COLUMNS, window_columns, window_time_type
 from operators.window.time import OUT_OF_RANGE
-from operators.window.windows import WINDOW_TIME_US, SlicedWindow, check_sliced, due_until
+from operators.window.windows import SlicedWindow, check_sliced, due_until
 
 
 class WindowRank(Named, BundleOperator):
@@ -134,7 +134,7 @@ class WindowRank(Named, BundleOperator):
         self._reader = DueReader(self._top, self._windows, context.key_groups)
         key = context.key_schema
         self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
-        self._time_type = window_time_type(spec)
+        self._spec = spec
         self._fired = due_until(context.previous_watermark)
         self._late = context.counter("late_rows")
         self._unfiled = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
@@ -202,8 +202,7 @@ class WindowRank(Named, BundleOperator):
         columns = take_rows(self._plan.payload.row([*entries.key_columns, *entries.columns]), rows)
         if self.window is not None:
             ends = entries.namespaces[rows]
-            times = (self.window.window_start(ends), ends, ends - WINDOW_TIME_US)
-            columns += [pa.array(column).view(self._time_type) for column in times]
+            columns += window_columns(self.window.window_start(ends), ends, self._spec)
         if self.rank_column is not None:
             columns.append(pa.array(numbers))
         if len(rows):

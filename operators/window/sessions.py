@@ -21,7 +21,7 @@ from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorCo
 from asyncstate.state.columns import ColumnState, ColumnStateDescriptor
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from operators.core.arrays import Int64Array
+from operators.core.arrays import BoolArray, Int64Array
 from operators.core.due import DuePart, DueReader
 from operators.core.segments import Groups, content_of, without_missing
 from operators.window.plan import WindowPlan
@@ -166,6 +166,7 @@ class SessionAggregation:
             return
         for part in self._reader.parts(first, last):
             yield self._fire(part, fired, ctx)
+            yield from self.put_out_rest(ctx)
 
     def _fire(self, part: DuePart, fired: int, ctx: BundleContext) -> StateFuture[None]:
         self._ends.remove_entries(part.entries.store_keys)
@@ -195,11 +196,20 @@ class SessionAggregation:
         counts = stored.columns[len(_SPAN)].to_numpy()
         late = ends <= min(fired, last)
         self._late.add(int(counts[late].sum()))
-        due = np.flatnonzero(~left & ~late & (counts > 0))
+        self.put_out(keys, stored, left, np.flatnonzero(~left & ~late & (counts > 0)), ctx)
+
+    def put_out(
+        self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext
+    ) -> None:
+        """Put out the ``due`` ones of the ``stored`` sessions (m) of ``keys``; ``left`` (m) marks those that stay."""
         if not len(due):
             return
-        due = due[np.argsort(ends[due], kind="stable")]
+        due = due[np.argsort(stored.columns[1].to_numpy()[due], kind="stable")]
         rows, owners = pa.array(due), pa.array(stored.key_index[due])
         starts, stops, *states = [column.take(rows) for column in stored.columns]
         key_columns = [column.take(owners) for column in keys.columns]
         self._plan.emit(ctx, key_columns, starts.to_numpy(), stops.to_numpy(), states)
+
+    def put_out_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
+        """What ``put_out`` has left to further steps."""
+        return iter(())

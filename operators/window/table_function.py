@@ -1,41 +1,54 @@
 """WindowTableFunction: each row once for each of its windows, with the window's bounds.
 
-Owns: the operator.
-Invariant: it keeps nothing: what comes of a row depends on that row alone, so that a retraction gets the same windows.
+Owns: the operator, for windows that are known from the time of a row and for sessions, which are not.
+Invariant: of the former it keeps nothing: what comes of a row depends on that row alone, so that a retraction gets the
+same windows.
 Must not import anything of ``asyncstate`` but ``operator``.
 
-Source: Flink SQL's window table-valued functions TUMBLE, HOP and CUMULATE.
+Source: Flink SQL's window table-valued functions TUMBLE, HOP, CUMULATE and SESSION.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from operators.core.arrays import take_rows
-from operators.core.checks import Named, TimeDomain, check_has_time, check_time_domain
-from operators.window.plan import WINDOW_COLUMNS, check_window_names, window_time_type
+from operators.core.checks import Named, TimeDomain, check_has_time, check_insert_only, check_time_domain
+from operators.window.plan import (
+    WINDOW_COLUMNS,
+    WindowPlan,
+    check_window_names,
+    window_columns,
+    window_time_type,
+)
+from operators.window.session_rows import SessionRows
 from operators.window.time import OUT_OF_RANGE
-from operators.window.windows import WINDOW_TIME_US, SlicedWindow, check_sliced
+from operators.window.windows import SessionWindow, SlicedWindow, Window, check_window
 
 
 class WindowTableFunction(Named, BundleOperator):
     """The rows of the input with ``window_start``, ``window_end`` and ``window_time`` (the end - 1 ms) behind them.
 
-    ``window``: made with ``tumble``, ``hop`` or ``cumulate``. A row comes out once for each of its windows, by their
-    ends, with its own kind, in the order in which rows came. ``time``: "event", the input's event time, or
-    "processing", the time at which the micro-batch started. ``WindowRank``, ``WindowDeduplicate`` and ``WindowJoin``
-    take such rows, and so do aggregates with the window columns in their key.
+    ``window``: made with ``tumble``, ``hop``, ``cumulate`` or ``session``. A row comes out once for each of its
+    windows, by their ends, with its own kind, in the order in which rows came. ``time``: "event", the input's event
+    time, or "processing", the time at which the micro-batch started. ``WindowRank``, ``WindowDeduplicate`` and
+    ``WindowJoin`` take such rows, and so do aggregates with the window columns in their key.
 
     Rows of event times so near to the ends of int64 that a window of theirs would not fit are dropped and counted
     (``event_times_out_of_range``); rows without an event time never reach the operator.
 
-    It is stateless: in a job it is given no key, and its rows go through no exchange. The ``watermark_delay`` stands at
-    the operator behind it.
+    But for sessions it is stateless: in a job it is given no key, and its rows go through no exchange. The
+    ``watermark_delay`` stands at the operator behind it.
+
+    A session is one of the input's key, so it is known only when it is over: the rows of an insert-only input are kept
+    until the watermark has passed the end of their session, and then come out by key, session and time. Rows whose
+    session was over before their micro-batch are dropped and counted (``late_rows``). State: ``rows``, and
+    ``sessions`` and ``session_ends`` as ``WindowAggregate`` has them.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> from operators import hop
@@ -51,11 +64,21 @@ class WindowTableFunction(Named, BundleOperator):
 
     stateless = True
 
-    def __init__(self, window: SlicedWindow, *, time: TimeDomain = "event") -> None:
-        check_sliced(window, self.owner)
+    def __new__(cls, window: Window | None = None, **_: Any) -> Self:
+        """The one for sessions where these are asked for; unpickled without arguments."""
+        made: Any = _SessionTableFunction if isinstance(window, SessionWindow) else cls
+        return super().__new__(made)  # type: ignore[no-any-return]
+
+    def __init__(self, window: Window, *, time: TimeDomain = "event") -> None:
+        check_window(window, self.owner)
         check_time_domain(time, self.owner)
         self.window = window
         self.time: TimeDomain = time
+
+    @property
+    def owner(self) -> str:
+        """Also of the one for sessions."""
+        return WindowTableFunction.__name__
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """The input's columns and those of the window."""
@@ -69,12 +92,13 @@ class WindowTableFunction(Named, BundleOperator):
         """Nothing to declare."""
         self._now = context.processing_time
         self._outside = context.counter(OUT_OF_RANGE)
-        self._time_type = window_time_type(context.inputs[0])
+        self._spec = context.inputs[0]
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
         times = np.full(bundle.num_rows, self._now, np.int64) if self.time == "processing" else bundle.times
         assert times is not None  # ``bind`` asks for an event time
+        assert isinstance(self.window, SlicedWindow)
         first, last = self.window.time_span
         inside = np.flatnonzero((first <= times) & (times <= last))
         self._outside.add(bundle.num_rows - len(inside))
@@ -82,6 +106,34 @@ class WindowTableFunction(Named, BundleOperator):
             return
         places, ends = self.window.assign(times[inside])
         rows = inside[places]
-        bounds = (self.window.window_start(ends), ends, ends - WINDOW_TIME_US)
-        windows = [pa.array(column).view(self._time_type) for column in bounds]
+        windows = window_columns(self.window.window_start(ends), ends, self._spec)
         ctx.emit([*take_rows(bundle.batch.columns, rows), *windows], bundle.kinds[rows])
+
+
+class _SessionTableFunction(WindowTableFunction):
+    """The same for sessions."""
+
+    stateless = False
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """The input's columns and those of the window."""
+        check_insert_only(inputs[0], self.owner, "WindowAggregate, which can take rows back")
+        return super().bind(inputs)
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        assert isinstance(self.window, SessionWindow)
+        plan = WindowPlan(self.window, (), context.inputs[0], self.time, self.owner)
+        self._sessions = SessionRows(self.window, plan, context)
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._sessions.prefetch(bundle)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        return self._sessions.process(bundle, ctx)
+
+    def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        return self._sessions.fire(ctx)

@@ -1,0 +1,122 @@
+"""The rows of sessions, kept until their session is over.
+
+Owns: ``SessionRows``: the rows of each key's open sessions, beside the sessions themselves.
+Invariant: a stored row is in exactly one stored session of its key.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``.
+
+Source: Flink's ``UnalignedWindowTableFunctionOperator``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.futures import StateFuture
+from asyncstate.operator import Bundle, BundleContext, OperatorContext
+from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from operators.core.arrays import BoolArray, Int64Array, take_rows
+from operators.core.due import PART_ROWS
+from operators.core.payload import Payload
+from operators.window.plan import WindowPlan, window_columns
+from operators.window.session_core import Spans, sessions_at
+from operators.window.sessions import SessionAggregation
+from operators.window.windows import SessionWindow
+
+
+class SessionRows(SessionAggregation):
+    """``SessionAggregation`` of counts, with all rows in ``rows``, a list a key: their columns that are not key, and
+    their time. A bundle appends to it and reads none of it; the rows of a session are read when it is over."""
+
+    def __init__(self, window: SessionWindow, plan: WindowPlan, context: OperatorContext) -> None:
+        super().__init__(window, plan, context)
+        (spec,) = context.inputs
+        self._spec = spec
+        self._payload = Payload(spec)
+        schema = pa.schema([pa.field("session:time", pa.int64()), *self._payload.fields])
+        self._rows: ListColumnState = context.get_state(
+            ListColumnStateDescriptor("rows", schema, belongs_to=plan.belongs_to)
+        )
+        self._over: _Over | None = None
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        super().prefetch(bundle)
+        self._rows.prefetch(bundle.keys)
+
+    def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:
+        """Store the rows and merge them with the sessions of their keys."""
+        bundle = self._time.in_range(bundle)
+        merged = super().process(bundle, ctx)
+        if merged is None:
+            return None
+        order, _ = bundle.keys.rows_sorted()
+        columns = [pa.array(self._time.of_rows(bundle)), *self._payload.of(bundle.batch)]
+        rows, index = take_rows(columns, order), bundle.keys.inverse[order]
+        stored = self._rows.async_heads(bundle.keys).then_accept(
+            lambda heads: self._rows.append(bundle.keys, rows, index, heads)
+        )
+        return merged.then_combine(stored, lambda *_: None)
+
+    def put_out(
+        self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext
+    ) -> None:
+        """Note them: their rows are read some at a time."""
+        is_due = np.zeros(len(left), np.bool_)
+        is_due[due] = True
+        self._over = _Over(keys, stored, left, is_due)
+
+    def put_out_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
+        """The rows of the sessions that are over, some keys at a time."""
+        over, self._over = self._over, None
+        if over is None:
+            return
+        counts = over.stored.columns[2].to_numpy()
+        rows = np.cumsum(np.bincount(over.stored.key_index, counts, len(over.keys)))
+        for chosen in np.split(np.arange(len(over.keys)), np.flatnonzero(np.diff(rows // PART_ROWS)) + 1):
+            part = over.select(chosen)
+            yield self._rows.async_get(part.keys).then_accept(functools.partial(self._close, part, ctx))
+
+    def _close(self, over: _Over, ctx: BundleContext, found: ListColumns) -> None:
+        """Put out the rows of sessions that are due, keep those of sessions that stay."""
+        starts, ends, _ = (column.to_numpy() for column in over.stored.columns)
+        spans = Spans(over.stored.key_index, starts, ends)
+        times = found.columns[0].to_numpy()
+        session = sessions_at(spans, found.key_index, times, self._gap)
+        stays = over.left[session]
+        kept = pa.array(stays)
+        self._rows.put(over.keys, [column.filter(kept) for column in found.columns], found.key_index[stays])
+        due = np.flatnonzero(over.due[session])
+        if not len(due):
+            return
+        due = due[np.lexsort((times[due], session[due]))]  # sessions ascend by key and start
+        session = session[due]
+        key_columns = take_rows(over.keys.columns, found.key_index[due].astype(np.int64))
+        rows = self._payload.row([*key_columns, *take_rows(found.columns[1:], due)])
+        ctx.emit([*rows, *window_columns(starts[session], ends[session], self._spec)])
+
+
+class _Over(NamedTuple):
+    """The sessions (m) of keys of which some are over: which are ``left``, and which are ``due`` to be put out."""
+
+    keys: KeyBatch
+    stored: ListColumns
+    left: BoolArray
+    due: BoolArray
+
+    def select(self, chosen: Int64Array) -> _Over:
+        """Those of some keys, ascending."""
+        if len(chosen) == len(self.keys):
+            return self
+        place = np.full(len(self.keys), -1, np.int64)
+        place[chosen] = np.arange(len(chosen))
+        index = place[self.stored.key_index]
+        rows = np.flatnonzero(index >= 0)
+        columns = take_rows(self.stored.columns, rows)
+        stored = ListColumns(columns, index[rows].astype(np.int32), self.stored.counts[chosen])
+        return _Over(self.keys.select(chosen), stored, self.left[rows], self.due[rows])
