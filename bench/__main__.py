@@ -114,7 +114,7 @@ def micro(
     if tiny:
         state_keys, unique_keys, rounds = 2_000, 500, 1
     with console.status("measuring"):
-        results = run(state_keys, unique_keys, rounds, seed)
+        results = run(state_keys, unique_keys, rounds, seed, apart=not tiny)
     console.print(micro_table(results, f"{unique_keys:,} of {state_keys:,} keys, medians of {rounds} pairs"))
     if output is not None:
         facts = {"state_keys": state_keys, "rounds": rounds, "seed": seed, "machine": platform.platform()}

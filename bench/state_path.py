@@ -32,6 +32,7 @@ from asyncstate.storage.rocksdb import rocksdb_options
 from bench.job import Job
 from operators import (
     ChangelogNormalize,
+    Rank,
     SortLimit,
     TemporalJoin,
     TemporalSort,
@@ -314,6 +315,18 @@ def _upserts(rows: int, random: np.random.Generator) -> Iterator[Batch]:
         keys = random.choice(5 * rows, rows, replace=False)
 
 
+def _retractions(rows: int, random: np.random.Generator) -> Iterator[Batch]:
+    """As many rows come as go, of five times as many of a hundred keys; at first they come."""
+    ids, values = np.arange(5 * rows), random.integers(0, 1 << 40, 5 * rows)
+    yield _batch([ids % 100, values, np.zeros(len(ids)), ids]), 0
+    while True:
+        gone = random.choice(len(ids), rows // 2, replace=False)
+        old = [ids[gone] % 100, values[gone], np.zeros(len(gone)), ids[gone]]
+        values[gone] = random.integers(0, 1 << 40, len(gone))
+        both = [np.append(*pair) for pair in zip(old, [old[0], values[gone], *old[2:]], strict=True)]
+        yield _batch(both, kinds=np.repeat(np.array([3, 0], np.int8), len(gone))), 0
+
+
 def _inserts(rows: int, random: np.random.Generator) -> Iterator[Batch]:
     while True:
         columns = [np.zeros(rows), random.integers(0, 1 << 40, rows), np.zeros(rows), np.arange(rows)]
@@ -333,6 +346,7 @@ def cases() -> list[Case]:
         Case("TemporalJoin", TemporalJoin, two, _windows(2)),
         Case("ChangelogNormalize", ChangelogNormalize, (_spec(0, changelog=True),), _upserts),
         Case("UpsertMaterialize", lambda: UpsertMaterialize(["id"]), (_spec(0, changelog=True),), _upserts),
+        Case("Rank, all rows", lambda: Rank(desc("value"), 10), (_spec(0, changelog=True),), _retractions),
         Case("SortLimit", lambda: SortLimit(desc("value"), 20_000), (_spec(0, key=()),), _inserts),
     ]
 

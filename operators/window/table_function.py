@@ -28,7 +28,7 @@ from operators.window.plan import (
 )
 from operators.window.session_rows import SessionRows
 from operators.window.time import OUT_OF_RANGE
-from operators.window.windows import SessionWindow, SlicedWindow, Window, check_window
+from operators.window.windows import SessionWindow, SlicedWindow, Window, check_sliced, check_window
 
 
 class WindowTableFunction(Named, BundleOperator):
@@ -66,11 +66,14 @@ class WindowTableFunction(Named, BundleOperator):
 
     def __new__(cls, window: Window | None = None, **_: Any) -> Self:
         """The one for sessions where these are asked for; unpickled without arguments."""
-        made: Any = _SessionTableFunction if isinstance(window, SessionWindow) else cls
+        sessions = cls is WindowTableFunction and isinstance(window, SessionWindow)
+        made: Any = _SessionTableFunction if sessions else cls
         return super().__new__(made)  # type: ignore[no-any-return]
 
     def __init__(self, window: Window, *, time: TimeDomain = "event") -> None:
         check_window(window, self.owner)
+        if self.stateless:  # of a subclass: sessions have one of their own
+            check_sliced(window, self.owner)
         check_time_domain(time, self.owner)
         self.window = window
         self.time: TimeDomain = time

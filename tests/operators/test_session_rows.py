@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import SchemaError
 from asyncstate.testing import OperatorHarness
-from operators import GroupAggregate, WindowTableFunction, count, session
+from operators import (
+    GroupAggregate,
+    WindowDeduplicate,
+    WindowJoin,
+    WindowRank,
+    WindowTableFunction,
+    count,
+    session,
+)
 
 MS = 1_000
 GAP = 10 * MS
@@ -78,7 +86,7 @@ CUTS = st.lists(
     st.tuples(
         st.lists(st.builds(Row, st.sampled_from([None, 0, 1, 2]), times(80)), max_size=8),
         times(30),
-        st.sampled_from([1, 1, 2]),
+        st.sampled_from([1, 1, 2, 3]),
     ),
     min_size=1,
     max_size=5,
@@ -160,6 +168,40 @@ def test_an_aggregate_takes_the_rows(async_enabled: bool) -> None:
     ) as counts:
         counts.push(rows)
         assert sorted(counts.end_batch()) == [("+I", 1, 0, 2), ("+I", 1, 40 * MS, 1)]
+
+
+def test_a_subclass_of_its_own_is_not_the_one_for_sessions() -> None:
+    class Mine(WindowTableFunction):
+        """A name of its own."""
+
+    with pytest.raises(SchemaError, match="WindowTableFunction: window is SessionWindow"):
+        Mine(session("1 second"))
+
+
+@pytest.mark.parametrize("operator", [WindowRank("id", 1), WindowDeduplicate("first")])
+def test_window_operators_take_the_rows(async_enabled: bool, operator: Any) -> None:
+    with harness(async_enabled=async_enabled) as runner:
+        runner.push([(1, 0, 0), (1, 5 * MS, 1), (2, 40 * MS, 2), (1, 40 * MS, 3)])
+        rows = [row[1:] for row in runner.finish()]
+        schema = runner.output_schema
+    with OperatorHarness(
+        operator, schema, ["k"], event_time="at", changelog=False, async_enabled=async_enabled
+    ) as first:
+        first.push(rows)
+        assert sorted(row[1:4] for row in first.finish()) == [(1, 0, 0), (1, 40 * MS, 3), (2, 40 * MS, 2)]
+
+
+def test_a_window_join_takes_the_rows(async_enabled: bool) -> None:
+    with harness(async_enabled=async_enabled) as runner:
+        runner.push([(1, 0, 0), (1, 5 * MS, 1), (1, 40 * MS, 2)])
+        rows = [row[1:] for row in runner.finish()]
+        schema = runner.output_schema
+    with OperatorHarness(
+        WindowJoin(), [schema] * 2, [["k"]] * 2, event_time="at", changelog=False, async_enabled=async_enabled
+    ) as joined:
+        joined.push(rows, 0)
+        joined.push(rows, 1)
+        assert sorted((row[3], row[9]) for row in joined.finish()) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2)]
 
 
 def test_a_changelog_is_refused() -> None:
