@@ -28,8 +28,9 @@ $(STAMP): requirements.lock pyproject.toml
 # tests/conftest.py says how tests are spread: by file, but whatever shares the Spark session goes to one worker.
 SPREAD := -n 2 --dist loadfile --no-loadscope-reorder
 
-test: setup  ## every test without Spark, and a choice of those with it
-	$(BIN)/python -m pytest $(SPREAD) -m "not slow and (not spark or smoke)"
+test: setup  ## the tests without Spark, and a choice of those with it; few examples of a property
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-brief} \
+		$(BIN)/python -m pytest $(SPREAD) -m "not slow and not long and (not spark or smoke)"
 
 test-all: setup  ## every test but the slow ones
 	$(BIN)/python -m pytest $(SPREAD)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from bench.__main__ import app
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_backfill_benchmark_runs_tiny(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["backfill", "--tiny", "--output", str(tmp_path)])

@@ -25,6 +25,7 @@ from bench.job import Job
 from bench.rows import INPUT, batches
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_checkpoints_run_tiny_and_draw_a_picture(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["checkpoints", "--tiny", "--output", str(tmp_path)])

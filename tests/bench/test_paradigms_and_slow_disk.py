@@ -30,6 +30,7 @@ def test_the_paradigms_run_tiny(tmp_path: Path) -> None:
     assert all(paradigm.title in done.output for paradigm in PARADIGMS)
 
 
+@pytest.mark.long
 @needs_shim
 @pytest.mark.timeout(300)
 def test_slow_disk_runs_tiny_and_draws_a_picture(tmp_path: Path) -> None:
@@ -46,6 +47,7 @@ def test_slow_disk_runs_tiny_and_draws_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "slow-disk.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_without_a_compiler_the_rows_with_latency_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

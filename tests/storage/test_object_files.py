@@ -133,6 +133,7 @@ def test_configuration_does_not_show_credentials(s3: S3Server) -> None:
 # failing requests
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["503", "throttle", "reset"])
 def test_what_passes_is_tried_again(
     files: CheckpointFiles, proxy: FaultyProxy, fault: Fault, tmp_path: Path
@@ -154,6 +155,7 @@ def test_what_passes_is_tried_again(
     assert files.list("") == ["state/two"]
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_answer_is_given_up_and_asked_again(
     files: CheckpointFiles, proxy: FaultyProxy
 ) -> None:
@@ -225,6 +227,7 @@ def test_a_write_that_fails_after_it_arrived_does_not_replace_a_later_one(
     assert latest.batch_id == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["uploads", "partNumber=2", "uploadId="])
 def test_an_upload_in_parts_that_fails_leaves_nothing(
     files: CheckpointFiles, proxy: FaultyProxy, tmp_path: Path, part: str
