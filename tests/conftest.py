@@ -34,7 +34,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-settings.register_profile("brief", settings.get_profile("quick"), max_examples=15)  # of `make test`
+settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)  # of `make test`
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=2_000)
 # CI gives the same verdict on the same tree; what chance may find is for the others to look for.
 settings.register_profile("ci", settings.get_profile("quick"), derandomize=True)

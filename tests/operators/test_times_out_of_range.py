@@ -119,7 +119,7 @@ def test_the_first_and_the_last_time_that_fit_have_whole_windows(window: Window,
 
 @by_window
 @given(st.lists(st.integers(MIN, MAX) | st.sampled_from(SENTINELS), min_size=1, max_size=9), st.booleans())
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 def test_all_that_is_put_out_is_a_window_of_its_rows(
     window: Window, times: list[int], deferred: bool
 ) -> None:

@@ -106,7 +106,7 @@ def check(runner: DirectRunner, model: WindowModel, batches: Sequence[Batch]) ->
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text)
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(schedules(retract=False), st.booleans())
 def test_inserts_give_what_a_loop_gives(window: Window, batches: list[Batch], deferred: bool) -> None:
     runner = DirectRunner(WindowAggregate(window, EXTREMES), spec(), deferred)
@@ -114,7 +114,7 @@ def test_inserts_give_what_a_loop_gives(window: Window, batches: list[Batch], de
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text)
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(schedules(retract=True), st.booleans())
 def test_changelogs_give_what_a_loop_gives(window: Window, batches: list[Batch], deferred: bool) -> None:
     extremes = isinstance(window, SlicedWindow)
@@ -123,7 +123,7 @@ def test_changelogs_give_what_a_loop_gives(window: Window, batches: list[Batch],
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text)
-@settings(max_examples=15)
+@settings(max_examples=settings().max_examples // 3)
 @given(schedules(retract=False), st.integers(1, 5), st.integers(1, 4))
 def test_results_do_not_depend_on_bundles_and_pages(
     window: Window, batches: list[Batch], bundle_rows: int, page_size: int
@@ -137,7 +137,7 @@ def test_results_do_not_depend_on_bundles_and_pages(
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text)
-@settings(max_examples=15)
+@settings(max_examples=settings().max_examples // 3)
 @given(schedules(retract=True), st.integers(1, 5))
 def test_results_over_changelogs_do_not_depend_on_bundles(
     window: Window, batches: list[Batch], bundle_rows: int

@@ -96,7 +96,7 @@ batches = st.lists(
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=["carried", "tumble", "hop", "cumulate"])
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 2)
 @given(data=st.data())
 def test_agrees_with_a_model_in_any_order_and_through_restarts(
     window: tuple[SlicedWindow | None, Any], data: st.DataObject, small_parts: None, async_enabled: bool
@@ -143,7 +143,7 @@ def test_agrees_with_a_model_in_any_order_and_through_restarts(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     batches,
     st.sampled_from([1, 3, None]),

@@ -108,7 +108,7 @@ def bundles_of(ops: Sequence[Op], size: int) -> list[tuple[int, Any, list[str]]]
 
 @by_input
 @by_window
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(STEPS, st.booleans(), st.integers(1, 8), st.integers(1, 4))
 def test_every_window_fires_once_when_it_is_over(
     window: Window,

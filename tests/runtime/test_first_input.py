@@ -173,7 +173,7 @@ micro_batches = st.lists(
 
 
 @GRAINS
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     history=micro_batches,
     seed=st.randoms(use_true_random=False),

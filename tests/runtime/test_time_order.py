@@ -105,7 +105,7 @@ def test_a_micro_batch_a_row_gives_the_same(async_enabled: bool) -> None:
 histories = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 5 * HOUR)), max_size=30)
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     rows=histories.map(lambda rows: sorted(rows, key=lambda row: row[2])),
     cuts=st.integers(1, 6),

@@ -71,7 +71,7 @@ def entries_after(
     return stored
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     stories,
     st.lists(st.integers(1, 3), min_size=1, max_size=3),
@@ -145,7 +145,7 @@ def materialised(output: Sequence[tuple[Any, ...]]) -> dict[int, int]:
     return view
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(histories, st.sampled_from(["1", "3", "500000"]), st.integers(1, 3), st.randoms(use_true_random=False))
 def test_distinct_counts_through_restarts_and_rescales(
     history: Histories, bundle: str, parallelism: int, chance: random.Random

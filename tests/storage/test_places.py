@@ -26,6 +26,7 @@ def test_secrets_that_were_not_escaped_are_masked(place: str) -> None:
     assert text == f"Cannot parse {shown}: invalid port of ***, /***"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", [*MALFORMED[:4], "gs://key:secret@[bad/x", "gs://[bad/x"])
 def test_such_a_uri_is_refused_without_its_secret(place: str) -> None:
     with pytest.raises(AsyncStateError) as raised:
