@@ -103,7 +103,7 @@ every_paradigm = pytest.mark.parametrize("paradigm", PARADIGMS, ids=lambda parad
 
 @every_paradigm
 @given(batches=st.lists(rows, min_size=1, max_size=3), seed=st.integers(0, 2**16))
-@settings(max_examples=max(3, settings().max_examples // 10))
+@settings(max_examples=max(1, settings().max_examples // 10))
 def test_all_forms_give_the_models_rows_and_store_the_same(
     paradigm: type[Paradigm], batches: list[list[Row]], seed: int
 ) -> None:

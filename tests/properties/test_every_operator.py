@@ -47,7 +47,8 @@ def examples_of(operator: str) -> int:
     """For an entry: 20 an operator in the quick profile, 2,000 in the thorough one; some for each entry."""
     most = settings.default.max_examples
     share = most if most >= 2_000 else most * 2 // 5
-    return max(3, -(-share // len(OPERATORS[operator])))
+    least = min(3, max(most // 10, 1))
+    return max(least, -(-share // len(OPERATORS[operator])))
 
 
 @pytest.mark.parametrize(

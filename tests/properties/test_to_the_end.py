@@ -33,7 +33,7 @@ from tests.properties.test_every_operator import OPERATORS, examples_of
     ("operator", "entry"), [(operator, entry) for operator, entries in OPERATORS.items() for entry in entries]
 )
 def test_it_is_one_micro_batch_and_the_end(operator: str, entry: str, tmp_path: Path) -> None:
-    @settings(settings.default, max_examples=max(3, examples_of(operator) // 2))
+    @settings(settings.default, max_examples=max(min(3, examples_of(operator)), examples_of(operator) // 2))
     @given(
         example=OPERATORS[operator][entry],
         async_enabled=st.booleans(),
