@@ -9,7 +9,6 @@ Must not import Spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from asyncstate.config import Config
 from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, Operator
-from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, operator_after, run_partition
+from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, operator_after, ordered_by, run_partition
 from asyncstate.storage import KeyedStore, OperatorManifest
 
 JOB, UID = "bench", "op"
@@ -59,7 +58,8 @@ class Job:
         self._local = local or folder / "local"
         self.on_output = on_output
         self._operator = operator
-        self._inputs = _ordered(operator, (spec,) if isinstance(spec, InputSpec) else tuple(spec))
+        inputs = (spec,) if isinstance(spec, InputSpec) else tuple(spec)
+        self._inputs = ordered_by(UID, operator, inputs) if isinstance(operator, BundleOperator) else inputs
         self._store_through = store_through
         self.watermark = self._previous_watermark = MIN_WATERMARK
 
@@ -97,14 +97,6 @@ class Job:
             checkpoint=str(self._folder / "checkpoint"),
             local_dir=str(self._local),
         )
-
-
-def _ordered(operator: Operator, inputs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
-    """The inputs in the order that the operator asks for, as its check would give them."""
-    if not isinstance(operator, BundleOperator):
-        return inputs
-    orders = operator.ordered_inputs(inputs)
-    return tuple(replace(given, order=order) for given, order in zip(inputs, orders, strict=True))
 
 
 def _input_batch(batch: pa.RecordBatch | InputBatch) -> InputBatch:

@@ -39,13 +39,13 @@ from asyncstate.operator import (
 )
 from asyncstate.spark.task import settle_worker
 from asyncstate.state import ColumnMapStateDescriptor, Columns, ValueState, ValueStateDescriptor
-from asyncstate.storage import LIST_GET_KEYS, RocksDBOptions
+from asyncstate.storage import RocksDBOptions
 from asyncstate.storage.rocksdb import rocksdb_options
 from bench.calls import CallAKey, CallARecord, CountBoth, both_inputs, calls_by_hand
 from bench.iteration import ENTRIES, OPERATORS, HandIterations, Iterations, MapEntries
 from bench.job import Job
 from bench.rows import INPUT, batches, draws
-from bench.state_path import cases, measured
+from bench.state_path import cases, list_get, measured
 from operators import Deduplicate, GroupAggregate, count, sum_
 
 _COUNT = struct.Struct("<Bq")
@@ -126,7 +126,7 @@ class Floor:
         """Sorted list get, add with numpy, sorted SST file: the least a bundle can cost. Seconds."""
         packed = self._pack(np.sort(keys))
         started = time.perf_counter()
-        values = self._list_get(packed)
+        values = list_get(self._db, packed)
         rows = np.frombuffer(b"".join([value or bytes(17) for value in values]), _ROW).copy()
         rows["count"] += 1
         rows["sum"] += 7
@@ -134,14 +134,6 @@ class Floor:
         seconds = time.perf_counter() - started
         self._ingest_written()
         return seconds
-
-    def _list_get(self, keys: list[bytes]) -> list[bytes | None]:
-        """In pieces that stay in the processor's caches: by hand, too, one would find that out."""
-        get: Any = self._db.get
-        values: list[bytes | None] = []
-        for first in range(0, len(keys), LIST_GET_KEYS):
-            values += get(keys[first : first + LIST_GET_KEYS])
-        return values
 
     def records(self, keys: list[int]) -> float:
         """A get and a put for each record, as a user would write it. Seconds."""

@@ -129,7 +129,7 @@ class Replay:
         changes.sort()
         started = time.perf_counter()
         for keys in reads.gets:
-            _unpacked(self._list_get(_packed(keys)))
+            _unpacked(list_get(self._db, _packed(keys)))
         for scan in reads.scans:
             _unpacked(self._scan(*scan))
         path = self._write(changes) if changes else None
@@ -138,13 +138,6 @@ class Replay:
             self._db.ingest_external_file([path])
         self._entries = after
         return seconds
-
-    def _list_get(self, keys: list[bytes]) -> list[bytes | None]:
-        get: Any = self._db.get
-        values: list[bytes | None] = []
-        for first in range(0, len(keys), LIST_GET_KEYS):
-            values += get(keys[first : first + LIST_GET_KEYS])
-        return values
 
     def _scan(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:
         options = ReadOptions()
@@ -167,6 +160,14 @@ class Replay:
                 writer[key] = next(values)
         writer.finish()
         return path
+
+
+def list_get(db: Any, keys: list[bytes]) -> list[bytes | None]:
+    """In pieces that stay in the processor's caches: by hand, too, one would find that out."""
+    values: list[bytes | None] = []
+    for first in range(0, len(keys), LIST_GET_KEYS):
+        values += db.get(keys[first : first + LIST_GET_KEYS])
+    return values
 
 
 class Stopwatch:

@@ -26,7 +26,7 @@ from asyncstate.runtime.driver import (
 )
 from asyncstate.runtime.local_choice import chosen_local_limit, chosen_local_phase
 from asyncstate.runtime.missing_rows import warn_of_missing_rows
-from asyncstate.runtime.pruning import checked_inputs
+from asyncstate.runtime.pruning import checked_inputs, ordered_by
 from asyncstate.runtime.sort_keys import (
     Order,
     OrderBy,
@@ -65,6 +65,7 @@ __all__ = [
     "each_input",
     "keys_of_inputs",
     "operator_after",
+    "ordered_by",
     "pack_broadcast",
     "previous_processing_time",
     "previous_watermark",

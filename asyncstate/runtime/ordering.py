@@ -144,7 +144,7 @@ class OrderedInputs:
         self._previous_watermark = spec.previous_watermark
         self._watermark = spec.watermark
         self._inputs = {
-            index: WaitingRows(index, given, by_id[ORDERED_ROWS[index]], codecs[index], spec.batch_id)
+            index: _WaitingRows(index, given, by_id[ORDERED_ROWS[index]], codecs[index], spec.batch_id)
             for index, given in enumerate(spec.inputs)
             if given.ordering is not None
         }
@@ -252,7 +252,7 @@ def _own_place(key: bytes) -> bytes:
     return key
 
 
-class WaitingRows:
+class _WaitingRows:
     """Rows of one input as entries of the store and back."""
 
     def __init__(

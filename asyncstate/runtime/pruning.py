@@ -34,7 +34,9 @@ def checked_inputs(
     Raises SchemaError for the inputs, or if the operator needs more than it says, StateDeclarationError where states
     disagree with ``stored``.
     """
-    inputs = _ordered(uid, operator, inputs, copied)
+    if isinstance(operator, BundleOperator) and _asks_for_order(operator):
+        bound(uid, copied(operator), inputs)
+        inputs = ordered_by(uid, operator, inputs)
     output, states = check_operator(uid, operator, inputs, config, config.max_parallelism, stored, copied)
     pruned = _pruned(uid, operator, inputs)
     if pruned != inputs:
@@ -47,13 +49,8 @@ def checked_inputs(
     return output, pruned
 
 
-def _ordered(
-    uid: str, operator: Operator, inputs: tuple[InputSpec, ...], copied: Callable[[Operator], Operator]
-) -> tuple[InputSpec, ...]:
-    """``inputs`` with the order that the operator asks for."""
-    if not isinstance(operator, BundleOperator) or not _asks_for_order(operator):
-        return inputs
-    bound(uid, copied(operator), inputs)
+def ordered_by(uid: str, operator: BundleOperator, inputs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
+    """``inputs`` with the order that the operator asks for. Raises SchemaError unless it has an entry for each."""
     orders = operator.ordered_inputs(inputs)
     if len(orders) != len(inputs):
         raise SchemaError(

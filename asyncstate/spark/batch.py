@@ -163,9 +163,10 @@ class MicroBatch:
             self._uids.append(uid)
         check_is_operator(uid, operator)
         declared = _Declared(key, event_time, watermark_delay, order_by, sequence, drop_seen)
+        checked = self._check(operator, inputs, uid, declared, options or {})
         if operator.stateless:
-            return self._map(operator, inputs, uid, declared, options or {})
-        prepared = self._prepare(operator, inputs, uid, declared, options or {})
+            return self._map(operator, inputs[0], uid, checked)
+        prepared = self._prepare(operator, inputs, uid, checked)
         rows = exchange(
             inputs, prepared.spec.inputs, prepared.spec.parallelism, prepared.spec.max_parallelism
         )
@@ -211,18 +212,10 @@ class MicroBatch:
                 "function"
             )
 
-    def _map(
-        self,
-        operator: Operator,
-        inputs: Sequence[DataFrame],
-        uid: str,
-        declared: _Declared,
-        options: Mapping[str, object],
-    ) -> DataFrame:
-        checked = self._check(operator, inputs, uid, declared, options)
+    def _map(self, operator: Operator, df: DataFrame, uid: str, checked: _Checked) -> DataFrame:
         spec = self._task_spec(operator, uid, checked.ready, checked.config, None, 1)
         with stage_explained(uid, operator):
-            rows = mapped(inputs[0], spec, checked.output)
+            rows = mapped(df, spec, checked.output)
         self.stateless[uid] = rows
         return rows
 
@@ -252,14 +245,9 @@ class MicroBatch:
         return _Checked(config, specs, stored, output, ready)
 
     def _prepare(
-        self,
-        operator: Operator,
-        inputs: Sequence[DataFrame],
-        uid: str,
-        declared: _Declared,
-        options: Mapping[str, object],
+        self, operator: Operator, inputs: Sequence[DataFrame], uid: str, checked: _Checked
     ) -> _Prepared:
-        config, specs, stored, output, ready = self._check(operator, inputs, uid, declared, options)
+        config, specs, stored, output, ready = checked
         schemas = fingerprint(specs.inputs, output)
         if stored is not None:
             check_fingerprint(uid, stored.schema, schemas)

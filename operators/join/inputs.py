@@ -15,7 +15,7 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
-from operators.core.arrays import BoolArray
+from operators.core.arrays import BoolArray, Int64Array, index_among
 from operators.join.rules import JoinKind
 
 
@@ -63,3 +63,12 @@ def matchable_keys(keys: KeyBatch, null_safe: bool) -> BoolArray | None:
     for column in keys.columns:
         matchable &= column.is_valid().to_numpy(zero_copy_only=False)
     return matchable
+
+
+def matching(keys: KeyBatch, null_safe: bool) -> tuple[KeyBatch, Int64Array]:
+    """The keys that can match, and the index of each row's key among them (-1: it never matches)."""
+    row_keys = keys.inverse.astype(np.int64)
+    matchable = matchable_keys(keys, null_safe)
+    if matchable is None:
+        return keys, row_keys
+    return keys.select(matchable), np.where(matchable, index_among(matchable), -1)[row_keys]

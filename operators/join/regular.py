@@ -29,7 +29,7 @@ from operators.core.expiring import key_times, row_times
 from operators.core.netting import Identified, net_by_content, net_by_unique_key
 from operators.join.changes import Changes, changes_of, insertions
 from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_keys, joined_schema, matchable_keys
+from operators.join.inputs import check_keys, joined_schema, matching
 from operators.join.matches import Emission, Matches, Residual, Rows, equal_keys, join, oriented, partners
 from operators.join.rules import JoinKind, Rules, rules
 from operators.join.sides import Added, ListSide, Own, SideState, UniqueSide
@@ -168,13 +168,7 @@ class Join(Named, BundleOperator):
 
     def _matchable(self, bundle: Bundle) -> tuple[KeyBatch, Int64Array]:
         """The keys that can match, and the index of each row's key among them (-1: it never matches)."""
-        keys = bundle.keys
-        row_keys = keys.inverse.astype(np.int64)
-        matchable = matchable_keys(keys, self.null_safe)
-        if matchable is None:
-            return keys, row_keys
-        position = np.where(matchable, np.cumsum(matchable) - 1, -1)
-        return keys.select(matchable), position[row_keys]
+        return matching(bundle.keys, self.null_safe)
 
     def _replaces(self, side: int) -> bool:
         """True where an accumulated row may replace a stored one."""

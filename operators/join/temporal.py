@@ -31,12 +31,12 @@ from asyncstate.operator import (
 )
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl, TtlTime, check_ttl
-from operators.core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, index_among, take_rows
+from operators.core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, take_rows
 from operators.core.checks import Named, TimeDomain, check_choice, check_has_time, check_time_domain
 from operators.core.condition import check_condition
 from operators.core.payload import Payload
 from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_keys, joined_schema, matchable_keys
+from operators.join.inputs import check_keys, joined_schema, matching
 from operators.join.versions import Versions, versions_of
 
 TemporalJoinKind = Literal["inner", "left"]
@@ -181,7 +181,7 @@ class TemporalJoin(Named, BundleOperator):
         asks[left.keys[left.keys >= 0]] = True
         asks[right.keys[late | ~accumulates(right.kinds)]] = True
         asked = keys.select(asks)
-        read = self._state.async_get(asked, self._stamps(self._latest(rows, len(keys))[asks]))
+        read = self._state.async_get(asked, self._stamps_of_reads(rows, asks))
         return read.then_accept(lambda found: self._join(keys, asks, found, left, right, ctx))
 
     def _count_late(self, right: _Rows, ctx: BundleContext) -> BoolArray:
@@ -248,31 +248,30 @@ class TemporalJoin(Named, BundleOperator):
 
     def _keys(self, bundles: Sequence[Bundle]) -> tuple[KeyBatch, list[Int64Array]]:
         """The keys of all rows that can match, and of each bundle the index of each row's key (-1: never matches)."""
-        keys, inverse = bundles[0].keys, bundles[0].keys.inverse.astype(np.int64)
+        keys = bundles[0].keys
         if len(bundles) > 1:
             left, right = (
                 [one.batch.column(name) for name in spec.key]
                 for one, spec in zip(bundles, self._inputs, strict=True)
             )
             keys = self._codec.group(concat_rows(left, right), num_rows=sum(one.num_rows for one in bundles))
-            inverse = keys.inverse.astype(np.int64)
-        matchable = matchable_keys(keys, self.null_safe)
-        if matchable is not None:
-            inverse = np.where(matchable, index_among(matchable), -1)[inverse]
-            keys = keys.select(matchable)
+        keys, inverse = matching(keys, self.null_safe)
         return keys, np.split(inverse, np.cumsum([bundle.num_rows for bundle in bundles])[:-1])
 
-    def _latest(self, rows: Sequence[_Rows], num_keys: int) -> Int64Array:
-        """The latest time of each key's rows, for the ttl of what they read."""
-        latest = np.full(num_keys, MIN_WATERMARK, np.int64)
-        for one in rows:
+    def _stamps_of_reads(self, rows: Sequence[_Rows], asks: BoolArray) -> Int64Array | None:
+        """Of the keys that are asked for (u): the latest time of each key's rows."""
+        latest = np.full(len(asks), MIN_WATERMARK, np.int64)
+        for one in rows if self._expires_by_event else ():
             known = one.keys >= 0
             np.maximum.at(latest, one.keys[known], one.times[known])
-        return latest
+        return self._stamps(latest[asks])
 
     def _stamps(self, times: Int64Array) -> Int64Array | None:
-        by_event = self.ttl is not None and self.ttl.time is TtlTime.EVENT
-        return self._state.stamps_at(times if by_event else None, len(times))
+        return self._state.stamps_at(times if self._expires_by_event else None, len(times))
+
+    @property
+    def _expires_by_event(self) -> bool:
+        return self.ttl is not None and self.ttl.time is TtlTime.EVENT
 
 
 class _Rows(NamedTuple):
