@@ -4,7 +4,8 @@ Only re-exports. Operators stand on ``asyncstate.operator`` and the state object
 store and no Spark.
 """
 
-from operators.aggregate.aggregates import Aggregate, avg, count, max_, min_, sum_
+from operators.aggregate.aggregates import avg, count, max_, min_, sum_
+from operators.aggregate.declared import Aggregate
 from operators.aggregate.group import GroupAggregate
 from operators.core.ordering import OrderColumn, asc, desc
 from operators.join.interval.operator import IntervalJoin

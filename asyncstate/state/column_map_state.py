@@ -10,7 +10,7 @@ Source: FLIP-424's ``MapState``, at bundle grain.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -24,7 +24,12 @@ from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.column_state import ColumnState, TimeRange
-from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
+from asyncstate.state.namespace_ranges import (
+    TIME_FIRST_PREFIX_BYTES,
+    namespace_pages,
+    namespaces_of,
+    of_state,
+)
 from asyncstate.state.ranges import REMOVED_PAGE, range_pages, remove_pages
 
 Int64Array = npt.NDArray[np.int64]
@@ -109,8 +114,15 @@ class ColumnMapState(ColumnState):
 
     def remove_all(self, keys: KeyBatch) -> None:
         """Remove all entries of ``keys``. They are looked for: a scan a key."""
+        self._remove_ranges(self._ranges(keys))
+
+    def remove_with(self, owners: Sequence[bytes]) -> None:
+        """See ``KeptBeside``."""
+        self._remove_ranges([(start, prefix_end(start)) for start in of_state(owners, self._id)])
+
+    def _remove_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
         limit = min(self._page_size, REMOVED_PAGE)
-        scans = (range_pages(self._sink, *bounds, limit) for bounds in self._ranges(keys))
+        scans = (range_pages(self._sink, *bounds, limit) for bounds in ranges)
         remove_pages(self.remove_entries, (page for scan in scans for page in scan))
 
     def _pages_of(self, keys: KeyBatch) -> Iterator[_Page]:

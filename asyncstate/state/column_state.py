@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,6 @@ from asyncstate.codec import KeyBatch, KeyCodec, RowCodec
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
 from asyncstate.requests import Page, StateSink
-from asyncstate.state.list_column_state import ListColumnState
 from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
 
 BoolArray = npt.NDArray[np.bool_]
@@ -67,6 +67,13 @@ class TimeRange:
             [column.slice(start, stop - start) for column in self.key_columns],
             [column.slice(start, stop - start) for column in self.columns],
         )
+
+
+class KeptBeside(Protocol):
+    """A state with the keys of another one."""
+
+    def remove_with(self, owners: Sequence[bytes]) -> None:
+        """Remove all of the keys of ``owners``: store keys, ascending, of the other state."""
 
 
 class ColumnState:
@@ -134,8 +141,8 @@ class ColumnState:
         )
         self.remove(keys.select(~keep))
 
-    def take_along(self, lists: ListColumnState) -> None:
-        """Have the clean-up remove the ``lists`` of every key whose row expires; nothing without a ttl."""
+    def take_along(self, beside: KeptBeside) -> None:
+        """Have the clean-up remove what ``beside`` has of every key whose row expires; nothing without a ttl."""
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
         """Remove entries that ``up_to`` returned."""

@@ -26,12 +26,11 @@ from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.requests import StateSink
 from asyncstate.state.list_blocks import ListHeads, NewBlocks, chunk_keys, empty_heads, read_heads, read_rows
+from asyncstate.state.namespace_ranges import of_state
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-
-_GROUP_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -216,8 +215,7 @@ class ListColumnState:
 
     def remove_with(self, owners: Sequence[bytes]) -> None:
         """Remove the lists of the keys of ``owners``: store keys, ascending, of another state with the same keys."""
-        state = bytes([self._id])
-        store_keys = [key[:_GROUP_BYTES] + state + key[_GROUP_BYTES + 1 :] for key in owners]
+        store_keys = of_state(owners, self._id)
         self._remove(self._heads_reader(store_keys)(self._sink.get_many(store_keys)))
 
     def _heads_for(self, keys: KeyBatch, heads: ListHeads | None) -> ListHeads:

@@ -7,7 +7,7 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -52,3 +52,9 @@ def namespaces_of(store_keys: list[bytes]) -> npt.NDArray[np.int64]:
     packed = b"".join([key[_PREFIX_BYTES:TIME_FIRST_PREFIX_BYTES] for key in store_keys])
     matrix = np.frombuffer(packed, np.uint8).reshape(-1, _NAMESPACE_BYTES)
     return payload_storage(matrix, np.dtype(np.int64))
+
+
+def of_state(store_keys: Sequence[bytes], state_id: int) -> list[bytes]:
+    """The store keys of another state, ``state_id``, that has the same keys."""
+    state = bytes([state_id])
+    return [key[:_GROUP_BYTES] + state + key[_PREFIX_BYTES:] for key in store_keys]

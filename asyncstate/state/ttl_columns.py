@@ -21,8 +21,7 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.column_expiry import ColumnExpiry, WrittenKeys, without_stamps
-from asyncstate.state.column_state import Columns, ColumnState
-from asyncstate.state.list_column_state import ListColumnState
+from asyncstate.state.column_state import Columns, ColumnState, KeptBeside
 from asyncstate.state.ranges import range_pages
 
 BoolArray = npt.NDArray[np.bool_]
@@ -45,7 +44,7 @@ class TtlColumnState(ColumnState):
 
     def _expire_by(self, expiry: ColumnExpiry) -> None:
         self._expiry = expiry
-        self._lists: list[ListColumnState] = []
+        self._beside: list[KeptBeside] = []
         self._written = WrittenKeys()
 
     def stamps_at(self, times: Int64Array | None, count: int) -> Int64Array | None:
@@ -140,9 +139,9 @@ class TtlColumnState(ColumnState):
 
     # -- the clean-up -----------------------------------------------------------------------------
 
-    def take_along(self, lists: ListColumnState) -> None:
+    def take_along(self, beside: KeptBeside) -> None:
         """See ``ColumnState``."""
-        self._lists.append(lists)
+        self._beside.append(beside)
 
     def sweep(self, group: bytes) -> int:
         """Remove the expired rows of a key group, and the lists that they take along; the number of rows."""
@@ -162,8 +161,8 @@ class TtlColumnState(ColumnState):
     def _remove_expired(self, keys: list[bytes]) -> int:
         if keys:
             self._sink.delete_many(keys)
-            for lists in self._lists:
-                lists.remove_with(keys)
+            for beside in self._beside:
+                beside.remove_with(keys)
         return len(keys)
 
 

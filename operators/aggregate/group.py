@@ -17,19 +17,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.errors import SchemaError
-from asyncstate.futures import StateFuture, combine_all
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
-from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.aggregate.aggregates import Aggregate, AggregatePlan, check_aggregates, columns_of
-from operators.aggregate.local_layout import LocalLayout, rows_missing
-from operators.aggregate.value_log import MultisetState
+from operators.aggregate.declared import Aggregate, check_aggregates, columns_of
+from operators.aggregate.local_layout import LocalLayout
+from operators.aggregate.plan import AggregatePlan
+from operators.aggregate.states import Addition, AggregateStates, Change
 from operators.core.changelog import arrival_order, distinct, net_changes, take_changes
 from operators.core.checks import Named, check_distinct_names
 from operators.core.expiring import key_times
-from operators.core.segments import Groups, content_of, without_missing
+from operators.core.segments import Groups
 
 _SEEN_SCHEMA = pa.schema([pa.field("seen", pa.bool_(), nullable=False)])
 
@@ -93,17 +92,13 @@ class GroupAggregate(Named, BundleOperator):
         """Declare the state."""
         spec = context.inputs[0]
         self._aggregation = self._plan(spec)
-        self._missing = context.missing_rows()
-        self._sequence = spec.sequence
         self._mark_only = not self.aggregates and not spec.changelog
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
         self._state: ColumnState = context.get_state(
             ColumnStateDescriptor("accumulators", schema, fixed_fields=True, ttl=self.ttl)
         )
-        self._multisets: list[MultisetState] = [part.open(context) for part in self._aggregation.multisets]
-        for multiset in self._multisets:
-            multiset.expire_with(self._state)
+        self._states = AggregateStates(self._aggregation, self._state, context, ttl=self.ttl is not None)
         self._local = LocalLayout(self._aggregation, spec.changelog) if spec.local is not None else None
 
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
@@ -115,106 +110,53 @@ class GroupAggregate(Named, BundleOperator):
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""
-        self._state.prefetch(bundle.keys)
-        for multiset in self._multisets:
-            multiset.prefetch(bundle.keys)
+        self._states.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
         if not bundle.num_rows:
             return None
-        read = self._state.async_get(bundle.keys, self._stamps(bundle))
+        stamps = self._stamps(bundle)
         if self._mark_only:
+            read = self._state.async_get(bundle.keys, stamps)
             return read.then_accept(lambda old: self._mark_new(bundle, old, ctx))
-        groups = Groups.of(bundle.keys)
         if self._local is not None:
-            partial = self._local.gather(bundle.batch, groups)
-            return read.then_accept(lambda old: self._merge_local(bundle, old, partial, ctx))
-        if self._multisets:
-            heads = combine_all([multiset.async_heads(bundle.keys) for multiset in self._multisets])
-            return heads.then_compose(
-                lambda sizes: read.then_compose(
-                    lambda old: self._merge_values(bundle, groups, sizes, old, ctx)
-                )
-            )
-        if not bundle.insert_only:
-            return read.then_accept(lambda old: self._merge_changelog(bundle, groups, old, ctx))
-        partial = self._aggregation.partial(bundle.batch, groups)  # while the read is under way
-        return read.then_accept(lambda old: self._finish(bundle, old, self._merged(old, partial), ctx))
+            partial = self._local.gather(bundle.batch, Groups.of(bundle.keys))
+            changed = self._states.async_merge(bundle.keys, partial, stamps)
+        else:
+            changed = self._states.async_add(Addition.of(bundle, stamps=stamps), ctx)
+        return changed.then_accept(lambda change: self._put_out(bundle, change, ctx))
 
     def _plan(self, spec: InputSpec) -> AggregatePlan:
         return AggregatePlan(self.aggregates, spec.schema, self.owner, retract=spec.changelog)
 
-    def _merged(self, old: Columns, partial: list[pa.Array]) -> list[pa.Array]:
-        return self._aggregation.merge(old.columns, partial)
-
-    def _merge_changelog(self, bundle: Bundle, groups: Groups, old: Columns, ctx: BundleContext) -> None:
-        signs = self._signs(bundle, groups, old)
-        partial = self._aggregation.partial(bundle.batch, groups, signs)
-        self._finish(bundle, old, self._merged(old, partial), ctx)
-
-    def _merge_local(self, bundle: Bundle, old: Columns, partial: list[pa.Array], ctx: BundleContext) -> None:
-        new = self._merged(old, partial)
-        self._missing.count(rows_missing(new))
-        self._finish(bundle, old, new, ctx)
-
-    def _merge_values(
-        self, bundle: Bundle, groups: Groups, heads: list[ListHeads], old: Columns, ctx: BundleContext
-    ) -> StateFuture[None]:
-        signs = self._signs(bundle, groups, old)
-        if self.ttl is not None:  # what an expired key has left does not count
-            pairs = zip(self._multisets, heads, strict=True)
-            heads = [state.forget(bundle.keys, sizes, ~old.present) for state, sizes in pairs]
-        new = self._merged(old, self._aggregation.partial(bundle.batch, groups, signs))
-        updates = [
-            state.update(bundle.keys, sizes, state.multiset.changes(bundle.batch, bundle.keys, signs), new)
-            for state, sizes in zip(self._multisets, heads, strict=True)
-        ]
-        return combine_all(updates).then_accept(lambda _: self._finish(bundle, old, new, ctx))
-
-    def _signs(self, bundle: Bundle, groups: Groups, old: Columns) -> npt.NDArray[np.int8]:
-        signs = np.where(bundle.accumulate, 1, -1).astype(np.int8)
-        counts = old.numpy(0).astype(np.int64)
-        content = content_of(bundle.batch, self._sequence)
-        signs, missing = without_missing(signs, groups, counts, content)
-        self._missing.add(missing, bundle)
-        return signs
-
-    def _finish(self, bundle: Bundle, old: Columns, new: list[pa.Array], ctx: BundleContext) -> None:
-        """Write the new states and emit the net change."""
-        keys = bundle.keys
-        present = new[0].to_numpy() > 0
-        self._write(bundle, old.present, present, new)
-        before = self._aggregation.results(old.columns)
-        after = self._aggregation.results(new)
+    def _put_out(self, bundle: Bundle, change: Change, ctx: BundleContext) -> None:
+        """Emit the net change of each key."""
+        keys, old, new = bundle.keys, change.old, change.new
+        before = self._aggregation.results(old.columns, new.before)
+        after = self._aggregation.results(new.states, new.after)
         if self.ttl is None:
             changed = distinct(before, after, len(keys))
         else:  # what stays the same is put out too, to keep alive what was made of it
             changed = np.ones(len(keys), np.bool_)
-        changes = net_changes(arrival_order(keys), old.present, present, changed, self.emit_update_before)
+        order = arrival_order(keys)
+        changes = net_changes(order, old.present, change.present, changed, self.emit_update_before)
         if len(changes.keys):
             ctx.emit(take_changes(changes, keys.columns, before, after), changes.kinds)
 
     def _stamps(self, bundle: Bundle) -> npt.NDArray[np.int64] | None:
         return self._state.stamps_at(key_times(bundle, self.ttl), len(bundle.keys))
 
-    def _write(
-        self, bundle: Bundle, before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_], new: list[pa.Array]
-    ) -> None:
-        keys, stamps = bundle.keys, self._stamps(bundle)
-        known = before | after  # a key that came and went within the bundle needs no write
-        if not known.all():
-            mask = pa.array(known)
-            keys, after, new = keys.select(known), after[known], [column.filter(mask) for column in new]
-            stamps = None if stamps is None else stamps[known]
-        self._state.write(keys, new, after, stamps)
-
     def _mark_new(self, bundle: Bundle, old: Columns, ctx: BundleContext) -> None:
         keys, seen = bundle.keys, old.present
         written = ~seen if self.ttl is None else np.ones(len(keys), np.bool_)
         if not written.any():
             return
-        self._write(bundle, seen & written, written, [pa.array(np.ones(len(keys), np.bool_))])
+        stamps = self._stamps(bundle)
+        marked = keys if written.all() else keys.select(written)
+        self._state.put(
+            marked, [pa.array(np.ones(len(marked), np.bool_))], None if stamps is None else stamps[written]
+        )
         changes = net_changes(
             arrival_order(keys), seen, np.ones(len(keys), np.bool_), written, self.emit_update_before
         )

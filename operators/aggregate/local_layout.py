@@ -10,11 +10,10 @@ Source: Flink's ``MiniBatchLocalGroupAggFunction`` and ``MiniBatchGlobalGroupAgg
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
 from asyncstate.local_phase import LOCAL_ROWS, LocalColumn, LocalPhase, LocalSlices, local_columns
-from operators.aggregate.aggregates import AggregatePlan
+from operators.aggregate.plan import AggregatePlan
 from operators.core.segments import Groups
 
 
@@ -40,14 +39,9 @@ class LocalLayout:
     def gather(self, batch: pa.RecordBatch, groups: Groups) -> list[pa.Array]:
         """The states of each group (u) of local rows (n)."""
         return [
-            part.gather(local_columns(batch, own) if own else [batch.column(LOCAL_ROWS)], groups)
+            column
             for part, own in zip(self._parts, self._indices, strict=True)
+            for column in part.gather(
+                local_columns(batch, own) if own else [batch.column(LOCAL_ROWS)], groups
+            )
         ]
-
-
-def rows_missing(states: list[pa.Array]) -> int:
-    """How many more rows were taken back than there were, over all states (u).
-
-    Local rows are net: which of the rows taken back were not there nobody can tell any more.
-    """
-    return -int(np.minimum(states[0].to_numpy(), 0).sum())

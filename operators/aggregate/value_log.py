@@ -27,6 +27,7 @@ from asyncstate.state.columns import ColumnState
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from operators.aggregate.accumulators import Extreme
+from operators.aggregate.aggregator import counted_rows
 from operators.core.arrays import BoolArray, Int8Array, Int64Array
 from operators.core.changelog import distinct
 from operators.core.segments import Groups, group_extreme, pair_extreme, value_order
@@ -87,16 +88,15 @@ class Multiset:
         self._part = part
         self.count = count
         self.extremes: list[tuple[int, bool]] = []
-        suffix = part.field.name.partition(".")[2]
-        self.schema = pa.schema([pa.field("value", part.field.type), pa.field("count", pa.int64())])
+        suffix = part.name.partition(".")[2]
+        self.schema = pa.schema([pa.field("value", part.type), pa.field("count", pa.int64())])
         self.state_name = f"values.{suffix}"
 
     def changes(self, batch: pa.RecordBatch, keys: KeyBatch, signs: Int8Array) -> ValueCounts:
         """The net changes of a bundle's rows; ``signs`` (n) is +1, -1, or 0 for rows that are ignored."""
-        mask = self._part.chosen(batch)
-        mask = signs != 0 if mask is None else mask & (signs != 0)
+        mask = counted_rows(batch, (self._part.column,), self._part.condition, signs)
         values = batch.column(self._part.column)
-        if mask.all():
+        if mask is None or mask.all():
             return ValueCounts.netted(keys.inverse, values, signs.astype(np.int64))
         return ValueCounts.netted(
             keys.inverse[mask], values.filter(pa.array(mask)), signs[mask].astype(np.int64)

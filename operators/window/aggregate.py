@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from operators.aggregate.aggregates import Aggregate, check_aggregates, columns_of
+from operators.aggregate.declared import Aggregate, check_aggregates, columns_of
 from operators.core.checks import Named, TimeDomain, check_time_domain
 from operators.window.plan import WindowPlan
 from operators.window.sessions import SessionAggregation

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from asyncstate.errors import SchemaError
 from asyncstate.operator import BelongsTo, BundleContext, InputSpec
-from operators.aggregate.aggregates import Aggregate, AggregatePlan
+from operators.aggregate.declared import Aggregate
+from operators.aggregate.plan import AggregatePlan
 from operators.core.arrays import Int64Array
 from operators.core.checks import TimeDomain, check_distinct_names, check_has_time
 from operators.window.windows import WINDOW_TIME_US, SessionWindow, SlicedWindow, Window
@@ -89,7 +90,7 @@ def window_columns(starts: Int64Array, ends: Int64Array, spec: InputSpec) -> lis
 
 def _refuse_extremes(aggregates: Sequence[Aggregate], spec: InputSpec, owner: str) -> None:
     for aggregate in aggregates:
-        if aggregate.function in ("min", "max"):
+        if aggregate.kind.name in ("min", "max"):
             raise SchemaError(
                 f"{owner}: aggregate '{aggregate.name}' over session windows cannot take rows back, but "
                 f"{spec.name} is a changelog; drop its row_kind column if every row is an insert, or use "

@@ -20,40 +20,21 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, KeyCodec
-from asyncstate.futures import StateFuture, combine_all
+from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalSlices
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
-from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
-from asyncstate.state.list_blocks import ListHeads
-from operators.aggregate.local_layout import LocalLayout, rows_missing
-from operators.aggregate.value_log import MultisetState
-from operators.core.arrays import BoolArray, Int64Array, count_up
+from asyncstate.state.columns import ColumnState, ColumnStateDescriptor
+from operators.aggregate.local_layout import LocalLayout
+from operators.aggregate.states import Addition, AggregateStates
+from operators.core.arrays import Int64Array, count_up
 from operators.core.due import DuePart, DueReader
-from operators.core.segments import Groups, content_of, without_missing
+from operators.core.segments import Groups
 from operators.window.plan import WindowPlan
 from operators.window.time import BundleTime
 from operators.window.windows import SlicedWindow
 
 MERGE_ROWS = 1 << 18
 """Slices that are merged into windows at a time; one window may have more."""
-
-
-class _Rows(NamedTuple):
-    """The rows (n) of a bundle that are on time, their keys with slices as namespaces, and their places ``at`` in it.
-
-    ``counted``: retractions of rows that are not there are to be counted.
-    """
-
-    batch: pa.RecordBatch
-    keys: KeyBatch
-    accumulate: BoolArray
-    bundle: Bundle
-    at: Int64Array
-    counted: bool = True
-
-
-def _all_rows(bundle: Bundle, keys: KeyBatch, counted: bool = True) -> _Rows:
-    return _Rows(bundle.batch, keys, bundle.accumulate, bundle, np.arange(bundle.num_rows), counted)
 
 
 class _Grouped(NamedTuple):
@@ -83,9 +64,7 @@ class SliceAggregation:
                 "slices", schema, time_first=True, fixed_fields=True, belongs_to=plan.belongs_to
             )
         )
-        self._multisets: list[MultisetState] = [
-            part.open(context, time_first=True) for part in self._aggregation.multisets
-        ]
+        self._states = AggregateStates(self._aggregation, self._slices, context, time_first=True)
         local = context.inputs[0].local is not None
         self._local = local_layout(plan, window) if local else None
         self._reader = DueReader(self._slices, self._window, context.key_groups)
@@ -93,8 +72,6 @@ class SliceAggregation:
         self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
         self._time = BundleTime(plan.domain, window, self._codec, context)
         self._late = context.counter("late_rows")
-        self._missing = context.missing_rows()
-        self._sequence = context.inputs[0].sequence
         self._ahead: dict[int, _Grouped] = {}  # by id of a bundle that is to come
 
     # -- rows ---------------------------------------------------------------------------------------
@@ -104,93 +81,54 @@ class SliceAggregation:
         if self._window is not self._assigned:
             return
         grouped = self._ahead[id(bundle)] = self._grouped(bundle)
-        keys = grouped.keys
-        if len(keys):
-            self._slices.prefetch(keys)
-        for multiset in self._multisets:
-            multiset.prefetch(keys)
+        if len(grouped.keys):
+            self._states.prefetch(grouped.keys)
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """Add the rows to their slices; for whole windows a step a window."""
         if self._window is not self._assigned:
-            return self._steps(bundle)
+            return self._steps(bundle, ctx)
         grouped = self._ahead.pop(id(bundle), None) or self._grouped(bundle)
-        return self._take_in(self._on_time(grouped, self._time.due(ctx)[0]))
+        return self._take_in(self._on_time(grouped, self._time.due(ctx)[0]), ctx)
 
-    def _steps(self, bundle: Bundle) -> Iterator[StateFuture[None] | None]:
+    def _steps(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
         times = self._time.of_rows(bundle)
         _, ends = self._assigned.assign(times[:1])  # in processing time all rows have one time
         for number, end in enumerate(ends.tolist()):
             keys = bundle.keys.in_namespaces(np.full(bundle.num_rows, end, np.int64))
             # What is missing in the window that ends first, which began no later than the others, is in none.
-            yield self._take_in(_all_rows(bundle, keys, counted=number == 0))
+            yield self._take_in(Addition.of(bundle, keys, counted=number == 0), ctx)
 
-    def _take_in(self, rows: _Rows) -> StateFuture[None] | None:
+    def _take_in(self, rows: Addition, ctx: BundleContext) -> StateFuture[None] | None:
         if not rows.batch.num_rows:
             return None
-        groups = Groups.of(rows.keys)
-        read = self._slices.async_get(rows.keys)
         if self._local is not None:
-            gathered = self._local.gather(rows.batch, groups)
-            return read.then_accept(lambda old: self._add_local(rows.keys, old, gathered))
-        if rows.accumulate.all() and not self._multisets:
-            partial = self._aggregation.partial(rows.batch, groups)  # while the read is under way
-            return read.then_accept(lambda old: self._add(rows.keys, old, partial))
-        heads = combine_all([multiset.async_heads(rows.keys) for multiset in self._multisets])
-        return heads.then_compose(
-            lambda sizes: read.then_compose(lambda old: self._change(rows, groups, sizes, old))
-        )
+            partial = self._local.gather(rows.batch, Groups.of(rows.keys))
+            changed = self._states.async_merge(rows.keys, partial)
+        else:
+            changed = self._states.async_add(rows, ctx)
+        return changed.then_accept(lambda _: None)
 
     def _grouped(self, bundle: Bundle) -> _Grouped:
         bundle = self._time.in_range(bundle)
         slices = self._window.slice_of(self._time.of_rows(bundle))
         return _Grouped(bundle, slices, bundle.keys.in_namespaces(slices))
 
-    def _on_time(self, grouped: _Grouped, fired: int) -> _Rows:
+    def _on_time(self, grouped: _Grouped, fired: int) -> Addition:
         """The rows with a window that ends behind ``fired``, the latest end of windows that have."""
         bundle, slices, keys = grouped
         late = self._window.last_window(slices) <= fired
         if not late.any():
-            return _all_rows(bundle, keys)
+            return Addition.of(bundle, keys)
         self._late.add(self._time.rows(bundle, late))
         rows = np.flatnonzero(~late)
-        return _Rows(
+        return Addition(
             bundle.batch.take(pa.array(rows)),
             bundle.keys.in_namespaces(slices[rows], bundle.keys.inverse[rows]),
             bundle.accumulate[rows],
             bundle,
             rows,
         )
-
-    def _add(self, keys: KeyBatch, old: Columns, partial: list[pa.Array]) -> None:
-        self._slices.put(keys, self._aggregation.merge(old.columns, partial))
-
-    def _add_local(self, keys: KeyBatch, old: Columns, partial: list[pa.Array]) -> None:
-        new = self._aggregation.merge(old.columns, partial)
-        self._missing.count(rows_missing(new))
-        self._write(keys, old, new)
-
-    def _change(self, rows: _Rows, groups: Groups, heads: list[ListHeads], old: Columns) -> StateFuture[None]:
-        signs = np.where(rows.accumulate, 1, -1).astype(np.int8)
-        counts = old.numpy(0).astype(np.int64)
-        signs, missing = without_missing(signs, groups, counts, content_of(rows.batch, self._sequence))
-        if rows.counted:
-            self._missing.add(rows.at[missing], rows.bundle)
-        new = self._aggregation.merge(old.columns, self._aggregation.partial(rows.batch, groups, signs))
-        updates = [
-            state.update(rows.keys, sizes, state.multiset.changes(rows.batch, rows.keys, signs), new)
-            for state, sizes in zip(self._multisets, heads, strict=True)
-        ]
-        return combine_all(updates).then_accept(lambda _: self._write(rows.keys, old, new))
-
-    def _write(self, keys: KeyBatch, old: Columns, new: list[pa.Array]) -> None:
-        present = new[0].to_numpy() > 0
-        known = old.present | present  # what came and went within the bundle needs no write
-        if known.all():
-            self._slices.write(keys, new, present)
-            return
-        mask = pa.array(known)
-        self._slices.write(keys.select(known), [column.filter(mask) for column in new], present[known])
 
     # -- windows --------------------------------------------------------------------------------------
 
@@ -246,12 +184,10 @@ class SliceAggregation:
         entries = part.entries
         done = self._window.last_window(entries.namespaces) <= part.last
         self._slices.remove_entries(list(compress(entries.store_keys, done.tolist())))
-        if self._multisets and done.any():
+        if self._states.keeps_more and done.any():
             mask = pa.array(done)
             columns = [column.filter(mask) for column in entries.key_columns]
-            keys = self._codec.group(columns, entries.namespaces[done])
-            for multiset in self._multisets:
-                multiset.remove(keys)
+            self._states.remove(self._codec.group(columns, entries.namespaces[done]))
 
 
 def local_layout(plan: WindowPlan, window: SlicedWindow) -> LocalLayout:

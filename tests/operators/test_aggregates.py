@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import OperatorError, SchemaError
 from operators import Aggregate, avg, count, max_, min_, sum_
-from operators.aggregate.aggregates import AggregatePlan
+from operators.aggregate.plan import AggregatePlan
 from operators.core.segments import Groups
 
 SCHEMA = pa.schema(
@@ -69,7 +69,7 @@ def python_aggregate(aggregate: Aggregate, rows: list[tuple[Any, ...]]) -> Any:
         return len(rows)
     values = [row[names.index(aggregate.column)] for row in rows]
     values = [value for value in values if value is not None]
-    if aggregate.function == "count":
+    if aggregate.kind.name == "count":
         return len(values)
     if not values:
         return None
@@ -79,7 +79,7 @@ def python_aggregate(aggregate: Aggregate, rows: list[tuple[Any, ...]]) -> Any:
         "max": max,
         "avg": lambda found: float(sum(found)) / len(found),
     }
-    return functions[aggregate.function](values)
+    return functions[aggregate.kind.name](values)
 
 
 def grouped(rows: list[tuple[Any, ...]]) -> Groups:
@@ -95,7 +95,8 @@ def test_any_split_gives_the_same_results(rows: list[tuple[Any, ...]], data: st.
     plan = AggregatePlan(AGGREGATES, SCHEMA, "test")
 
     merged = plan.merge(
-        plan.partial(batch_of(first), grouped(first)), plan.partial(batch_of(second), grouped(second))
+        plan.combine(plan.lift(batch_of(first)), grouped(first)),
+        plan.combine(plan.lift(batch_of(second)), grouped(second)),
     )
     # The second phase of a two-phase aggregation: partial states as rows, combined once more.
     halves = [plan.lift(batch_of(part)) for part in (first, second)]
@@ -118,8 +119,8 @@ def test_retracting_every_row_leaves_nothing(rows: list[tuple[Any, ...]]) -> Non
     every = [(group, None, None, None, None, None, None) for group in range(3)]
     rows = every + rows
     plan = AggregatePlan([count(), sum_("n"), sum_("x"), sum_("d"), avg("n")], SCHEMA, "test", retract=True)
-    added = plan.partial(batch_of(rows), grouped(rows))
-    taken = plan.partial(batch_of(rows), grouped(rows), np.full(len(rows), -1, np.int8))
+    added = plan.combine(plan.lift(batch_of(rows)), grouped(rows))
+    taken = plan.combine(plan.lift(batch_of(rows), np.full(len(rows), -1, np.int8)), grouped(rows))
     results = plan.results(plan.merge(added, taken))
     assert [column.to_pylist() for column in results] == [[0] * 3] + [[None] * 3] * 4
 
@@ -128,9 +129,11 @@ def test_rounding_does_not_outlive_the_rows_it_is_from() -> None:
     schema = pa.schema([("x", pa.float64())])
     plan = AggregatePlan([sum_("x")], schema, "test", retract=True)
     groups = Groups.of_ids(np.array([0, 0, 0]), 1)
-    added = plan.partial(pa.RecordBatch.from_pydict({"x": [0.1, 0.2, 0.3]}, schema=schema), groups)
+    added = plan.combine(plan.lift(pa.RecordBatch.from_pydict({"x": [0.1, 0.2, 0.3]}, schema=schema)), groups)
     signs = np.full(3, -1, np.int8)
-    taken = plan.partial(pa.RecordBatch.from_pydict({"x": [0.3, 0.2, 0.1]}, schema=schema), groups, signs)
+    taken = plan.combine(
+        plan.lift(pa.RecordBatch.from_pydict({"x": [0.3, 0.2, 0.1]}, schema=schema), signs), groups
+    )
     assert added[2].to_pylist() != [-value for value in taken[2].to_pylist()]
     assert plan.merge(added, taken)[2].to_pylist() == [0.0]
 
@@ -169,8 +172,8 @@ def test_a_sum_that_does_not_fit_is_refused() -> None:
     with pytest.raises(
         OperatorError, match=r"GroupAggregate: the sum of column 'n' does not fit int64; cast"
     ):
-        plan.partial(one, both)
-    state = plan.partial(one.slice(1), Groups.of_ids(np.array([0]), 1))
+        plan.combine(plan.lift(one), both)
+    state = plan.combine(plan.lift(one.slice(1)), Groups.of_ids(np.array([0]), 1))
     with pytest.raises(OperatorError, match="does not fit int64"):
         plan.merge(state, state)
 

@@ -16,7 +16,8 @@ from asyncstate.codec import KeyCodec
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec
 from asyncstate.testing import OperatorHarness
-from operators.aggregate.aggregates import Aggregate, avg, count, max_, min_, sum_
+from operators.aggregate.aggregates import avg, count, max_, min_, sum_
+from operators.aggregate.declared import Aggregate
 from operators.core import due
 from operators.window import slices
 from operators.window.aggregate import WindowAggregate

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import MIN_WATERMARK, InputSpec
 from asyncstate.testing import OperatorHarness
-from operators.aggregate.aggregates import Aggregate, avg, count, max_, min_, sum_
+from operators.aggregate.aggregates import avg, count, max_, min_, sum_
+from operators.aggregate.declared import Aggregate
 from operators.core import due
 from operators.process.windows.functions import WindowApply
 from operators.window import slices

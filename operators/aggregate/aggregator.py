@@ -1,0 +1,167 @@
+"""What every aggregate is made of, however it was written: state columns, and what rows make of them.
+
+Owns: ``Aggregator``, ``KeyedRows`` and ``Updated``; ``MergingAggregator``, those whose rows have states of their own.
+Invariant: nobody asks which kind an aggregator is. What it cannot do (``retracts``, ``merges``) is refused before any
+row is read.
+Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
+
+Source: the accumulate, retract and merge functions of Flink's aggregates, as columns: its ``AggsHandleFunction``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.futures import StateFuture
+from asyncstate.local_phase import LocalColumn, LocalFunction
+from asyncstate.operator import BundleContext, OperatorContext
+from asyncstate.state.columns import ColumnState
+from operators.core.arrays import BoolArray, Int8Array
+from operators.core.segments import Groups
+
+State = list[pa.Array]
+"""An array for each of an aggregator's ``fields``; a row of nulls stands for a key of which nothing is known."""
+
+
+class KeyedRows(NamedTuple):
+    """n rows of u keys: whose they are, and +1 (added), -1 (taken back) or 0 (not to be counted) a row.
+
+    ``signs`` None: all are added. Within a group rows are in the order in which they came. ``keys``: of the groups, in
+    their order; None where groups are no keys of the store.
+    """
+
+    batch: pa.RecordBatch
+    groups: Groups
+    signs: Int8Array | None = None
+    keys: KeyBatch | None = None
+
+
+class Updated(NamedTuple):
+    """The states (u) after rows; and the values before and after them, from an aggregator that has them at hand."""
+
+    state: State
+    before: pa.Array | None = None
+    after: pa.Array | None = None
+
+
+class Aggregator(ABC):
+    """Some state columns, ``fields``, and what becomes of them; ``owner`` is the operator as errors name it."""
+
+    owner: str
+    fields: tuple[pa.Field, ...]
+    retracts: bool = True
+    """Whether rows can be taken back."""
+    merges: bool = True
+    """Whether states of parts of the rows make the state of all."""
+    keeps_more: bool = False
+    """Whether it keeps anything beside its states."""
+
+    def open(self, context: OperatorContext, time_first: bool = False) -> None:
+        """Declare what it keeps beside its states; ``time_first`` where keys have namespaces."""
+
+    def async_read(self, rows: KeyedRows) -> StateFuture[Any] | None:
+        """Read what the rows will need of that; None: nothing."""
+        return None
+
+    def remove(self, keys: KeyBatch) -> None:
+        """Remove what it keeps beside the states of ``keys``."""
+
+    def expire_with(self, state: ColumnState) -> None:
+        """Have that go when the rows of the same keys in ``state`` expire."""
+
+    def prepare(self, rows: KeyedRows) -> Any:
+        """What can be done with the rows before the states of their keys are known."""
+        return None
+
+    @abstractmethod
+    def update(
+        self, state: State, rows: KeyedRows, prepared: Any, ctx: BundleContext
+    ) -> Updated | StateFuture[Updated]:
+        """The states (u) after the rows; ``prepared`` is what ``prepare`` made of them."""
+
+    @abstractmethod
+    def combine(self, state: State, groups: Groups) -> State:
+        """The states (n) of each group, in its order, as one (u)."""
+
+    def values(self, state: State) -> pa.Array:
+        """What states amount to; asked of those whose states are of one aggregate alone."""
+        raise NotImplementedError
+
+    def local(self) -> tuple[LocalColumn, ...] | None:
+        """What a local phase computes for this part; None: it needs the rows themselves."""
+        return None
+
+    def gather(self, columns: Sequence[pa.Array], groups: Groups) -> State:
+        """The states of each group (u) from the columns (n each) that ``local`` asks for."""
+        return self.combine(list(columns), groups)
+
+
+class MergingAggregator(Aggregator):
+    """An aggregator whose rows have states of their own, which are put together in any grouping.
+
+    ``column`` is None for a count of rows; only rows whose ``condition`` column is true take part. ``distinct``: only
+    those that count as the first, or the last, of their value are given to it.
+    """
+
+    def __init__(
+        self, owner: str, label: str, column: str | None, condition: str | None, distinct: bool = False
+    ) -> None:
+        parts = [label, *([column] if column else []), *([f"where.{condition}"] if condition else [])]
+        self.owner = owner
+        self.column = column
+        self.condition = condition
+        self.name = ".".join([*parts, *(["distinct"] if distinct else [])])
+
+    @abstractmethod
+    def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
+        """The states of n rows alone; ``signs`` as in ``KeyedRows``."""
+
+    @abstractmethod
+    def merge(self, state: State, partial: State) -> State:
+        """Two sets of states (u), that of earlier rows first, as one, row by row."""
+
+    def prepare(self, rows: KeyedRows) -> State:
+        """The states of the rows of each group (u)."""
+        return self.combine(self.lift(rows.batch, rows.signs), rows.groups)
+
+    def update(self, state: State, rows: KeyedRows, prepared: State, ctx: BundleContext) -> Updated:
+        """See ``Aggregator``."""
+        return Updated(self.merge(state, prepared))
+
+    def chosen(self, batch: pa.RecordBatch) -> BoolArray | None:
+        """Rows (n) that take part: value not null and condition true. None for all."""
+        return chosen_rows(batch, () if self.column is None else (self.column,), self.condition)
+
+    def _local(self, function: LocalFunction, result: pa.DataType) -> LocalColumn:
+        return LocalColumn(function, result, self.column, self.condition)
+
+
+def chosen_rows(batch: pa.RecordBatch, columns: Sequence[str], condition: str | None) -> BoolArray | None:
+    """Rows (n) of which all ``columns`` are known and the ``condition`` column is true. None for all."""
+    mask: BoolArray | None = None
+    for name in columns:
+        values = batch.column(name)
+        if values.null_count:
+            known = values.is_valid().to_numpy(zero_copy_only=False)
+            mask = known if mask is None else mask & known
+    if condition is not None:
+        met = batch.column(condition)
+        met = (met.fill_null(False) if met.null_count else met).to_numpy(zero_copy_only=False)
+        mask = met if mask is None else mask & met
+    return mask
+
+
+def counted_rows(
+    batch: pa.RecordBatch, columns: Sequence[str], condition: str | None, signs: Int8Array | None
+) -> BoolArray | None:
+    """Those of ``chosen_rows`` whose sign is not 0. None for all."""
+    mask = chosen_rows(batch, columns, condition)
+    if signs is None or bool(signs.all()):
+        return mask
+    counted: BoolArray = signs != 0
+    return counted if mask is None else mask & counted

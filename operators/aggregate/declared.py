@@ -1,0 +1,219 @@
+"""What is asked for as an aggregate, and how it is bound to an input.
+
+Owns: ``Aggregate``; ``Kind``, of which it is; ``Binding``, ``Parts`` and ``Output``, with which a kind says what it is
+made of.
+Invariant: aggregates that need the same thing (the sum and the average of one column) share its part; state columns are
+named for what they hold, never for the user's aliases.
+Must not import anything of ``asyncstate`` but ``errors``.
+
+Source: Flink SQL's aggregate calls, with FILTER and DISTINCT.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from asyncstate.errors import SchemaError
+from operators.aggregate.accumulators import Count, Sum, sum_type
+from operators.aggregate.aggregator import Aggregator, State
+from operators.aggregate.distinct import DistinctValues
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One aggregate of an operator: made by ``count``, ``sum_``, ``avg``, ``min_``, ``max_`` and their like, or of a
+    function of the user's own by ``udaf``."""
+
+    kind: Kind
+    columns: tuple[str, ...] = ()
+    condition: str | None = None
+    output: str | None = None
+    is_distinct: bool = False
+
+    def alias(self, name: str) -> Aggregate:
+        """The same aggregate with ``name`` as its output column."""
+        return replace(self, output=name)
+
+    def where(self, condition: str) -> Aggregate:
+        """The same aggregate over the rows whose boolean column ``condition`` is true (SQL's FILTER)."""
+        return replace(self, condition=condition)
+
+    def distinct(self) -> Aggregate:
+        """The same aggregate over each value once, however many rows have it (SQL's DISTINCT); of several columns over
+        each combination of values. Raises SchemaError without columns."""
+        if not self.columns:
+            raise SchemaError(
+                f"{self.kind.name}() of all rows cannot be distinct; name the column whose values count"
+            )
+        return replace(self, is_distinct=True)
+
+    @property
+    def column(self) -> str | None:
+        """The first column that is aggregated; None for a count of rows."""
+        return self.columns[0] if self.columns else None
+
+    @property
+    def name(self) -> str:
+        """The output column: the alias, or ``sum_price`` for ``sum_("price")``, ``count`` for ``count()``."""
+        parts = (self.kind.name, *(["distinct"] if self.is_distinct else []), *self.columns)
+        return self.output or "_".join(parts)
+
+
+class Kind(ABC):
+    """A kind of aggregate: what it is called, and what it is made of."""
+
+    name: str
+
+    @abstractmethod
+    def bind(self, binding: Binding) -> Output:
+        """The output over the parts that it asks the binding for. Raises SchemaError for columns that do not fit."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """How one result column (u) follows from the states of the parts; ``part`` is the one whose values it is."""
+
+    field: pa.Field
+    values: Callable[[Sequence[State]], pa.Array]
+    part: int | None = None
+
+
+class Parts:
+    """The parts of all aggregates of an operator, each once; with the rows that each gets."""
+
+    def __init__(self, schema: pa.Schema, owner: str, retract: bool) -> None:
+        self.schema = schema
+        self.owner = owner
+        self.retract = retract
+        self.all: list[Aggregator] = []
+        self.sources: list[int] = []
+        """Of each part: 0 for all rows, else 1 + the index of a set of ``distincts``."""
+        self.distincts: list[DistinctValues] = []
+        self.float_sums: dict[int, int] = {}
+        """Float sums that are zero again when a count is, so that rounding does not outlive its rows."""
+        self._index: dict[str, int] = {}
+
+    def add(self, part: Aggregator, source: int = 0) -> int:
+        """The index of the part that has the state columns of ``part``; ``part`` itself if there is none."""
+        index = self._index.setdefault(part.fields[0].name, len(self.all))
+        if index == len(self.all):
+            self.all.append(part)
+            self.sources.append(source)
+        return index
+
+    def distinct(self, columns: tuple[str, ...], condition: str | None) -> int:
+        """The source of rows that has each value of the columns once."""
+        for number, values in enumerate(self.distincts):
+            if (values.columns, values.condition) == (columns, condition):
+                return number + 1
+        self.distincts.append(DistinctValues(columns, condition, self.schema))
+        return len(self.distincts)
+
+
+class Binding:
+    """One aggregate, and the parts it adds to."""
+
+    def __init__(self, parts: Parts, aggregate: Aggregate) -> None:
+        self._parts = parts
+        self.aggregate = aggregate
+        self.owner = parts.owner
+        self.retract = parts.retract
+        self.condition = aggregate.condition
+        self._check_condition()
+
+    @property
+    def column(self) -> str:
+        """The only column that is aggregated."""
+        (column,) = self.aggregate.columns
+        return column
+
+    @property
+    def input_type(self) -> pa.DataType:
+        """The type of ``column``; SchemaError if there is no such column."""
+        return self.type_of(self.column)
+
+    def type_of(self, name: str) -> pa.DataType:
+        """The type of an input column."""
+        schema = self._parts.schema
+        index = schema.get_field_index(name)
+        if index < 0:
+            raise SchemaError(
+                f"{self.owner}: aggregate '{self.aggregate.name}' needs a column '{name}', which the input "
+                f"does not have; its columns are: {', '.join(schema.names)}"
+            )
+        return schema.field(index).type
+
+    def part(self, part: Aggregator) -> int:
+        """The index of a part that gets the aggregate's rows."""
+        return self._parts.add(part, self._source())
+
+    def plain_part(self, part: Aggregator) -> int:
+        """The index of a part that gets all rows, for what is the same with DISTINCT and without."""
+        return self._parts.add(part)
+
+    def counter(self) -> int:
+        """The index of the count of the aggregate's values, of all rows if it has no column."""
+        return self.part(self._count(self.aggregate.is_distinct))
+
+    def plain_counter(self) -> int:
+        """As ``counter``, of all values, those that come again too."""
+        return self.plain_part(self._count(distinct=False))
+
+    def total(self) -> tuple[int, pa.DataType]:
+        """The index and the type of the sum of the aggregate's values."""
+        input_type = self.input_type
+        if sum_type(input_type) is None:
+            raise self.wrong_type("an integer, float or decimal")
+        part = Sum(self.owner, self.column, self.condition, input_type, self.aggregate.is_distinct)
+        index = self.part(part)
+        if pa.types.is_floating(part.type):
+            self._parts.float_sums[index] = self.counter()
+        return index, part.type
+
+    def _count(self, distinct: bool) -> Count:
+        columns = self.aggregate.columns
+        return Count(self.owner, ",".join(columns) if columns else None, self.condition, distinct)
+
+    def wrong_type(self, needed: str) -> SchemaError:
+        """What to raise if the column is not of a type ``needed``."""
+        return SchemaError(
+            f"{self.owner}: aggregate '{self.aggregate.name}' needs {needed} but column '{self.column}' is "
+            f"of type {self.input_type}; cast it before the operator"
+        )
+
+    def refuse(self, what: str) -> SchemaError:
+        """What to raise for an aggregate that does not fit, with ``what`` behind its name."""
+        return SchemaError(f"{self.owner}: aggregate '{self.aggregate.name}' {what}")
+
+    def _source(self) -> int:
+        if not self.aggregate.is_distinct:
+            return 0
+        return self._parts.distinct(self.aggregate.columns, self.condition)
+
+    def _check_condition(self) -> None:
+        if self.condition is not None:
+            condition_type = self.type_of(self.condition)
+            if not pa.types.is_boolean(condition_type):
+                raise SchemaError(
+                    f"{self.owner}: where('{self.condition}') of aggregate '{self.aggregate.name}' needs "
+                    f"a boolean column, not {condition_type}; compute the condition before the operator"
+                )
+
+
+def check_aggregates(aggregates: Sequence[object], owner: str) -> None:
+    """SchemaError for what is no aggregate."""
+    for aggregate in aggregates:
+        if not isinstance(aggregate, Aggregate):
+            raise SchemaError(
+                f"{owner}: {aggregate!r} is no aggregate; make one with count, sum_, avg, min_ or max_, or with udaf"
+            )
+
+
+def columns_of(aggregates: Sequence[Aggregate]) -> set[str]:
+    """The columns that ``aggregates`` look at."""
+    conditions = {aggregate.condition for aggregate in aggregates if aggregate.condition is not None}
+    return conditions | {name for aggregate in aggregates for name in aggregate.columns}

@@ -1,0 +1,158 @@
+"""Aggregates bound to an input: the parts that compute them, their state columns, and the steps over these.
+
+Owns: ``AggregatePlan``.
+Invariant: every step is a step of each part; the plan knows none of them by its kind.
+Must not import anything of ``asyncstate`` but ``futures`` and ``operator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.futures import StateFuture, combine_all, completed_future
+from asyncstate.operator import BundleContext
+from operators.aggregate.accumulators import Count, Extreme
+from operators.aggregate.aggregator import KeyedRows, MergingAggregator, State, Updated
+from operators.aggregate.declared import Aggregate, Binding, Parts
+from operators.aggregate.value_log import Multiset
+from operators.core.arrays import Int8Array
+from operators.core.checks import check_distinct_names
+from operators.core.segments import Groups
+
+
+class Changed(NamedTuple):
+    """The states (u) after rows, and the values that parts had at hand before and after, by the index of the part."""
+
+    states: State
+    before: Mapping[int, pa.Array]
+    after: Mapping[int, pa.Array]
+
+
+class AggregatePlan:
+    """Aggregates bound to an input schema: state columns and the vectorised steps over them.
+
+    ``update`` takes rows into states, ``combine`` reduces n states to one a group, ``results`` reads the aggregates
+    off. A set of states is one array a field of ``state_schema``; column 0, ``count1``, counts the rows. With
+    ``retract`` minima and maxima stay as they were and the caller brings them up to date with ``multisets``, one a
+    distinct (column, condition). ``distincts`` are the sets of values of which each counts once.
+
+    Raises SchemaError naming ``owner`` and the column for what does not fit.
+    """
+
+    def __init__(
+        self, aggregates: Sequence[Aggregate], schema: pa.Schema, owner: str, retract: bool = False
+    ) -> None:
+        parts = Parts(schema, owner, retract)
+        parts.add(Count(owner, None, None))
+        self._outputs = [aggregate.kind.bind(Binding(parts, aggregate)) for aggregate in aggregates]
+        self._retract = retract
+        self.parts = parts.all
+        self._sources = parts.sources
+        self._float_sums = parts.float_sums
+        self.distincts = parts.distincts
+        stops = np.cumsum([len(part.fields) for part in self.parts]).tolist()
+        self._columns = [
+            slice(stop - len(part.fields), stop) for part, stop in zip(self.parts, stops, strict=True)
+        ]
+        self.state_schema = pa.schema([field for part in self.parts for field in part.fields])
+        self.result_fields = [output.field for output in self._outputs]
+        self.multisets: list[Multiset] = self._multisets(parts) if retract else []
+        check_distinct_names([field.name for field in self.result_fields], owner)
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether what rows do depends on what is stored beside the states: of distinct values, of a changelog."""
+        return self._retract or bool(self.distincts)
+
+    def sources(self, rows: KeyedRows, distinct: Sequence[Int8Array] = ()) -> list[KeyedRows]:
+        """The rows as each set of distinct values lets them through: ``distinct`` has the signs (n) of each."""
+        return [rows, *(rows._replace(signs=signs) for signs in distinct)]
+
+    def prepare(self, sources: Sequence[KeyedRows]) -> list[Any]:
+        """What can be done with rows before the states of their keys are known; to be given to ``async_update``."""
+        return [part.prepare(sources[source]) for part, source in zip(self.parts, self._sources, strict=True)]
+
+    def async_update(
+        self, states: State, sources: Sequence[KeyedRows], prepared: Sequence[Any], ctx: BundleContext
+    ) -> StateFuture[Changed]:
+        """A future of the states (u) after the rows."""
+        updates = [
+            part.update(states[columns], sources[source], ready, ctx)
+            for part, columns, source, ready in zip(
+                self.parts, self._columns, self._sources, prepared, strict=True
+            )
+        ]
+        if not any(isinstance(update, StateFuture) for update in updates):
+            return completed_future(self._changed(updates))
+        return combine_all([_as_future(update) for update in updates]).then_apply(self._changed)
+
+    def _changed(self, updates: Sequence[Any]) -> Changed:
+        states = self._settled([column for update in updates for column in update.state])
+        known = list(enumerate(updates))
+        return Changed(
+            states,
+            {number: update.before for number, update in known if update.before is not None},
+            {number: update.after for number, update in known if update.after is not None},
+        )
+
+    def combine(self, states: State, groups: Groups) -> State:
+        """n states reduced to one a group (u)."""
+        pairs = zip(self.parts, self._columns, strict=True)
+        return [column for part, columns in pairs for column in part.combine(states[columns], groups)]
+
+    def lift(self, batch: pa.RecordBatch, signs: Int8Array | None = None) -> State:
+        """The states of n rows, one by one; ``signs`` is +1, -1 or 0 (ignored) a row, None for all +1."""
+        return [column for part in self._merging() for column in part.lift(batch, signs)]
+
+    def merge(self, states: State, more: State) -> State:
+        """Two sets of states of the same u groups as one, ``states`` being those of earlier rows; a null state adds
+        nothing."""
+        pairs = zip(self._merging(), self._columns, strict=True)
+        merged = [part.merge(states[columns], more[columns]) for part, columns in pairs]
+        return self._settled([column for columns in merged for column in columns])
+
+    def results(
+        self, states: Sequence[pa.Array], known: Mapping[int, pa.Array] | None = None
+    ) -> list[pa.Array]:
+        """The aggregates' columns (u), in the order given; ``known`` values of parts need no computing."""
+        split = [list(states[columns]) for columns in self._columns]
+        ready = [
+            None if known is None or output.part is None else known.get(output.part)
+            for output in self._outputs
+        ]
+        return [
+            output.values(split) if values is None else values
+            for output, values in zip(self._outputs, ready, strict=True)
+        ]
+
+    def _merging(self) -> list[MergingAggregator]:
+        parts = [part for part in self.parts if isinstance(part, MergingAggregator)]
+        assert len(parts) == len(self.parts), "asked of a plan with functions of the user's own"
+        return parts
+
+    def _settled(self, states: State) -> State:
+        for total, counter in self._float_sums.items():
+            place, counts = self._columns[total].start, states[self._columns[counter].start]
+            empty = counts.to_numpy() == 0
+            if empty.any():
+                states[place] = pa.array(np.where(empty, 0.0, states[place].to_numpy()))
+        return states
+
+    def _multisets(self, parts: Parts) -> list[Multiset]:
+        found: dict[tuple[str | None, str | None], Multiset] = {}
+        for part, columns in zip(self.parts, self._columns, strict=True):
+            if isinstance(part, Extreme):
+                counter = self._columns[parts.add(Count(part.owner, part.column, part.condition))].start
+                multiset = found.setdefault((part.column, part.condition), Multiset(part, counter))
+                multiset.extremes.append((columns.start, part.largest))
+        return list(found.values())
+
+
+def _as_future(update: Updated | StateFuture[Updated]) -> StateFuture[Updated]:
+    return update if isinstance(update, StateFuture) else completed_future(update)

@@ -1,0 +1,257 @@
+"""The states of aggregates by key: read, changed by the rows of a bundle, and written, with all that is kept beside.
+
+Owns: ``AggregateStates`` and ``Addition``, the rows of a bundle that change states.
+Invariant: a key (or key and namespace) whose count of rows is 0 has no state, and nothing beside it: no log of values,
+no distinct values, no views.
+Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.futures import StateFuture, combine_all
+from asyncstate.operator import Bundle, BundleContext, OperatorContext
+from asyncstate.state.columns import Columns, ColumnState
+from asyncstate.state.list_blocks import ListHeads
+from operators.aggregate.aggregator import KeyedRows, State
+from operators.aggregate.distinct import DistinctState, ReadValues
+from operators.aggregate.plan import AggregatePlan, Changed
+from operators.aggregate.value_log import MultisetState
+from operators.core.arrays import BoolArray, Int8Array, Int64Array
+from operators.core.segments import Groups, content_of, without_missing
+
+
+class Addition(NamedTuple):
+    """Rows (n) that are added to, or taken from, the states of ``keys``, and their places ``at`` in their ``bundle``.
+
+    ``counted``: retractions of rows that are not there are to be counted. ``stamps`` (u): of states with a ttl.
+    """
+
+    batch: pa.RecordBatch
+    keys: KeyBatch
+    accumulate: BoolArray
+    bundle: Bundle
+    at: Int64Array
+    counted: bool = True
+    stamps: Int64Array | None = None
+
+    @staticmethod
+    def of(
+        bundle: Bundle, keys: KeyBatch | None = None, counted: bool = True, stamps: Any = None
+    ) -> Addition:
+        """All rows of a bundle; ``keys``: with namespaces."""
+        keys = bundle.keys if keys is None else keys
+        at = np.arange(bundle.num_rows)
+        return Addition(bundle.batch, keys, bundle.accumulate, bundle, at, counted, stamps)
+
+
+class Change(NamedTuple):
+    """What rows have made of the states of their keys (u): the states before, and those after as they are written."""
+
+    old: Columns
+    new: Changed
+
+    @property
+    def present(self) -> BoolArray:
+        """Which keys (u) have rows now."""
+        present: BoolArray = self.new.states[0].to_numpy() > 0
+        return present
+
+
+class _KeptBeside(Protocol):
+    """What is kept beside states, by the same keys."""
+
+    def remove(self, keys: KeyBatch) -> None:
+        """Remove all of ``keys``."""
+
+    def expire_with(self, state: ColumnState) -> None:
+        """Have it go when the rows of the same keys in ``state`` expire."""
+
+
+class AggregateStates:
+    """The states of ``plan`` in ``state``; ``time_first`` where its keys have namespaces, ``ttl`` where they expire."""
+
+    def __init__(
+        self,
+        plan: AggregatePlan,
+        state: ColumnState,
+        context: OperatorContext,
+        time_first: bool = False,
+        ttl: bool = False,
+    ) -> None:
+        spec = context.inputs[0]
+        self._plan = plan
+        self._state = state
+        self._ttl = ttl
+        self._sequence = spec.sequence
+        self._missing = context.missing_rows()
+        self._multisets: list[MultisetState] = [part.open(context, time_first) for part in plan.multisets]
+        self._distincts: list[DistinctState] = [
+            values.open(context, spec.changelog, time_first) for values in plan.distincts
+        ]
+        for part in plan.parts:
+            part.open(context, time_first)
+        self._beside: list[_KeptBeside] = [*self._distincts, *plan.parts]
+        for beside in (*self._multisets, *self._beside):
+            beside.expire_with(state)
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        """Start loading what the keys of a bundle to come have stored."""
+        self._state.prefetch(keys)
+        for multiset in self._multisets:
+            multiset.prefetch(keys)
+
+    def async_add(self, rows: Addition, ctx: BundleContext) -> StateFuture[Change]:
+        """A future of what the rows have changed, when it is written."""
+        groups = Groups.of(rows.keys)
+        read = self._state.async_get(rows.keys, rows.stamps)
+        known = self._async_known(rows, KeyedRows(rows.batch, groups, None, rows.keys))
+        if known is None and rows.accumulate.all():
+            sources = [KeyedRows(rows.batch, groups, None, rows.keys)]
+            prepared = self._plan.prepare(sources)  # while the read is under way
+            return read.then_compose(lambda old: self._async_update(rows, old, sources, prepared, ctx))
+        if known is None:
+            return read.then_compose(lambda old: self._async_change(rows, groups, old, _Beside(), ctx))
+        return known.then_compose(
+            lambda beside: read.then_compose(lambda old: self._async_change(rows, groups, old, beside, ctx))
+        )
+
+    def async_merge(
+        self, keys: KeyBatch, partial: State, stamps: Int64Array | None = None
+    ) -> StateFuture[Change]:
+        """As ``async_add``, for rows that are states (u) already: of what is not there only the number is known."""
+
+        def merge(old: Columns) -> Change:
+            change = Change(old, Changed(self._plan.merge(old.columns, partial), {}, {}))
+            self._missing.count(rows_missing(change.new.states))
+            self._write(keys, change, stamps)
+            return change
+
+        return self._state.async_get(keys, stamps).then_apply(merge)
+
+    @property
+    def keeps_more(self) -> bool:
+        """Whether anything is kept beside the states."""
+        return bool(self._multisets or self._distincts or any(part.keeps_more for part in self._plan.parts))
+
+    def remove(self, keys: KeyBatch) -> None:
+        """Forget what is kept beside the states of ``keys``."""
+        for beside in (*self._multisets, *self._beside):
+            beside.remove(keys)
+
+    # -- a bundle --------------------------------------------------------------------------------------
+
+    def _async_known(self, rows: Addition, keyed: KeyedRows) -> StateFuture[_Beside] | None:
+        """A future of what is stored beside the states; None: nothing that the rows need."""
+        ahead = [read for part in self._plan.parts if (read := part.async_read(keyed)) is not None]
+        if not (self._multisets or self._distincts or ahead):
+            return None
+        heads: StateFuture[Any] = combine_all([state.async_heads(rows.keys) for state in self._multisets])
+        values: StateFuture[Any] = combine_all(
+            [state.async_read(rows.batch, rows.keys) for state in self._distincts]
+        )
+        return combine_all([heads, values, *ahead]).then_apply(lambda found: _Beside(found[0], found[1]))
+
+    def _async_change(
+        self, rows: Addition, groups: Groups, old: Columns, beside: _Beside, ctx: BundleContext
+    ) -> StateFuture[Change]:
+        signs = self._signs(rows, groups, old)
+        beside = self._without_expired(rows.keys, old, beside)
+        shown = [
+            state.update(read, signs, rows.batch.num_rows)
+            for state, read in zip(self._distincts, beside.values, strict=True)
+        ]
+        sources = self._plan.sources(KeyedRows(rows.batch, groups, signs, rows.keys), shown)
+        prepared = self._plan.prepare(sources)
+        if not self._multisets:
+            return self._async_update(rows, old, sources, prepared, ctx)
+        changed = self._plan.async_update(old.columns, sources, prepared, ctx)
+        return changed.then_compose(lambda new: self._async_extremes(rows, signs, old, new, beside.heads))
+
+    def _async_update(
+        self,
+        rows: Addition,
+        old: Columns,
+        sources: Sequence[KeyedRows],
+        prepared: Sequence[Any],
+        ctx: BundleContext,
+    ) -> StateFuture[Change]:
+        changed = self._plan.async_update(old.columns, sources, prepared, ctx)
+        return changed.then_apply(lambda new: self._written(rows, Change(old, new)))
+
+    def _async_extremes(
+        self,
+        rows: Addition,
+        signs: Int8Array | None,
+        old: Columns,
+        new: Changed,
+        heads: Sequence[ListHeads],
+    ) -> StateFuture[Change]:
+        """Bring extremes that can be taken back up to date with the logs of their values."""
+        signs = np.ones(rows.batch.num_rows, np.int8) if signs is None else signs
+        updates = [
+            state.update(rows.keys, sizes, state.multiset.changes(rows.batch, rows.keys, signs), new.states)
+            for state, sizes in zip(self._multisets, heads, strict=True)
+        ]
+        return combine_all(updates).then_apply(lambda _: self._written(rows, Change(old, new)))
+
+    def _signs(self, rows: Addition, groups: Groups, old: Columns) -> Int8Array | None:
+        if rows.accumulate.all():
+            return None
+        signs = np.where(rows.accumulate, 1, -1).astype(np.int8)
+        counts = old.numpy(0).astype(np.int64)
+        signs, missing = without_missing(signs, groups, counts, content_of(rows.batch, self._sequence))
+        if rows.counted:
+            self._missing.add(rows.at[missing], rows.bundle)
+        return signs
+
+    def _without_expired(self, keys: KeyBatch, old: Columns, beside: _Beside) -> _Beside:
+        """What an expired key has left does not count."""
+        if not self._ttl or old.present.all():
+            return beside
+        gone = ~old.present
+        for state in self._beside:
+            state.remove(keys.select(gone))
+        pairs = zip(self._multisets, beside.heads, strict=True)
+        heads = [state.forget(keys, sizes, gone) for state, sizes in pairs]
+        return _Beside(heads, [read.without(gone) for read in beside.values])
+
+    # -- what is written -------------------------------------------------------------------------------
+
+    def _written(self, rows: Addition, change: Change) -> Change:
+        self._write(rows.keys, change, rows.stamps)
+        return change
+
+    def _write(self, keys: KeyBatch, change: Change, stamps: Int64Array | None) -> None:
+        before, after, states = change.old.present, change.present, change.new.states
+        if not after.all():
+            dead = keys.select(~after)
+            for beside in self._beside:
+                beside.remove(dead)
+        known = before | after  # a key that came and went within the bundle needs no write
+        if not known.all():
+            mask = pa.array(known)
+            keys, after, states = keys.select(known), after[known], [column.filter(mask) for column in states]
+            stamps = None if stamps is None else stamps[known]
+        self._state.write(keys, states, after, stamps)
+
+
+class _Beside(NamedTuple):
+    """What was read beside states: of each log of values, and of each set of distinct values."""
+
+    heads: Sequence[ListHeads] = ()
+    values: Sequence[ReadValues] = ()
+
+
+def rows_missing(states: State) -> int:
+    """How many more rows were taken back than there were, over all states (u).
+
+    Local rows are net: which of the rows taken back were not there nobody can tell any more.
+    """
+    return -int(np.minimum(states[0].to_numpy(), 0).sum())
