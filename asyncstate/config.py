@@ -171,9 +171,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """All settings of one operator in one job; ``docs/configuration.md`` says what each means.
 
     The key of ``buffer_timeout_ms`` is ``async-state.buffer-timeout``: without the unit, which stands last in
-    the name, and with a dot after ``rocksdb`` or before ``retry``. 0 in a field that takes ``auto`` means auto. Raises
-    ConfigurationError if a value is out of range or two contradict each other. ``sources`` pairs each key
-    whose value is not its default with where that came from: ``operator option`` or ``<spelling> in the
+    the name, and with a dot after ``rocksdb`` or ``bundled_agg``, or before ``retry``. 0 in a field that takes ``auto``
+    means auto. Raises ConfigurationError if a value is out of range or two contradict each other. ``sources`` pairs each
+    key whose value is not its default with where that came from: ``operator option`` or ``<spelling> in the
     session``.
     """
 
@@ -243,6 +243,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "Bytes of a bundle: of its rows, and of the state that they read and write, judged by the micro-batch before. "
         "Where they are wide a bundle has fewer rows, but 1,000.",
     ] = 64 << 20
+    bundled_agg_size: Annotated[
+        int,
+        Number(1, 10_000_000),
+        "Rows that a BundledAggregateFunction gets at a time, at most, over all keys.",
+    ] = 100_000
+    bundled_agg_allow_latency_ms: Annotated[
+        int,
+        Number(1, 3_600_000, auto=True, units={"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000}),
+        "How long an operator with a BundledAggregateFunction waits for as many rows as it may get at a time, since "
+        "the first of them came; `auto`: until the micro-batch has no more.",
+    ] = 0
     gather_memory_bytes: Annotated[
         int,
         size(1 << 10, 1 << 40),
@@ -376,7 +387,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def _key_of(name: str) -> str:
     """The configuration key of a ``Config`` field."""
     words = re.sub("_(ms|bytes)$", "", name)
-    return PREFIX + re.sub("^(rocksdb|checkpoint(?=_retry))_", r"\1.", words).replace("_", "-")
+    return PREFIX + re.sub("^(rocksdb|bundled_agg|checkpoint(?=_retry))_", r"\1.", words).replace("_", "-")
 
 
 OPTIONS: dict[str, Option] = {

@@ -217,6 +217,10 @@ class OperatorContext(Protocol):
         """Entries a page when a state is iterated (``async-state.iterate-response-batch-size``)."""
 
     @property
+    def bundled_rows(self) -> int:
+        """Rows that a BundledAggregateFunction gets at a time, at most (``async-state.bundled-agg.size``)."""
+
+    @property
     def max_parallelism(self) -> int:
         """The number of key groups."""
 
@@ -572,6 +576,11 @@ class RecordOperator(Operator):
 
 class BundleOperator(Operator):
     """Bundle grain: one call an Arrow batch, state as columns, no loop over rows."""
+
+    @property
+    def is_bundled(self) -> bool:
+        """Whether it runs a BundledAggregateFunction, for which ``async-state.bundled-agg`` bounds its bundles."""
+        return False
 
     @abstractmethod
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:

@@ -1,14 +1,15 @@
 """Timestamps inside Arrow types, at any depth, as the integers that rows carry.
 
-Owns: ``in_microseconds``, ``has_timestamps``, ``integers`` and ``event_times``.
+Owns: ``in_microseconds``, ``has_timestamps``, ``integers``, ``event_times``, ``python_values`` and ``arrow_values``.
 Invariant: only timestamps change; time zones are kept, since an instant is the same number in every zone.
 Must not import anything of the project.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,20 @@ def event_times(column: pa.Array) -> npt.NDArray[np.int64]:
     numbers = column.view(pa.int64())
     times: npt.NDArray[np.int64] = (numbers.fill_null(0) if numbers.null_count else numbers).to_numpy()
     return times
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """A column's values as functions see them: timestamps, at any depth, are int64 microseconds."""
+    plain = in_microseconds(column.type)
+    values: list[Any] = integers(column if plain == column.type else column.cast(plain)).to_pylist()
+    return values
+
+
+def arrow_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
+    """A column of values that a function gave; pa.ArrowInvalid, TypeError or OverflowError for what does not fit."""
+    plain = in_microseconds(arrow_type)
+    column = pa.array(values, plain)
+    return column if plain == arrow_type else column.cast(arrow_type)
 
 
 def _mapped(arrow_type: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:

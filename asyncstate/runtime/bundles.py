@@ -8,6 +8,8 @@ out is held until its call, or a step of it, is done.
 from __future__ import annotations
 
 import functools
+import math
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -43,6 +45,8 @@ class BundleRunner(Runner):
         super().__init__(spec, context, controller, unique, scratch)
         self._operator = operator
         self._size = BundleSize(spec)
+        latency_ms = spec.config.bundled_agg_allow_latency_ms if operator.is_bundled else 0
+        self._patience = latency_ms / 1000 if latency_ms else math.inf
         self._out: list[pa.RecordBatch] = []
 
     # -- BundleContext --------------------------------------------------------------------------------
@@ -151,19 +155,25 @@ class BundleRunner(Runner):
 
     def _bundles(self, batches: Iterator[InputBatch]) -> Iterator[Bundle]:
         """Batches of an input put together or cut, up to ``BundleSize`` rows; input 0 before input 1. Behind them rows
-        that had to wait for all others of their key."""
+        that had to wait for all others of their key. Rows for a bundled function wait no longer than they may."""
         held: list[list[PreparedBatch]] = [[] for _ in self.spec.inputs]
-        rows = 0
+        rows, until = 0, 0.0
         for prepared in self._unordered(self._arriving(batches, self._size.rows)):
-            limit = self._size.rows(prepared.batch)
+            limit = self._rows_max(prepared.batch)
             for part in prepared.cut(limit):
-                if rows + part.batch.num_rows > limit:
+                if rows and (rows + part.batch.num_rows > limit or time.monotonic() >= until):
                     yield from self._joined(held)
                     rows = 0
+                if not rows:
+                    until = time.monotonic() + self._patience
                 held[prepared.input_index].append(part)
                 rows += part.batch.num_rows
         yield from self._joined(held)
         yield from map(self._bundle, self._unordered(self._waiting(self._size.rows)))
+
+    def _rows_max(self, batch: pa.RecordBatch) -> int:
+        limit = self._size.rows(batch)
+        return min(limit, self.context.bundled_rows) if self._operator.is_bundled else limit
 
     def _unordered(self, rows: Iterator[PreparedBatch]) -> Iterator[PreparedBatch]:
         """Those of inputs without an order; the others are put to wait."""

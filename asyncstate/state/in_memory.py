@@ -103,19 +103,19 @@ class MemoryMap(DictProtocol[K, V]):
         self._entries: dict[Any, V] = {}
 
     def get(self, key: K) -> V | None:
-        return self._entries.get(_key(key))
+        return self._entries.get(user_key(key))
 
     def async_get(self, key: K) -> StateFuture[V | None]:
         return completed_future(self.get(key))
 
     def contains(self, key: K) -> bool:
-        return _key(key) in self._entries
+        return user_key(key) in self._entries
 
     def async_contains(self, key: K) -> StateFuture[bool]:
         return completed_future(self.contains(key))
 
     def put(self, key: K, value: V) -> None:
-        self._entries[_key(key)] = _map_value(key, value)
+        self._entries[user_key(key)] = _map_value(key, value)
 
     def async_put(self, key: K, value: V) -> StateFuture[None]:
         self.put(key, value)
@@ -123,14 +123,14 @@ class MemoryMap(DictProtocol[K, V]):
 
     def put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
         pairs = entries.items() if isinstance(entries, Mapping) else entries
-        self._entries |= {_key(key): _map_value(key, value) for key, value in pairs}
+        self._entries |= {user_key(key): _map_value(key, value) for key, value in pairs}
 
     def async_put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> StateFuture[None]:
         self.put_all(entries)
         return _VOID
 
     def remove(self, key: K) -> None:
-        self._entries.pop(_key(key), None)
+        self._entries.pop(user_key(key), None)
 
     def async_remove(self, key: K) -> StateFuture[None]:
         self.remove(key)
@@ -171,7 +171,7 @@ class MemoryMap(DictProtocol[K, V]):
         return self._entries
 
     def __setstate__(self, entries: dict[Any, V]) -> None:
-        self._entries = {_key(key): value for key, value in entries.items()}
+        self._entries = {user_key(key): value for key, value in entries.items()}
 
     def _sorted(self) -> list[tuple[K, V]]:
         return sorted(self._entries.items(), key=_rank)
@@ -192,7 +192,7 @@ def _map_value(key: object, value: V) -> V:
     return value
 
 
-def _key(key: Any) -> Any:
+def user_key(key: Any) -> Any:
     """``key`` such that all NaNs are one key, as they are in the store."""
     return _NAN if key != key else key
 

@@ -41,9 +41,11 @@ class ValueView(Generic[T]):
 
     __slots__ = ("_state",)
 
-    def __init__(self, state: ValueState[T] | None = None) -> None:
+    def __init__(self, state: ValueState[T] | MemoryValue[T] | None = None) -> None:
         """``state``: where the value is kept (of namespaced state, ``state.at(namespace)``); None: in memory."""
-        self._state: ValueState[T] | MemoryValue[T] = _backing(self, state, (ValueState,), MemoryValue)
+        self._state: ValueState[T] | MemoryValue[T] = _backing(
+            self, state, (ValueState, MemoryValue), MemoryValue
+        )
 
     def value(self) -> T | None:
         """The value; without one the state's default, or None."""
@@ -101,9 +103,9 @@ class ListView(Generic[T]):
 
     __slots__ = ("_state",)
 
-    def __init__(self, state: ListState[T] | None = None) -> None:
+    def __init__(self, state: ListState[T] | MemoryList[T] | None = None) -> None:
         """``state``: where the elements are kept (of namespaced state, ``state.at(namespace)``); None: in memory."""
-        self._state: ListState[T] | MemoryList[T] = _backing(self, state, (ListState,), MemoryList)
+        self._state: ListState[T] | MemoryList[T] = _backing(self, state, (ListState, MemoryList), MemoryList)
 
     def get(self) -> Iterator[T]:
         """All elements as they are now, in order."""
@@ -165,10 +167,10 @@ class MapView(DictProtocol[K, V]):
 
     __slots__ = ("_state",)
 
-    def __init__(self, state: MapState[K, V] | BroadcastState[K, V] | None = None) -> None:
+    def __init__(self, state: MapState[K, V] | BroadcastState[K, V] | MemoryMap[K, V] | None = None) -> None:
         """``state``: where the entries are kept (of namespaced state, ``state.at(namespace)``); None: in memory."""
         self._state: MapState[K, V] | BroadcastState[K, V] | MemoryMap[K, V] = _backing(
-            self, state, (MapState, BroadcastState), MemoryMap
+            self, state, (MapState, BroadcastState, MemoryMap), MemoryMap
         )
 
     def get(self, key: K) -> V | None:
@@ -271,7 +273,7 @@ def _backing(view: object, state: Any, kinds: tuple[type, ...], in_memory: type)
     if state is None:
         return in_memory()
     if not isinstance(state, kinds):
-        names = " or ".join(kind.__name__ for kind in kinds)
+        names = " or ".join(kind.__name__ for kind in kinds if kind is not in_memory)
         raise StateAccessError(
             f"a {type(view).__name__} is over a {names}, not over {state!r}; leave the argument out for one in memory"
         )

@@ -32,13 +32,14 @@ class KeyedRows(NamedTuple):
     """n rows of u keys: whose they are, and +1 (added), -1 (taken back) or 0 (not to be counted) a row.
 
     ``signs`` None: all are added. Within a group rows are in the order in which they came. ``keys``: of the groups, in
-    their order; None where groups are no keys of the store.
+    their order; None where groups are no keys of the store. ``valued``: the values before and after are asked for.
     """
 
     batch: pa.RecordBatch
     groups: Groups
     signs: Int8Array | None = None
     keys: KeyBatch | None = None
+    valued: bool = False
 
 
 class Updated(NamedTuple):

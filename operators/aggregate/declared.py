@@ -4,7 +4,7 @@ Owns: ``Aggregate``; ``Kind``, of which it is; ``Binding``, ``Parts`` and ``Outp
 made of.
 Invariant: aggregates that need the same thing (the sum and the average of one column) share its part; state columns are
 named for what they hold, never for the user's aliases.
-Must not import anything of ``asyncstate`` but ``errors``.
+Must not import anything of ``asyncstate`` but ``errors`` and ``functions``.
 
 Source: Flink SQL's aggregate calls, with FILTER and DISTINCT.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from asyncstate.errors import SchemaError
+from asyncstate.functions import Function
 from operators.aggregate.accumulators import Count, Sum, sum_type
 from operators.aggregate.aggregator import Aggregator, State
 from operators.aggregate.distinct import DistinctValues
@@ -67,6 +68,13 @@ class Kind(ABC):
     """A kind of aggregate: what it is called, and what it is made of."""
 
     name: str
+    function: Function | None = None
+    """The function of the user's own that it runs."""
+
+    @property
+    def is_bundled(self) -> bool:
+        """Whether that is a BundledAggregateFunction."""
+        return False
 
     @abstractmethod
     def bind(self, binding: Binding) -> Output:
@@ -151,6 +159,10 @@ class Binding:
         """The index of a part that gets the aggregate's rows."""
         return self._parts.add(part, self._source())
 
+    def part_at(self, index: int) -> Aggregator:
+        """The part with an index that ``part`` gave."""
+        return self._parts.all[index]
+
     def plain_part(self, part: Aggregator) -> int:
         """The index of a part that gets all rows, for what is the same with DISTINCT and without."""
         return self._parts.add(part)
@@ -217,3 +229,9 @@ def columns_of(aggregates: Sequence[Aggregate]) -> set[str]:
     """The columns that ``aggregates`` look at."""
     conditions = {aggregate.condition for aggregate in aggregates if aggregate.condition is not None}
     return conditions | {name for aggregate in aggregates for name in aggregate.columns}
+
+
+def functions_of(aggregates: Sequence[Aggregate]) -> list[Function]:
+    """The functions of the user's own that ``aggregates`` run, each once."""
+    found = {id(one.kind.function): one.kind.function for one in aggregates if one.kind.function is not None}
+    return list(found.values())

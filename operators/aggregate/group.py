@@ -18,22 +18,23 @@ import pyarrow as pa
 
 from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalPhase
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.aggregate.declared import Aggregate, check_aggregates, columns_of
+from operators.aggregate.declared import Aggregate, columns_of
 from operators.aggregate.local_layout import LocalLayout
+from operators.aggregate.operator import AggregateOperator
 from operators.aggregate.plan import AggregatePlan
 from operators.aggregate.states import Addition, AggregateStates, Change
 from operators.core.changelog import arrival_order, distinct, net_changes, take_changes
-from operators.core.checks import Named, check_distinct_names
+from operators.core.checks import check_distinct_names
 from operators.core.expiring import key_times
 from operators.core.segments import Groups
 
 _SEEN_SCHEMA = pa.schema([pa.field("seen", pa.bool_(), nullable=False)])
 
 
-class GroupAggregate(Named, BundleOperator):
+class GroupAggregate(AggregateOperator):
     """SQL's GROUP BY over the key columns, without a window; SELECT DISTINCT without aggregates.
 
     Example::
@@ -66,8 +67,7 @@ class GroupAggregate(Named, BundleOperator):
         emit_update_before: bool = True,
         ttl: StateTtl | None = None,
     ) -> None:
-        check_aggregates(aggregates, self.owner)
-        self.aggregates = tuple(aggregates)
+        super().__init__(aggregates)
         self.emit_update_before = emit_update_before
         check_ttl(self.owner, ttl)
         self.ttl = ttl
@@ -98,7 +98,9 @@ class GroupAggregate(Named, BundleOperator):
         self._state: ColumnState = context.get_state(
             ColumnStateDescriptor("accumulators", schema, fixed_fields=True, ttl=self.ttl)
         )
-        self._states = AggregateStates(self._aggregation, self._state, context, ttl=self.ttl is not None)
+        self._states = AggregateStates(
+            self._aggregation, self._state, context, ttl=self.ttl is not None, valued=True
+        )
         self._local = LocalLayout(self._aggregation, spec.changelog) if spec.local is not None else None
 
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.futures import StateFuture, combine_all, completed_future
-from asyncstate.operator import BundleContext
+from asyncstate.operator import BundleContext, OperatorContext
 from operators.aggregate.accumulators import Count, Extreme
 from operators.aggregate.aggregator import KeyedRows, MergingAggregator, State, Updated
-from operators.aggregate.declared import Aggregate, Binding, Parts
+from operators.aggregate.declared import Aggregate, Binding, Parts, functions_of
 from operators.aggregate.value_log import Multiset
 from operators.core.arrays import Int8Array
 from operators.core.checks import check_distinct_names
@@ -49,6 +49,7 @@ class AggregatePlan:
         parts = Parts(schema, owner, retract)
         parts.add(Count(owner, None, None))
         self._outputs = [aggregate.kind.bind(Binding(parts, aggregate)) for aggregate in aggregates]
+        self._functions = functions_of(aggregates)
         self._retract = retract
         self.parts = parts.all
         self._sources = parts.sources
@@ -62,6 +63,14 @@ class AggregatePlan:
         self.result_fields = [output.field for output in self._outputs]
         self.multisets: list[Multiset] = self._multisets(parts) if retract else []
         check_distinct_names([field.name for field in self.result_fields], owner)
+
+    def open(self, context: OperatorContext, time_first: bool = False) -> None:
+        """Open the functions of the user's own and declare what parts keep beside their states; ``time_first`` where
+        keys have namespaces."""
+        for function in self._functions:
+            function.open(context)
+        for part in self.parts:
+            part.open(context, time_first)
 
     # -- steps ---------------------------------------------------------------------------------------------
 

@@ -75,7 +75,8 @@ class _KeptBeside(Protocol):
 
 
 class AggregateStates:
-    """The states of ``plan`` in ``state``; ``time_first`` where its keys have namespaces, ``ttl`` where they expire."""
+    """The states of ``plan`` in ``state``; ``time_first`` where its keys have namespaces, ``ttl`` where they expire,
+    ``valued`` where the aggregates before and after each bundle are asked for."""
 
     def __init__(
         self,
@@ -84,19 +85,20 @@ class AggregateStates:
         context: OperatorContext,
         time_first: bool = False,
         ttl: bool = False,
+        valued: bool = False,
     ) -> None:
         spec = context.inputs[0]
         self._plan = plan
         self._state = state
         self._ttl = ttl
+        self._valued = valued
         self._sequence = spec.sequence
         self._missing = context.missing_rows()
         self._multisets: list[MultisetState] = [part.open(context, time_first) for part in plan.multisets]
         self._distincts: list[DistinctState] = [
             values.open(context, spec.changelog, time_first) for values in plan.distincts
         ]
-        for part in plan.parts:
-            part.open(context, time_first)
+        plan.open(context, time_first)
         self._beside: list[_KeptBeside] = [*self._distincts, *plan.parts]
         for beside in (*self._multisets, *self._beside):
             beside.expire_with(state)
@@ -111,9 +113,9 @@ class AggregateStates:
         """A future of what the rows have changed, when it is written."""
         groups = Groups.of(rows.keys)
         read = self._state.async_get(rows.keys, rows.stamps)
-        known = self._async_known(rows, KeyedRows(rows.batch, groups, None, rows.keys))
+        known = self._async_known(rows, KeyedRows(rows.batch, groups, None, rows.keys, self._valued))
         if known is None and rows.accumulate.all():
-            sources = [KeyedRows(rows.batch, groups, None, rows.keys)]
+            sources = [KeyedRows(rows.batch, groups, None, rows.keys, self._valued)]
             prepared = self._plan.prepare(sources)  # while the read is under way
             return read.then_compose(lambda old: self._async_update(rows, old, sources, prepared, ctx))
         if known is None:
@@ -167,7 +169,7 @@ class AggregateStates:
             state.update(read, signs, rows.batch.num_rows)
             for state, read in zip(self._distincts, beside.values, strict=True)
         ]
-        sources = self._plan.sources(KeyedRows(rows.batch, groups, signs, rows.keys), shown)
+        sources = self._plan.sources(KeyedRows(rows.batch, groups, signs, rows.keys, self._valued), shown)
         prepared = self._plan.prepare(sources)
         if not self._multisets:
             return self._async_update(rows, old, sources, prepared, ctx)

@@ -14,16 +14,17 @@ from typing import Any
 import pyarrow as pa
 
 from asyncstate.local_phase import LocalPhase
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from operators.aggregate.declared import Aggregate, check_aggregates, columns_of
-from operators.core.checks import Named, TimeDomain, check_time_domain
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
+from operators.aggregate.declared import Aggregate, columns_of
+from operators.aggregate.operator import AggregateOperator
+from operators.core.checks import TimeDomain, check_time_domain
 from operators.window.plan import WindowPlan
 from operators.window.sessions import SessionAggregation
 from operators.window.slices import SliceAggregation, local_layout
 from operators.window.windows import SessionWindow, Window, check_window
 
 
-class WindowAggregate(Named, BundleOperator):
+class WindowAggregate(AggregateOperator):
     """SQL's GROUP BY over the key columns and a window of time.
 
     Example, the bids on each auction in the last hour, once a minute, with key=["auction"]::
@@ -67,10 +68,9 @@ class WindowAggregate(Named, BundleOperator):
         time: TimeDomain = "event",
     ) -> None:
         check_window(window, self.owner)
-        check_aggregates(aggregates, self.owner)
         check_time_domain(time, self.owner)
+        super().__init__(aggregates)
         self.window = window
-        self.aggregates = tuple(aggregates)
         self.time: TimeDomain = time
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:

@@ -1,4 +1,4 @@
-"""Functions of a keyed stream: what a user writes where a whole operator would be too much.
+"""Functions of rows, timers and windows.
 
 Owns: ``Function``, its kinds (map, flat map, filter, reduce, process; on one input, two inputs, windows, or beside a
 broadcast input), ``TimeWindow`` and ``WindowContext``. ``operators`` runs them.

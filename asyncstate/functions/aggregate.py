@@ -1,0 +1,334 @@
+"""Aggregate functions of the user's own: many values of a key into one value, or into some rows.
+
+Owns: ``AggregateFunction``, ``TableAggregateFunction``, ``BundledAggregateFunction``, what they are given and what they
+give; ``map_view``, ``list_view`` and ``value_view``, the fields of an accumulator that are views.
+Invariant: a function sees values, accumulators and segments; it knows nothing of keys' state or of who runs it.
+Must not import state, storage, execution, runtime or Spark.
+
+Source: FLIP-139, Flink's ``TableAggregateFunction``, and its proposal of a ``BundledAggregateFunction``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.changelog import RowKind
+from asyncstate.codec.times import python_values
+from asyncstate.functions.process import Function
+
+# -- values in a loop -----------------------------------------------------------------------------------
+
+
+class AggregateFunction(Function):
+    """Values into an accumulator, and what that amounts to.
+
+    An *accumulator* is what ``create_accumulator`` returns: a list, a dict, a tuple or a ``MutableRow``, with a value a
+    field of the accumulator type; of a tuple the function gets a ``MutableRow``. ``accumulate``, ``retract`` and
+    ``merge`` change it and return nothing. Times are int64 microseconds; null is None.
+
+    Of a struct's fields those made with ``map_view``, ``list_view`` or ``value_view`` are views: ``create_accumulator``
+    puts a ``MapView()``, ``ListView()`` or ``ValueView()`` there, and what is in them stays in state until it is
+    asked for.
+
+    ``retract`` is needed over changelogs and in bounded OVER frames, ``merge`` where windows share slices. Types are
+    given to ``udaf``, or by ``get_result_type`` and ``get_accumulator_type``.
+    """
+
+    @abstractmethod
+    def create_accumulator(self) -> Any:
+        """An accumulator to which nothing has been added."""
+
+    @abstractmethod
+    def accumulate(self, accumulator: Any, *args: Any) -> None:
+        """Add a row's values: an argument a column."""
+
+    def retract(self, accumulator: Any, *args: Any) -> None:
+        """Take a row's values back."""
+        raise NotImplementedError(f"{type(self).__name__} has no method retract")
+
+    def merge(self, accumulator: Any, accumulators: Iterable[Any]) -> None:
+        """Add to ``accumulator`` what was added to ``accumulators``, which are not used again."""
+        raise NotImplementedError(f"{type(self).__name__} has no method merge")
+
+    def get_value(self, accumulator: Any) -> Any:
+        """What the accumulator amounts to, of the result type, or None."""
+        raise NotImplementedError(f"{type(self).__name__} has no method get_value")
+
+    def get_result_type(self) -> pa.DataType | None:
+        """The Arrow type of ``get_value``; None: it is given to ``udaf``."""
+        return None
+
+    def get_accumulator_type(self) -> pa.DataType | pa.Schema | None:
+        """The Arrow type of the accumulator, a struct (or its schema), a list or a map; None: it is given to
+        ``udaf``."""
+        return None
+
+
+class RetractableCollector(Protocol):
+    """Where ``emit_update_with_retract`` puts rows: tuples, dicts, or for one column the value itself."""
+
+    def collect(self, row: Any) -> None:
+        """A row that is new."""
+
+    def retract(self, row: Any) -> None:
+        """A row that was put out before and no longer holds."""
+
+
+class TableAggregateFunction(AggregateFunction):
+    """Values into an accumulator, and rows out of it: a top N, for instance.
+
+    Write ``emit_value``; or ``emit_update_with_retract``, where the function itself knows what has changed since it was
+    last asked, and keeps in the accumulator what it has shown. The result type is a struct, or its schema.
+    """
+
+    def emit_value(self, accumulator: Any) -> Iterable[Any]:
+        """All rows of the accumulator, as ``RetractableCollector`` takes them."""
+        raise NotImplementedError(f"{type(self).__name__} has no method emit_value")
+
+    def emit_update_with_retract(self, accumulator: Any, out: RetractableCollector) -> None:
+        """Put out what has changed since the last call for this accumulator; it is stored afterwards."""
+        raise NotImplementedError(f"{type(self).__name__} has no method emit_update_with_retract")
+
+
+def has_method(function: object, name: str) -> bool:
+    """Whether a function's class writes ``name`` itself instead of leaving it to one of the bases here."""
+    method = getattr(type(function), name, None)
+    return method is not None and method.__module__ != __name__
+
+
+class MutableRow(list[Any]):
+    """An accumulator with named fields: ``row["count"] += 1`` or ``row[0] += 1``.
+
+    >>> row = MutableRow(count=0, total=0.0)
+    >>> row["count"] += 1
+    >>> row[1] += 2.5
+    >>> row
+    MutableRow(count=1, total=2.5)
+    """
+
+    __slots__ = ("_fields",)
+    _fields: dict[str, int]
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        """Values by position, or by name."""
+        super().__init__(values or named.values())
+        self._fields = {name: at for at, name in enumerate(named)}
+
+    @classmethod
+    def of(cls, values: Iterable[Any], fields: dict[str, int]) -> MutableRow:
+        """A row of ``values``; ``fields`` has the place of each name."""
+        row = cls(*values)
+        row._fields = fields
+        return row
+
+    def __getitem__(self, item: Any) -> Any:
+        return list.__getitem__(self, self._fields[item] if item.__class__ is str else item)
+
+    def __setitem__(self, item: Any, value: Any) -> None:
+        list.__setitem__(self, self._fields[item] if item.__class__ is str else item, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MutableRow.of, (list(self), self._fields)
+
+    def __repr__(self) -> str:
+        names = list(self._fields)
+        parts = [
+            f"{names[at]}={value!r}" if at < len(names) else repr(value) for at, value in enumerate(self)
+        ]
+        return f"MutableRow({', '.join(parts)})"
+
+
+# -- views ----------------------------------------------------------------------------------------------
+
+_VIEW: Final = b"asyncstate.view"
+ViewKind = Literal["map", "list", "value"]
+
+
+def map_view(name: str, key_type: pa.DataType, value_type: pa.DataType) -> pa.Field:
+    """A field of an accumulator type that is a ``MapView``: only entries that are asked for are read."""
+    return pa.field(name, pa.map_(key_type, value_type), metadata={_VIEW: b"map"})
+
+
+def list_view(name: str, element_type: pa.DataType) -> pa.Field:
+    """A field of an accumulator type that is a ``ListView``: adding to it reads none of it."""
+    return pa.field(name, pa.list_(element_type), metadata={_VIEW: b"list"})
+
+
+def value_view(name: str, value_type: pa.DataType) -> pa.Field:
+    """A field of an accumulator type that is a ``ValueView``: read and written only when it is asked for."""
+    return pa.field(name, value_type, metadata={_VIEW: b"value"})
+
+
+def view_of(accumulator_field: pa.Field) -> ViewKind | None:
+    """Which view a field of an accumulator type is; None: a plain value."""
+    found = (accumulator_field.metadata or {}).get(_VIEW)
+    return None if found is None else found.decode()
+
+
+# -- segments -------------------------------------------------------------------------------------------
+
+
+class SegmentRow(tuple[Any, ...]):
+    """A row's arguments, with its ``kind``: of +I and +U it is added, of -U and -D taken back."""
+
+    kind: RowKind
+
+    @staticmethod
+    def of(values: Iterable[Any], kind: RowKind) -> SegmentRow:
+        """A row of ``values``."""
+        row = SegmentRow(values)
+        row.kind = kind
+        return row
+
+    @property
+    def is_accumulate(self) -> bool:
+        """True for +I and +U."""
+        return self.kind in (RowKind.INSERT, RowKind.UPDATE_AFTER)
+
+
+@dataclass(frozen=True)
+class KeySegment:
+    """Rows of one key in their order, with what was accumulated for it before.
+
+    ``accumulators``: none (nothing was accumulated yet), one, or several, which are to be merged first.
+    ``key`` has a value a key column.
+    """
+
+    key: tuple[Any, ...]
+    rows: Sequence[SegmentRow]
+    accumulators: Sequence[Any]
+    updated_values_after_each_row: bool = False
+
+
+@dataclass(frozen=True)
+class KeySegmentApplied:
+    """What became of a segment: the accumulator, and the values at the start (None without an accumulator), at the
+    end, and, if they are asked for, after each row."""
+
+    accumulator: Any
+    starting_value: Any = None
+    final_value: Any = None
+    updated_values_after_each_row: Sequence[Any] | None = None
+
+
+@dataclass(frozen=True)
+class KeySegments(Sequence[KeySegment]):
+    """n rows of u keys, segment by segment; as columns, or one ``KeySegment`` after the other.
+
+    ``columns``: the arguments (n each). ``starts`` (u + 1): where each segment begins, and n. ``signs`` (n, int8): +1
+    for rows that are added, -1 for those taken back. ``keys``: the key columns (u each). ``accumulators`` (u) of the
+    accumulator type, null where there is none; or a list of them a key, all to be merged first.
+    ``updated_values_after_each_row``: a value after each row is asked for.
+    """
+
+    columns: Sequence[pa.Array]
+    starts: npt.NDArray[np.int64]
+    signs: npt.NDArray[np.int8]
+    keys: Sequence[pa.Array]
+    accumulators: pa.Array
+    accumulator_type: pa.DataType
+    updated_values_after_each_row: bool = False
+    _python: dict[str, list[Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return len(self.signs)
+
+    @property
+    def segment_of_row(self) -> npt.NDArray[np.int64]:
+        """The segment (n) of each row."""
+        return np.repeat(np.arange(len(self)), np.diff(self.starts))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._segment(at) for at in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"segment {index} of {len(self)}")
+        return self._segment(index % len(self))
+
+    def __iter__(self) -> Iterator[KeySegment]:
+        return map(self._segment, range(len(self)))
+
+    def _segment(self, index: int) -> KeySegment:
+        start, stop = int(self.starts[index]), int(self.starts[index + 1])
+        kinds = (RowKind.INSERT, RowKind.DELETE)
+        values = self._values("rows", self.columns) or [()] * self.num_rows
+        signs = self.signs[start:stop].tolist()
+        rows = [
+            SegmentRow.of(row, kinds[sign < 0]) for row, sign in zip(values[start:stop], signs, strict=True)
+        ]
+        (held,) = self._values("accumulators", [self.accumulators])[index]
+        merging = self.accumulators.type != self.accumulator_type
+        accumulators = [] if held is None else [self._mutable(one) for one in (held if merging else [held])]
+        keys = self._values("keys", self.keys)
+        return KeySegment(keys[index] if keys else (), rows, accumulators, self.updated_values_after_each_row)
+
+    def _values(self, name: str, columns: Sequence[pa.Array]) -> list[Any]:
+        found = self._python.get(name)
+        if found is None:
+            found = self._python[name] = list(zip(*map(python_values, columns), strict=True))
+        return found
+
+    def _mutable(self, value: Any) -> Any:
+        if not pa.types.is_struct(self.accumulator_type):
+            return value
+        fields = {one.name: at for at, one in enumerate(self.accumulator_type)}
+        return MutableRow.of([value[name] for name in fields], fields)
+
+
+@dataclass(frozen=True)
+class SegmentsApplied:
+    """What became of ``KeySegments``, as columns: an accumulator (u) of the accumulator type and values of the result
+    type; ``updated_values_after_each_row`` (n) if they are asked for."""
+
+    accumulators: pa.Array
+    starting_values: pa.Array
+    final_values: pa.Array
+    updated_values_after_each_row: pa.Array | None = None
+
+
+class BundledAggregateFunction(Function):
+    """Many rows of many keys into accumulators in one call: what calls a service, or computes with numpy.
+
+    May be a base beside ``AggregateFunction``: it is then used in place of its methods where ``supports_bundling``.
+    """
+
+    def supports_bundling(self) -> bool:
+        """Whether ``bundled_accumulate_retract`` is used."""
+        return True
+
+    def supports_retracting(self) -> bool:
+        """Whether it can take rows back."""
+        return False
+
+    def supports_merging(self) -> bool:
+        """Whether it can merge several accumulators of a key."""
+        return False
+
+    @abstractmethod
+    def bundled_accumulate_retract(
+        self, segments: KeySegments
+    ) -> SegmentsApplied | Sequence[KeySegmentApplied]:
+        """Apply the rows: a ``SegmentsApplied``, or a ``KeySegmentApplied`` for each segment, in their order.
+
+        May be an ``async def`` that calls a service: it then runs as ``BundleContext.call`` runs it.
+        """
+
+    def get_result_type(self) -> pa.DataType | None:
+        """See ``AggregateFunction``."""
+        return None
+
+    def get_accumulator_type(self) -> pa.DataType | pa.Schema | None:
+        """See ``AggregateFunction``."""
+        return None

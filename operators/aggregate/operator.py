@@ -1,0 +1,41 @@
+"""What operators over aggregates have in common: their aggregates, and the life of the functions among them.
+
+Owns: ``AggregateOperator``.
+Must not import anything of ``asyncstate`` but ``operator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncstate.operator import BundleOperator
+from operators.aggregate.declared import Aggregate, check_aggregates, functions_of
+from operators.core.checks import Named
+
+
+class AggregateOperator(Named, BundleOperator):
+    """An operator whose output has ``aggregates``. Functions of the user's own are opened with their plan."""
+
+    def __init__(self, aggregates: Sequence[Aggregate]) -> None:
+        check_aggregates(aggregates, self.owner)
+        self.aggregates = tuple(aggregates)
+
+    @property
+    def is_bundled(self) -> bool:
+        """See ``BundleOperator``."""
+        return any(aggregate.kind.is_bundled for aggregate in self.aggregates)
+
+    def close(self) -> None:
+        """Close the functions."""
+        for function in functions_of(self.aggregates):
+            function.close()
+
+    async def open_calls(self) -> None:
+        """See ``Operator``: what the functions share."""
+        for function in functions_of(self.aggregates):
+            await function.open_calls()
+
+    async def close_calls(self) -> None:
+        """See ``Operator``."""
+        for function in functions_of(self.aggregates):
+            await function.close_calls()

@@ -1,0 +1,1 @@
+"""Aggregate functions of the user's own, as aggregators among the built-in ones."""

@@ -1,0 +1,170 @@
+"""Accumulators of a user's function: as the objects that it changes, and as the columns that are stored.
+
+Owns: ``AccumulatorForm``.
+Invariant: an accumulator that was stored and read again is the one that the function left; the first column tells
+whether there is one.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``operator`` and ``state``.
+
+A struct is stored field by field, so that numbers are read and written without a loop over rows; a list or map as one
+column. Fields that are views are kept in states of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.codec.times import arrow_values, python_values
+from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.functions.aggregate import MutableRow, view_of
+from asyncstate.operator import OperatorContext
+from asyncstate.state.bundle_views import BundleViews, ListViews, MapViews, ValueViews
+from operators.aggregate.aggregator import State
+from operators.core.arrays import BoolArray
+
+_VIEWS: dict[str, Callable[..., BundleViews[Any]]] = {"map": MapViews, "list": ListViews, "value": ValueViews}
+
+
+class AccumulatorForm:
+    """The accumulators of ``accumulator_type``, stored in columns whose names begin with ``prefix``."""
+
+    def __init__(self, accumulator_type: pa.DataType, prefix: str, owner: str) -> None:
+        self.type = accumulator_type
+        self.owner = owner
+        self._prefix = prefix
+        self._is_struct = pa.types.is_struct(accumulator_type)
+        fields = list(accumulator_type) if self._is_struct else [pa.field("value", accumulator_type)]
+        self._names = [field.name for field in fields]
+        self._plain = [at for at, field in enumerate(fields) if view_of(field) is None]
+        self._types = [field.type for field in fields]
+        self._view_fields = {at: field for at, field in enumerate(fields) if view_of(field) is not None}
+        self.views: dict[int, BundleViews[Any]] = {}
+        stored = [pa.field(f"{prefix}.{self._names[at]}", self._types[at]) for at in self._plain]
+        # Not null where there is a key: an aggregate that is added later must not pass for one that has seen its rows.
+        self.fields = (pa.field(prefix, pa.bool_(), nullable=False), *stored)
+        self.make: Callable[[list[Any]], Any] = list
+        self._by_name = False
+
+    @property
+    def has_views(self) -> bool:
+        """Whether some fields are views."""
+        return bool(self._view_fields)
+
+    def open(self, context: OperatorContext, time_first: bool) -> None:
+        """Declare the states of the views."""
+        for at, field in self._view_fields.items():
+            name = f"{self._prefix}.{field.name}"
+            self.views[at] = _VIEWS[view_of(field) or ""](
+                field.name, name, field.type, context, time_first, self.owner
+            )
+
+    def like(self, accumulator: Any) -> None:
+        """Make accumulators such as ``accumulator``, one that the function has created."""
+        place = {name: at for at, name in enumerate(self._names)}
+        if not self._is_struct:
+            wanted = dict if pa.types.is_map(self.type) else list
+            if not isinstance(accumulator, wanted):
+                raise self._unfit(accumulator, f"a {wanted.__name__}")
+            self.make = _mapping if wanted is dict else lambda values: list(values[0])
+        elif isinstance(accumulator, dict):
+            self.make = lambda values: dict(zip(self._names, values, strict=True))
+            self._by_name = True
+        elif isinstance(accumulator, list) and not isinstance(accumulator, MutableRow):
+            self.make = list
+        elif isinstance(accumulator, tuple | MutableRow):
+            self.make = lambda values: MutableRow.of(values, place)
+        else:
+            raise self._unfit(accumulator, "a list, dict, tuple or MutableRow")
+
+    def fresh(self, accumulator: Any) -> Any:
+        """An accumulator that the function has created, as the function gets it."""
+        if not isinstance(accumulator, tuple):
+            return accumulator
+        return self.make(list(accumulator))
+
+    def decode(self, state: State) -> list[Any]:
+        """The accumulators (u) of stored columns, without their views; None where there is none."""
+        present = state[0]
+        known = present.fill_null(False) if present.null_count else present
+        columns: list[list[Any]] = [[None] * len(known)] * len(self._types)
+        for at, column in zip(self._plain, state[1:], strict=True):
+            columns[at] = python_values(column)
+        make = self.make
+        if self._is_struct and make is list:
+            made: list[Any] = list(map(list, zip(*columns, strict=True)))
+        else:
+            made = [make(list(values)) for values in zip(*columns, strict=True)] if known.true_count else []
+        if known.true_count == len(known):
+            return made
+        made = made or [None] * len(known)
+        return [one if there else None for one, there in zip(made, known.to_pylist(), strict=True)]
+
+    def encode(self, accumulators: Sequence[Any]) -> State:
+        """Stored columns of accumulators (u, or None). Raises OperatorError for what does not fit the type."""
+        present = pa.array([one is not None for one in accumulators], pa.bool_())
+        return [present, *(self._column(at, accumulators) for at in self._plain)]
+
+    def _column(self, at: int, accumulators: Sequence[Any]) -> pa.Array:
+        try:
+            return arrow_values(self._values(at, accumulators), self._types[at])
+        except (pa.ArrowException, TypeError, ValueError, OverflowError, LookupError) as error:
+            raise OperatorError(
+                f"{self.owner}: field '{self._names[at]}' of an accumulator is no {self._types[at]}: {error!r}; let "
+                "the function keep what the accumulator type says, or declare another type"
+            ) from error
+
+    def _values(self, at: int, accumulators: Sequence[Any]) -> list[Any]:
+        if not self._is_struct:
+            return [
+                None if one is None else list(one.items()) if isinstance(one, dict) else one
+                for one in accumulators
+            ]
+        index = self._index(at)
+        return [None if one is None else one[index] for one in accumulators]
+
+    def _index(self, at: int) -> Any:
+        return self._names[at] if self._by_name else at
+
+    def attach(self, accumulators: Sequence[Any], new: BoolArray) -> None:
+        """Give the accumulators (u) of the bundle at hand their views; ``new`` (u): nothing is stored of them."""
+        fresh = new.tolist()
+        for at, views in self.views.items():
+            index = self._index(at)
+            for key, accumulator in enumerate(accumulators):
+                if accumulator is not None:
+                    given = accumulator[index] if fresh[key] else None
+                    accumulator[index] = views.view(key, fresh[key], given)
+
+    def begin(self, keys: KeyBatch) -> None:
+        """The keys (u) of the next bundle."""
+        for views in self.views.values():
+            views.begin(keys)
+
+    def flush(self) -> None:
+        """Write what the bundle has changed in views."""
+        for views in self.views.values():
+            views.flush()
+
+    def remove(self, keys: KeyBatch) -> None:
+        """Remove the views of ``keys``."""
+        for views in self.views.values():
+            views.remove(keys)
+
+    def _unfit(self, accumulator: Any, wanted: str) -> SchemaError:
+        return SchemaError(
+            f"{self.owner}: create_accumulator returned {accumulator!r}, but an accumulator of type {self.type} is "
+            f"{wanted}; return one, or declare another accumulator type"
+        )
+
+
+def _mapping(values: list[Any]) -> dict[Any, Any]:
+    found = values[0]
+    return dict(found) if found is not None else {}
+
+
+def as_type(given: pa.DataType | pa.Schema | None) -> pa.DataType | None:
+    """An Arrow type; of a schema the struct of its fields; None of None."""
+    return pa.struct(list(given)) if isinstance(given, pa.Schema) else given

@@ -1,0 +1,320 @@
+"""A function of the user's own that takes many rows of many keys in one call, as an aggregator.
+
+Owns: ``BundledAggregator``.
+Invariant: the function gets at most ``async-state.bundled-agg.size`` rows at a time; what it gives back has one entry a
+segment, in their order.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``futures`` and ``operator``.
+
+Source: Flink's proposal of a BundledAggregateFunction.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec.times import arrow_values
+from asyncstate.errors import OperatorError
+from asyncstate.functions.aggregate import (
+    BundledAggregateFunction,
+    KeySegmentApplied,
+    KeySegments,
+    SegmentsApplied,
+)
+from asyncstate.futures import StateFuture, completed_future
+from asyncstate.operator import BundleContext, OperatorContext
+from operators.aggregate.aggregator import Aggregator, KeyedRows, State, Updated
+from operators.aggregate.user.accumulator import AccumulatorForm
+from operators.aggregate.user.function import Segments
+from operators.core.arrays import Int64Array, take_rows
+from operators.core.segments import Groups
+
+
+class _Turn(NamedTuple):
+    """The segments from ``first`` to before ``stop``, and of their rows those from ``start`` to before ``end``."""
+
+    first: int
+    stop: int
+    start: int
+    end: int
+
+
+class BundledAggregator(Aggregator):
+    """``function`` over ``columns`` of the rows whose ``condition`` column is true."""
+
+    def __init__(
+        self,
+        owner: str,
+        prefix: str,
+        function: BundledAggregateFunction,
+        columns: tuple[str, ...],
+        condition: str | None,
+        accumulator_type: pa.DataType,
+        result_type: pa.DataType,
+    ) -> None:
+        self.owner = owner
+        self.function = function
+        self.columns = columns
+        self.condition = condition
+        self.form = AccumulatorForm(accumulator_type, prefix, f"{owner}, {type(function).__name__}")
+        self.fields = self.form.fields
+        self.result_type = result_type
+        self.retracts = function.supports_retracting()
+        self.merges = function.supports_merging()
+        self._is_async = inspect.iscoroutinefunction(function.bundled_accumulate_retract)
+
+    def open(self, context: OperatorContext, time_first: bool = False) -> None:
+        """See ``Aggregator``."""
+        self._rows_max = context.bundled_rows
+
+    def prepare(self, rows: KeyedRows) -> tuple[Segments, list[pa.Array]]:
+        """The rows that count, segment by segment."""
+        segments = Segments.of(rows, self.condition)
+        return segments, segments.columns(rows.batch, self.columns)
+
+    def update(
+        self, state: State, rows: KeyedRows, prepared: tuple[Segments, list[pa.Array]], ctx: BundleContext
+    ) -> Updated | StateFuture[Updated]:
+        """See ``Aggregator``; a future if the function is an ``async def``."""
+        segments, columns = prepared
+        touched = np.flatnonzero(np.diff(segments.starts) > 0)
+        keys = [] if rows.keys is None else take_rows(rows.keys.columns, touched)
+        work = _Work(self, take_rows(state, touched), keys, columns, segments, touched)
+        return work.run(ctx, len(state[0]), state, valued=rows.valued)
+
+    def combine(self, state: State, groups: Groups) -> State:
+        """See ``Aggregator``; asked only of functions that merge."""
+        ordered = self.stored(take_rows(state, groups.order))
+        offsets = pa.array(np.append(groups.starts, len(groups.order)).astype(np.int32))
+        several = pa.ListArray.from_arrays(offsets, ordered)
+        return self.columns_of(self.apply_now(self.empty(len(groups.starts), several)).accumulators)
+
+    def values(self, state: State) -> pa.Array:
+        """See ``Aggregator``: the final values of segments without rows."""
+        return self.apply_now(self.empty(len(state[0]), self.stored(state))).final_values
+
+    # -- calls -------------------------------------------------------------------------------------------
+
+    def apply(self, segments: KeySegments, ctx: BundleContext) -> StateFuture[SegmentsApplied]:
+        """A future of what becomes of the segments."""
+        function = self.function.bundled_accumulate_retract
+        if self._is_async:
+            return ctx.call(function, segments).then_apply(lambda given: self._checked(given, segments))
+        return completed_future(self._checked(function(segments), segments))
+
+    def apply_now(self, segments: KeySegments) -> SegmentsApplied:
+        """As ``apply``, where there are no rows: an ``async def`` is run to its end and may wait for nothing."""
+        given = self.function.bundled_accumulate_retract(segments)
+        if inspect.iscoroutine(given):
+            given = _run(given, self.form.owner)
+        return self._checked(given, segments)
+
+    def empty(self, count: int, accumulators: pa.Array) -> KeySegments:
+        """Segments (``count``) without rows."""
+        nothing = np.zeros(count + 1, np.int64)
+        return KeySegments([], nothing, np.empty(0, np.int8), [], accumulators, self.form.type)
+
+    def _checked(
+        self, given: SegmentsApplied | Sequence[KeySegmentApplied], segments: KeySegments
+    ) -> SegmentsApplied:
+        applied = given if isinstance(given, SegmentsApplied) else self._as_columns(given, segments)
+        each = applied.updated_values_after_each_row
+        for what, column, wanted in (
+            ("accumulators", applied.accumulators, len(segments)),
+            ("final values", applied.final_values, len(segments)),
+            *([("values after each row", each, segments.num_rows)] if each is not None else []),
+        ):
+            if len(column) != wanted:
+                raise self._wrong(
+                    f"returned {len(column)} {what} for {wanted}; return one for each, in their order"
+                )
+        if each is None and segments.updated_values_after_each_row:
+            raise self._wrong("returned no values after each row, but they were asked for")
+        return applied
+
+    def _as_columns(self, given: Sequence[KeySegmentApplied], segments: KeySegments) -> SegmentsApplied:
+        if len(given) != len(segments):
+            raise self._wrong(
+                f"returned {len(given)} results for {len(segments)} segments; return one for each"
+            )
+        accumulators = [self._plain(one.accumulator) for one in given]
+        each = None
+        if segments.updated_values_after_each_row:
+            each = self._column(
+                [value for one in given for value in one.updated_values_after_each_row or ()],
+                self.result_type,
+            )
+        return SegmentsApplied(
+            self._column(accumulators, self.form.type),
+            self._column([one.starting_value for one in given], self.result_type),
+            self._column([one.final_value for one in given], self.result_type),
+            each,
+        )
+
+    def _plain(self, accumulator: Any) -> Any:
+        """A struct's values by name."""
+        if pa.types.is_struct(self.form.type) and isinstance(accumulator, list | tuple):
+            return dict(zip((field.name for field in self.form.type), accumulator, strict=True))
+        return accumulator
+
+    def _column(self, values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
+        try:
+            return arrow_values(values, arrow_type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise self._wrong(f"returned what is no {arrow_type}: {error}") from error
+
+    def _wrong(self, what: str) -> OperatorError:
+        return OperatorError(f"{self.form.owner}: bundled_accumulate_retract {what}")
+
+    # -- states ------------------------------------------------------------------------------------------
+
+    def stored(self, state: State) -> pa.Array:
+        """Accumulators (u) of stored columns as one, null where there is none."""
+        missing = _missing(state[0])
+        if pa.types.is_struct(self.form.type):
+            return pa.StructArray.from_arrays(state[1:], fields=list(self.form.type), mask=pa.array(missing))
+        return state[1]
+
+    def columns_of(self, accumulators: pa.Array) -> State:
+        """Stored columns of accumulators (u)."""
+        accumulators = accumulators.cast(self.form.type)
+        present = accumulators.is_valid()
+        if pa.types.is_struct(self.form.type):
+            return [present, *accumulators.flatten()]
+        return [present, accumulators]
+
+
+class _Work:
+    """The segments of a bundle, some rows at a time: each turn goes on with the accumulators of the one before."""
+
+    def __init__(
+        self,
+        part: BundledAggregator,
+        state: State,
+        keys: Sequence[pa.Array],
+        columns: Sequence[pa.Array],
+        segments: Segments,
+        touched: Int64Array,
+    ) -> None:
+        self._part = part
+        self._keys = keys
+        self._columns = columns
+        self._touched = touched
+        self._starts = np.append(segments.starts[touched], segments.starts[-1])
+        self._signs = np.ones(len(segments.rows), np.int8) if segments.signs is None else segments.signs
+        self._accumulators = part.stored(state)
+        self._turns = _turns(self._starts, part._rows_max)
+        self._done: list[SegmentsApplied] = []
+
+    def run(
+        self, ctx: BundleContext, count: int, state: State, valued: bool
+    ) -> Updated | StateFuture[Updated]:
+        """What becomes of all ``count`` keys, of which those that have no rows stay as they are in ``state``."""
+        ended: StateFuture[Any] = completed_future(None)
+        for turn in self._turns:
+            ended = ended.then_compose(functools.partial(self._turn, turn, ctx))
+        updated = ended.then_apply(lambda _: self._updated(count, state, valued))
+        return updated.get() if updated.done else updated
+
+    def _turn(self, turn: _Turn, ctx: BundleContext, _: object) -> StateFuture[None]:
+        starts = np.clip(self._starts[turn.first : turn.stop + 1], turn.start, turn.end) - turn.start
+        accumulators = self._accumulators.slice(turn.first, turn.stop - turn.first)
+        if self._done and self._continues(turn):
+            last = self._done[-1].accumulators.cast(self._part.form.type)
+            accumulators = pa.concat_arrays([last.slice(len(last) - 1), accumulators.slice(1)])
+        segments = KeySegments(
+            [column.slice(turn.start, turn.end - turn.start) for column in self._columns],
+            starts,
+            self._signs[turn.start : turn.end],
+            [column.slice(turn.first, turn.stop - turn.first) for column in self._keys],
+            accumulators,
+            self._part.form.type,
+        )
+        return self._part.apply(segments, ctx).then_accept(self._done.append)
+
+    def _continues(self, turn: _Turn) -> bool:
+        return bool(turn.start > self._starts[turn.first])
+
+    def _updated(self, count: int, state: State, valued: bool) -> Updated:
+        part = self._part
+        first = [self._continues(turn) for turn in self._turns]
+        ends: list[pa.Array] = []
+        starting: list[pa.Array] = []
+        final: list[pa.Array] = []
+        for number, (turn, applied) in enumerate(zip(self._turns, self._done, strict=True)):
+            cut = (
+                number + 1 < len(self._turns) and first[number + 1]
+            )  # its last segment goes on in the next turn
+            size = turn.stop - turn.first
+            ends.append(applied.accumulators.cast(part.form.type).slice(0, size - cut))
+            final.append(applied.final_values.cast(part.result_type).slice(0, size - cut))
+            starting.append(applied.starting_values.cast(part.result_type).slice(int(first[number])))
+        rows = np.full(count, -1, np.int64)
+        rows[self._touched] = np.arange(len(self._touched))
+        if not ends:
+            return Updated(list(state), *(self._values_of(state) if valued else ()))
+        changed = part.columns_of(pa.concat_arrays(ends))
+        states = [_replaced(old, new, rows) for old, new in zip(state, changed, strict=True)]
+        if not valued:
+            return Updated(states)
+        if len(self._touched) < count:
+            before, after = self._values_of(state)
+            return Updated(
+                states,
+                _replaced(before, pa.concat_arrays(starting), rows),
+                _replaced(after, pa.concat_arrays(final), rows),
+            )
+        indices = pa.array(rows)
+        return Updated(
+            states, pa.concat_arrays(starting).take(indices), pa.concat_arrays(final).take(indices)
+        )
+
+    def _values_of(self, state: State) -> tuple[pa.Array, pa.Array]:
+        values = self._part.values(state).cast(self._part.result_type)
+        return values, values
+
+
+def _turns(starts: Int64Array, rows_max: int) -> list[_Turn]:
+    """Segments cut into runs of at most ``rows_max`` rows; one that is longer is cut itself."""
+    turns: list[_Turn] = []
+    first, start, total = 0, 0, int(starts[-1]) if len(starts) else 0
+    while start < total:
+        end = min(start + rows_max, total)
+        whole = int(np.searchsorted(starts, end, "right")) - 1  # segments that end by then
+        if whole > first:
+            end = int(starts[whole])
+            turns.append(_Turn(first, whole, start, end))
+        else:
+            turns.append(_Turn(first, first + 1, start, end))
+        start = end
+        first = int(np.searchsorted(starts, start, "right")) - 1
+    return turns
+
+
+def _replaced(old: pa.Array, new: pa.Array, rows: Int64Array) -> pa.Array:
+    """``old`` (u), with row ``rows[i]`` of ``new`` in place of row i where that is not -1."""
+    places = np.where(rows >= 0, rows + len(old), np.arange(len(old)))
+    return pa.concat_arrays([old, new]).take(pa.array(places))
+
+
+def _missing(present: pa.Array) -> np.ndarray:
+    known = present.fill_null(False) if present.null_count else present
+    return ~np.asarray(known.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _run(coroutine: Any, owner: str) -> Any:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    coroutine.close()
+    raise OperatorError(
+        f"{owner}: bundled_accumulate_retract waits for a call although it got no rows; return at once where "
+        "segments.num_rows is 0"
+    )

@@ -1,0 +1,234 @@
+"""A function of the user's own that takes values one by one, as an aggregator.
+
+Owns: ``UserAggregator`` and ``KeyedValues``, the rows of a bundle as Python values, key by key.
+Invariant: the function sees the rows of a key in their order; accumulators are decoded and encoded once a bundle and
+key.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``futures``, ``operator`` and
+``state``.
+
+Source: the general Python aggregate functions of FLIP-139.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.codec.times import arrow_values, python_values
+from asyncstate.errors import OperatorError
+from asyncstate.functions.aggregate import AggregateFunction, has_method
+from asyncstate.futures import StateFuture, combine_all
+from asyncstate.operator import BundleContext, OperatorContext
+from operators.aggregate.aggregator import Aggregator, KeyedRows, State, Updated, counted_rows
+from operators.aggregate.user.accumulator import AccumulatorForm
+from operators.core.arrays import Int8Array, Int64Array, index_among
+from operators.core.segments import Groups
+
+
+class Segments(NamedTuple):
+    """Rows (m of n) that count, key by key: which they are, where the rows of each of u keys begin (u + 1, the last one
+    being m), and their signs (m; None: all are added)."""
+
+    rows: Int64Array
+    starts: Int64Array
+    signs: Int8Array | None
+
+    @staticmethod
+    def of(rows: KeyedRows, condition: str | None) -> Segments:
+        """Of the rows that meet the condition and whose sign is not 0."""
+        order, starts = rows.groups.order, np.append(rows.groups.starts, len(rows.groups.order))
+        mask = counted_rows(rows.batch, (), condition, rows.signs)
+        if mask is not None:
+            kept = mask[order]
+            starts = np.append(0, index_among(kept) + 1)[starts]
+            order = order[kept]
+        signs = None if rows.signs is None else rows.signs[order]
+        if signs is not None and bool((signs > 0).all()):
+            signs = None
+        return Segments(order, starts, signs)
+
+    def columns(self, batch: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
+        """The named columns of the rows (m)."""
+        indices = pa.array(self.rows)
+        return [batch.column(name).take(indices) for name in names]
+
+
+class UserAggregator(Aggregator):
+    """``function`` over ``columns`` of the rows whose ``condition`` column is true."""
+
+    def __init__(
+        self,
+        owner: str,
+        prefix: str,
+        function: AggregateFunction,
+        columns: tuple[str, ...],
+        condition: str | None,
+        accumulator_type: pa.DataType,
+        result_type: pa.DataType,
+    ) -> None:
+        self.owner = owner
+        self.function = function
+        self.columns = columns
+        self.condition = condition
+        self.form = AccumulatorForm(accumulator_type, prefix, f"{owner}, {type(function).__name__}")
+        self.fields = self.form.fields
+        self.result_type = result_type
+        self.keeps_more = self.form.has_views
+        self.retracts = has_method(function, "retract")
+        self.merges = has_method(function, "merge") and not self.keeps_more
+
+    # -- the life cycle ----------------------------------------------------------------------------------
+
+    def open(self, context: OperatorContext, time_first: bool = False) -> None:
+        """See ``Aggregator``; the function is open."""
+        self.form.open(context, time_first)
+        self.form.like(self.function.create_accumulator())
+
+    def async_read(self, rows: KeyedRows) -> StateFuture[Any] | None:
+        """Read ahead the entries of map views that the rows name."""
+        if rows.keys is None or not self.form.views:
+            return None
+        self.form.begin(rows.keys)
+        columns = [rows.batch.column(name) for name in self.columns]
+        index = rows.keys.inverse
+        return combine_all([views.async_read(columns, index) for views in self.form.views.values()])
+
+    def remove(self, keys: KeyBatch) -> None:
+        """See ``Aggregator``."""
+        self.form.remove(keys)
+
+    # -- rows --------------------------------------------------------------------------------------------
+
+    def prepare(self, rows: KeyedRows) -> tuple[Segments, list[list[Any]]]:
+        """The rows' values in Python."""
+        segments = Segments.of(rows, self.condition)
+        return segments, [python_values(column) for column in segments.columns(rows.batch, self.columns)]
+
+    def update(
+        self, state: State, rows: KeyedRows, prepared: tuple[Segments, list[list[Any]]], ctx: BundleContext
+    ) -> Updated:
+        """See ``Aggregator``."""
+        segments, columns = prepared
+        accumulators = self.begin(state, rows.keys, segments)
+        before = None
+        if rows.valued:
+            stored = state[0].fill_null(False).to_pylist()
+            before = self._column(accumulators, stored)
+        self._apply(accumulators, segments, columns)
+        after = self._column(accumulators, [True] * len(accumulators)) if rows.valued else None
+        return self.end(accumulators, before, after)
+
+    def begin(self, state: State, keys: KeyBatch | None, segments: Segments) -> list[Any]:
+        """The accumulators (u) with their views; new ones for keys that have rows but no accumulator yet."""
+        accumulators = self.form.decode(state)
+        new = np.array([one is None for one in accumulators], np.bool_)
+        create, fresh = self.function.create_accumulator, self.form.fresh
+        for key in np.flatnonzero(new & (np.diff(segments.starts) > 0)).tolist():
+            accumulators[key] = fresh(create())
+        if keys is not None:
+            self.form.attach(accumulators, new)
+        return accumulators
+
+    def end(self, accumulators: list[Any], before: pa.Array | None, after: pa.Array | None) -> Updated:
+        """The states of the accumulators as they are, and what they had in views written."""
+        self.form.flush()
+        return Updated(self.form.encode(accumulators), before, after)
+
+    def _apply(self, accumulators: list[Any], segments: Segments, columns: list[list[Any]]) -> None:
+        starts = segments.starts.tolist()
+        with self._named("accumulate" if segments.signs is None else "accumulate or retract"):
+            if segments.signs is not None:
+                self._apply_signed(accumulators, starts, segments.signs.tolist(), columns)
+            elif len(columns) == 1:
+                self._accumulate_one(accumulators, starts, columns[0])
+            else:
+                accumulate, rows = self.function.accumulate, self._rows(columns, starts[-1])
+                for accumulator, start, stop in zip(accumulators, starts, starts[1:], strict=False):
+                    for row in rows[start:stop]:
+                        accumulate(accumulator, *row)
+
+    def _accumulate_one(self, accumulators: list[Any], starts: list[int], values: list[Any]) -> None:
+        accumulate = self.function.accumulate
+        for accumulator, start, stop in zip(accumulators, starts, starts[1:], strict=False):
+            for value in values[start:stop]:
+                accumulate(accumulator, value)
+
+    def _apply_signed(
+        self, accumulators: list[Any], starts: list[int], signs: list[int], columns: list[list[Any]]
+    ) -> None:
+        accumulate, retract = self.function.accumulate, self.function.retract
+        rows = list(zip(signs, self._rows(columns, len(signs)), strict=True))
+        for accumulator, start, stop in zip(accumulators, starts, starts[1:], strict=False):
+            for sign, row in rows[start:stop]:
+                (accumulate if sign > 0 else retract)(accumulator, *row)
+
+    def _rows(self, columns: list[list[Any]], count: int) -> list[tuple[Any, ...]]:
+        return list(zip(*columns, strict=True)) if columns else [()] * count
+
+    # -- states ------------------------------------------------------------------------------------------
+
+    def combine(self, state: State, groups: Groups) -> State:
+        """See ``Aggregator``; asked only of functions that merge."""
+        if groups.single:
+            indices = pa.array(groups.order)
+            return [column.take(indices) for column in state]
+        accumulators = self.form.decode(state)
+        ordered = [accumulators[row] for row in groups.order.tolist()]
+        starts = [*groups.starts.tolist(), len(ordered)]
+        with self._named("merge"):
+            return self.form.encode([self.merged(ordered[start:stop]) for start, stop in pairwise(starts)])
+
+    def merged(self, accumulators: Sequence[Any]) -> Any:
+        """Accumulators of one key as one."""
+        there = [one for one in accumulators if one is not None]
+        if len(there) < 2:
+            return there[0] if there else None
+        first, *others = there
+        self.function.merge(first, others)
+        return first
+
+    def values(self, state: State) -> pa.Array:
+        """See ``Aggregator``; of nothing, the value of an accumulator to which nothing was added."""
+        accumulators = self.form.decode(state)
+        return self._column(accumulators, [True] * len(accumulators))
+
+    def _column(self, accumulators: Sequence[Any], asked: Sequence[bool]) -> pa.Array:
+        """The values of accumulators that are ``asked`` for, null for others."""
+        get_value = self.function.get_value
+        with self._named("get_value"):
+            if None in accumulators:
+                empty = get_value(self.form.fresh(self.function.create_accumulator()))
+                return self.result(
+                    [
+                        None if not wanted else empty if one is None else get_value(one)
+                        for one, wanted in zip(accumulators, asked, strict=True)
+                    ]
+                )
+            return self.result(
+                [get_value(one) if wanted else None for one, wanted in zip(accumulators, asked, strict=True)]
+            )
+
+    def result(self, values: Sequence[Any]) -> pa.Array:
+        """Values as a column. Raises OperatorError for what does not fit the result type."""
+        try:
+            return arrow_values(values, self.result_type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise OperatorError(
+                f"{self.form.owner}: a value is no {self.result_type}: {error}; let the function return what the "
+                "result type says, or declare another type"
+            ) from error
+
+    @contextmanager
+    def _named(self, method: str) -> Iterator[None]:
+        """Errors of the function tell which one it is."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"in {method} of {self.form.owner}")
+            raise

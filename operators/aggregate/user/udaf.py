@@ -1,0 +1,194 @@
+"""``udaf`` and ``udtaf``: a function of the user's own as an aggregate of columns.
+
+Owns: ``udaf``, ``udtaf``, ``UserAggregate``, and the kind behind its aggregates.
+Invariant: what a function lacks for where it is used is refused before any row is read.
+Must not import anything of ``asyncstate`` but ``errors`` and ``functions``.
+
+Source: PyFlink's ``udaf`` and ``udtaf``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from asyncstate.errors import SchemaError
+from asyncstate.functions.aggregate import (
+    AggregateFunction,
+    BundledAggregateFunction,
+    TableAggregateFunction,
+    has_method,
+    view_of,
+)
+from operators.aggregate.declared import Aggregate, Binding, Kind, Output
+from operators.aggregate.user.accumulator import as_type
+from operators.aggregate.user.bundled import BundledAggregator
+from operators.aggregate.user.function import UserAggregator
+
+ArrowType: TypeAlias = pa.DataType | pa.Schema
+AnyFunction = AggregateFunction | BundledAggregateFunction
+
+
+@dataclass(frozen=True)
+class UserAggregate(Kind):
+    """A function with its types; called with columns it gives an ``Aggregate`` of them."""
+
+    function: AnyFunction
+    result_type: pa.DataType | None
+    accumulator_type: pa.DataType | None
+    name: str
+
+    def __call__(self, *columns: str) -> Aggregate:
+        """The aggregate of these columns, in the order in which ``accumulate`` takes them."""
+        for column in columns:
+            if not isinstance(column, str):
+                raise SchemaError(f"{self.name}: {column!r} is no column; give names of columns")
+        return Aggregate(self, columns)
+
+    @property
+    def is_bundled(self) -> bool:
+        """Whether the function gets many rows of many keys at once."""
+        return isinstance(self.function, BundledAggregateFunction) and self.function.supports_bundling()
+
+    def bind(self, binding: Binding) -> Output:
+        """See ``Kind``. Raises SchemaError for a type or a method that is missing."""
+        aggregate = binding.aggregate
+        for column in aggregate.columns:
+            binding.type_of(column)
+        part = self._part(binding)
+        if binding.retract and not part.retracts:
+            raise binding.refuse(
+                f"over a changelog takes rows back, which {type(self.function).__name__} cannot: write its method "
+                f"{'supports_retracting' if self.is_bundled else 'retract'}"
+            )
+        index = binding.part(part)
+        found = binding.part_at(index)
+        if getattr(found, "function", None) is not self.function:
+            raise binding.refuse(
+                f"has the name and columns of another function's, {type(found).__name__}; give udaf(..., name=...)"
+            )
+        values = found.values
+        return Output(pa.field(aggregate.name, part.result_type), lambda states: values(states[index]), index)
+
+    def _part(self, binding: Binding) -> UserAggregator | BundledAggregator:
+        aggregate = binding.aggregate
+        accumulator_type = self._type(
+            "accumulator_type", self.accumulator_type, "get_accumulator_type", binding
+        )
+        result_type = self._type("result_type", self.result_type, "get_result_type", binding)
+        where = [f"where.{aggregate.condition}"] if aggregate.condition else []
+        distinct = ["distinct"] if aggregate.is_distinct else []
+        prefix = ".".join(["udaf", self.name, ",".join(aggregate.columns), *where, *distinct])
+        arguments = (aggregate.columns, aggregate.condition, accumulator_type, result_type)
+        if not self.is_bundled:
+            self._check_methods(binding)
+            return UserAggregator(binding.owner, prefix, self.function, *arguments)  # type: ignore[arg-type]
+        if pa.types.is_struct(accumulator_type) and any(map(view_of, accumulator_type)):
+            raise binding.refuse(
+                "has a view in its accumulator, which a bundled function cannot; keep it in a list"
+            )
+        return BundledAggregator(binding.owner, prefix, self.function, *arguments)  # type: ignore[arg-type]
+
+    def _check_methods(self, binding: Binding) -> None:
+        wanted = "emit_value" if isinstance(self.function, TableAggregateFunction) else "get_value"
+        if wanted == "get_value" and not has_method(self.function, wanted):
+            raise binding.refuse(
+                f"needs a method get_value, which {type(self.function).__name__} lacks; write it"
+            )
+
+    def _type(self, argument: str, given: pa.DataType | None, method: str, binding: Binding) -> pa.DataType:
+        found = given if given is not None else getattr(self.function, method)()
+        if (found_type := as_type(found)) is None:
+            raise binding.refuse(
+                f"has no {argument}: give udaf(..., {argument}=...) or write {type(self.function).__name__}.{method}"
+            )
+        return found_type
+
+
+def udaf(
+    function: Any = None,
+    *,
+    result_type: ArrowType | None = None,
+    accumulator_type: ArrowType | None = None,
+    name: str | None = None,
+) -> Any:
+    """An aggregate function of the user's own, to be called with the columns it aggregates.
+
+    ``function``: an AggregateFunction or BundledAggregateFunction, or its class, of which one is then made; left out,
+    a decorator of such a class. Types are Arrow types (a schema for a struct); those not given come from the
+    function's ``get_result_type`` and ``get_accumulator_type``. ``name`` (default: the class's) stands in the state
+    and in output columns.
+
+    Raises SchemaError for what is no such function.
+
+    >>> from asyncstate.functions import AggregateFunction
+    >>> @udaf(result_type=pa.int64(), accumulator_type=pa.list_(pa.int64()))
+    ... class Total(AggregateFunction):
+    ...     def create_accumulator(self):
+    ...         return [0]
+    ...     def accumulate(self, accumulator, value):
+    ...         accumulator[0] += value or 0
+    ...     def get_value(self, accumulator):
+    ...         return accumulator[0]
+    >>> Total("price").alias("total").name
+    'total'
+    """
+    if function is None:
+        return _decorator(
+            lambda given: udaf(given, result_type=result_type, accumulator_type=accumulator_type, name=name)
+        )
+    if isinstance(function, TableAggregateFunction) or _is_class(function, TableAggregateFunction):
+        raise SchemaError(f"udaf: {function!r} gives rows; use udtaf, in GroupTableAggregate")
+    return _made(
+        function, (AggregateFunction, BundledAggregateFunction), result_type, accumulator_type, name, "udaf"
+    )
+
+
+def udtaf(
+    function: Any = None,
+    *,
+    result_type: ArrowType | None = None,
+    accumulator_type: ArrowType | None = None,
+    name: str | None = None,
+) -> Any:
+    """As ``udaf``, of a TableAggregateFunction: its rows are those of GroupTableAggregate. The result type is that of a
+    row, a struct or a schema."""
+    if function is None:
+        return _decorator(
+            lambda given: udtaf(given, result_type=result_type, accumulator_type=accumulator_type, name=name)
+        )
+    return _made(function, (TableAggregateFunction,), result_type, accumulator_type, name, "udtaf")
+
+
+def _decorator(make: Callable[[Any], UserAggregate]) -> Callable[[Any], UserAggregate]:
+    return make
+
+
+def _is_class(given: Any, kind: type) -> bool:
+    return isinstance(given, type) and issubclass(given, kind)
+
+
+def _made(
+    function: Any,
+    kinds: tuple[type, ...],
+    result_type: ArrowType | None,
+    accumulator_type: ArrowType | None,
+    name: str | None,
+    maker: str,
+) -> UserAggregate:
+    if isinstance(function, type) and issubclass(function, kinds):
+        function = function()
+    if not isinstance(function, AggregateFunction | BundledAggregateFunction) or not isinstance(
+        function, kinds
+    ):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise SchemaError(f"{maker}: {function!r} is no {wanted}; give one, or its class")
+    return UserAggregate(
+        function,
+        as_type(result_type),
+        as_type(accumulator_type),
+        name or type(function).__name__,
+    )
