@@ -172,8 +172,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     The key of ``buffer_timeout_ms`` is ``async-state.buffer-timeout``: without the unit, which stands last in
     the name, and with a dot after ``rocksdb`` or ``bundled_agg``, or before ``retry``. 0 in a field that takes ``auto``
-    means auto. Raises ConfigurationError if a value is out of range or two contradict each other. ``sources`` pairs each
-    key whose value is not its default with where that came from: ``operator option`` or ``<spelling> in the
+    means auto. Raises ConfigurationError if a value is out of range or two contradict each other. ``sources`` pairs
+    each key whose value is not its default with where that came from: ``operator option`` or ``<spelling> in the
     session``.
     """
 

@@ -217,10 +217,6 @@ class OperatorContext(Protocol):
         """Entries a page when a state is iterated (``async-state.iterate-response-batch-size``)."""
 
     @property
-    def bundled_rows(self) -> int:
-        """Rows that a BundledAggregateFunction gets at a time, at most (``async-state.bundled-agg.size``)."""
-
-    @property
     def max_parallelism(self) -> int:
         """The number of key groups."""
 

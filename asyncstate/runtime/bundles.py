@@ -158,7 +158,7 @@ class BundleRunner(Runner):
         that had to wait for all others of their key. Rows for a bundled function wait no longer than they may."""
         held: list[list[PreparedBatch]] = [[] for _ in self.spec.inputs]
         rows, until = 0, 0.0
-        for prepared in self._unordered(self._arriving(batches, self._size.rows)):
+        for prepared in self._unordered(self._arriving(batches, self._rows_max)):
             limit = self._rows_max(prepared.batch)
             for part in prepared.cut(limit):
                 if rows and (rows + part.batch.num_rows > limit or time.monotonic() >= until):
@@ -169,11 +169,12 @@ class BundleRunner(Runner):
                 held[prepared.input_index].append(part)
                 rows += part.batch.num_rows
         yield from self._joined(held)
-        yield from map(self._bundle, self._unordered(self._waiting(self._size.rows)))
+        yield from map(self._bundle, self._unordered(self._waiting(self._rows_max)))
 
     def _rows_max(self, batch: pa.RecordBatch) -> int:
+        """Rows for a bundle with rows like those of ``batch``."""
         limit = self._size.rows(batch)
-        return min(limit, self.context.bundled_rows) if self._operator.is_bundled else limit
+        return min(limit, self.spec.config.bundled_agg_size) if self._operator.is_bundled else limit
 
     def _unordered(self, rows: Iterator[PreparedBatch]) -> Iterator[PreparedBatch]:
         """Those of inputs without an order; the others are put to wait."""

@@ -65,7 +65,6 @@ class TaskContext:
         self.inputs = tuple(inputs)
         self.output_schema = output_schema
         self.page_size = config.iterate_response_batch_size
-        self.bundled_rows = config.bundled_agg_size
         self.max_parallelism = max_parallelism
         self.key_groups = key_groups
         self.key_schema = next(spec for spec in inputs if not spec.broadcast).key_schema

@@ -68,8 +68,11 @@ class Kind(ABC):
     """A kind of aggregate: what it is called, and what it is made of."""
 
     name: str
-    function: Function | None = None
-    """The function of the user's own that it runs."""
+
+    @property
+    def user_function(self) -> Function | None:
+        """The function of the user's own that it runs."""
+        return None
 
     @property
     def is_bundled(self) -> bool:
@@ -233,5 +236,5 @@ def columns_of(aggregates: Sequence[Aggregate]) -> set[str]:
 
 def functions_of(aggregates: Sequence[Aggregate]) -> list[Function]:
     """The functions of the user's own that ``aggregates`` run, each once."""
-    found = {id(one.kind.function): one.kind.function for one in aggregates if one.kind.function is not None}
-    return list(found.values())
+    functions = [one.kind.user_function for one in aggregates]
+    return list({id(function): function for function in functions if function is not None}.values())

@@ -96,10 +96,12 @@ class AccumulatorForm:
         if self._is_struct and make is list:
             made: list[Any] = list(map(list, zip(*columns, strict=True)))
         else:
-            made = [make(list(values)) for values in zip(*columns, strict=True)] if known.true_count else []
+            return [
+                make(list(values)) if there else None
+                for there, values in zip(known.to_pylist(), zip(*columns, strict=True), strict=True)
+            ]
         if known.true_count == len(known):
             return made
-        made = made or [None] * len(known)
         return [one if there else None for one, there in zip(made, known.to_pylist(), strict=True)]
 
     def encode(self, accumulators: Sequence[Any]) -> State:

@@ -1,8 +1,8 @@
 """A function of the user's own that takes many rows of many keys in one call, as an aggregator.
 
 Owns: ``BundledAggregator``.
-Invariant: the function gets at most ``async-state.bundled-agg.size`` rows at a time; what it gives back has one entry a
-segment, in their order.
+Invariant: the function gets the rows of a bundle, of which ``async-state.bundled-agg.size`` bounds the number; what it
+gives back has one entry a segment, in their order.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``futures`` and ``operator``.
 
 Source: Flink's proposal of a BundledAggregateFunction.
@@ -10,10 +10,9 @@ Source: Flink's proposal of a BundledAggregateFunction.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,21 +26,12 @@ from asyncstate.functions.aggregate import (
     SegmentsApplied,
 )
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.operator import BundleContext, OperatorContext
+from asyncstate.operator import BundleContext
 from operators.aggregate.aggregator import Aggregator, KeyedRows, State, Updated
 from operators.aggregate.user.accumulator import AccumulatorForm
 from operators.aggregate.user.function import Segments
 from operators.core.arrays import Int64Array, take_rows
 from operators.core.segments import Groups
-
-
-class _Turn(NamedTuple):
-    """The segments from ``first`` to before ``stop``, and of their rows those from ``start`` to before ``end``."""
-
-    first: int
-    stop: int
-    start: int
-    end: int
 
 
 class BundledAggregator(Aggregator):
@@ -68,10 +58,6 @@ class BundledAggregator(Aggregator):
         self.merges = function.supports_merging()
         self._is_async = inspect.iscoroutinefunction(function.bundled_accumulate_retract)
 
-    def open(self, context: OperatorContext, time_first: bool = False) -> None:
-        """See ``Aggregator``."""
-        self._rows_max = context.bundled_rows
-
     def prepare(self, rows: KeyedRows) -> tuple[Segments, list[pa.Array]]:
         """The rows that count, segment by segment."""
         segments = Segments.of(rows, self.condition)
@@ -82,10 +68,35 @@ class BundledAggregator(Aggregator):
     ) -> Updated | StateFuture[Updated]:
         """See ``Aggregator``; a future if the function is an ``async def``."""
         segments, columns = prepared
+        state = [state[0].fill_null(False), *state[1:]]
         touched = np.flatnonzero(np.diff(segments.starts) > 0)
-        keys = [] if rows.keys is None else take_rows(rows.keys.columns, touched)
-        work = _Work(self, take_rows(state, touched), keys, columns, segments, touched)
-        return work.run(ctx, len(state[0]), state, valued=rows.valued)
+        given = KeySegments(
+            columns,
+            np.append(segments.starts[touched], len(segments.rows)),
+            np.ones(len(segments.rows), np.int8) if segments.signs is None else segments.signs,
+            [] if rows.keys is None else take_rows(rows.keys.columns, touched),
+            self.stored(take_rows(state, touched)),
+            self.form.type,
+        )
+        applied = self.apply(given, ctx)
+        updated = applied.then_apply(lambda found: self._updated(state, touched, found, rows.valued))
+        return updated.get() if updated.done else updated
+
+    def _updated(self, state: State, touched: Int64Array, applied: SegmentsApplied, valued: bool) -> Updated:
+        """The states (u) with those that were ``touched`` by rows as they are now."""
+        rows = np.full(len(state[0]), -1, np.int64)
+        rows[touched] = np.arange(len(touched))
+        changed = self.columns_of(applied.accumulators)
+        states = [_replaced(old, new, rows) for old, new in zip(state, changed, strict=True)]
+        if not valued:
+            return Updated(states)
+        starting, final = (
+            values.cast(self.result_type) for values in (applied.starting_values, applied.final_values)
+        )
+        if len(touched) == len(rows):
+            return Updated(states, starting, final)
+        same = self.values(state).cast(self.result_type)
+        return Updated(states, _replaced(same, starting, rows), _replaced(same, final, rows))
 
     def combine(self, state: State, groups: Groups) -> State:
         """See ``Aggregator``; asked only of functions that merge."""
@@ -126,6 +137,7 @@ class BundledAggregator(Aggregator):
         each = applied.updated_values_after_each_row
         for what, column, wanted in (
             ("accumulators", applied.accumulators, len(segments)),
+            ("starting values", applied.starting_values, len(segments)),
             ("final values", applied.final_values, len(segments)),
             *([("values after each row", each, segments.num_rows)] if each is not None else []),
         ):
@@ -187,113 +199,6 @@ class BundledAggregator(Aggregator):
         if pa.types.is_struct(self.form.type):
             return [present, *accumulators.flatten()]
         return [present, accumulators]
-
-
-class _Work:
-    """The segments of a bundle, some rows at a time: each turn goes on with the accumulators of the one before."""
-
-    def __init__(
-        self,
-        part: BundledAggregator,
-        state: State,
-        keys: Sequence[pa.Array],
-        columns: Sequence[pa.Array],
-        segments: Segments,
-        touched: Int64Array,
-    ) -> None:
-        self._part = part
-        self._keys = keys
-        self._columns = columns
-        self._touched = touched
-        self._starts = np.append(segments.starts[touched], segments.starts[-1])
-        self._signs = np.ones(len(segments.rows), np.int8) if segments.signs is None else segments.signs
-        self._accumulators = part.stored(state)
-        self._turns = _turns(self._starts, part._rows_max)
-        self._done: list[SegmentsApplied] = []
-
-    def run(
-        self, ctx: BundleContext, count: int, state: State, valued: bool
-    ) -> Updated | StateFuture[Updated]:
-        """What becomes of all ``count`` keys, of which those that have no rows stay as they are in ``state``."""
-        ended: StateFuture[Any] = completed_future(None)
-        for turn in self._turns:
-            ended = ended.then_compose(functools.partial(self._turn, turn, ctx))
-        updated = ended.then_apply(lambda _: self._updated(count, state, valued))
-        return updated.get() if updated.done else updated
-
-    def _turn(self, turn: _Turn, ctx: BundleContext, _: object) -> StateFuture[None]:
-        starts = np.clip(self._starts[turn.first : turn.stop + 1], turn.start, turn.end) - turn.start
-        accumulators = self._accumulators.slice(turn.first, turn.stop - turn.first)
-        if self._done and self._continues(turn):
-            last = self._done[-1].accumulators.cast(self._part.form.type)
-            accumulators = pa.concat_arrays([last.slice(len(last) - 1), accumulators.slice(1)])
-        segments = KeySegments(
-            [column.slice(turn.start, turn.end - turn.start) for column in self._columns],
-            starts,
-            self._signs[turn.start : turn.end],
-            [column.slice(turn.first, turn.stop - turn.first) for column in self._keys],
-            accumulators,
-            self._part.form.type,
-        )
-        return self._part.apply(segments, ctx).then_accept(self._done.append)
-
-    def _continues(self, turn: _Turn) -> bool:
-        return bool(turn.start > self._starts[turn.first])
-
-    def _updated(self, count: int, state: State, valued: bool) -> Updated:
-        part = self._part
-        first = [self._continues(turn) for turn in self._turns]
-        ends: list[pa.Array] = []
-        starting: list[pa.Array] = []
-        final: list[pa.Array] = []
-        for number, (turn, applied) in enumerate(zip(self._turns, self._done, strict=True)):
-            cut = (
-                number + 1 < len(self._turns) and first[number + 1]
-            )  # its last segment goes on in the next turn
-            size = turn.stop - turn.first
-            ends.append(applied.accumulators.cast(part.form.type).slice(0, size - cut))
-            final.append(applied.final_values.cast(part.result_type).slice(0, size - cut))
-            starting.append(applied.starting_values.cast(part.result_type).slice(int(first[number])))
-        rows = np.full(count, -1, np.int64)
-        rows[self._touched] = np.arange(len(self._touched))
-        if not ends:
-            return Updated(list(state), *(self._values_of(state) if valued else ()))
-        changed = part.columns_of(pa.concat_arrays(ends))
-        states = [_replaced(old, new, rows) for old, new in zip(state, changed, strict=True)]
-        if not valued:
-            return Updated(states)
-        if len(self._touched) < count:
-            before, after = self._values_of(state)
-            return Updated(
-                states,
-                _replaced(before, pa.concat_arrays(starting), rows),
-                _replaced(after, pa.concat_arrays(final), rows),
-            )
-        indices = pa.array(rows)
-        return Updated(
-            states, pa.concat_arrays(starting).take(indices), pa.concat_arrays(final).take(indices)
-        )
-
-    def _values_of(self, state: State) -> tuple[pa.Array, pa.Array]:
-        values = self._part.values(state).cast(self._part.result_type)
-        return values, values
-
-
-def _turns(starts: Int64Array, rows_max: int) -> list[_Turn]:
-    """Segments cut into runs of at most ``rows_max`` rows; one that is longer is cut itself."""
-    turns: list[_Turn] = []
-    first, start, total = 0, 0, int(starts[-1]) if len(starts) else 0
-    while start < total:
-        end = min(start + rows_max, total)
-        whole = int(np.searchsorted(starts, end, "right")) - 1  # segments that end by then
-        if whole > first:
-            end = int(starts[whole])
-            turns.append(_Turn(first, whole, start, end))
-        else:
-            turns.append(_Turn(first, first + 1, start, end))
-        start = end
-        first = int(np.searchsorted(starts, start, "right")) - 1
-    return turns
 
 
 def _replaced(old: pa.Array, new: pa.Array, rows: Int64Array) -> pa.Array:

@@ -49,6 +49,11 @@ class UserAggregate(Kind):
         return Aggregate(self, columns)
 
     @property
+    def user_function(self) -> AnyFunction:
+        """See ``Kind``."""
+        return self.function
+
+    @property
     def is_bundled(self) -> bool:
         """Whether the function gets many rows of many keys at once."""
         return isinstance(self.function, BundledAggregateFunction) and self.function.supports_bundling()
