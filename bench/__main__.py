@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asyncstate.errors import AsyncStateError
+from bench.aggregates import aggregates
 from bench.backfill.command import backfill
 from bench.checkpoints.command import checkpoints
 from bench.paradigms.command import paradigms
@@ -122,6 +123,7 @@ def micro(
         console.print(f"written: {output / 'micro.json'}", highlight=False)
 
 
+app.command()(aggregates)
 app.command()(backfill)
 app.command()(checkpoints)
 app.command()(paradigms)

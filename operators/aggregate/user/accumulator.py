@@ -12,8 +12,10 @@ column. Fields that are views are kept in states of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
@@ -106,11 +108,19 @@ class AccumulatorForm:
 
     def encode(self, accumulators: Sequence[Any]) -> State:
         """Stored columns of accumulators (u, or None). Raises OperatorError for what does not fit the type."""
-        present = pa.array([one is not None for one in accumulators], pa.bool_())
-        return [present, *(self._column(at, accumulators) for at in self._plain)]
+        missing = None in accumulators
+        present = (
+            [one is not None for one in accumulators] if missing else np.ones(len(accumulators), np.bool_)
+        )
+        return [
+            pa.array(present, pa.bool_()),
+            *(self._column(at, accumulators, missing) for at in self._plain),
+        ]
 
-    def _column(self, at: int, accumulators: Sequence[Any]) -> pa.Array:
+    def _column(self, at: int, accumulators: Sequence[Any], missing: bool) -> pa.Array:
         try:
+            if self._is_struct and not missing:
+                return arrow_values(list(map(itemgetter(self._index(at)), accumulators)), self._types[at])
             return arrow_values(self._values(at, accumulators), self._types[at])
         except (pa.ArrowException, TypeError, ValueError, OverflowError, LookupError) as error:
             raise OperatorError(

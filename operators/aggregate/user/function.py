@@ -11,9 +11,11 @@ Source: the general Python aggregate functions of FLIP-139.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
+from operator import call
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,35 +143,15 @@ class UserAggregator(Aggregator):
         return Updated(self.form.encode(accumulators), before, after)
 
     def _apply(self, accumulators: list[Any], segments: Segments, columns: list[list[Any]]) -> None:
-        starts = segments.starts.tolist()
-        with self._named("accumulate" if segments.signs is None else "accumulate or retract"):
-            if segments.signs is not None:
-                self._apply_signed(accumulators, starts, segments.signs.tolist(), columns)
-            elif len(columns) == 1:
-                self._accumulate_one(accumulators, starts, columns[0])
-            else:
-                accumulate, rows = self.function.accumulate, self._rows(columns, starts[-1])
-                for accumulator, start, stop in zip(accumulators, starts, starts[1:], strict=False):
-                    for row in rows[start:stop]:
-                        accumulate(accumulator, *row)
-
-    def _accumulate_one(self, accumulators: list[Any], starts: list[int], values: list[Any]) -> None:
-        accumulate = self.function.accumulate
-        for accumulator, start, stop in zip(accumulators, starts, starts[1:], strict=False):
-            for value in values[start:stop]:
-                accumulate(accumulator, value)
-
-    def _apply_signed(
-        self, accumulators: list[Any], starts: list[int], signs: list[int], columns: list[list[Any]]
-    ) -> None:
+        """Call the function once a row; the loop is in C, since calls are all that Python is needed for."""
+        owners = chain.from_iterable(map(repeat, accumulators, np.diff(segments.starts).tolist()))
         accumulate, retract = self.function.accumulate, self.function.retract
-        rows = list(zip(signs, self._rows(columns, len(signs)), strict=True))
-        for accumulator, start, stop in zip(accumulators, starts, starts[1:], strict=False):
-            for sign, row in rows[start:stop]:
-                (accumulate if sign > 0 else retract)(accumulator, *row)
-
-    def _rows(self, columns: list[list[Any]], count: int) -> list[tuple[Any, ...]]:
-        return list(zip(*columns, strict=True)) if columns else [()] * count
+        calls = map(accumulate, owners, *columns)
+        if segments.signs is not None:
+            methods = [accumulate if sign > 0 else retract for sign in segments.signs.tolist()]
+            calls = map(call, methods, owners, *columns)
+        with self._named("accumulate" if segments.signs is None else "accumulate or retract"):
+            deque(calls, maxlen=0)
 
     # -- states ------------------------------------------------------------------------------------------
 
@@ -210,6 +192,8 @@ class UserAggregator(Aggregator):
                         for one, wanted in zip(accumulators, asked, strict=True)
                     ]
                 )
+            if all(asked):
+                return self.result(list(map(get_value, accumulators)))
             return self.result(
                 [get_value(one) if wanted else None for one, wanted in zip(accumulators, asked, strict=True)]
             )
