@@ -268,7 +268,8 @@ def aggregates(
     output: Annotated[Path | None, typer.Option(help="Folder for aggregates.json.")] = None,
 ) -> None:
     """Compare the ways of writing an aggregate function, and counts of distinct values, a row."""
-    console, sizes, added = Console(), (1_000, 100_000, 1_000_000), 20_000
+    console, added = Console(), 20_000
+    sizes: tuple[int, ...] = (1_000, 100_000, 1_000_000)
     if tiny:
         keys, rows_a_key, rounds, sizes, added = 200, 5, 1, (100, 1_000), 100
     found: list[Cost] = []

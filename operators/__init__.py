@@ -7,6 +7,7 @@ store and no Spark.
 from operators.aggregate.aggregates import avg, count, max_, min_, sum_
 from operators.aggregate.declared import Aggregate
 from operators.aggregate.group import GroupAggregate
+from operators.aggregate.table import GroupTableAggregate
 from operators.aggregate.user.udaf import udaf, udtaf
 from operators.core.ordering import OrderColumn, asc, desc
 from operators.join.interval.operator import IntervalJoin
@@ -38,6 +39,7 @@ __all__ = [
     "CoProcess",
     "Deduplicate",
     "GroupAggregate",
+    "GroupTableAggregate",
     "IntervalJoin",
     "Join",
     "KeyedFilter",

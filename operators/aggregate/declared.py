@@ -79,6 +79,11 @@ class Kind(ABC):
         """Whether that is a BundledAggregateFunction."""
         return False
 
+    @property
+    def makes_rows(self) -> bool:
+        """Whether that is a TableAggregateFunction."""
+        return False
+
     @abstractmethod
     def bind(self, binding: Binding) -> Output:
         """The output over the parts that it asks the binding for. Raises SchemaError for columns that do not fit."""
@@ -219,9 +224,15 @@ class Binding:
                 )
 
 
-def check_aggregates(aggregates: Sequence[object], owner: str) -> None:
-    """SchemaError for what is no aggregate."""
+def check_aggregates(aggregates: Sequence[object], owner: str, tables: bool = False) -> None:
+    """SchemaError for what is no aggregate, or, with ``tables``, none that makes rows."""
     for aggregate in aggregates:
+        if isinstance(aggregate, Aggregate) and aggregate.kind.makes_rows != tables:
+            raise SchemaError(
+                f"{owner}: '{aggregate.name}' makes rows; use it in GroupTableAggregate"
+                if aggregate.kind.makes_rows
+                else f"{owner}: '{aggregate.name}' makes no rows; give a function of udtaf, or use GroupAggregate"
+            )
         if not isinstance(aggregate, Aggregate):
             raise SchemaError(
                 f"{owner}: {aggregate!r} is no aggregate; make one with count, sum_, avg, min_ or max_, or with udaf"

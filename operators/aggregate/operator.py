@@ -7,6 +7,7 @@ Must not import anything of ``asyncstate`` but ``operator``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from asyncstate.operator import BundleOperator
 from operators.aggregate.declared import Aggregate, check_aggregates, functions_of
@@ -16,8 +17,11 @@ from operators.core.checks import Named
 class AggregateOperator(Named, BundleOperator):
     """An operator whose output has ``aggregates``. Functions of the user's own are opened with their plan."""
 
+    takes_tables: ClassVar[bool] = False
+    """Whether its aggregates are those of ``udtaf``."""
+
     def __init__(self, aggregates: Sequence[Aggregate]) -> None:
-        check_aggregates(aggregates, self.owner)
+        check_aggregates(aggregates, self.owner, self.takes_tables)
         self.aggregates = tuple(aggregates)
 
     @property

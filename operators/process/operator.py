@@ -18,7 +18,8 @@ from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator
 from operators.core.checks import Named
-from operators.process.results import Emit, RowShape
+from operators.core.row_shape import RowShape
+from operators.process.results import Emit
 
 
 class FunctionOperator(Named, RecordOperator):

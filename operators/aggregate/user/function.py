@@ -12,7 +12,7 @@ Source: the general Python aggregate functions of FLIP-139.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, pairwise, repeat
 from operator import call
@@ -82,6 +82,7 @@ class UserAggregator(Aggregator):
         self.fields = self.form.fields
         self.result_type = result_type
         self.keeps_more = self.form.has_views
+        self.get_value: Callable[[Any], Any] = function.get_value
         self.retracts = has_method(function, "retract")
         self.merges = has_method(function, "merge") and not self.keeps_more
 
@@ -122,7 +123,7 @@ class UserAggregator(Aggregator):
         if rows.valued:
             stored = state[0].fill_null(False).to_pylist()
             before = self._column(accumulators, stored)
-        self._apply(accumulators, segments, columns)
+        self.apply(accumulators, segments, columns)
         after = self._column(accumulators, [True] * len(accumulators)) if rows.valued else None
         return self.end(accumulators, before, after)
 
@@ -142,7 +143,7 @@ class UserAggregator(Aggregator):
         self.form.flush()
         return Updated(self.form.encode(accumulators), before, after)
 
-    def _apply(self, accumulators: list[Any], segments: Segments, columns: list[list[Any]]) -> None:
+    def apply(self, accumulators: list[Any], segments: Segments, columns: list[list[Any]]) -> None:
         """Call the function once a row; the loop is in C, since calls are all that Python is needed for."""
         owners = chain.from_iterable(map(repeat, accumulators, np.diff(segments.starts).tolist()))
         accumulate, retract = self.function.accumulate, self.function.retract
@@ -150,7 +151,7 @@ class UserAggregator(Aggregator):
         if segments.signs is not None:
             methods = [accumulate if sign > 0 else retract for sign in segments.signs.tolist()]
             calls = map(call, methods, owners, *columns)
-        with self._named("accumulate" if segments.signs is None else "accumulate or retract"):
+        with self.named("accumulate" if segments.signs is None else "accumulate or retract"):
             deque(calls, maxlen=0)
 
     # -- states ------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class UserAggregator(Aggregator):
         accumulators = self.form.decode(state)
         ordered = [accumulators[row] for row in groups.order.tolist()]
         starts = [*groups.starts.tolist(), len(ordered)]
-        with self._named("merge"):
+        with self.named("merge"):
             return self.form.encode([self.merged(ordered[start:stop]) for start, stop in pairwise(starts)])
 
     def merged(self, accumulators: Sequence[Any]) -> Any:
@@ -182,8 +183,8 @@ class UserAggregator(Aggregator):
 
     def _column(self, accumulators: Sequence[Any], asked: Sequence[bool]) -> pa.Array:
         """The values of accumulators that are ``asked`` for, null for others."""
-        get_value = self.function.get_value
-        with self._named("get_value"):
+        get_value = self.get_value
+        with self.named("get_value"):
             if None in accumulators:
                 empty = get_value(self.form.fresh(self.function.create_accumulator()))
                 return self.result(
@@ -209,7 +210,7 @@ class UserAggregator(Aggregator):
             ) from error
 
     @contextmanager
-    def _named(self, method: str) -> Iterator[None]:
+    def named(self, method: str) -> Iterator[None]:
         """Errors of the function tell which one it is."""
         try:
             yield

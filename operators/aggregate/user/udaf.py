@@ -27,6 +27,7 @@ from operators.aggregate.declared import Aggregate, Binding, Kind, Output
 from operators.aggregate.user.accumulator import as_type
 from operators.aggregate.user.bundled import BundledAggregator
 from operators.aggregate.user.function import UserAggregator
+from operators.aggregate.user.table import TableAggregator
 
 ArrowType: TypeAlias = pa.DataType | pa.Schema
 AnyFunction = AggregateFunction | BundledAggregateFunction
@@ -52,6 +53,11 @@ class UserAggregate(Kind):
     def user_function(self) -> AnyFunction:
         """See ``Kind``."""
         return self.function
+
+    @property
+    def makes_rows(self) -> bool:
+        """See ``Kind``."""
+        return isinstance(self.function, TableAggregateFunction)
 
     @property
     def is_bundled(self) -> bool:
@@ -88,8 +94,11 @@ class UserAggregate(Kind):
         distinct = ["distinct"] if aggregate.is_distinct else []
         prefix = ".".join(["udaf", self.name, ",".join(aggregate.columns), *where, *distinct])
         arguments = (aggregate.columns, aggregate.condition, accumulator_type, result_type)
+        if self.makes_rows:
+            self._check_methods(binding, "emit_value", "emit_update_with_retract")
+            return TableAggregator(binding.owner, prefix, self.function, *arguments)  # type: ignore[arg-type]
         if not self.is_bundled:
-            self._check_methods(binding)
+            self._check_methods(binding, "get_value")
             return UserAggregator(binding.owner, prefix, self.function, *arguments)  # type: ignore[arg-type]
         if pa.types.is_struct(accumulator_type) and any(map(view_of, accumulator_type)):
             raise binding.refuse(
@@ -97,11 +106,10 @@ class UserAggregate(Kind):
             )
         return BundledAggregator(binding.owner, prefix, self.function, *arguments)  # type: ignore[arg-type]
 
-    def _check_methods(self, binding: Binding) -> None:
-        wanted = "emit_value" if isinstance(self.function, TableAggregateFunction) else "get_value"
-        if wanted == "get_value" and not has_method(self.function, wanted):
+    def _check_methods(self, binding: Binding, *names: str) -> None:
+        if not any(has_method(self.function, name) for name in names):
             raise binding.refuse(
-                f"needs a method get_value, which {type(self.function).__name__} lacks; write it"
+                f"needs a method {' or '.join(names)}, which {type(self.function).__name__} lacks; write it"
             )
 
     def _type(self, argument: str, given: pa.DataType | None, method: str, binding: Binding) -> pa.DataType:

@@ -22,8 +22,9 @@ from asyncstate.functions import Function, ProcessWindowFunction, TimeWindow, Wi
 from asyncstate.futures import StateFuture
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, Row, Timer
 from operators.core.checks import TimeDomain, check_distinct_names, check_has_time, check_time_domain
+from operators.core.row_shape import RowShape
 from operators.process.operator import FunctionOperator
-from operators.process.results import RowShape, emit_rows, resolved
+from operators.process.results import emit_rows, resolved
 from operators.process.windows.rows import AlignedRows, SessionRows, WindowRows
 from operators.window.plan import WINDOW_COLUMNS, window_time_type
 from operators.window.time import WindowTime

@@ -1,0 +1,133 @@
+"""GroupTableAggregate: some rows a key, kept up to date.
+
+Owns: the operator.
+Invariant: after every bundle the netted output is what the function makes of the netted input.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator`` and ``state``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.changelog import RowKind
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
+from asyncstate.state.columns import ColumnStateDescriptor
+from asyncstate.state.ttl import StateTtl, check_ttl
+from operators.aggregate.declared import Aggregate, columns_of
+from operators.aggregate.operator import AggregateOperator
+from operators.aggregate.plan import AggregatePlan
+from operators.aggregate.states import Addition, AggregateStates, Change
+from operators.aggregate.user.table import RowsOfKeys, TableAggregator
+from operators.core.arrays import BoolArray, Int64Array, concat_rows, place_among_equals, row_ids, take_rows
+from operators.core.changelog import arrival_order
+from operators.core.checks import check_distinct_names
+from operators.core.expiring import key_times
+
+
+class GroupTableAggregate(AggregateOperator):
+    """A TableAggregateFunction over the rows of each key: a top N, for instance.
+
+    Example::
+
+        GroupTableAggregate(udtaf(Top2(), result_type=..., accumulator_type=...)("price"))
+
+    Output: the key columns, then those of the function's rows. Once a bundle and key, in order of the key's first row
+    in it, -D for rows that are gone and +I for rows that are new; rows that stay are not put out again. A function with
+    ``emit_update_with_retract`` says itself what is gone and what is new. A key without rows left takes its rows back.
+    Retractions of rows a key does not have are dropped and counted (``retractions_without_state``).
+
+    ``ttl``: a key expires when nothing has changed it for that long; the rows that it has put out are then not taken
+    back, and it starts anew.
+
+    State: ``accumulators``, and the views of the function, beside them.
+
+    Source: Flink's ``GroupTableAggFunction``. Raises SchemaError for what is no TableAggregateFunction and for what it
+    lacks, OperatorError for rows that are not of its result type.
+    """
+
+    takes_tables = True
+
+    def __init__(self, aggregate: Aggregate, ttl: StateTtl | None = None) -> None:
+        super().__init__([aggregate])
+        check_ttl(self.owner, ttl)
+        self.ttl = ttl
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """Key columns and those of the function's rows."""
+        part = self._part(self._plan(inputs[0]))
+        fields = [*inputs[0].key_schema, *part.row_schema]
+        check_distinct_names([field.name for field in fields], self.owner)
+        return pa.schema(fields)
+
+    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """What is aggregated, and the condition; whole rows where those that are taken back may have expired."""
+        return [None if self.ttl is not None and inputs[0].changelog else columns_of(self.aggregates)]
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        plan = self._plan(context.inputs[0])
+        self._number = plan.parts.index(self._part(plan))
+        self._incremental = self._part(plan).incremental
+        self._state = context.get_state(
+            ColumnStateDescriptor("accumulators", plan.state_schema, fixed_fields=True, ttl=self.ttl)
+        )
+        self._states = AggregateStates(plan, self._state, context, ttl=self.ttl is not None, valued=True)
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._states.prefetch(bundle.keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        if not bundle.num_rows:
+            return None
+        stamps = self._state.stamps_at(key_times(bundle, self.ttl), len(bundle.keys))
+        changed = self._states.async_add(Addition.of(bundle, stamps=stamps), ctx)
+        return changed.then_accept(lambda change: self._put_out(bundle, change, ctx))
+
+    def _plan(self, spec: InputSpec) -> AggregatePlan:
+        return AggregatePlan(self.aggregates, spec.schema, self.owner, retract=spec.changelog)
+
+    def _part(self, plan: AggregatePlan) -> TableAggregator:
+        return next(part for part in plan.parts if isinstance(part, TableAggregator))
+
+    def _put_out(self, bundle: Bundle, change: Change, ctx: BundleContext) -> None:
+        after = change.new.after[self._number]
+        if self._incremental:
+            shown = RowsOfKeys(after, np.ones(len(bundle.keys), np.bool_))
+            *columns, added = shown.columns
+            rows, owners = columns, shown.owners
+            is_new = np.asarray(added.to_numpy(zero_copy_only=False), np.bool_)
+        else:
+            old = RowsOfKeys(change.new.before[self._number], change.old.present)
+            new = RowsOfKeys(after, change.present)
+            rows = concat_rows(old.columns, new.columns)
+            owners = np.concatenate([old.owners, new.owners])
+            is_new = np.arange(len(owners)) >= len(old.owners)
+            left = _unmatched(rows, owners, is_new)
+            rows, owners, is_new = take_rows(rows, left), owners[left], is_new[left]
+        if not len(owners):
+            return
+        place = np.empty(len(bundle.keys), np.int64)
+        place[arrival_order(bundle.keys)] = np.arange(len(bundle.keys))
+        order = np.lexsort((is_new, place[owners]))
+        kinds = np.where(is_new[order], RowKind.INSERT, RowKind.DELETE).astype(np.int8)
+        keys = pa.array(owners[order])
+        ctx.emit([*(column.take(keys) for column in bundle.keys.columns), *take_rows(rows, order)], kinds)
+
+
+def _unmatched(rows: Sequence[pa.Array], owners: Int64Array, is_new: BoolArray) -> Int64Array:
+    """The rows (of m) without an equal one on the other side: old and new rows of one key cancel out one by one."""
+    if not len(owners):
+        return np.empty(0, np.int64)
+    ids = row_ids(rows, owners)
+    places = np.empty(len(ids), np.int64)
+    for side in (is_new, ~is_new):
+        places[side] = place_among_equals(ids[side])
+    counts = [np.bincount(ids[side], minlength=int(ids.max()) + 1) for side in (~is_new, is_new)]
+    others = np.where(is_new, counts[0][ids], counts[1][ids])
+    return np.flatnonzero(places >= others)
