@@ -9,14 +9,16 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from asyncstate.codec import KeyCodec
 from asyncstate.errors import SchemaError
+from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
@@ -26,8 +28,9 @@ from operators.aggregate.local_layout import LocalLayout
 from operators.aggregate.operator import AggregateOperator
 from operators.aggregate.plan import AggregatePlan
 from operators.aggregate.states import Addition, AggregateStates, Change
+from operators.core.arrays import Int64Array, place_in_run
 from operators.core.changelog import arrival_order, distinct, net_changes, take_changes
-from operators.core.checks import check_distinct_names
+from operators.core.checks import check_choice, check_distinct_names
 from operators.core.expiring import key_times
 from operators.core.segments import Groups
 
@@ -46,6 +49,10 @@ class GroupAggregate(AggregateOperator):
     ``emit_update_before=False``), a key without rows left -D; nothing if the row is as before. Retractions of
     rows a key does not have are dropped and counted (``retractions_without_state``). Without key columns
     there is one row, once there is input. The rows of a bundle count as a set: a retraction may come before its row.
+
+    ``emit="each"``: the change of every row instead of the net change of a bundle, in the order of a key's rows; a
+    retraction that comes before its row waits for the key's other rows. It costs a step for each row of the key that
+    has most in a bundle, and there is no local phase.
 
     ``ttl``: a key expires when nothing has changed it for that long; it then starts anew (+I), and rows of it that are
     taken back are not there. With a ttl a row that stays as it was is put out again.
@@ -66,11 +73,14 @@ class GroupAggregate(AggregateOperator):
         aggregates: Sequence[Aggregate] = (),
         emit_update_before: bool = True,
         ttl: StateTtl | None = None,
+        emit: Literal["net", "each"] = "net",
     ) -> None:
         super().__init__(aggregates)
         self.emit_update_before = emit_update_before
         check_ttl(self.owner, ttl)
+        check_choice(emit, ("net", "each"), "emit", self.owner)
         self.ttl = ttl
+        self.emit: Literal["net", "each"] = emit
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Key columns and a column an aggregate."""
@@ -92,6 +102,8 @@ class GroupAggregate(AggregateOperator):
         """Declare the state."""
         spec = context.inputs[0]
         self._aggregation = self._plan(spec)
+        key = context.key_schema
+        self._codec = KeyCodec(key.types, list(key.names), context.max_parallelism)
         self._mark_only = not self.aggregates and not spec.changelog
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
@@ -106,7 +118,7 @@ class GroupAggregate(AggregateOperator):
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
         """Rows of a key as accumulators; none for minima and maxima of a changelog, which need every value, nor for a
         changelog with a ttl: of rows that replace each other the one taken back may have expired."""
-        if self.ttl is not None and inputs[0].changelog:
+        if self.emit == "each" or (self.ttl is not None and inputs[0].changelog):
             return None
         return LocalLayout(self._plan(inputs[0]), inputs[0].changelog).phase
 
@@ -118,6 +130,22 @@ class GroupAggregate(AggregateOperator):
         """See ``BundleOperator``."""
         if not bundle.num_rows:
             return None
+        if self.emit == "each" and bundle.num_rows > len(bundle.keys):
+            return self._steps(bundle, ctx)
+        return self._async_take_in(bundle, ctx)
+
+    def _steps(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None]]:
+        """The rows of each key one after the other; rows of different keys go together."""
+        counts: list[Int64Array] = []
+        read = self._state.async_get(bundle.keys, self._stamps(bundle))
+        yield read.then_accept(lambda old: counts.append(old.numpy(0).astype(np.int64)))
+        for rows in _turns(bundle, counts[0]):
+            batch = bundle.batch.take(pa.array(rows))
+            keys = self._codec.group([batch.column(name) for name in self._codec.names], num_rows=len(rows))
+            times = None if bundle.times is None else bundle.times[rows]
+            yield self._async_take_in(Bundle(batch, keys, bundle.kinds[rows], times), ctx)
+
+    def _async_take_in(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
         stamps = self._stamps(bundle)
         if self._mark_only:
             read = self._state.async_get(bundle.keys, stamps)
@@ -163,3 +191,21 @@ class GroupAggregate(AggregateOperator):
             arrival_order(keys), seen, np.ones(len(keys), np.bool_), written, self.emit_update_before
         )
         ctx.emit(take_changes(changes, keys.columns, [], []), changes.kinds)
+
+
+def _turns(bundle: Bundle, counts: Int64Array) -> list[Int64Array]:
+    """The first rows of all keys, then the second ones, and so on; ``counts`` (u): the rows that each key had before.
+
+    Of a key that would have less than no rows on the way, rows that are added come first.
+    """
+    order, starts = bundle.keys.rows_sorted()
+    key = bundle.keys.inverse[order]
+    added = bundle.accumulate
+    change = np.cumsum(np.where(added[order], 1, -1))
+    before = np.concatenate([[0], change])[starts]
+    short = np.minimum.reduceat(change - before[key], starts) + counts < 0
+    late = short[key] & ~added[order]
+    order = order[np.lexsort((late, key))]
+    turn = place_in_run(key)
+    by_turn = np.lexsort((order, turn))
+    return np.split(order[by_turn], np.flatnonzero(np.diff(turn[by_turn])) + 1)

@@ -325,3 +325,47 @@ def test_a_sum_that_overflows_names_the_column(open_harness: Any) -> None:
     push(harness, ("+I", "a", 2**62))
     with pytest.raises(AsyncStateError, match="column 'n' does not fit int64"):
         harness.end_batch()
+
+
+def test_each_row_changes_the_result(open_harness: Any) -> None:
+    harness = open_harness(GroupAggregate([count().alias("c"), max_("n")], emit="each"))
+    push(harness, ("+I", "a", 1), ("+I", "b", 7), ("+I", "a", 2), ("-D", "a", 2))
+    assert harness.end_batch() == [
+        ("+I", "a", 1, 1), ("+I", "b", 1, 7),
+        ("-U", "a", 1, 1), ("+U", "a", 2, 2),
+        ("-U", "a", 2, 2), ("+U", "a", 1, 1),
+    ]  # fmt: skip
+    push(harness, ("-D", "b", 9), ("+I", "b", 9), ("-D", "a", 1), ("+I", "a", 5))
+    assert harness.end_batch() == [
+        ("-D", "b", 1, 7), ("-D", "a", 1, 1), ("+I", "b", 1, 9), ("+I", "a", 1, 5)
+    ]  # fmt: skip
+
+
+@settings(deadline=None)
+@given(
+    batches=st.lists(
+        st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.booleans()), max_size=8), max_size=4
+    ),
+    async_enabled=st.booleans(),
+)
+def test_each_row_nets_to_the_net_change(batches: Any, async_enabled: bool) -> None:
+    """Rows of any order within a micro-batch: retractions of rows that are there by its end."""
+    aggregates = [count().alias("c"), sum_("n"), max_("n")]
+    netted = []
+    for emit in ("net", "each"):
+        rows: Counter[Any] = Counter()
+        shown: Counter[Any] = Counter()
+        operator = GroupAggregate(aggregates, emit=emit)  # type: ignore[arg-type]
+        with OperatorHarness(operator, SCHEMA, ["k"], async_enabled=async_enabled) as harness:
+            for batch in batches:
+                for key, n, added in batch:
+                    row = (key, n, None, None)
+                    if not added and not rows[row]:
+                        continue
+                    rows[row] += 1 if added else -1
+                    harness.push([row], kinds=["+I" if added else "-D"])
+                for kind, *out in harness.end_batch():
+                    shown[tuple(out)] += 1 if kind in ("+I", "+U") else -1
+        netted.append(+shown)
+        assert min(shown.values(), default=0) >= 0
+    assert netted[0] == netted[1]
