@@ -7,6 +7,7 @@ store and no Spark.
 from operators.aggregate.aggregates import avg, count, max_, min_, sum_
 from operators.aggregate.declared import Aggregate
 from operators.aggregate.group import GroupAggregate
+from operators.aggregate.incremental import IncrementalGroupAggregate
 from operators.aggregate.table import GroupTableAggregate
 from operators.aggregate.user.udaf import udaf, udtaf
 from operators.core.ordering import OrderColumn, asc, desc
@@ -40,6 +41,7 @@ __all__ = [
     "Deduplicate",
     "GroupAggregate",
     "GroupTableAggregate",
+    "IncrementalGroupAggregate",
     "IntervalJoin",
     "Join",
     "KeyedFilter",

@@ -10,7 +10,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl, check_ttl
+from operators.aggregate.aggregator import State
 from operators.aggregate.declared import Aggregate, columns_of
 from operators.aggregate.local_layout import LocalLayout
 from operators.aggregate.operator import AggregateOperator
@@ -35,6 +36,13 @@ from operators.core.expiring import key_times
 from operators.core.segments import Groups
 
 _SEEN_SCHEMA = pa.schema([pa.field("seen", pa.bool_(), nullable=False)])
+
+
+class GathersStates(Protocol):
+    """Rows that are states already."""
+
+    def gather(self, batch: pa.RecordBatch, groups: Groups) -> State:
+        """The states of each group (u)."""
 
 
 class GroupAggregate(AggregateOperator):
@@ -113,7 +121,9 @@ class GroupAggregate(AggregateOperator):
         self._states = AggregateStates(
             self._aggregation, self._state, context, ttl=self.ttl is not None, valued=True
         )
-        self._local = LocalLayout(self._aggregation, spec.changelog) if spec.local is not None else None
+        self._local: GathersStates | None = (
+            LocalLayout(self._aggregation, spec.changelog) if spec.local is not None else None
+        )
 
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
         """Rows of a key as accumulators; none for minima and maxima of a changelog, which need every value, nor for a

@@ -38,13 +38,19 @@ class AggregatePlan:
     ``update`` takes rows into states, ``combine`` reduces n states to one a group, ``results`` reads the aggregates
     off. A set of states is one array a field of ``state_schema``; column 0, ``count1``, counts the rows. With
     ``retract`` minima and maxima stay as they were and the caller brings them up to date with ``multisets``, one a
-    distinct (column, condition). ``distincts`` are the sets of values of which each counts once.
+    distinct (column, condition). ``distincts`` are the sets of values of which each counts once; none where rows come
+    as states, ``gathered``.
 
     Raises SchemaError naming ``owner`` and the column for what does not fit.
     """
 
     def __init__(
-        self, aggregates: Sequence[Aggregate], schema: pa.Schema, owner: str, retract: bool = False
+        self,
+        aggregates: Sequence[Aggregate],
+        schema: pa.Schema,
+        owner: str,
+        retract: bool = False,
+        gathered: bool = False,
     ) -> None:
         parts = Parts(schema, owner, retract)
         parts.add(Count(owner, None, None))
@@ -54,7 +60,7 @@ class AggregatePlan:
         self.parts = parts.all
         self._sources = parts.sources
         self._float_sums = parts.float_sums
-        self.distincts = parts.distincts
+        self.distincts = [] if gathered else parts.distincts
         stops = np.cumsum([len(part.fields) for part in self.parts]).tolist()
         self._columns = [
             slice(stop - len(part.fields), stop) for part, stop in zip(self.parts, stops, strict=True)

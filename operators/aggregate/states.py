@@ -52,10 +52,14 @@ class Addition(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What rows have made of the states of their keys (u): the states before, and those after as they are written."""
+    """What rows have made of the states of their keys (u): the states before, and those after as they are written.
+
+    ``prepared``: what each part had made of the rows.
+    """
 
     old: Columns
     new: Changed
+    prepared: Sequence[Any] = ()
 
     @property
     def present(self) -> BoolArray:
@@ -185,7 +189,7 @@ class AggregateStates:
         ctx: BundleContext,
     ) -> StateFuture[Change]:
         changed = self._plan.async_update(old.columns, sources, prepared, ctx)
-        return changed.then_apply(lambda new: self._written(rows, Change(old, new)))
+        return changed.then_apply(lambda new: self._written(rows, Change(old, new, prepared)))
 
     def _async_extremes(
         self,

@@ -1,0 +1,188 @@
+"""IncrementalGroupAggregate: one aggregation in two, so that a hot key's distinct values are counted in many places.
+
+Owns: ``IncrementalGroupAggregate``, the first of the two, by key and bucket; ``final`` gives the second.
+Invariant: what the second puts out is what GroupAggregate puts out over the same rows.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``operator`` and ``state``.
+
+Source: Flink's split of distinct aggregates and its ``MiniBatchIncrementalGroupAggFunction``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from asyncstate.codec import KeyCodec
+from asyncstate.errors import SchemaError
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
+from asyncstate.state.columns import ColumnStateDescriptor
+from operators.aggregate.accumulators import Count, Extreme, Sum
+from operators.aggregate.aggregator import State
+from operators.aggregate.declared import Aggregate, columns_of
+from operators.aggregate.group import GroupAggregate
+from operators.aggregate.operator import AggregateOperator
+from operators.aggregate.plan import AggregatePlan
+from operators.aggregate.states import Addition, AggregateStates, Change
+from operators.core.segments import Groups
+
+
+class IncrementalGroupAggregate(AggregateOperator):
+    """The first part of an aggregation that is split by ``bucket``, one of the key columns.
+
+    A key with very many rows, or very many distinct values, is otherwise the work of one partition. Give it a bucket
+    that follows from the distinct value, so that equal values meet::
+
+        split = IncrementalGroupAggregate([count("user").distinct().alias("users"), sum_("n")], bucket="bucket")
+        rows = bids.withColumn("bucket", F.pmod(F.xxhash64("user"), F.lit(64)))
+        parts = batch.apply(split, rows, key=["page", "bucket"], uid="parts")
+        totals = batch.apply(split.final(), parts, key="page", uid="totals")
+
+    Output: the key columns without ``bucket``, then for each part of the aggregates what a bundle has changed of it;
+    all rows are +I, one a key and bundle. Only ``final()`` reads them. Aggregates: count, sum and avg, also distinct;
+    min and max over insert-only inputs. All distinct ones must be of the values that make the bucket, which is not
+    checked. How many buckets there are belongs to the job: with another number values meet elsewhere.
+
+    State: ``accumulators`` by key and bucket, and the distinct values beside them.
+
+    Raises SchemaError for aggregates whose parts cannot be put together, and if ``bucket`` is no key column.
+    """
+
+    def __init__(self, aggregates: Sequence[Aggregate], bucket: str) -> None:
+        super().__init__(aggregates)
+        self.bucket = bucket
+
+    def final(self, emit_update_before: bool = True) -> GroupAggregate:
+        """The second part: keyed by the other key columns; output and emission are those of GroupAggregate."""
+        return _FinalGroupAggregate(self.aggregates, emit_update_before)
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """Key columns without the bucket, and a column a part."""
+        spec = inputs[0]
+        if self.bucket not in spec.key:
+            raise SchemaError(
+                f"{self.owner}: bucket column '{self.bucket}' is no key column of {spec.name}; key it by the columns "
+                "of the group and by the bucket"
+            )
+        plan = self._plan(spec)
+        self._check_parts(plan, spec)
+        fields = [field.with_name(_column_of(field.name)) for field in plan.state_schema]
+        return pa.schema([*(field for field in spec.key_schema if field.name != self.bucket), *fields])
+
+    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """What is aggregated, and the conditions."""
+        return [columns_of(self.aggregates)]
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        spec = context.inputs[0]
+        self._aggregation = self._plan(spec)
+        state = context.get_state(
+            ColumnStateDescriptor("accumulators", self._aggregation.state_schema, fixed_fields=True)
+        )
+        self._states = AggregateStates(self._aggregation, state, context)
+        self._shown = [at for at, name in enumerate(context.key_schema.names) if name != self.bucket]
+        fields = [context.key_schema.field(at) for at in self._shown]
+        names = [field.name for field in fields]
+        self._codec = KeyCodec([field.type for field in fields], names, context.max_parallelism)
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._states.prefetch(bundle.keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        if not bundle.num_rows:
+            return None
+        changed = self._states.async_add(Addition.of(bundle), ctx)
+        return changed.then_accept(lambda change: self._put_out(bundle, change, ctx))
+
+    def _plan(self, spec: InputSpec) -> AggregatePlan:
+        return AggregatePlan(self.aggregates, spec.schema, self.owner)
+
+    def _check_parts(self, plan: AggregatePlan, spec: InputSpec) -> None:
+        for part in plan.parts:
+            additive = isinstance(part, Count | Sum) or (isinstance(part, Extreme) and not spec.changelog)
+            if not additive:
+                raise SchemaError(
+                    f"{self.owner}: '{part.fields[0].name}' cannot be split by buckets"
+                    f"{' over a changelog' if isinstance(part, Extreme) else ''}; use GroupAggregate for it"
+                )
+
+    def _put_out(self, bundle: Bundle, change: Change, ctx: BundleContext) -> None:
+        """What the bundle's rows have added, put together by the key without the bucket."""
+        columns = [bundle.keys.columns[at] for at in self._shown]
+        keys = self._codec.group(columns, num_rows=len(bundle.keys))
+        added: State = [column for state in change.prepared for column in state]
+        ctx.emit([*keys.columns, *self._aggregation.combine(added, Groups.of(keys))])
+
+
+class _FinalGroupAggregate(GroupAggregate):
+    """GroupAggregate over what IncrementalGroupAggregate puts out."""
+
+    @property
+    def owner(self) -> str:
+        """See ``Named``."""
+        return "IncrementalGroupAggregate.final()"
+
+    def __init__(self, aggregates: Sequence[Aggregate], emit_update_before: bool) -> None:
+        super().__init__(aggregates, emit_update_before)
+
+    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """All."""
+        return [None]
+
+    def local_phase(self, inputs: Sequence[InputSpec]) -> None:
+        """None: rows are put together already."""
+
+    def open(self, context: OperatorContext) -> None:
+        """See ``GroupAggregate``."""
+        super().open(context)
+        self._local = _Parts(self._aggregation)
+
+    def _plan(self, spec: InputSpec) -> AggregatePlan:
+        if spec.changelog:
+            raise SchemaError(
+                f"{self.owner}: {spec.name} is a changelog; give it what the first part puts out"
+            )
+        columns = columns_of(self.aggregates)
+        schema = pa.schema([pa.field(name, self._type_of(name, spec)) for name in sorted(columns)])
+        plan = AggregatePlan(self.aggregates, schema, self.owner, gathered=True)
+        missing = [
+            _column_of(name) for name in plan.state_schema.names if _column_of(name) not in spec.schema.names
+        ]
+        if missing:
+            raise SchemaError(
+                f"{self.owner}: {spec.name} has no column '{missing[0]}'; give it what an IncrementalGroupAggregate of "
+                "the same aggregates puts out"
+            )
+        return plan
+
+    def _type_of(self, column: str, spec: InputSpec) -> pa.DataType:
+        """A type that the column may have had, as its parts tell."""
+        if any(aggregate.condition == column for aggregate in self.aggregates):
+            return pa.bool_()
+        for field in spec.schema:
+            function, _, rest = field.name.partition(":")
+            if function in ("sum", "min", "max") and (rest == column or rest.startswith(f"{column}:")):
+                return field.type
+        return pa.int64()
+
+
+class _Parts:
+    """The states that the first part has put out."""
+
+    def __init__(self, plan: AggregatePlan) -> None:
+        self._plan = plan
+
+    def gather(self, batch: pa.RecordBatch, groups: Groups) -> State:
+        """The states of each group (u)."""
+        return self._plan.combine(
+            [batch.column(_column_of(name)) for name in self._plan.state_schema.names], groups
+        )
+
+
+def _column_of(state_field: str) -> str:
+    """The column of a part: Spark takes a dot for a field of a struct."""
+    return state_field.replace(".", ":")
