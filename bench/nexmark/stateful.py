@@ -18,6 +18,7 @@ from pyspark.sql.window import Window
 from asyncstate.changelog import ROW_KIND_COLUMN
 from bench.nexmark.events import auctions, bids, inserts, people
 from operators import (
+    Aggregate,
     Deduplicate,
     GroupAggregate,
     Join,
@@ -173,6 +174,37 @@ def q11(batch: MicroBatch, events: DataFrame) -> DataFrame:
     )
 
 
+def _statistics() -> list[Aggregate]:
+    """Bids, bidders and auctions, of all prices and of three ranges."""
+    columns = {"bidders": count("bidder").distinct(), "auctions": count("auction").distinct()}
+    return [
+        *(count().where(rank).alias(f"{rank}_bids") for rank in _RANKS),
+        count().alias("total_bids"),
+        *(one.alias(f"total_{name}") for name, one in columns.items()),
+        *(one.where(rank).alias(f"{rank}_{name}") for name, one in columns.items() for rank in _RANKS),
+    ]
+
+
+def q15(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """Twelve counts of each day, eight of them of distinct values, each value kept once for all four filters."""
+    levels = [F.expr(condition).alias(rank) for rank, condition in _RANKS.items()]
+    rows = bids(events).select("auction", "bidder", F.to_date("dateTime").alias("day"), *levels)
+    days = batch.apply(GroupAggregate(_statistics()), rows, key="day", uid="days")
+    return days.withColumn("day", F.date_format("day", "yyyy-MM-dd"))
+
+
+def q16(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """As q15 for each channel, with the minute of its last bid."""
+    levels = [F.expr(condition).alias(rank) for rank, condition in _RANKS.items()]
+    day = F.to_date("dateTime").alias("day")
+    rows = bids(events).select("channel", "auction", "bidder", "dateTime", day, *levels)
+    aggregates = [*_statistics(), max_("dateTime").alias("last")]
+    days = batch.apply(GroupAggregate(aggregates), rows, key=("channel", "day"), uid="days")
+    return days.withColumns(
+        {"day": F.date_format("day", "yyyy-MM-dd"), "minute": F.date_format("last", "HH:mm")}
+    ).drop("last")
+
+
 def q17(batch: MicroBatch, events: DataFrame) -> DataFrame:
     """Eight aggregates of each auction and day."""
     levels = [F.expr(condition).alias(rank) for rank, condition in _RANKS.items()]
@@ -220,6 +252,6 @@ def q20(batch: MicroBatch, events: DataFrame) -> DataFrame:
 
 
 STATEFUL_PLANS: Mapping[str, Callable[[MicroBatch, DataFrame], DataFrame]] = {
-    plan.__name__: plan for plan in (q3, q4, q5, q7, q8, q9, q11, q17, q18, q19, q20)
+    plan.__name__: plan for plan in (q3, q4, q5, q7, q8, q9, q11, q15, q16, q17, q18, q19, q20)
 }
 """The queries with state that can be run, by name."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -98,6 +99,11 @@ class Output:
     part: int | None = None
 
 
+Source: TypeAlias = tuple[int, int] | None
+"""Which rows a part gets: None for all; else those that count among the distinct values of an index, under the
+condition of another one."""
+
+
 class Parts:
     """The parts of all aggregates of an operator, each once; with the rows that each gets."""
 
@@ -106,14 +112,13 @@ class Parts:
         self.owner = owner
         self.retract = retract
         self.all: list[Aggregator] = []
-        self.sources: list[int] = []
-        """Of each part: 0 for all rows, else 1 + the index of a set of ``distincts``."""
+        self.sources: list[Source] = []
         self.distincts: list[DistinctValues] = []
         self.float_sums: dict[int, int] = {}
         """Float sums that are zero again when a count is, so that rounding does not outlive its rows."""
         self._index: dict[str, int] = {}
 
-    def add(self, part: Aggregator, source: int = 0) -> int:
+    def add(self, part: Aggregator, source: Source = None) -> int:
         """The index of the part that has the state columns of ``part``; ``part`` itself if there is none."""
         index = self._index.setdefault(part.fields[0].name, len(self.all))
         if index == len(self.all):
@@ -121,13 +126,13 @@ class Parts:
             self.sources.append(source)
         return index
 
-    def distinct(self, columns: tuple[str, ...], condition: str | None) -> int:
+    def distinct(self, columns: tuple[str, ...], condition: str | None) -> Source:
         """The source of rows that has each value of the columns once."""
-        for number, values in enumerate(self.distincts):
-            if (values.columns, values.condition) == (columns, condition):
-                return number + 1
-        self.distincts.append(DistinctValues(columns, condition, self.schema))
-        return len(self.distincts)
+        found = next((values for values in self.distincts if values.columns == columns), None)
+        if found is None:
+            found = DistinctValues(columns, self.schema)
+            self.distincts.append(found)
+        return self.distincts.index(found), found.under(condition)
 
 
 class Binding:
@@ -209,9 +214,9 @@ class Binding:
         """What to raise for an aggregate that does not fit, with ``what`` behind its name."""
         return SchemaError(f"{self.owner}: aggregate '{self.aggregate.name}' {what}")
 
-    def _source(self) -> int:
+    def _source(self) -> Source:
         if not self.aggregate.is_distinct:
-            return 0
+            return None
         return self._parts.distinct(self.aggregate.columns, self.condition)
 
     def _check_condition(self) -> None:

@@ -1,13 +1,12 @@
 """DISTINCT: how often each key has each value, so that only the first and the last of equal ones count.
 
 Owns: ``DistinctValues`` and its state, ``distinct.<columns>``, by key and value.
-Invariant: a value counts once from the first row that has it on until the last one is taken back; aggregates of other
-columns or with another condition know nothing of it. Over inserts alone the state is a set of values, over a changelog
-it has counts.
+Invariant: a value counts once from the first row that has it on until the last one is taken back, for each condition by
+itself: aggregates with different filters share the entry of a value, not what they have seen. Over inserts alone the
+state has a mark a condition, over a changelog a count.
 Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
 
-Source: Flink's ``DistinctAggCodeGen``, which keeps the counts in a MapView; here aggregates with different filters
-share nothing of it.
+Source: Flink's ``DistinctAggCodeGen``, which keeps such entries in a MapView.
 """
 
 from __future__ import annotations
@@ -24,90 +23,82 @@ from asyncstate.operator import OperatorContext
 from asyncstate.state.column_maps import ColumnMapState, ColumnMapStateDescriptor
 from asyncstate.state.columns import Columns, ColumnState
 from operators.aggregate.aggregator import chosen_rows
-from operators.core.arrays import BoolArray, Int8Array, Int64Array, IntArray, take_rows
-
-_COUNT = pa.schema([pa.field("count", pa.int64(), nullable=False)])
-_MARK = pa.schema([])
+from operators.core.arrays import BoolArray, Int8Array, Int64Array
 
 
 class DistinctValues:
-    """The values of one or more ``columns`` in the rows that meet ``condition``. Null is a value like others."""
+    """The values of one or more ``columns``, by each of the ``conditions`` under which they are counted.
 
-    def __init__(self, columns: tuple[str, ...], condition: str | None, schema: pa.Schema) -> None:
+    Null is a value like others.
+    """
+
+    def __init__(self, columns: tuple[str, ...], schema: pa.Schema) -> None:
         self.columns = columns
-        self.condition = condition
+        self.conditions: list[str | None] = []
         self.key_schema = pa.schema([schema.field(name) for name in columns])
-        suffix = f".where.{condition}" if condition else ""
-        self.state_name = f"distinct.{','.join(columns)}{suffix}"
+
+    def under(self, condition: str | None) -> int:
+        """The index of a condition, which is added if it is new."""
+        if condition not in self.conditions:
+            self.conditions.append(condition)
+        return self.conditions.index(condition)
 
     def open(self, context: OperatorContext, counted: bool, time_first: bool = False) -> DistinctState:
         """Declare the state; ``counted`` where rows are taken back, ``time_first`` where keys have namespaces."""
+        kind = pa.int64() if counted else pa.bool_()
+        name = "count" if counted else "seen"
+        fields = [
+            pa.field(name if condition is None else f"{name}.where.{condition}", kind, nullable=False)
+            for condition in self.conditions
+        ]
         descriptor = ColumnMapStateDescriptor(
-            self.state_name,
+            f"distinct.{','.join(self.columns)}",
             self.key_schema,
-            _COUNT if counted else _MARK,
+            pa.schema(fields),
             fixed_fields=True,
             time_first=time_first,
         )
-        return DistinctState(self, context.get_state(descriptor), counted)
+        return DistinctState(self, context.get_state(descriptor), kind)
 
 
 class ReadValues(NamedTuple):
-    """The pairs of key and value that m ``rows`` of a bundle have, and how often each was there."""
+    """The pairs of key and value that the rows of a bundle have, and how often each was there: an array a condition."""
 
-    rows: Int64Array
     pairs: UserKeyBatch
-    counts: Int64Array
+    counts: list[Int64Array]
 
     def without(self, gone: BoolArray) -> ReadValues:
         """As if the keys that are ``gone`` (u) had no values."""
-        return self._replace(counts=np.where(gone[self.pairs.key_index], 0, self.counts))
+        lost = gone[self.pairs.key_index]
+        return self._replace(counts=[np.where(lost, 0, counts) for counts in self.counts])
 
 
 class DistinctState:
     """How often the keys have the values."""
 
-    def __init__(self, values: DistinctValues, state: ColumnMapState, counted: bool) -> None:
+    def __init__(self, values: DistinctValues, state: ColumnMapState, kind: pa.DataType) -> None:
         self._values = values
         self._state = state
-        self._counted = counted
+        self._kind = kind
 
     def async_read(self, batch: pa.RecordBatch, keys: KeyBatch) -> StateFuture[ReadValues]:
         """A future of what is known of the values of the rows: one list get."""
-        mask = chosen_rows(batch, (), self._values.condition)
-        rows = np.arange(batch.num_rows) if mask is None else np.flatnonzero(mask)
-        columns = take_rows([batch.column(name) for name in self._values.columns], rows)
-        pairs = keys.with_user_keys(columns, keys.inverse[rows])
-        return self._state.async_get(pairs).then_apply(
-            lambda stored: ReadValues(rows, pairs, self._counts(stored))
-        )
+        pairs = keys.with_user_keys([batch.column(name) for name in self._values.columns])
+        return self._state.async_get(pairs).then_apply(lambda stored: ReadValues(pairs, self._counts(stored)))
 
-    def _counts(self, stored: Columns) -> Int64Array:
-        return (stored.numpy(0) if self._counted else stored.present).astype(np.int64)
-
-    def update(self, read: ReadValues, signs: Int8Array | None, num_rows: int) -> Int8Array:
-        """Count the rows, and tell (n) which of them count: +1 where a value comes, -1 where it goes, else 0."""
-        rows, pair = read.rows, read.pairs.inverse
-        weights = np.ones(len(rows), np.int64) if signs is None else signs[rows].astype(np.int64)
-        old = read.counts
-        new = np.maximum(old + _summed(pair, weights, len(old)), 0)
-        self._write(read.pairs, old, new)
-        shown = np.zeros(num_rows, np.int8)
-        for sign, changed in ((1, (old == 0) & (new > 0)), (-1, (old > 0) & (new == 0))):
-            candidates = np.flatnonzero((weights == sign) & changed[pair])
-            _, first = np.unique(pair[candidates], return_index=True)
-            shown[rows[candidates[first]]] = sign
+    def update(self, read: ReadValues, batch: pa.RecordBatch, signs: Int8Array | None) -> list[Int8Array]:
+        """Count the rows, and tell for each condition which of them (n) count: +1 where a value comes, -1 where it
+        goes, else 0."""
+        all_added = np.ones(batch.num_rows, np.int8) if signs is None else signs
+        shown, new = [], []
+        for condition, counts in zip(self._values.conditions, read.counts, strict=True):
+            mask = chosen_rows(batch, (), condition)
+            weights = all_added if mask is None else np.where(mask, all_added, 0).astype(np.int8)
+            after = _after(counts, read.pairs, weights)
+            shown.append(_turning(counts, after, read.pairs, weights))
+            new.append(after)
+        self._write(read, new)
         return shown
-
-    def _write(self, pairs: UserKeyBatch, old: Int64Array, new: Int64Array) -> None:
-        if not self._counted:
-            come = (old == 0) & (new > 0)
-            if come.any():
-                self._state.put(pairs.select(come), [])
-            return
-        changed = old != new
-        if changed.any():
-            self._state.write(pairs.select(changed), [pa.array(new[changed])], new[changed] > 0)
 
     def remove(self, keys: KeyBatch) -> None:
         """Forget the values of ``keys``."""
@@ -117,8 +108,38 @@ class DistinctState:
         """Have the values go when the rows of the same keys in ``state`` expire."""
         state.take_along(self._state)
 
+    def _counts(self, stored: Columns) -> list[Int64Array]:
+        absent = False if self._kind == pa.bool_() else 0
+        return [stored.numpy(field, absent).astype(np.int64) for field in range(len(self._values.conditions))]
 
-def _summed(ids: IntArray, weights: Int64Array, count: int) -> Int64Array:
-    sums = np.zeros(count, np.int64)
-    np.add.at(sums, ids, weights)
-    return sums
+    def _write(self, read: ReadValues, new: list[Int64Array]) -> None:
+        stored = [self._as_stored(counts) for counts in new]
+        changed, there = np.zeros(len(read.pairs), np.bool_), np.zeros(len(read.pairs), np.bool_)
+        for old, column in zip(map(self._as_stored, read.counts), stored, strict=True):
+            changed |= old != column
+            there |= column != 0
+        if changed.any():
+            columns = [pa.array(column[changed], self._kind) for column in stored]
+            self._state.write(read.pairs.select(changed), columns, there[changed])
+
+    def _as_stored(self, counts: Int64Array) -> BoolArray | Int64Array:
+        return counts > 0 if self._kind == pa.bool_() else counts
+
+
+def _after(counts: Int64Array, pairs: UserKeyBatch, weights: Int8Array) -> Int64Array:
+    """How often each pair is there after the rows: never less than not at all."""
+    added = np.bincount(pairs.inverse, weights, len(pairs)).astype(np.int64)
+    after: Int64Array = np.maximum(counts + added, 0)
+    return after
+
+
+def _turning(old: Int64Array, new: Int64Array, pairs: UserKeyBatch, weights: Int8Array) -> Int8Array:
+    """The first row of each pair that comes as +1 and of each that goes as -1, all others as 0."""
+    shown = np.zeros(len(weights), np.int8)
+    for sign, changed in ((1, (old == 0) & (new > 0)), (-1, (old > 0) & (new == 0))):
+        if changed.any():
+            rows = np.flatnonzero((weights == sign) & changed[pairs.inverse])[::-1]
+            first = np.full(len(pairs), -1, np.int64)
+            first[pairs.inverse[rows]] = rows  # of repeated indices the last assignment stays
+            shown[first[changed]] = sign
+    return shown

@@ -85,23 +85,25 @@ class AggregatePlan:
         """Whether what rows do depends on what is stored beside the states: of distinct values, of a changelog."""
         return self._retract or bool(self.distincts)
 
-    def sources(self, rows: KeyedRows, distinct: Sequence[Int8Array] = ()) -> list[KeyedRows]:
-        """The rows as each set of distinct values lets them through: ``distinct`` has the signs (n) of each."""
-        return [rows, *(rows._replace(signs=signs) for signs in distinct)]
+    def sources(self, rows: KeyedRows, distinct: Sequence[Sequence[Int8Array]] = ()) -> list[KeyedRows]:
+        """The rows as each part gets them: ``distinct`` has the signs (n) of the rows that count, by the index of the
+        distinct values and of their condition."""
+        return [
+            rows if source is None else rows._replace(signs=distinct[source[0]][source[1]])
+            for source in self._sources
+        ]
 
     def prepare(self, sources: Sequence[KeyedRows]) -> list[Any]:
         """What can be done with rows before the states of their keys are known; to be given to ``async_update``."""
-        return [part.prepare(sources[source]) for part, source in zip(self.parts, self._sources, strict=True)]
+        return [part.prepare(rows) for part, rows in zip(self.parts, sources, strict=True)]
 
     def async_update(
         self, states: State, sources: Sequence[KeyedRows], prepared: Sequence[Any], ctx: BundleContext
     ) -> StateFuture[Changed]:
         """A future of the states (u) after the rows."""
         updates = [
-            part.update(states[columns], sources[source], ready, ctx)
-            for part, columns, source, ready in zip(
-                self.parts, self._columns, self._sources, prepared, strict=True
-            )
+            part.update(states[columns], rows, ready, ctx)
+            for part, columns, rows, ready in zip(self.parts, self._columns, sources, prepared, strict=True)
         ]
         if not any(isinstance(update, StateFuture) for update in updates):
             return completed_future(self._changed(updates))

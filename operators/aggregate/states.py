@@ -119,7 +119,7 @@ class AggregateStates:
         read = self._state.async_get(rows.keys, rows.stamps)
         known = self._async_known(rows, KeyedRows(rows.batch, groups, None, rows.keys, self._valued))
         if known is None and rows.accumulate.all():
-            sources = [KeyedRows(rows.batch, groups, None, rows.keys, self._valued)]
+            sources = self._plan.sources(KeyedRows(rows.batch, groups, None, rows.keys, self._valued))
             prepared = self._plan.prepare(sources)  # while the read is under way
             return read.then_compose(lambda old: self._async_update(rows, old, sources, prepared, ctx))
         if known is None:
@@ -170,7 +170,7 @@ class AggregateStates:
         signs = self._signs(rows, groups, old)
         beside = self._without_expired(rows.keys, old, beside)
         shown = [
-            state.update(read, signs, rows.batch.num_rows)
+            state.update(read, rows.batch, signs)
             for state, read in zip(self._distincts, beside.values, strict=True)
         ]
         sources = self._plan.sources(KeyedRows(rows.batch, groups, signs, rows.keys, self._valued), shown)
