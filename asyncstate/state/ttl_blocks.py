@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec.columns import binary_parts
+from asyncstate.codec.columns import binary_from, binary_parts
 from asyncstate.codec.key_fields import payload_matrix
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.expiry import STAMP_BYTES
@@ -53,11 +53,12 @@ def restamped_blocks(stored: Blocks, due: BoolArray, stamps: Int64Array) -> tupl
     return changed, [whole[before[index] : before[index + 1]] for index in changed.tolist()]
 
 
-def restamped_rows(rows: list[bytes], chosen: BoolArray, prefix: ByteArray) -> list[bytes]:
+def restamped_rows(rows: pa.LargeBinaryArray, chosen: BoolArray, prefix: ByteArray) -> pa.LargeBinaryArray:
     """``rows`` (n), those that are ``chosen`` (n) with the stamps in ``prefix`` (k, 8)."""
-    for index, stamp in zip(np.flatnonzero(chosen).tolist(), prefix, strict=True):
-        rows[index] = stamp.tobytes() + rows[index][STAMP_BYTES:]
-    return rows
+    offsets, read_only = binary_parts(rows)
+    data = read_only.copy()
+    data[offsets[:-1][chosen][:, None] + np.arange(STAMP_BYTES)] = prefix
+    return binary_from(offsets, pa.py_buffer(data))
 
 
 def whole_lists(
