@@ -32,6 +32,7 @@ from asyncstate.codec.columns import (
     matrix_rows,
 )
 from asyncstate.errors import CodecError
+from asyncstate.requests import Page
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -105,6 +106,15 @@ def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str, 
     if len(data) != _HEADER_BYTES * len(blocks):
         raise _damaged(owner)
     return ListHeads(store_keys, blocks, *_headers(data, np.arange(len(blocks)) * _HEADER_BYTES), moment)
+
+
+def are_heads(entries: Page, owner: str) -> BoolArray:
+    """Which entries are heads; the first one is. Each is followed by as many chunks as it says."""
+    chunks = read_heads([], [value for _, value in entries], owner).chunks  # of a chunk that number is 0
+    reach = np.maximum.accumulate(np.arange(len(entries)) + chunks)
+    is_head = np.ones(len(entries), np.bool_)
+    is_head[1:] = reach[:-1] < np.arange(1, len(entries))
+    return is_head
 
 
 def empty_heads(store_keys: list[bytes]) -> ListHeads:

@@ -18,7 +18,7 @@ from asyncstate.codec.columns import binary_from, binary_parts
 from asyncstate.codec.key_fields import payload_matrix
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.expiry import STAMP_BYTES
-from asyncstate.state.list_blocks import ListHeads, read_heads
+from asyncstate.state.list_blocks import ListHeads, are_heads, read_heads
 from asyncstate.state.ranges import range_pages
 
 BoolArray = npt.NDArray[np.bool_]
@@ -68,7 +68,7 @@ def whole_lists(
     held: Page = []
     for page in range_pages(sink, start, end, page_size):
         held += page
-        is_head = _are_heads(held, owner)
+        is_head = are_heads(held, owner)
         # The last list waits for the next page: more of it may come, and chunks that are written behind the position of
         # the scan would be found by it.
         last = int(np.flatnonzero(is_head)[-1])
@@ -76,16 +76,7 @@ def whole_lists(
             yield _split(held[:last], is_head[:last], owner)
             held = held[last:]
     if held:
-        yield _split(held, _are_heads(held, owner), owner)
-
-
-def _are_heads(entries: Page, owner: str) -> BoolArray:
-    """Which entries are heads; the first one is. Each is followed by as many chunks as it says."""
-    chunks = read_heads([], [value for _, value in entries], owner).chunks  # of a chunk that number is 0
-    reach = np.maximum.accumulate(np.arange(len(entries)) + chunks)
-    is_head = np.ones(len(entries), np.bool_)
-    is_head[1:] = reach[:-1] < np.arange(1, len(entries))
-    return is_head
+        yield _split(held, are_heads(held, owner), owner)
 
 
 def _split(entries: Page, is_head: BoolArray, owner: str) -> tuple[ListHeads, list[bytes | None]]:
