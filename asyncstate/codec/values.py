@@ -29,7 +29,7 @@ from asyncstate.codec.evolution import check_evolution, source_indices
 from asyncstate.codec.nested import upgrade, upgrade_column
 from asyncstate.codec.pages import DecodePacked, DecodeValues, value_pages
 from asyncstate.codec.plain import PlainValues, plain_values
-from asyncstate.codec.row_columns import decode_rows, encode_rows
+from asyncstate.codec.row_columns import decode_rows, encode_row_column, encode_rows
 from asyncstate.codec.row_layout import RowLayout, row_layout
 from asyncstate.codec.row_scalars import DecodeRow, EncodeRow, row_decoder, row_encoder
 from asyncstate.codec.types import check_value_schema, is_string_type
@@ -82,6 +82,13 @@ class RowCodec:
         exactly the schema's types. ``num_rows`` tells how many there are of a schema without fields."""
         plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
         return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else num_rows, prefix)
+
+    def encode_column(
+        self, columns: Sequence[pa.Array], prefix: ByteArray | None = None
+    ) -> pa.LargeBinaryArray:
+        """As ``encode``, as a binary column: for rows that are stored many to a value."""
+        plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
+        return encode_row_column(self._layouts[-1], plain, len(plain[0]) if plain else 0, prefix)
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[list[pa.Array], BoolArray]:
         """Columns of n rows, null in all columns where ``values`` is None, and the mask of rows present.

@@ -23,13 +23,16 @@ import pyarrow as pa
 from asyncstate.codec.columns import (
     LARGE_BINARY,
     binary_from,
+    binary_parts,
     binary_rows,
     binary_slices,
+    gather_bytes,
     join_binary,
     matrix_binary,
     matrix_rows,
 )
 from asyncstate.errors import CodecError
+from asyncstate.requests import Page
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -99,8 +102,19 @@ class ListHeads:
 
 def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str, moment: int = 0) -> ListHeads:
     """The heads of lists; CodecError naming ``owner`` if one is cut short."""
-    fields = _headers([_NO_BLOCK if block is None else block for block in blocks], owner)
-    return ListHeads(store_keys, blocks, *fields, moment)
+    data = b"".join([_NO_BLOCK if block is None else block[:_HEADER_BYTES] for block in blocks])
+    if len(data) != _HEADER_BYTES * len(blocks):
+        raise _damaged(owner)
+    return ListHeads(store_keys, blocks, *_headers(data, np.arange(len(blocks)) * _HEADER_BYTES), moment)
+
+
+def are_heads(entries: Page, owner: str) -> BoolArray:
+    """Which entries are heads; the first one is. Each is followed by as many chunks as it says."""
+    chunks = read_heads([], [value for _, value in entries], owner).chunks  # of a chunk that number is 0
+    reach = np.maximum.accumulate(np.arange(len(entries)) + chunks)
+    is_head = np.ones(len(entries), np.bool_)
+    is_head[1:] = reach[:-1] < np.arange(1, len(entries))
+    return is_head
 
 
 def empty_heads(store_keys: list[bytes]) -> ListHeads:
@@ -124,8 +138,10 @@ def read_rows(blocks: Sequence[bytes], owner: str) -> tuple[pa.LargeBinaryArray,
     data = b"".join(blocks)
     sizes = np.fromiter(map(len, blocks), np.int64, len(blocks))
     ends = np.cumsum(sizes)
+    if bool((sizes < _HEADER_BYTES).any()):
+        raise _damaged(owner)
     tables = ends - sizes + _HEADER_BYTES
-    _, _, rows, width = _headers(blocks, owner)
+    _, _, rows, width = _headers(data, ends - sizes)
     variable = width == VARIABLE
     bodies = tables + np.where(variable, rows * _LENGTH_BYTES, 0)
     # Checked before anything of that size is made: damaged headers may ask for gigabytes.
@@ -151,10 +167,9 @@ class NewBlocks:
     A *unit* is a piece of at most CHUNK_ROWS rows of a key's new tail (its old tail, then its new rows).
     """
 
-    def __init__(self, heads: ListHeads, added: Int64Array, rows: list[bytes], fixed: bool) -> None:
-        self._data = b"".join(rows)
-        self._lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        self._offsets = _offsets(self._lengths)
+    def __init__(self, heads: ListHeads, added: Int64Array, rows: pa.LargeBinaryArray, fixed: bool) -> None:
+        self._offsets, self._data = binary_parts(rows)
+        self._lengths = np.diff(self._offsets)
         old = _OldTails(heads)
         totals = heads.rows + added
         sealed = (totals > TAIL_ROWS) | (old.data_bytes + self._added_bytes(added) > TAIL_BYTES)
@@ -261,11 +276,9 @@ def _with_made_up_tables(
     return pa.array(made, LARGE_BINARY)
 
 
-def _headers(blocks: Sequence[bytes], owner: str) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-    data = b"".join([block[:_HEADER_BYTES] for block in blocks])
-    if len(data) != _HEADER_BYTES * len(blocks):
-        raise _damaged(owner)
-    fields = np.frombuffer(data, _LENGTH).reshape(-1, 4).astype(np.int64)
+def _headers(data: bytes, starts: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    headers = gather_bytes(np.frombuffer(data, np.uint8), starts, _HEADER_BYTES)
+    fields = headers.view(_LENGTH).astype(np.int64)
     return fields[:, 0], fields[:, 1], fields[:, 2], fields[:, 3]
 
 

@@ -222,8 +222,8 @@ class ListColumnState:
         """The heads to write with; ``heads`` may be what the caller has read."""
         return self.heads(keys) if heads is None else heads
 
-    def _encode(self, columns: Sequence[pa.Array], stamps: Int64Array | None) -> list[bytes]:
-        return self._codec.encode(columns)
+    def _encode(self, columns: Sequence[pa.Array], stamps: Int64Array | None) -> pa.LargeBinaryArray:
+        return self._codec.encode_column(columns)
 
     def _counts(self, keys: KeyBatch, key_index: npt.NDArray[np.integer]) -> Int64Array:
         if bool((key_index[1:] < key_index[:-1]).any()):
@@ -244,12 +244,12 @@ class ListColumnState:
         if keys:
             self._sink.delete_many(keys)
 
-    def _replace(self, heads: ListHeads, counts: Int64Array, rows: list[bytes]) -> None:
+    def _replace(self, heads: ListHeads, counts: Int64Array, rows: pa.LargeBinaryArray) -> None:
         """Write the lists anew with ``counts`` (> 0) rows each."""
         chunks = self._write(empty_heads(heads.store_keys), counts, rows)
         self._delete_chunks(heads, chunks)
 
-    def _write(self, heads: ListHeads, added: Int64Array, rows: list[bytes]) -> Int64Array:
+    def _write(self, heads: ListHeads, added: Int64Array, rows: pa.LargeBinaryArray) -> Int64Array:
         """Write ``added`` (> 0) rows behind each head; returns the number of chunks of each key."""
         if len(added) == 0:
             return added

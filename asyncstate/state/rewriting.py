@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import RowCodec, schema_to_text, type_to_text
-from asyncstate.codec.columns import binary_rows, storage_dtype
+from asyncstate.codec.columns import LARGE_BINARY, binary_rows, storage_dtype
 from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.state.chunks import COUNT_BYTES, append_all, elements, framed, sealed_chunks
 from asyncstate.state.expiry import STAMP_BYTES
@@ -125,7 +125,8 @@ class StateRewriter:
         rows, _ = read_rows([*chunks, head], self._owner)
         recoded = self._recoded(binary_rows(rows), [key] * len(rows))
         fixed = all(storage_dtype(field.type) is not None for field in self._new.schema)
-        new = NewBlocks(empty_heads([key]), np.array([len(recoded)]), recoded, fixed)
+        new_rows = pa.array(recoded, LARGE_BINARY)
+        new = NewBlocks(empty_heads([key]), np.array([len(recoded)]), new_rows, fixed)
         yield key, new.heads[0]
         yield from zip(new.chunk_keys, new.chunks, strict=True)
         for index in range(len(new.chunks), sealed):

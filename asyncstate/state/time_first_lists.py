@@ -20,7 +20,7 @@ from asyncstate.errors import CodecError
 from asyncstate.operator import MIN_WATERMARK, BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.columns import TimeRange, row_codec
-from asyncstate.state.list_blocks import chunk_keys, read_heads, read_rows
+from asyncstate.state.list_blocks import are_heads, chunk_keys, read_heads, read_rows
 from asyncstate.state.list_columns import ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
 from asyncstate.state.ranges import REMOVED_PAGE, remove_pages
@@ -70,13 +70,13 @@ class TimeFirstListState(ListColumnState):
         held: Page = []  # the list that may go on in the next page
         for page in self._pages(start, until, self._page_size):
             held += page
-            is_head = self._are_heads(held)
+            is_head = are_heads(held, self._owner)
             last = int(np.flatnonzero(is_head)[-1:].sum())
             if last:
                 yield self._range(held[:last], is_head[:last])
                 held = held[last:]
         if held:
-            yield self._range(held, self._are_heads(held))
+            yield self._range(held, are_heads(held, self._owner))
 
     def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
         """Remove all lists with start <= namespace <= ``until``."""
@@ -85,14 +85,6 @@ class TimeFirstListState(ListColumnState):
 
     def _pages(self, start: int, until: int, page_size: int) -> Iterator[Page]:
         return namespace_pages(self._sink, self._id, self._groups, start, until, page_size)
-
-    def _are_heads(self, entries: Page) -> npt.NDArray[np.bool_]:
-        """Whether each entry is the head of a list; its chunks stand behind it."""
-        keys = [key for key, _ in entries]
-        _, ends = self._key_codec.decode_prefix(keys, TIME_FIRST_PREFIX_BYTES)
-        lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-        is_head: npt.NDArray[np.bool_] = ends == lengths
-        return is_head
 
     def _range(self, entries: Page, is_head: npt.NDArray[np.bool_]) -> TimeRange:
         """The rows of whole lists."""

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec.columns import binary_parts
+from asyncstate.codec.columns import binary_from, binary_parts
 from asyncstate.codec.key_fields import payload_matrix
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.expiry import STAMP_BYTES
-from asyncstate.state.list_blocks import ListHeads, read_heads
+from asyncstate.state.list_blocks import ListHeads, are_heads, read_heads
 from asyncstate.state.ranges import range_pages
 
 BoolArray = npt.NDArray[np.bool_]
@@ -53,11 +53,12 @@ def restamped_blocks(stored: Blocks, due: BoolArray, stamps: Int64Array) -> tupl
     return changed, [whole[before[index] : before[index + 1]] for index in changed.tolist()]
 
 
-def restamped_rows(rows: list[bytes], chosen: BoolArray, prefix: ByteArray) -> list[bytes]:
+def restamped_rows(rows: pa.LargeBinaryArray, chosen: BoolArray, prefix: ByteArray) -> pa.LargeBinaryArray:
     """``rows`` (n), those that are ``chosen`` (n) with the stamps in ``prefix`` (k, 8)."""
-    for index, stamp in zip(np.flatnonzero(chosen).tolist(), prefix, strict=True):
-        rows[index] = stamp.tobytes() + rows[index][STAMP_BYTES:]
-    return rows
+    offsets, read_only = binary_parts(rows)
+    data = read_only.copy()
+    data[offsets[:-1][chosen][:, None] + np.arange(STAMP_BYTES)] = prefix
+    return binary_from(offsets, pa.py_buffer(data))
 
 
 def whole_lists(
@@ -67,7 +68,7 @@ def whole_lists(
     held: Page = []
     for page in range_pages(sink, start, end, page_size):
         held += page
-        is_head = _are_heads(held, owner)
+        is_head = are_heads(held, owner)
         # The last list waits for the next page: more of it may come, and chunks that are written behind the position of
         # the scan would be found by it.
         last = int(np.flatnonzero(is_head)[-1])
@@ -75,16 +76,7 @@ def whole_lists(
             yield _split(held[:last], is_head[:last], owner)
             held = held[last:]
     if held:
-        yield _split(held, _are_heads(held, owner), owner)
-
-
-def _are_heads(entries: Page, owner: str) -> BoolArray:
-    """Which entries are heads; the first one is. Each is followed by as many chunks as it says."""
-    chunks = read_heads([], [value for _, value in entries], owner).chunks  # of a chunk that number is 0
-    reach = np.maximum.accumulate(np.arange(len(entries)) + chunks)
-    is_head = np.ones(len(entries), np.bool_)
-    is_head[1:] = reach[:-1] < np.arange(1, len(entries))
-    return is_head
+        yield _split(held, are_heads(held, owner), owner)
 
 
 def _split(entries: Page, is_head: BoolArray, owner: str) -> tuple[ListHeads, list[bytes | None]]:

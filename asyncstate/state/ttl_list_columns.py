@@ -15,7 +15,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, RowCodec, prefix_end
-from asyncstate.codec.columns import binary_rows
 from asyncstate.futures import StateFuture
 from asyncstate.requests import StateSink
 from asyncstate.state.column_expiry import ColumnExpiry, WrittenKeys, without_stamps
@@ -113,11 +112,11 @@ class TtlListColumnState(ListColumnState):
             heads = None
         return super()._heads_for(keys, heads)
 
-    def _encode(self, columns: Sequence[pa.Array], stamps: Int64Array | None) -> list[bytes]:
+    def _encode(self, columns: Sequence[pa.Array], stamps: Int64Array | None) -> pa.LargeBinaryArray:
         count = len(columns[0]) if columns else 0
-        return self._codec.encode(columns, self._expiry.prefix(stamps, count))
+        return self._codec.encode_column(columns, self._expiry.prefix(stamps, count))
 
-    def _write(self, heads: ListHeads, added: Int64Array, rows: list[bytes]) -> Int64Array:
+    def _write(self, heads: ListHeads, added: Int64Array, rows: pa.LargeBinaryArray) -> Int64Array:
         self._note(heads)
         return super()._write(heads, added, rows)
 
@@ -151,7 +150,7 @@ class TtlListColumnState(ListColumnState):
         kept = ~expired & touched[stored.key_index]
         counts = np.bincount(stored.key_index[kept], minlength=len(heads.blocks))
         self._remove(heads.select(touched & (counts == 0)))
-        rows = binary_rows(stored.rows.filter(pa.array(kept)))
+        rows = stored.rows.filter(pa.array(kept))
         untimed = untimed[kept]
         if untimed.any():
             rows = restamped_rows(rows, untimed, expiry.prefix(None, int(untimed.sum())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from asyncstate.codec import KeyBatch, KeyCodec, RowCodec
 from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.state.list_blocks import CHUNK_ROWS, TAIL_ROWS
+from asyncstate.state.list_blocks import VARIABLE as VARIABLE_WIDTH
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
 KEYS = KeyCodec([pa.int64()], ["k"], 128)
@@ -144,6 +146,28 @@ def test_bytes_of_a_list_do_not_depend_on_the_other_keys_of_the_bundle() -> None
             one = batch_of([key])
             open_state(alone, VARIABLE).append(one, *flat(one, lists, VARIABLE))
     assert together.data == alone.data
+
+
+@pytest.mark.parametrize("schema", [FIXED, VARIABLE], ids=["fixed", "variable"])
+def test_a_block_is_its_header_its_table_and_its_rows(schema: pa.Schema) -> None:
+    sink = DictSink()
+    keys = batch_of(range(3))
+    lists = {key: [make_row(schema, key + i) for i in range(key + 1)] for key in range(3)}
+    state = open_state(sink, schema)
+    state.append(keys, *flat(keys, lists, schema))
+    state.append(keys, *flat(keys, lists, schema))
+    encode = RowCodec(schema, []).encode
+    expected = []
+    for key in key_values(keys):
+        one = batch_of([key])
+        rows = 2 * encode(flat(one, {key: lists[key]}, schema)[0])
+        width = len(rows[0]) if schema is FIXED else VARIABLE_WIDTH
+        table = [] if schema is FIXED else map(len, rows)
+        expected.append(
+            struct.pack(f"<4I{len(rows) if schema is VARIABLE else 0}I", 0, 0, len(rows), width, *table)
+            + b"".join(rows)
+        )
+    assert sorted(sink.data.values()) == sorted(expected)
 
 
 def test_a_short_list_is_one_value_and_one_read() -> None:
