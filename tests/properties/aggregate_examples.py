@@ -9,7 +9,17 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from operators import Aggregate, Deduplicate, GroupAggregate, avg, count, max_, min_, sum_
+from asyncstate import MapView
+from asyncstate.functions import (
+    AggregateFunction,
+    BundledAggregateFunction,
+    KeySegment,
+    KeySegmentApplied,
+    KeySegments,
+    MutableRow,
+    map_view,
+)
+from operators import Aggregate, Deduplicate, GroupAggregate, avg, count, max_, min_, sum_, udaf
 from tests.properties.examples import MICROSECOND, Entries, Example, nullable, small
 from tests.properties.histories import Change, History, Record, Row, Table, changelogs, insertions
 from tests.properties.models import aggregate, chosen, grouped
@@ -44,9 +54,63 @@ _MAKERS: dict[str, Callable[[str], Aggregate]] = {
     "min": min_,
     "max": max_,
 }
+
+
+class OwnCount(AggregateFunction):
+    """A count of values, with how often each is there in a view."""
+
+    def create_accumulator(self) -> Any:
+        return MutableRow(values=0, seen=MapView())
+
+    def accumulate(self, accumulator: Any, value: Any) -> None:
+        if value is not None:
+            accumulator["values"] += 1
+            accumulator["seen"][value] = (accumulator["seen"][value] or 0) + 1
+
+    def retract(self, accumulator: Any, value: Any) -> None:
+        if value is not None:
+            accumulator["values"] -= 1
+            left = accumulator["seen"][value] - 1
+            if left:
+                accumulator["seen"][value] = left
+            else:
+                accumulator["seen"].remove(value)
+
+    def get_value(self, accumulator: Any) -> Any:
+        return accumulator["values"]
+
+
+class OwnSum(BundledAggregateFunction):
+    """A sum, segment by segment."""
+
+    def supports_retracting(self) -> bool:
+        return True
+
+    def bundled_accumulate_retract(self, segments: KeySegments) -> list[KeySegmentApplied]:
+        return [self._applied(segment) for segment in segments]
+
+    def _applied(self, segment: KeySegment) -> KeySegmentApplied:
+        total, number = segment.accumulators[0] if segment.accumulators else (0, 0)
+        before = total if number else None
+        for row in segment.rows:
+            if row[0] is not None:
+                sign = 1 if row.is_accumulate else -1
+                total, number = total + sign * row[0], number + sign
+        return KeySegmentApplied([total, number], before, total if number else None)
+
+
+_LONG = pa.int64()
+_OWN: dict[str, Callable[[str], Aggregate]] = {
+    "count": udaf(
+        OwnCount,
+        result_type=_LONG,
+        accumulator_type=pa.schema([pa.field("values", _LONG), map_view("seen", _LONG, _LONG)]),
+    ),
+    "sum": udaf(OwnSum, result_type=_LONG, accumulator_type=pa.schema([("total", _LONG), ("number", _LONG)])),
+}
 _SUMS = ["count", "sum", "avg"]
 _ALL = [*_SUMS, "min", "max"]
-Chosen = Sequence[tuple[str, int | None, int | None]]
+Chosen = Sequence[tuple[str, int | None, int | None, bool]]
 
 
 def _chosen(functions: Sequence[str]) -> st.SearchStrategy[Chosen]:
@@ -58,31 +122,52 @@ def _chosen(functions: Sequence[str]) -> st.SearchStrategy[Chosen]:
     pairs = st.one_of(st.tuples(st.sampled_from(list(functions)), numbers), texts, st.just(("count", None)))
     # Arrow's division of decimals may be wrong in the last digit, and Python's is not.
     pairs = pairs.filter(lambda one: one != ("avg", TAX))
-    with_condition = st.tuples(pairs, st.sampled_from([None, None, BIG])).map(lambda one: (*one[0], one[1]))
-    return st.lists(with_condition, min_size=1, max_size=4, unique=True)
+    return _with_options(pairs, distinct=False)
 
 
-def _made(one: tuple[str, int | None, int | None], number: int) -> Aggregate:
-    function, column, condition = one
-    made = count() if column is None else _MAKERS[function](SALES.names[column])
+def _with_options(pairs: st.SearchStrategy[Any], distinct: bool) -> st.SearchStrategy[Chosen]:
+    """Aggregates with and without a condition; with ``distinct`` some are."""
+    options = st.tuples(
+        pairs, st.sampled_from([None, None, BIG]), st.booleans() if distinct else st.just(False)
+    )
+    wanted = options.map(lambda one: (*one[0], one[1], one[2] and one[0][1] is not None))
+    return st.lists(wanted, min_size=1, max_size=4, unique=True)
+
+
+_DISTINCT = _with_options(
+    st.tuples(st.sampled_from(["count", "sum", "max"]), st.just(AMOUNT)) | st.just(("count", ITEM)),
+    distinct=True,
+)
+_OF_ONES_OWN = _with_options(st.tuples(st.sampled_from(list(_OWN)), st.just(AMOUNT)), distinct=True)
+
+
+def _made(
+    one: tuple[str, int | None, int | None, bool], number: int, makers: dict[str, Callable[[str], Aggregate]]
+) -> Aggregate:
+    function, column, condition, distinct = one
+    made = count() if column is None else makers[function](SALES.names[column])
     made = made if condition is None else made.where(SALES.names[condition])
-    return made.alias(f"out{number}")
+    return (made.distinct() if distinct else made).alias(f"out{number}")
 
 
 @st.composite
 def aggregations(
     draw: st.DrawFn,
     histories: Callable[[st.SearchStrategy[Row]], st.SearchStrategy[History]],
-    functions: Sequence[str],
+    wanted: st.SearchStrategy[Chosen],
     changelog: bool,
     keyed: bool = True,
     two_phases: bool = False,
+    makers: dict[str, Callable[[str], Aggregate]] = _MAKERS,
+    emit: Any = "net",
 ) -> Example:
-    """A GroupAggregate; without ``functions`` it is DISTINCT."""
-    wanted = draw(_chosen(functions)) if functions else []
+    """A GroupAggregate; without aggregates it is DISTINCT."""
+    wanted = draw(wanted)
     key = [SHOP] if keyed else []
     return Example(
-        make=lambda: GroupAggregate([_made(one, number) for number, one in enumerate(wanted)]),
+        make=lambda: GroupAggregate(
+            [_made(one, number, makers) for number, one in enumerate(wanted)], emit=emit
+        ),
         inputs=[SALES],
         key=[["shop"] if keyed else []],
         history=draw(histories(SALE)),
@@ -128,16 +213,23 @@ def deduplications(draw: st.DrawFn, keep: Any, time: Any, in_sequence: bool = Fa
     )
 
 
+_NOTHING: st.SearchStrategy[Chosen] = st.just([])
+_EXTREMES = ["min", "max"]
+
 AGGREGATES: Entries = {
-    "aggregates of insertions": aggregations(insertions, _ALL, False),
-    "sums of a changelog": aggregations(changelogs, _SUMS, True),
-    "minima and maxima of a changelog": aggregations(changelogs, ["min", "max"], True),
-    "all aggregates of a changelog": aggregations(changelogs, _ALL, True),
-    "aggregates without a key": aggregations(changelogs, _ALL, True, keyed=False),
-    "distinct insertions": aggregations(insertions, [], False),
-    "distinct rows of a changelog": aggregations(changelogs, [], True),
-    "aggregates of insertions in two phases": aggregations(insertions, _ALL, False, two_phases=True),
-    "sums of a changelog in two phases": aggregations(changelogs, _SUMS, True, two_phases=True),
+    "aggregates of insertions": aggregations(insertions, _chosen(_ALL), False),
+    "sums of a changelog": aggregations(changelogs, _chosen(_SUMS), True),
+    "minima and maxima of a changelog": aggregations(changelogs, _chosen(_EXTREMES), True),
+    "all aggregates of a changelog": aggregations(changelogs, _chosen(_ALL), True),
+    "aggregates without a key": aggregations(changelogs, _chosen(_ALL), True, keyed=False),
+    "distinct insertions": aggregations(insertions, _NOTHING, False),
+    "distinct rows of a changelog": aggregations(changelogs, _NOTHING, True),
+    "aggregates of insertions in two phases": aggregations(insertions, _chosen(_ALL), False, two_phases=True),
+    "sums of a changelog in two phases": aggregations(changelogs, _chosen(_SUMS), True, two_phases=True),
+    "distinct values of insertions": aggregations(insertions, _DISTINCT, False),
+    "distinct values of a changelog": aggregations(changelogs, _DISTINCT, True),
+    "functions over insertions": aggregations(insertions, _OF_ONES_OWN, False, makers=_OWN),
+    "functions over a changelog": aggregations(changelogs, _OF_ONES_OWN, True, makers=_OWN),
 }
 
 DEDUPLICATIONS: Entries = {

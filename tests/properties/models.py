@@ -43,13 +43,16 @@ def values(rows: list[Row], column: int, condition: int | None = None) -> list[A
     ]
 
 
-def aggregate(function: str, column: int | None, condition: int | None = None) -> Callable[[list[Row]], Any]:
+def aggregate(
+    function: str, column: int | None, condition: int | None = None, distinct: bool = False
+) -> Callable[[list[Row]], Any]:
     """SQL's count, sum, avg, min and max."""
 
     def computed(rows: list[Row]) -> Any:
         if column is None:
             return sum(1 for row in rows if condition is None or row[condition] is True)
         found = values(rows, column, condition)
+        found = list(set(found)) if distinct else found
         if function == "count":
             return len(found)
         if not found:

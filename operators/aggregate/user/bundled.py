@@ -60,7 +60,7 @@ class BundledAggregator(Aggregator):
 
     def prepare(self, rows: KeyedRows) -> tuple[Segments, list[pa.Array]]:
         """The rows that count, segment by segment."""
-        segments = Segments.of(rows, self.condition)
+        segments = Segments.of(rows, self.columns, self.condition)
         return segments, segments.columns(rows.batch, self.columns)
 
     def update(
@@ -93,10 +93,12 @@ class BundledAggregator(Aggregator):
         starting, final = (
             values.cast(self.result_type) for values in (applied.starting_values, applied.final_values)
         )
-        if len(touched) == len(rows):
+        if len(touched) == len(rows) and self.condition is None:
             return Updated(states, starting, final)
+        # A key that had rows, but none that count, was shown with the value of nothing.
         same = self.values(state).cast(self.result_type)
-        return Updated(states, _replaced(same, starting, rows), _replaced(same, final, rows))
+        known = np.where(_missing(state[0]), -1, rows)
+        return Updated(states, _replaced(same, starting, known), _replaced(same, final, rows))
 
     def combine(self, state: State, groups: Groups) -> State:
         """See ``Aggregator``; asked only of functions that merge."""

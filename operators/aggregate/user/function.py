@@ -29,7 +29,8 @@ from asyncstate.futures import StateFuture, combine_all
 from asyncstate.operator import BundleContext, OperatorContext
 from operators.aggregate.aggregator import Aggregator, KeyedRows, State, Updated, counted_rows
 from operators.aggregate.user.accumulator import AccumulatorForm
-from operators.core.arrays import Int8Array, Int64Array, index_among
+from operators.core.arrays import BoolArray, Int8Array, Int64Array, index_among, row_ids
+from operators.core.netting import net_by_content
 from operators.core.segments import Groups
 
 
@@ -42,23 +43,35 @@ class Segments(NamedTuple):
     signs: Int8Array | None
 
     @staticmethod
-    def of(rows: KeyedRows, condition: str | None) -> Segments:
-        """Of the rows that meet the condition and whose sign is not 0."""
+    def of(rows: KeyedRows, columns: Sequence[str], condition: str | None) -> Segments:
+        """Of the rows that meet the condition and whose sign is not 0.
+
+        Rows of a bundle are a set: those that cancel out, being equal in ``columns``, are left away, so that what is
+        taken back was added before.
+        """
         order, starts = rows.groups.order, np.append(rows.groups.starts, len(rows.groups.order))
         mask = counted_rows(rows.batch, (), condition, rows.signs)
         if mask is not None:
-            kept = mask[order]
-            starts = np.append(0, index_among(kept) + 1)[starts]
-            order = order[kept]
-        signs = None if rows.signs is None else rows.signs[order]
-        if signs is not None and bool((signs > 0).all()):
-            signs = None
-        return Segments(order, starts, signs)
+            order, starts = _chosen(order, starts, mask[order])
+        if rows.signs is None or bool((rows.signs[order] > 0).all()):
+            return Segments(order, starts, None)
+        values = [rows.batch.column(name).take(pa.array(order)) for name in columns]
+        ids = row_ids(values, np.repeat(np.arange(len(starts) - 1), np.diff(starts)))
+        net = net_by_content(np.empty(0, np.int64), ids, rows.signs[order] > 0)
+        left = np.zeros(len(order), np.bool_)
+        left[net.added] = left[net.missing] = True
+        order, starts = _chosen(order, starts, left)
+        return Segments(order, starts, rows.signs[order])
 
     def columns(self, batch: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
         """The named columns of the rows (m)."""
         indices = pa.array(self.rows)
         return [batch.column(name).take(indices) for name in names]
+
+
+def _chosen(order: Int64Array, starts: Int64Array, kept: BoolArray) -> tuple[Int64Array, Int64Array]:
+    """Some of the rows (m), and where each segment begins then."""
+    return order[kept], np.append(0, index_among(kept) + 1)[starts]
 
 
 class UserAggregator(Aggregator):
@@ -110,7 +123,7 @@ class UserAggregator(Aggregator):
 
     def prepare(self, rows: KeyedRows) -> tuple[Segments, list[list[Any]]]:
         """The rows' values in Python."""
-        segments = Segments.of(rows, self.condition)
+        segments = Segments.of(rows, self.columns, self.condition)
         return segments, [python_values(column) for column in segments.columns(rows.batch, self.columns)]
 
     def update(
@@ -119,12 +132,9 @@ class UserAggregator(Aggregator):
         """See ``Aggregator``."""
         segments, columns = prepared
         accumulators = self.begin(state, rows.keys, segments)
-        before = None
-        if rows.valued:
-            stored = state[0].fill_null(False).to_pylist()
-            before = self._column(accumulators, stored)
+        before = self._column(accumulators) if rows.valued else None
         self.apply(accumulators, segments, columns)
-        after = self._column(accumulators, [True] * len(accumulators)) if rows.valued else None
+        after = self._column(accumulators) if rows.valued else None
         return self.end(accumulators, before, after)
 
     def begin(self, state: State, keys: KeyBatch | None, segments: Segments) -> list[Any]:
@@ -178,26 +188,16 @@ class UserAggregator(Aggregator):
 
     def values(self, state: State) -> pa.Array:
         """See ``Aggregator``; of nothing, the value of an accumulator to which nothing was added."""
-        accumulators = self.form.decode(state)
-        return self._column(accumulators, [True] * len(accumulators))
+        return self._column(self.form.decode(state))
 
-    def _column(self, accumulators: Sequence[Any], asked: Sequence[bool]) -> pa.Array:
-        """The values of accumulators that are ``asked`` for, null for others."""
+    def _column(self, accumulators: Sequence[Any]) -> pa.Array:
+        """The values of accumulators."""
         get_value = self.get_value
         with self.named("get_value"):
-            if None in accumulators:
-                empty = get_value(self.form.fresh(self.function.create_accumulator()))
-                return self.result(
-                    [
-                        None if not wanted else empty if one is None else get_value(one)
-                        for one, wanted in zip(accumulators, asked, strict=True)
-                    ]
-                )
-            if all(asked):
+            if None not in accumulators:
                 return self.result(list(map(get_value, accumulators)))
-            return self.result(
-                [get_value(one) if wanted else None for one, wanted in zip(accumulators, asked, strict=True)]
-            )
+            empty = get_value(self.form.fresh(self.function.create_accumulator()))
+            return self.result([empty if one is None else get_value(one) for one in accumulators])
 
     def result(self, values: Sequence[Any]) -> pa.Array:
         """Values as a column. Raises OperatorError for what does not fit the result type."""
