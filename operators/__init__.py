@@ -14,6 +14,9 @@ from operators.core.ordering import OrderColumn, asc, desc
 from operators.join.interval.operator import IntervalJoin
 from operators.join.regular import Join
 from operators.join.temporal import TemporalJoin
+from operators.over.frames import range_, rows, unbounded
+from operators.over.functions import dense_rank, lag, lead, rank_, row_number
+from operators.over.operator import OverAggregate
 from operators.process.broadcast import BroadcastProcess
 from operators.process.connected import CoFlatMap, CoMap, CoProcess
 from operators.process.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
@@ -51,6 +54,7 @@ __all__ = [
     "KeyedReduce",
     "Limit",
     "OrderColumn",
+    "OverAggregate",
     "Rank",
     "Sort",
     "SortLimit",
@@ -68,13 +72,21 @@ __all__ = [
     "avg",
     "count",
     "cumulate",
+    "dense_rank",
     "desc",
     "hop",
+    "lag",
+    "lead",
     "max_",
     "min_",
+    "range_",
+    "rank_",
+    "row_number",
+    "rows",
     "session",
     "sum_",
     "tumble",
     "udaf",
     "udtaf",
+    "unbounded",
 ]

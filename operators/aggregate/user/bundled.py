@@ -27,9 +27,10 @@ from asyncstate.functions.aggregate import (
 )
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import BundleContext
-from operators.aggregate.aggregator import Aggregator, KeyedRows, State, Updated
+from operators.aggregate.aggregator import Aggregator, KeyedRows, State, Updated, counted_rows
 from operators.aggregate.user.accumulator import AccumulatorForm
 from operators.aggregate.user.function import Segments
+from operators.aggregate.user.slide import Frames, Moves
 from operators.core.arrays import Int64Array, take_rows
 from operators.core.segments import Groups
 
@@ -99,6 +100,32 @@ class BundledAggregator(Aggregator):
         same = self.values(state).cast(self.result_type)
         known = np.where(_missing(state[0]), -1, rows)
         return Updated(states, _replaced(same, starting, known), _replaced(same, final, rows))
+
+    def async_slide(
+        self, state: State, rows: KeyedRows, frames: Frames, ctx: BundleContext
+    ) -> StateFuture[tuple[pa.Array, State]]:
+        """See ``UserAggregator``: in one call, with the values after each row that comes or leaves."""
+        state = [state[0].fill_null(False), *state[1:]]
+        moves = Moves.of(frames, counted_rows(rows.batch, (), self.condition, None))
+        given = KeySegments(
+            [rows.batch.column(name).take(pa.array(moves.rows)) for name in self.columns],
+            np.searchsorted(moves.owners, np.arange(len(state[0]) + 1)),
+            moves.signs,
+            [] if rows.keys is None else rows.keys.columns,
+            self.stored(state),
+            self.form.type,
+            updated_values_after_each_row=True,
+        )
+
+        def slid(applied: SegmentsApplied) -> tuple[pa.Array, State]:
+            each = applied.updated_values_after_each_row
+            assert each is not None  # ``_checked`` asks for it
+            untouched = moves.done == given.starts[frames.owners]  # nothing of the key has moved yet
+            same = self.values(state).cast(self.result_type).take(pa.array(frames.owners))
+            values = _replaced(same, each.cast(self.result_type), np.where(untouched, -1, moves.done - 1))
+            return values, self.columns_of(applied.accumulators)
+
+        return self.apply(given, ctx).then_apply(slid)
 
     def combine(self, state: State, groups: Groups) -> State:
         """See ``Aggregator``; asked only of functions that merge."""

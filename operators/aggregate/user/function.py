@@ -25,10 +25,11 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import arrow_values, python_values
 from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import AggregateFunction, has_method
-from asyncstate.futures import StateFuture, combine_all
+from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
 from operators.aggregate.aggregator import Aggregator, KeyedRows, State, Updated, counted_rows
 from operators.aggregate.user.accumulator import AccumulatorForm
+from operators.aggregate.user.slide import Frames, Moves
 from operators.core.arrays import BoolArray, Int8Array, Int64Array, index_among, row_ids
 from operators.core.netting import net_by_content
 from operators.core.segments import Groups
@@ -163,6 +164,35 @@ class UserAggregator(Aggregator):
             calls = map(call, methods, owners, *columns)
         with self.named("accumulate" if segments.signs is None else "accumulate or retract"):
             deque(calls, maxlen=0)
+
+    def async_slide(
+        self, state: State, rows: KeyedRows, frames: Frames, ctx: BundleContext
+    ) -> StateFuture[tuple[pa.Array, State]]:
+        """A future of the value (m) of each frame, and the states (u) then; what leaves a frame is retracted. ``state``
+        (u): of the rows before all of these."""
+        starts = np.searchsorted(frames.owners, np.arange(len(state[0]) + 1))
+        accumulators = self.begin(state, rows.keys, Segments(np.empty(0, np.int64), starts, None))
+        values = self._slide(accumulators, rows.batch, frames)
+        self.form.flush()
+        return completed_future((self.result(values), self.form.encode(accumulators)))
+
+    def _slide(self, accumulators: list[Any], batch: pa.RecordBatch, frames: Frames) -> list[Any]:
+        accumulate, retract, get_value = self.function.accumulate, self.function.retract, self.get_value
+        moves = Moves.of(frames, counted_rows(batch, (), self.condition, None))
+        columns = [python_values(batch.column(name).take(pa.array(moves.rows))) for name in self.columns]
+        steps = list(zip(moves.signs.tolist(), self._rows(columns, len(moves.rows)), strict=True))
+        values, start = [], 0
+        with self.named("accumulate, retract or get_value"):
+            for stop, owner in zip(moves.done.tolist(), frames.owners.tolist(), strict=True):
+                accumulator = accumulators[owner]
+                for sign, row in steps[start:stop]:
+                    (accumulate if sign > 0 else retract)(accumulator, *row)
+                values.append(get_value(accumulator))
+                start = stop
+        return values
+
+    def _rows(self, columns: list[list[Any]], count: int) -> list[tuple[Any, ...]]:
+        return list(zip(*columns, strict=True)) if columns else [()] * count
 
     # -- states ------------------------------------------------------------------------------------------
 

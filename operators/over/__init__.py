@@ -1,0 +1,1 @@
+"""Aggregates over the rows around each row: SQL's OVER."""

@@ -1,0 +1,158 @@
+"""Frames: which rows around a row count for it, and what the states of those rows are together.
+
+Owns: ``Frame`` with ``unbounded``, ``rows`` and ``range_``; ``scan`` and ``reduce``; ``first_in_rows``,
+``first_in_range`` and ``last_peers``. Pure functions over numpy and Arrow.
+Invariant: states are only ever merged, earlier rows first, never subtracted: sums of floats do not drift however long a
+frame lasts, and extremes need no log of values.
+Must not import anything of ``asyncstate`` but ``durations`` and ``errors``.
+
+Source: SQL's window frames. ``scan`` is Hillis' and Steele's, ``reduce`` puts runs of 1, 2, 4, ... rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.durations import Duration, microseconds
+from asyncstate.errors import SchemaError
+from operators.core.arrays import BoolArray, Int64Array, take_rows
+from operators.core.checks import check_number
+
+States = list[pa.Array]
+Merge = Callable[[States, States], States]
+"""Two sets of states as one, row by row, those of earlier rows first; a null state adds nothing."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Up to and with the current row: all rows of its key, or ``before`` of them (rows, or microseconds).
+
+    ``peers``: rows that are equal in the order count for each other.
+    """
+
+    kind: Literal["unbounded", "rows", "range"]
+    before: int = 0
+    peers: bool = False
+
+    @property
+    def text(self) -> str:
+        """As it is noted beside its state."""
+        return f"{self.kind}({self.before})" if self.kind != "unbounded" else self.kind
+
+
+def unbounded(*, peers: bool = True) -> Frame:
+    """All rows of the key up to the current one: SQL's RANGE UNBOUNDED PRECEDING, in which rows of the same time count
+    for each other; without ``peers`` its ROWS UNBOUNDED PRECEDING."""
+    return Frame("unbounded", peers=peers)
+
+
+def rows(before: int) -> Frame:
+    """The current row and ``before`` rows of its key before it: SQL's ROWS n PRECEDING."""
+    check_number(before, 0, "before", "rows")
+    return Frame("rows", before)
+
+
+def range_(before: Duration) -> Frame:
+    """The rows of the key whose time is at most ``before`` earlier, both ends included: SQL's RANGE."""
+    span = microseconds(before, "range_", "before")
+    if span < 1:
+        raise SchemaError(f"range_: before is {before!r}; give a duration of at least a microsecond")
+    return Frame("range", span, peers=True)
+
+
+def check_frame(frame: object, owner: str) -> None:
+    """SchemaError for what is no frame."""
+    if not isinstance(frame, Frame):
+        raise SchemaError(f"{owner}: {frame!r} is no frame; make one with unbounded, rows or range_")
+
+
+# -- which rows -----------------------------------------------------------------------------------------
+
+
+def first_in_rows(starts: Int64Array, before: int) -> Int64Array:
+    """The first row of each row's frame (n) of ``before`` rows; ``starts`` (u + 1): where each key begins, and n."""
+    begins = np.repeat(starts[:-1], np.diff(starts))
+    first: Int64Array = np.maximum(np.arange(starts[-1]) - before, begins)
+    return first
+
+
+def first_in_range(starts: Int64Array, times: Int64Array, before: int) -> Int64Array:
+    """The first row (n) of each row's key that is at most ``before`` earlier; ``times`` (n) ascend within a key."""
+    count = len(times)
+    owners = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    # All times and all lower ends in one order: an end stands before the first row that is not before it.
+    keys, asked = np.tile(owners, 2), np.repeat([True, False], count)
+    earliest = np.maximum(times, np.iinfo(np.int64).min + before) - before
+    values = np.concatenate([earliest, times])
+    order = np.lexsort((~asked, values, keys))
+    behind = np.cumsum(order >= count)  # rows that stand before, over all keys
+    first = np.empty(count, np.int64)
+    is_asked = order < count
+    first[order[is_asked]] = behind[is_asked]
+    return first
+
+
+def last_peers(starts: Int64Array, differs: BoolArray) -> Int64Array:
+    """The last row (n) that is a peer of each row; ``differs`` (n): it is no peer of the row before it."""
+    begins = differs.copy()
+    begins[starts[:-1][np.diff(starts) > 0]] = True
+    firsts = np.flatnonzero(begins)
+    ends = np.append(firsts[1:], len(differs)) - 1
+    last: Int64Array = ends[np.cumsum(begins) - 1]
+    return last
+
+
+# -- their states ---------------------------------------------------------------------------------------
+
+
+def scan(states: States, starts: Int64Array, merge: Merge) -> States:
+    """The states (n) of all rows of a key up to each row."""
+    place = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+    shift, longest = 1, int(np.diff(starts).max(initial=0))
+    while shift < longest:
+        at = np.flatnonzero(place >= shift)
+        states = _replaced(states, at, merge(take_rows(states, at - shift), take_rows(states, at)))
+        shift *= 2
+    return states
+
+
+def reduce(states: States, starts: Int64Array, first: Int64Array, last: Int64Array, merge: Merge) -> States:
+    """The states (m) of the rows from ``first`` (m) to ``last`` (m), which are of one key each."""
+    levels, left = _levels(states, starts, int((last - first).max(initial=0)) + 1, merge), last - first + 1
+    total = [pa.nulls(len(first), column.type) for column in states]
+    at = first.copy()
+    for level in range(len(levels) - 1, -1, -1):
+        chosen = np.flatnonzero(left >> level & 1)
+        if len(chosen):
+            more = take_rows(levels[level], at[chosen])
+            total = _replaced(total, chosen, merge(take_rows(total, chosen), more))
+            at[chosen] += 1 << level
+    return total
+
+
+def _levels(states: States, starts: Int64Array, longest: int, merge: Merge) -> list[States]:
+    """The states of runs of 1, 2, 4, ... rows of a key from each row on, up to ``longest``."""
+    ends = np.repeat(starts[1:], np.diff(starts))
+    levels, width = [states], 1
+    while width * 2 <= longest:
+        at = np.flatnonzero(np.arange(len(ends)) + 2 * width <= ends)
+        last = levels[-1]
+        levels.append(_replaced(last, at, merge(take_rows(last, at), take_rows(last, at + width))))
+        width *= 2
+    return levels
+
+
+def _replaced(states: States, at: Int64Array, new: States) -> States:
+    """``states`` (n) with the rows ``at`` replaced by ``new``."""
+    count = len(states[0])
+    if len(at) == count:
+        return new
+    places = np.arange(count)
+    places[at] = count + np.arange(len(at))
+    indices = pa.array(places)
+    return [pa.concat_arrays(pair).take(indices) for pair in zip(states, new, strict=True)]

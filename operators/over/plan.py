@@ -1,0 +1,165 @@
+"""The aggregates of an OverAggregate bound to its input, and their values for rows that lie in the order of their keys.
+
+Owns: ``OverPlan`` and ``Ordered``, the rows that it is given.
+Invariant: a value depends on the rows of its frame and their order alone.
+Must not import anything of ``asyncstate`` but ``errors``, ``futures`` and ``operator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.errors import SchemaError
+from asyncstate.futures import StateFuture, combine_all, completed_future
+from asyncstate.operator import BundleContext, InputSpec, OperatorContext
+from operators.aggregate.aggregator import KeyedRows, State
+from operators.aggregate.declared import Aggregate
+from operators.aggregate.plan import AggregatePlan
+from operators.aggregate.user.bundled import BundledAggregator
+from operators.aggregate.user.function import UserAggregator
+from operators.aggregate.user.slide import Frames
+from operators.core.arrays import BoolArray, Int64Array, take_rows
+from operators.core.checks import check_distinct_names
+from operators.core.segments import Groups
+from operators.over.frames import Frame, last_peers, reduce, scan
+from operators.over.functions import PlaceFunction
+
+Part = UserAggregator | BundledAggregator
+
+
+class Ordered(NamedTuple):
+    """n rows of u keys, key by key, each key's in its order.
+
+    ``starts`` (u + 1): where each key begins, and n. ``differs`` (n): the row is no peer of the one before it.
+    ``keys``: of the store, where views of functions lie there.
+    """
+
+    batch: pa.RecordBatch
+    starts: Int64Array
+    differs: BoolArray
+    keys: KeyBatch | None = None
+
+    @property
+    def sizes(self) -> Int64Array:
+        """Rows of each key (u)."""
+        return np.diff(self.starts)
+
+    @property
+    def owners(self) -> Int64Array:
+        """The key of each row (n)."""
+        return np.repeat(np.arange(len(self.starts) - 1), self.sizes)
+
+    @property
+    def last_peers(self) -> Int64Array:
+        """The last peer of each row (n)."""
+        return last_peers(self.starts, self.differs)
+
+
+class Values(NamedTuple):
+    """A column an aggregate (m each, one a frame; None for functions of places), and the states (u) after all rows."""
+
+    columns: list[pa.Array | None]
+    states: State
+
+
+class OverPlan:
+    """Built-in aggregates, functions of the user's own, and functions of places, each in its way."""
+
+    def __init__(self, aggregates: Sequence[Aggregate], frame: Frame, spec: InputSpec, owner: str) -> None:
+        self._frame = frame
+        self._check_distinct(aggregates, owner)
+        kinds = [aggregate.kind for aggregate in aggregates]
+        self.places = {at: kind for at, kind in enumerate(kinds) if isinstance(kind, PlaceFunction)}
+        self.offset_columns = {
+            at: aggregates[at].column for at, kind in self.places.items() if kind.is_offset
+        }
+        users = {at: one for at, one in enumerate(aggregates) if one.kind.user_function is not None}
+        merging = [at for at in range(len(aggregates)) if at not in self.places and at not in users]
+        self._merging_at = merging
+        self.merging = AggregatePlan([aggregates[at] for at in merging], spec.schema, owner)
+        self._plans = {at: AggregatePlan([one], spec.schema, owner) for at, one in users.items()}
+        self.users: dict[int, Part] = {at: _own_part(plan) for at, plan in self._plans.items()}
+        self._check_retracts(aggregates, owner)
+        fields: list[pa.Field] = [
+            self.places[at].field(one, spec.schema, owner)
+            if at in self.places
+            else self._plans[at].result_fields[0]
+            if at in users
+            else self.merging.result_fields[merging.index(at)]
+            for at, one in enumerate(aggregates)
+        ]
+        self.result_fields = fields
+        check_distinct_names([*spec.schema.names, *(field.name for field in fields)], owner)
+        stored = [field for part in self.users.values() for field in part.fields]
+        self.state_schema = pa.schema([*self.merging.state_schema, *stored])
+        stops = np.cumsum(
+            [len(self.merging.state_schema), *(len(part.fields) for part in self.users.values())]
+        )
+        self._slices = [slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
+
+    def open(self, context: OperatorContext) -> None:
+        """Open the functions of the user's own."""
+        for plan in self._plans.values():
+            plan.open(context)
+
+    def nothing(self, count: int) -> State:
+        """The states of ``count`` keys that had no rows."""
+        return [pa.nulls(count, field.type) for field in self.state_schema]
+
+    def async_values(
+        self, rows: Ordered, frames: Frames, old: State, ctx: BundleContext
+    ) -> StateFuture[Values]:
+        """A future of the aggregates of the frames; ``old`` (u): the states of the rows before all of these, for frames
+        that begin there."""
+        built_in, states = self._merged(rows, frames, old[self._slices[0]])
+        groups = Groups(np.arange(rows.batch.num_rows), rows.starts[:-1])
+        keyed = KeyedRows(rows.batch, groups, None, rows.keys)
+        slid = [
+            part.async_slide(old[columns], keyed, frames, ctx)
+            for part, columns in zip(self.users.values(), self._slices[1:], strict=True)
+        ]
+
+        def together(found: Sequence[tuple[pa.Array, State]]) -> Values:
+            columns: dict[int, pa.Array] = dict(zip(self._merging_at, built_in, strict=True))
+            columns |= dict(zip(self.users, (values for values, _ in found), strict=True))
+            after = [*states, *(column for _, state in found for column in state)]
+            return Values([columns.get(at) for at in range(len(self.result_fields))], after)
+
+        return combine_all(slid).then_apply(together) if slid else completed_future(together([]))
+
+    def _merged(self, rows: Ordered, frames: Frames, old: State) -> tuple[list[pa.Array], State]:
+        """The built-in aggregates, and their states after all rows (u)."""
+        plan = self.merging
+        lifted = plan.lift(rows.batch)
+        if self._frame.kind != "unbounded":
+            return plan.results(reduce(lifted, rows.starts, frames.first, frames.last, plan.merge)), old
+        running = scan(lifted, rows.starts, plan.merge)
+        running = plan.merge(take_rows(old, rows.owners), running)
+        return plan.results(take_rows(running, frames.last)), take_rows(running, rows.starts[1:] - 1)
+
+    def _check_distinct(self, aggregates: Sequence[Aggregate], owner: str) -> None:
+        for one in aggregates:
+            if one.is_distinct:
+                raise SchemaError(
+                    f"{owner}: '{one.name}' cannot be distinct in OVER; use a function with a MapView, or "
+                    "WindowAggregate"
+                )
+
+    def _check_retracts(self, aggregates: Sequence[Aggregate], owner: str) -> None:
+        for at, part in self.users.items():
+            if self._frame.kind != "unbounded" and not part.retracts:
+                function = type(part.function).__name__
+                method = "supports_retracting" if isinstance(part, BundledAggregator) else "retract"
+                raise SchemaError(
+                    f"{owner}: '{aggregates[at].name}' in a bounded frame takes rows back, which {function} cannot: "
+                    f"write its method {method}"
+                )
+
+
+def _own_part(plan: AggregatePlan) -> Part:
+    return next(part for part in plan.parts if isinstance(part, UserAggregator | BundledAggregator))

@@ -1,0 +1,129 @@
+"""Unbounded frames in order of time: one row of state a key.
+
+Owns: ``RunningRows``; ``in_key_order``, which all forms use.
+Invariant: what is stored of a key are the states of all its rows so far.
+Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
+
+Source: Flink's ``RowTimeRangeUnboundedPrecedingFunction`` and ``RowTimeRowsUnboundedPrecedingFunction``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.futures import StateFuture
+from asyncstate.operator import Bundle, BundleContext, OperatorContext
+from asyncstate.state.columns import Columns, ColumnStateDescriptor
+from asyncstate.state.ttl import StateTtl
+from operators.aggregate.user.slide import Frames
+from operators.core.arrays import BoolArray, Int64Array
+from operators.core.checks import TimeDomain
+from operators.core.expiring import key_times
+from operators.over.frames import Frame
+from operators.over.functions import PlaceFunction
+from operators.over.plan import Ordered, OverPlan, Values
+
+_PEERS = pa.field("peer_groups", pa.int64(), nullable=False)
+
+
+class RunningRows:
+    """State ``accumulators``: those of all rows of a key, and how many different places these have."""
+
+    def __init__(
+        self, plan: OverPlan, frame: Frame, time: TimeDomain, ttl: StateTtl | None, context: OperatorContext
+    ) -> None:
+        self._plan = plan
+        self._has_peers = time == "event"
+        self._shares = frame.peers and self._has_peers
+        self._ttl = ttl
+        schema = pa.schema([*plan.state_schema, _PEERS])
+        self._state = context.get_state(
+            ColumnStateDescriptor(
+                "accumulators",
+                schema,
+                fixed_fields=True,
+                ttl=ttl,
+                belongs_to=("frame", f"{time} {frame.text}"),
+            )
+        )
+
+    def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
+        """See ``OverAggregate``."""
+        order, starts = bundle.keys.rows_sorted()
+        starts = np.append(starts, len(order))
+        batch = bundle.batch.take(pa.array(order))
+        differs = np.ones(len(order), np.bool_)
+        if self._has_peers and bundle.times is not None:
+            differs = changes_of([bundle.times[order]], starts)
+        rows = Ordered(batch, starts, differs, bundle.keys)
+        stamps = self._state.stamps_at(key_times(bundle, self._ttl), len(bundle.keys))
+        last = rows.last_peers if self._shares else np.arange(len(order))
+        frames = Frames(np.repeat(starts[:-1], rows.sizes), last, rows.owners)
+
+        def evaluate(old: Columns) -> StateFuture[None]:
+            states, before = old.columns[:-1], _counts(old.columns[-1])
+            done = self._plan.async_values(rows, frames, states, ctx)
+            return done.then_accept(lambda values: finish(_counts(old.columns[0]), before, values))
+
+        def finish(count: Int64Array, before: Int64Array, values: Values) -> None:
+            groups = before + np.add.reduceat(differs.astype(np.int64), starts[:-1])
+            self._state.put(bundle.keys, [*values.states, pa.array(groups)], stamps)
+            columns = with_places(values, self._plan.places, rows, count, before)
+            back = np.empty(len(order), np.int64)
+            back[order] = np.arange(len(order))
+            indices = pa.array(back)
+            ctx.emit([*bundle.batch.columns, *(column.take(indices) for column in columns)])
+
+        return self._state.async_get(bundle.keys, stamps).then_compose(evaluate)
+
+    def clean_up(self, ctx: BundleContext) -> None:
+        """See ``OverAggregate``: nothing."""
+
+
+def changes_of(columns: Sequence[np.ndarray], starts: Int64Array) -> BoolArray:
+    """Rows (n) that differ from the one before in one of the columns, or are the first of their key."""
+    differs = np.zeros(int(starts[-1]), np.bool_)
+    for column in columns:
+        differs[1:] |= column[1:] != column[:-1]
+    differs[starts[:-1][np.diff(starts) > 0]] = True
+    return differs
+
+
+def with_places(
+    values: Values,
+    places: dict[int, PlaceFunction],
+    rows: Ordered,
+    count: Int64Array,
+    groups: Int64Array,
+    asked: Int64Array | None = None,
+    columns: dict[int, pa.Array] | None = None,
+) -> list[pa.Array]:
+    """The columns of all aggregates. Keys had ``count`` rows (u) of ``groups`` places (u) before; ``asked``: the rows
+    that ``values`` are of (None: all); ``columns``: those of which other rows' values are wanted."""
+    owners = rows.owners
+    at = np.arange(len(owners))
+    asked = at if asked is None else asked
+    done = list(values.columns)
+    for number, place in places.items():
+        if place.is_offset:
+            assert columns is not None
+            other = at + (place.distance if place.name == "lead" else -place.distance)
+            inside = (other >= rows.starts[owners]) & (other < rows.starts[owners + 1])
+            done[number] = columns[number].take(pa.array(other[asked], mask=~inside[asked]))
+            continue
+        if place.name == "dense_rank":
+            passed = np.cumsum(rows.differs)
+            begin = np.append(0, passed)[rows.starts[:-1]]
+            numbers = passed - begin[owners] + groups[owners]
+        else:
+            first = at if place.name == "row_number" else np.maximum.accumulate(np.where(rows.differs, at, 0))
+            numbers = first - rows.starts[owners] + 1 + count[owners]
+        done[number] = pa.array(numbers[asked])
+    return [column for column in done if column is not None]
+
+
+def _counts(column: pa.Array) -> Int64Array:
+    return np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), np.int64)
