@@ -5,9 +5,12 @@ store and no Spark.
 """
 
 from operators.aggregate.aggregates import avg, count, max_, min_, sum_
+from operators.aggregate.collected import collect, first_value, last_value, string_agg
 from operators.aggregate.declared import Aggregate
 from operators.aggregate.group import GroupAggregate
 from operators.aggregate.incremental import IncrementalGroupAggregate
+from operators.aggregate.moments import bool_and, bool_or, stddev_pop, stddev_samp, var_pop, var_samp
+from operators.aggregate.sketch import approx_count_distinct
 from operators.aggregate.table import GroupTableAggregate
 from operators.aggregate.user.udaf import udaf, udtaf
 from operators.core.ordering import OrderColumn, asc, desc
@@ -68,14 +71,20 @@ __all__ = [
     "WindowProcess",
     "WindowRank",
     "WindowTableFunction",
+    "approx_count_distinct",
     "asc",
     "avg",
+    "bool_and",
+    "bool_or",
+    "collect",
     "count",
     "cumulate",
     "dense_rank",
     "desc",
+    "first_value",
     "hop",
     "lag",
+    "last_value",
     "lead",
     "max_",
     "min_",
@@ -84,9 +93,14 @@ __all__ = [
     "row_number",
     "rows",
     "session",
+    "stddev_pop",
+    "stddev_samp",
+    "string_agg",
     "sum_",
     "tumble",
     "udaf",
     "udtaf",
     "unbounded",
+    "var_pop",
+    "var_samp",
 ]

@@ -22,6 +22,7 @@ from operators import (
     Deduplicate,
     GroupAggregate,
     Join,
+    OverAggregate,
     Rank,
     WindowAggregate,
     count,
@@ -29,6 +30,7 @@ from operators import (
     hop,
     max_,
     min_,
+    rows,
     session,
     sum_,
     tumble,
@@ -89,6 +91,31 @@ def q5(batch: MicroBatch, events: DataFrame) -> DataFrame:
     )
     most = F.max("num").over(Window.partitionBy("window_end"))
     return counts.withColumn("most", most).where("num = most").select("auction", "num", ROW_KIND_COLUMN)
+
+
+def q6(batch: MicroBatch, events: DataFrame) -> DataFrame:
+    """The mean of the winning bids of each seller's last eleven auctions: an OVER of a changelog, since the winner of
+    an auction changes with each higher bid."""
+    bid = bids(events).select("auction", "price", F.col("dateTime").alias("bid_dateTime"))
+    offer = auctions(events).select("id", "seller", F.col("dateTime").alias("opened"), "expires")
+    paired = batch.apply(Join(left_unique="join_key"), offer, bid, key=("id", "auction"), uid="bids-in-time")
+    in_time = paired.where("bid_dateTime BETWEEN opened AND expires").select(
+        "id", "seller", "price", "bid_dateTime"
+    )
+    winning = batch.apply(
+        Rank([desc("price"), "bid_dateTime"], 1), in_time, key=("id", "seller"), uid="winning"
+    )
+    last = batch.apply(
+        OverAggregate(
+            [sum_("price").alias("total"), count().alias("auctions")],
+            rows(10),
+            order_by=["bid_dateTime", "id"],
+        ),
+        winning,
+        key="seller",
+        uid="last",
+    )
+    return last.selectExpr("seller", "total div auctions AS avg_price", ROW_KIND_COLUMN)
 
 
 def q7(batch: MicroBatch, events: DataFrame) -> DataFrame:
@@ -252,6 +279,6 @@ def q20(batch: MicroBatch, events: DataFrame) -> DataFrame:
 
 
 STATEFUL_PLANS: Mapping[str, Callable[[MicroBatch, DataFrame], DataFrame]] = {
-    plan.__name__: plan for plan in (q3, q4, q5, q7, q8, q9, q11, q15, q16, q17, q18, q19, q20)
+    plan.__name__: plan for plan in (q3, q4, q5, q6, q7, q8, q9, q11, q15, q16, q17, q18, q19, q20)
 }
 """The queries with state that can be run, by name."""

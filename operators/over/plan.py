@@ -82,9 +82,11 @@ class OverPlan:
         merging = [at for at in range(len(aggregates)) if at not in self.places and at not in users]
         self._merging_at = merging
         self.merging = AggregatePlan([aggregates[at] for at in merging], spec.schema, owner)
-        self._plans = {at: AggregatePlan([one], spec.schema, owner) for at, one in users.items()}
+        moves = frame.kind != "unbounded"
+        self._plans = {
+            at: AggregatePlan([one], spec.schema, owner, retract=moves) for at, one in users.items()
+        }
         self.users: dict[int, Part] = {at: _own_part(plan) for at, plan in self._plans.items()}
-        self._check_retracts(aggregates, owner)
         fields: list[pa.Field] = [
             self.places[at].field(one, spec.schema, owner)
             if at in self.places
@@ -148,16 +150,6 @@ class OverPlan:
                 raise SchemaError(
                     f"{owner}: '{one.name}' cannot be distinct in OVER; use a function with a MapView, or "
                     "WindowAggregate"
-                )
-
-    def _check_retracts(self, aggregates: Sequence[Aggregate], owner: str) -> None:
-        for at, part in self.users.items():
-            if self._frame.kind != "unbounded" and not part.retracts:
-                function = type(part.function).__name__
-                method = "supports_retracting" if isinstance(part, BundledAggregator) else "retract"
-                raise SchemaError(
-                    f"{owner}: '{aggregates[at].name}' in a bounded frame takes rows back, which {function} cannot: "
-                    f"write its method {method}"
                 )
 
 

@@ -345,7 +345,7 @@ OWN: Any = udaf(NoRetract, result_type=LONG, accumulator_type=pa.list_(LONG))
             {},
             "a range needs one ascending timestamp",
         ),
-        (lambda: OverAggregate([OWN("v")], rows(2)), {}, "takes rows back, which NoRetract cannot"),
+        (lambda: OverAggregate([OWN("v")], rows(2)), {}, "which NoRetract cannot: write its method retract"),
         (lambda: OverAggregate([count("v").distinct()]), {}, "cannot be distinct in OVER"),
         (
             lambda: OverAggregate([count()], rows(2), ttl=StateTtl("1 hour")),

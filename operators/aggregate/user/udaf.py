@@ -72,12 +72,12 @@ class UserAggregate(Kind):
         part = self._part(binding)
         if binding.retract and not part.retracts:
             raise binding.refuse(
-                f"over a changelog takes rows back, which {type(self.function).__name__} cannot: write its method "
-                f"{'supports_retracting' if self.is_bundled else 'retract'}"
+                f"takes rows back, of a changelog or of a bounded frame, which {type(self.function).__name__} cannot: "
+                f"write its method {'supports_retracting' if self.is_bundled else 'retract'}"
             )
         index = binding.part(part)
         found = binding.part_at(index)
-        if getattr(found, "function", None) is not self.function:
+        if getattr(found, "function", None) != self.function:
             raise binding.refuse(
                 f"has the name and columns of another function's, {type(found).__name__}; give udaf(..., name=...)"
             )

@@ -1,0 +1,123 @@
+"""Aggregates that keep values: the first, the last, all of them as a list or as a text.
+
+Owns: ``first_value``, ``last_value``, ``collect`` and ``string_agg``, and the functions behind them.
+Invariant: null is no value. Over inserts a first or last value is all that is kept of a key; where rows are taken back
+all values are, in their order.
+Must not import anything of ``asyncstate`` but ``errors`` and ``functions``.
+
+Source: Flink SQL's FIRST_VALUE, LAST_VALUE, COLLECT and LISTAGG.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from asyncstate.errors import SchemaError
+from asyncstate.functions.aggregate import AggregateFunction
+from operators.aggregate.declared import Aggregate, Binding, Kind, Output
+from operators.aggregate.user.udaf import UserAggregate
+
+
+def first_value(column: str) -> Aggregate:
+    """The value that came first, of the column's type; null without a value. Over a changelog all values are kept, and
+    the first of those that are left is shown."""
+    return Aggregate(_Kept("first_value"), (column,))
+
+
+def last_value(column: str) -> Aggregate:
+    """The value that came last; otherwise as ``first_value``."""
+    return Aggregate(_Kept("last_value"), (column,))
+
+
+def collect(column: str) -> Aggregate:
+    """A list of the values, in the order in which they came; null without a value. State and cost are those of the
+    whole list, in every bundle."""
+    return Aggregate(_Kept("collect"), (column,))
+
+
+def string_agg(column: str, separator: str = ",") -> Aggregate:
+    """The texts of a column, in the order in which they came, with ``separator`` between them; null without a value.
+    State and cost are those of ``collect``."""
+    if not isinstance(separator, str):
+        raise SchemaError(f"string_agg: separator is {separator!r}; give a text")
+    return Aggregate(_Kept("string_agg", separator), (column,))
+
+
+@dataclass(frozen=True)
+class _Values(AggregateFunction):
+    """All values, in a list."""
+
+    show: Literal["first_value", "last_value", "collect", "string_agg"]
+    separator: str = ","
+
+    def create_accumulator(self) -> list[list[Any]]:
+        """See ``AggregateFunction``."""
+        return [[]]
+
+    def accumulate(self, accumulator: list[list[Any]], *args: Any) -> None:
+        """See ``AggregateFunction``."""
+        if args[0] is not None:
+            accumulator[0].append(args[0])
+
+    def retract(self, accumulator: list[list[Any]], *args: Any) -> None:
+        """See ``AggregateFunction``: the first value that is equal goes; nothing if there is none."""
+        if args[0] in accumulator[0]:
+            accumulator[0].remove(args[0])
+
+    def merge(self, accumulator: list[list[Any]], accumulators: Any) -> None:
+        """See ``AggregateFunction``."""
+        for other in accumulators:
+            accumulator[0] += other[0]
+
+    def get_value(self, accumulator: list[list[Any]]) -> Any:
+        """See ``AggregateFunction``."""
+        values = accumulator[0]
+        if not values:
+            return None
+        if self.show == "collect":
+            return list(values)
+        if self.show == "string_agg":
+            return self.separator.join(values)
+        return values[0 if self.show == "first_value" else -1]
+
+
+@dataclass(frozen=True)
+class _Newest(_Values):
+    """The first or the last value alone: rows are never taken back."""
+
+    def accumulate(self, accumulator: list[list[Any]], *args: Any) -> None:
+        """See ``AggregateFunction``."""
+        if args[0] is not None and (self.show == "last_value" or not accumulator[0]):
+            accumulator[0] = [args[0]]
+
+    def merge(self, accumulator: list[list[Any]], accumulators: Any) -> None:
+        """See ``AggregateFunction``."""
+        for other in accumulators:
+            for value in other[0]:
+                self.accumulate(accumulator, value)
+
+
+@dataclass(frozen=True)
+class _Kept(Kind):
+    name: Literal["first_value", "last_value", "collect", "string_agg"]
+    separator: str = ","
+
+    @property
+    def user_function(self) -> AggregateFunction:
+        """See ``Kind``."""
+        return _Values(self.name, self.separator)
+
+    def bind(self, binding: Binding) -> Output:
+        """See ``Kind``."""
+        input_type = binding.input_type
+        if self.name == "string_agg" and not pa.types.is_string(input_type):
+            raise binding.wrong_type("a string")
+        alone = self.name in ("first_value", "last_value") and not binding.retract
+        function = _Newest(self.name, self.separator) if alone else _Values(self.name, self.separator)
+        result = pa.list_(input_type) if self.name == "collect" else input_type
+        values = pa.struct([pa.field("values", pa.list_(input_type))])
+        name = f"{self.name}({self.separator})" if self.name == "string_agg" else self.name
+        return UserAggregate(function, result, values, name).bind(binding)

@@ -1,0 +1,214 @@
+"""Variances, and conjunctions of booleans: aggregates that need several numbers a key.
+
+Owns: ``Moments`` and ``Truths``, and the aggregates made of them.
+Invariant: moments are merged as counts, means and sums of squared differences from the mean, never as sums of squares,
+so that large values of little variance keep their digits.
+Must not import anything of ``asyncstate``.
+
+Source: Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983); SQL's names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.operator import BundleContext
+from operators.aggregate.accumulators import sum_type
+from operators.aggregate.aggregator import KeyedRows, MergingAggregator, State, Updated
+from operators.aggregate.declared import Aggregate, Binding, Kind, Output
+from operators.core.arrays import Int8Array
+from operators.core.segments import Groups, group_sum
+
+Floats = npt.NDArray[np.float64]
+
+
+def var_pop(column: str) -> Aggregate:
+    """The variance of the values: float64, null without a value."""
+    return Aggregate(_Variance("var_pop"), (column,))
+
+
+def var_samp(column: str) -> Aggregate:
+    """The variance of what the values are a sample of: float64, null with less than two values."""
+    return Aggregate(_Variance("var_samp"), (column,))
+
+
+def stddev_pop(column: str) -> Aggregate:
+    """The square root of ``var_pop``."""
+    return Aggregate(_Variance("stddev_pop"), (column,))
+
+
+def stddev_samp(column: str) -> Aggregate:
+    """The square root of ``var_samp``."""
+    return Aggregate(_Variance("stddev_samp"), (column,))
+
+
+def bool_and(column: str) -> Aggregate:
+    """Whether all values of a boolean column are true; null without a value."""
+    return Aggregate(_Truth("bool_and"), (column,))
+
+
+def bool_or(column: str) -> Aggregate:
+    """Whether one value of a boolean column is true; null without a value."""
+    return Aggregate(_Truth("bool_or"), (column,))
+
+
+class _Sample(NamedTuple):
+    """How many values there are, their mean, and the sum of the squares of their differences from it (u each)."""
+
+    number: Floats
+    mean: Floats
+    squares: Floats
+
+    def joined(self, other: _Sample) -> _Sample:
+        """With the values of ``other``."""
+        count = self.number + other.number
+        share = other.number / np.where(count == 0, 1, count)
+        apart = other.mean - self.mean
+        squares = self.squares + other.squares + apart**2 * self.number * share
+        return _Sample(count, self.mean + apart * share, squares)
+
+    def without(self, other: _Sample) -> _Sample:
+        """Without the values of ``other``, which are among these."""
+        count = self.number - other.number
+        share = other.number / np.where(count <= 0, 1, count)
+        mean = self.mean + (self.mean - other.mean) * share
+        apart = other.mean - mean
+        total = np.where(self.number == 0, 1, self.number)
+        squares = self.squares - other.squares - apart**2 * count * other.number / total
+        left = count > 0
+        return _Sample(
+            np.where(left, count, 0.0),
+            np.where(left, mean, 0.0),
+            np.where(left, np.maximum(squares, 0.0), 0.0),
+        )
+
+
+class Moments(MergingAggregator):
+    """Count, mean and squares of a column's values, as float64."""
+
+    column: str
+
+    def __init__(self, owner: str, column: str, condition: str | None, distinct: bool) -> None:
+        super().__init__(owner, "moments", column, condition, distinct)
+        names = (self.name, f"{self.name}.mean", f"{self.name}.squares")
+        self.fields = tuple(pa.field(name, pa.float64(), nullable=False) for name in names)
+
+    def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
+        """See ``MergingAggregator``; only of rows that are added, or only of rows that are taken back."""
+        values = batch.column(self.column).cast(pa.float64(), safe=False)
+        values = (values.fill_null(0.0) if values.null_count else values).to_numpy()
+        mask = self.chosen(batch)
+        count = np.ones(len(values)) if signs is None else np.abs(signs).astype(np.float64)
+        count = count if mask is None else count * mask
+        return _stored(_Sample(count, np.where(count > 0, values, 0.0), np.zeros(len(values))))
+
+    def combine(self, state: State, groups: Groups) -> State:
+        """See ``Aggregator``."""
+        count, mean, squares = _sample(state)
+        total = group_sum(count, groups)
+        means = group_sum(count * mean, groups) / np.where(total == 0, 1, total)
+        of_row = np.empty(len(count))
+        of_row[groups.order] = np.repeat(means, groups.sizes)
+        return _stored(_Sample(total, means, group_sum(squares + count * (mean - of_row) ** 2, groups)))
+
+    def merge(self, state: State, partial: State) -> State:
+        """See ``MergingAggregator``."""
+        return _stored(_sample(state).joined(_sample(partial)))
+
+    def prepare(self, rows: KeyedRows) -> list[State]:
+        """The rows that are added, and those that are taken back: these cannot be put together with others."""
+        if rows.signs is None:
+            return [super().prepare(rows)]
+        added, taken = (np.where(rows.signs == sign, rows.signs, 0).astype(np.int8) for sign in (1, -1))
+        return [super(Moments, self).prepare(rows._replace(signs=signs)) for signs in (added, taken)]
+
+    def update(self, state: State, rows: KeyedRows, prepared: list[State], ctx: BundleContext) -> Updated:
+        """See ``Aggregator``."""
+        sample = _sample(state).joined(_sample(prepared[0]))
+        return Updated(_stored(sample.without(_sample(prepared[1])) if len(prepared) > 1 else sample))
+
+
+class Truths(MergingAggregator):
+    """How many values are true, and how many false."""
+
+    column: str
+
+    def __init__(self, owner: str, column: str, condition: str | None, distinct: bool) -> None:
+        super().__init__(owner, "truths", column, condition, distinct)
+        self.fields = tuple(
+            pa.field(name, pa.int64(), nullable=False) for name in (self.name, f"{self.name}.false")
+        )
+
+    def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
+        """See ``MergingAggregator``."""
+        values = batch.column(self.column)
+        is_true = np.asarray(values.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
+        counted = np.ones(len(values), np.int64) if signs is None else signs.astype(np.int64)
+        mask = self.chosen(batch)
+        counted = counted if mask is None else counted * mask
+        return [pa.array(counted * is_true), pa.array(counted * ~is_true)]
+
+    def combine(self, state: State, groups: Groups) -> State:
+        """See ``Aggregator``."""
+        return [pa.array(group_sum(_numbers(column), groups)) for column in state]
+
+    def merge(self, state: State, partial: State) -> State:
+        """See ``MergingAggregator``."""
+        return [
+            pa.array(_numbers(first) + _numbers(second)) for first, second in zip(state, partial, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class _Variance(Kind):
+    name: Literal["var_pop", "var_samp", "stddev_pop", "stddev_samp"]
+
+    def bind(self, binding: Binding) -> Output:
+        """See ``Kind``."""
+        if sum_type(binding.input_type) is None:
+            raise binding.wrong_type("an integer, float or decimal")
+        aggregate = binding.aggregate
+        part = binding.part(Moments(binding.owner, binding.column, binding.condition, aggregate.is_distinct))
+        return Output(pa.field(aggregate.name, pa.float64()), lambda states: self._values(states[part]))
+
+    def _values(self, state: State) -> pa.Array:
+        count, _, squares = _sample(state)
+        divisor = count - self.name.endswith("samp")
+        values = squares / np.where(divisor <= 0, 1, divisor)
+        return pa.array(np.sqrt(values) if self.name.startswith("stddev") else values, mask=divisor <= 0)
+
+
+@dataclass(frozen=True)
+class _Truth(Kind):
+    name: Literal["bool_and", "bool_or"]
+
+    def bind(self, binding: Binding) -> Output:
+        """See ``Kind``."""
+        if not pa.types.is_boolean(binding.input_type):
+            raise binding.wrong_type("a boolean")
+        aggregate = binding.aggregate
+        part = binding.part(Truths(binding.owner, binding.column, binding.condition, aggregate.is_distinct))
+        return Output(pa.field(aggregate.name, pa.bool_()), lambda states: self._values(states[part]))
+
+    def _values(self, state: State) -> pa.Array:
+        true, false = map(_numbers, state)
+        values = true > 0 if self.name == "bool_or" else false == 0
+        return pa.array(values, mask=true + false == 0)
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
+    return np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), np.int64)
+
+
+def _sample(state: State) -> _Sample:
+    filled = [column.fill_null(0.0) if column.null_count else column for column in state]
+    return _Sample(*(column.to_numpy() for column in filled))
+
+
+def _stored(sample: _Sample) -> State:
+    return [pa.array(numbers, pa.float64()) for numbers in sample]
