@@ -124,7 +124,11 @@ def sort_limits(draw: st.DrawFn, histories: Histories, blocks: bool = False, **s
 
     def expected(tables: list[Table]) -> Table:
         shown = offset, offset + n
-        return ranked(tables[0], lambda row: (), _by_all, lambda row: shown, "row_number", False)
+
+        def order(row: Row) -> Any:
+            return (*_by_all(row), row[AUCTION])
+
+        return ranked(tables[0], lambda row: (), order, lambda row: shown, "row_number", False)
 
     return Example(
         make=lambda: SortLimit([desc("price"), asc("bidder"), "note", "seq", "auction"], n, offset=offset),
