@@ -65,6 +65,9 @@ class Aggregator(ABC):
     def open(self, context: OperatorContext, time_first: bool = False) -> None:
         """Declare what it keeps beside its states; ``time_first`` where keys have namespaces."""
 
+    def begin_anew(self) -> None:
+        """In place of ``open``, where no state is kept."""
+
     def async_read(self, rows: KeyedRows) -> StateFuture[Any] | None:
         """Read what the rows will need of that; None: nothing."""
         return None

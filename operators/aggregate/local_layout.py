@@ -24,7 +24,7 @@ class LocalLayout:
         self._parts = plan.parts
         columns: list[LocalColumn] = []
         self._indices: list[range] = []
-        complete = True
+        complete = not plan.distincts  # which row is the first with its value only the state can tell
         for number, part in enumerate(plan.parts):
             own = part.local()
             if own is None:

@@ -78,12 +78,29 @@ class AggregatePlan:
         for part in self.parts:
             part.open(context, time_first)
 
+    def open_functions(self, context: OperatorContext) -> None:
+        """As ``open``, where nothing is kept: states begin anew with each call, and views lie in memory."""
+        for function in self._functions:
+            function.open(context)
+        for part in self.parts:
+            part.begin_anew()
+
     # -- steps ---------------------------------------------------------------------------------------------
 
     @property
     def waits(self) -> bool:
         """Whether what rows do depends on what is stored beside the states: of distinct values, of a changelog."""
         return self._retract or bool(self.distincts)
+
+    @property
+    def shares_slices(self) -> bool:
+        """Whether the states of slices of a window make the state of the window."""
+        return not self.distincts and all(part.merges and not part.keeps_more for part in self.parts)
+
+    @property
+    def lifts(self) -> bool:
+        """Whether every row has a state of its own: ``lift`` and ``merge`` are there."""
+        return not self.distincts and all(isinstance(part, MergingAggregator) for part in self.parts)
 
     def sources(self, rows: KeyedRows, distinct: Sequence[Sequence[Int8Array]] = ()) -> list[KeyedRows]:
         """The rows as each part gets them: ``distinct`` has the signs (n) of the rows that count, by the index of the

@@ -19,6 +19,7 @@ from operators.aggregate.declared import Aggregate, columns_of
 from operators.aggregate.operator import AggregateOperator
 from operators.core.checks import TimeDomain, check_time_domain
 from operators.window.plan import WindowPlan
+from operators.window.session_values import SessionValues
 from operators.window.sessions import SessionAggregation
 from operators.window.slices import SliceAggregation, local_layout
 from operators.window.windows import SessionWindow, Window, check_window
@@ -43,8 +44,11 @@ class WindowAggregate(AggregateOperator):
     With a local phase its bundles are accumulators of rows of one slice that were put together before the exchange;
     output, state and errors are the same, but over a changelog only the net change of a slice's rows is checked.
 
-    A changelog input may take rows back as long as their windows have not fired; only min and max over
-    sessions cannot.
+    A changelog input may take rows back as long as their windows have not fired; over sessions only count, sum and avg
+    can, and those not of distinct values.
+
+    Where slices do not make a window (``distinct()``; functions that do not merge, or have views) hopping and
+    cumulating windows keep a state a window and each row changes all of its windows; sessions then keep their rows.
 
     With ``time="processing"`` the time of a row is that at which its micro-batch started. A window fires in the first
     micro-batch that starts at its end or later, without the rows of that one; no row is late. At the end of the input
@@ -88,8 +92,11 @@ class WindowAggregate(AggregateOperator):
         """Declare the state."""
         plan = self._plan(context.inputs[0])
         self._aggregation: SliceAggregation | SessionAggregation
-        if isinstance(self.window, SessionWindow):
+        if isinstance(self.window, SessionWindow) and plan.aggregation.lifts:
             self._aggregation = SessionAggregation(self.window, plan, context)
+        elif isinstance(self.window, SessionWindow):
+            counts = WindowPlan(self.window, (), context.inputs[0], self.time, self.owner)
+            self._aggregation = SessionValues(self.window, counts, plan.aggregation, context)
         else:
             self._aggregation = SliceAggregation(self.window, plan, context)
 

@@ -25,7 +25,8 @@ WINDOW_COLUMNS = ("window_start", "window_end", "window_time")
 class WindowPlan:
     """Window and aggregates bound to an input; SchemaError for what does not fit.
 
-    ``stored``: the window as it is stored; in processing time a changelog has rows of its own for each window.
+    ``stored``: the window as it is stored; windows have rows of their own, instead of sharing slices, over a changelog
+    in processing time, and where slices do not make a window: of distinct values, and of functions that do not merge.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class WindowPlan:
             _refuse_extremes(aggregates, spec, owner)
         self.domain: TimeDomain = domain
         self.changelog = spec.changelog
-        self.stored = window
-        if domain == "processing" and spec.changelog and isinstance(window, SlicedWindow):
-            self.stored = window.whole()
         self.aggregation = AggregatePlan(aggregates, spec.schema, owner, retract=spec.changelog)
+        self.stored = window
+        whole = (domain == "processing" and spec.changelog) or not self.aggregation.shares_slices
+        if whole and isinstance(window, SlicedWindow):
+            self.stored = window.whole()
         self._spec = spec
         times = [pa.field(name, window_time_type(spec)) for name in WINDOW_COLUMNS]
         fields = [*spec.key_schema, *times, *self.aggregation.result_fields]
@@ -90,7 +92,7 @@ def window_columns(starts: Int64Array, ends: Int64Array, spec: InputSpec) -> lis
 
 def _refuse_extremes(aggregates: Sequence[Aggregate], spec: InputSpec, owner: str) -> None:
     for aggregate in aggregates:
-        if aggregate.kind.name in ("min", "max"):
+        if aggregate.kind.name not in ("count", "sum", "avg") or aggregate.is_distinct:
             raise SchemaError(
                 f"{owner}: aggregate '{aggregate.name}' over session windows cannot take rows back, but "
                 f"{spec.name} is a changelog; drop its row_kind column if every row is an insert, or use "

@@ -10,14 +10,14 @@ Source: Flink's ``UnalignedWindowTableFunctionOperator``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
-from asyncstate.futures import StateFuture
+from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from operators.core.arrays import BoolArray, Int64Array, take_rows
@@ -80,9 +80,9 @@ class SessionRows(SessionAggregation):
         rows = np.cumsum(np.bincount(over.stored.key_index, counts, len(over.keys)))
         for chosen in np.split(np.arange(len(over.keys)), np.flatnonzero(np.diff(rows // PART_ROWS)) + 1):
             part = over.select(chosen)
-            yield self._rows.async_get(part.keys).then_accept(functools.partial(self._close, part, ctx))
+            yield self._rows.async_get(part.keys).then_compose(functools.partial(self._close, part, ctx))
 
-    def _close(self, over: _Over, ctx: BundleContext, found: ListColumns) -> None:
+    def _close(self, over: _Over, ctx: BundleContext, found: ListColumns) -> StateFuture[None]:
         """Put out the rows of sessions that are due, keep those of sessions that stay."""
         starts, ends, _ = (column.to_numpy() for column in over.stored.columns)
         spans = Spans(over.stored.key_index, starts, ends)
@@ -93,12 +93,24 @@ class SessionRows(SessionAggregation):
         self._rows.put(over.keys, [column.filter(kept) for column in found.columns], found.key_index[stays])
         due = np.flatnonzero(over.due[session])
         if not len(due):
-            return
+            return completed_void_future()
         due = due[np.lexsort((times[due], session[due]))]  # sessions ascend by key and start
         session = session[due]
         key_columns = take_rows(over.keys.columns, found.key_index[due].astype(np.int64))
         rows = self._payload.row([*key_columns, *take_rows(found.columns[1:], due)])
-        ctx.emit([*rows, *window_columns(starts[session], ends[session], self._spec)])
+        return self.put_out_rows(rows, session, starts, ends, ctx)
+
+    def put_out_rows(
+        self,
+        columns: Sequence[pa.Array],
+        session: Int64Array,
+        starts: Int64Array,
+        ends: Int64Array,
+        ctx: BundleContext,
+    ) -> StateFuture[None]:
+        """Put out rows (n) with the windows of their ``session`` (n, ascending): indices of ``starts`` and ``ends``."""
+        ctx.emit([*columns, *window_columns(starts[session], ends[session], self._spec)])
+        return completed_void_future()
 
 
 class _Over(NamedTuple):

@@ -49,7 +49,8 @@ class SliceAggregation:
     """State: ``slices``, time-first by slice end; with a changelog and min or max also logs of values.
 
     A changelog in processing time has whole windows in place of slices: a row may be taken back in a later slice than
-    that in which it came, in windows that have it and in others that do not.
+    that in which it came, in windows that have it and in others that do not. So have aggregates of which slices do not
+    make a window: a value of two slices is one distinct value.
     """
 
     def __init__(self, window: SlicedWindow, plan: WindowPlan, context: OperatorContext) -> None:
@@ -92,12 +93,21 @@ class SliceAggregation:
         return self._take_in(self._on_time(grouped, self._time.due(ctx)[0]), ctx)
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
-        times = self._time.of_rows(bundle)
-        _, ends = self._assigned.assign(times[:1])  # in processing time all rows have one time
-        for number, end in enumerate(ends.tolist()):
-            keys = bundle.keys.in_namespaces(np.full(bundle.num_rows, end, np.int64))
+        """The first windows of all rows, then their second ones, and so on."""
+        bundle, fired = self._time.in_range(bundle), self._time.due(ctx)[0]
+        if not bundle.num_rows:
+            return
+        first = self._assigned.slice_of(self._time.of_rows(bundle))
+        last = self._assigned.last_window(first)
+        late = last <= fired
+        self._late.add(self._time.rows(bundle, late) if late.any() else 0)
+        for number in range(int((last - first).max()) // self._assigned.step + 1):
+            ends = first + number * self._assigned.step
+            rows = np.flatnonzero((ends <= last) & (ends > fired))
+            keys = bundle.keys.in_namespaces(ends[rows], bundle.keys.inverse[rows])
+            batch, added = bundle.batch.take(pa.array(rows)), bundle.accumulate[rows]
             # What is missing in the window that ends first, which began no later than the others, is in none.
-            yield self._take_in(Addition.of(bundle, keys, counted=number == 0), ctx)
+            yield self._take_in(Addition(batch, keys, added, bundle, rows, counted=number == 0), ctx)
 
     def _take_in(self, rows: Addition, ctx: BundleContext) -> StateFuture[None] | None:
         if not rows.batch.num_rows:

@@ -105,6 +105,10 @@ class UserAggregator(Aggregator):
     def open(self, context: OperatorContext, time_first: bool = False) -> None:
         """See ``Aggregator``; the function is open."""
         self.form.open(context, time_first)
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """See ``Aggregator``."""
         self.form.like(self.function.create_accumulator())
 
     def async_read(self, rows: KeyedRows) -> StateFuture[Any] | None:

@@ -1,0 +1,75 @@
+"""Sessions whose aggregates are computed from their rows, once they are over.
+
+Owns: ``SessionValues``.
+Invariant: what it puts out is what ``SessionAggregation`` would put out, if its aggregates could be merged.
+Must not import anything of ``asyncstate`` but ``codec``, ``futures`` and ``operator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.futures import StateFuture
+from asyncstate.operator import BundleContext, OperatorContext
+from operators.aggregate.aggregator import KeyedRows, chosen_rows
+from operators.aggregate.distinct import DistinctValues
+from operators.aggregate.plan import AggregatePlan
+from operators.core.arrays import Int8Array, Int64Array, row_ids
+from operators.core.segments import Groups
+from operators.window.plan import WindowPlan, window_columns
+from operators.window.session_rows import SessionRows
+from operators.window.windows import SessionWindow
+
+
+class SessionValues(SessionRows):
+    """``SessionRows`` whose rows leave as aggregates: of distinct values, and of functions of the user's own.
+
+    State: that of ``SessionRows``. Within a session rows are in order of time, then of arrival.
+    """
+
+    def __init__(
+        self, window: SessionWindow, plan: WindowPlan, aggregation: AggregatePlan, context: OperatorContext
+    ) -> None:
+        super().__init__(window, plan, context)
+        self._values = aggregation
+        aggregation.open_functions(context)
+
+    def put_out_rows(
+        self,
+        columns: Sequence[pa.Array],
+        session: Int64Array,
+        starts: Int64Array,
+        ends: Int64Array,
+        ctx: BundleContext,
+    ) -> StateFuture[None]:
+        """Put out a row of aggregates for each session; rows (n, of the input's columns) ascend by ``session`` (n)."""
+        numbers, first = np.unique(session, return_index=True)
+        groups = Groups(np.arange(len(session)), first)
+        batch = pa.RecordBatch.from_arrays(list(columns), names=self._spec.schema.names)
+        owners = np.repeat(np.arange(len(first)), groups.sizes)
+        shown = [_first_of_values(values, batch, owners) for values in self._values.distincts]
+        sources = self._values.sources(KeyedRows(batch, groups, valued=True), shown)
+        nothing = [pa.nulls(len(first), field.type) for field in self._values.state_schema]
+        changed = self._values.async_update(nothing, sources, self._values.prepare(sources), ctx)
+        rows = pa.array(first)
+        key_columns = [batch.column(name).take(rows) for name in self._spec.key]
+        times = window_columns(starts[numbers], ends[numbers], self._spec)
+        return changed.then_accept(
+            lambda done: ctx.emit([*key_columns, *times, *self._values.results(done.states, done.after)])
+        )
+
+
+def _first_of_values(values: DistinctValues, batch: pa.RecordBatch, owners: Int64Array) -> list[Int8Array]:
+    """For each condition +1 for the first row (n) of each owner and value, 0 for others."""
+    ids = row_ids([batch.column(name) for name in values.columns], owners)
+    signs = []
+    for condition in values.conditions:
+        mask = chosen_rows(batch, (), condition)
+        rows = np.arange(len(ids)) if mask is None else np.flatnonzero(mask)
+        first = np.zeros(len(ids), np.int8)
+        first[rows[np.unique(ids[rows], return_index=True)[1]]] = 1
+        signs.append(first)
+    return signs
