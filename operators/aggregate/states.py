@@ -30,7 +30,8 @@ from operators.core.segments import Groups, content_of, without_missing
 class Addition(NamedTuple):
     """Rows (n) that are added to, or taken from, the states of ``keys``, and their places ``at`` in their ``bundle``.
 
-    ``counted``: retractions of rows that are not there are to be counted. ``stamps`` (u): of states with a ttl.
+    ``counted`` (n): which rows are to be counted if they are retractions of rows that are not there; None: all.
+    ``stamps`` (u): of states with a ttl.
     """
 
     batch: pa.RecordBatch
@@ -38,17 +39,15 @@ class Addition(NamedTuple):
     accumulate: BoolArray
     bundle: Bundle
     at: Int64Array
-    counted: bool = True
+    counted: BoolArray | None = None
     stamps: Int64Array | None = None
 
     @staticmethod
-    def of(
-        bundle: Bundle, keys: KeyBatch | None = None, counted: bool = True, stamps: Any = None
-    ) -> Addition:
+    def of(bundle: Bundle, keys: KeyBatch | None = None, stamps: Int64Array | None = None) -> Addition:
         """All rows of a bundle; ``keys``: with namespaces."""
         keys = bundle.keys if keys is None else keys
         at = np.arange(bundle.num_rows)
-        return Addition(bundle.batch, keys, bundle.accumulate, bundle, at, counted, stamps)
+        return Addition(bundle.batch, keys, bundle.accumulate, bundle, at, None, stamps)
 
 
 class Change(NamedTuple):
@@ -213,8 +212,9 @@ class AggregateStates:
         signs = np.where(rows.accumulate, 1, -1).astype(np.int8)
         counts = old.numpy(0).astype(np.int64)
         signs, missing = without_missing(signs, groups, counts, content_of(rows.batch, self._sequence))
-        if rows.counted:
-            self._missing.add(rows.at[missing], rows.bundle)
+        if rows.counted is not None:
+            missing = missing[rows.counted[missing]]
+        self._missing.add(rows.at[missing], rows.bundle)
         return signs
 
     def _without_expired(self, keys: KeyBatch, old: Columns, beside: _Beside) -> _Beside:

@@ -157,8 +157,16 @@ class KeptRows:
             return np.repeat(rows.starts[:-1], rows.sizes), last
         if self._frame.kind == "rows":
             return first_in_rows(rows.starts, self._frame.before), last
-        times = event_times(rows.batch.column(self._order[0].column))
-        return first_in_range(rows.starts, times, self._frame.before), last
+        return first_in_range(rows.starts, self._times(rows), self._frame.before), last
+
+    def _times(self, rows: Ordered) -> Int64Array:
+        """The times (n) that a range is measured by; rows without one count for each other alone, so they lie at the
+        end of all times at which they are sorted."""
+        (order,) = self._order
+        column = rows.batch.column(order.column)
+        ends = np.iinfo(np.int64)
+        without = ends.min if order.nulls_first else ends.max
+        return np.where(column.is_null(), without, event_times(column))
 
     def _put_out(
         self,

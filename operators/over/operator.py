@@ -45,7 +45,8 @@ class OverAggregate(AggregateOperator):
     ``time="event"`` when the watermark has passed them; rows of equal times count for each other unless the frame
     counts rows. Rows that the watermark had passed before their micro-batch are dropped and counted
     (``late_rows_dropped``).
-    With ``time="processing"`` at the end of their micro-batch, in the order in which they came.
+    With ``time="processing"`` at the end of their micro-batch, in the order in which they came; rows of one micro-batch
+    do not count for those before them, though they have one time. Rows without a time count for each other in a range.
 
     With ``order_by`` (columns, ``asc(...)``, ``desc(...)``), and over a changelog, where it defaults to the event time,
     rows come at once and in any order, and the result is kept up to date: for every row whose aggregates change, -U and

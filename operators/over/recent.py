@@ -187,7 +187,9 @@ class RecentRange(_Recent):
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         first = first_in_range(starts, times, self._span)
-        return self._async_put_out(bundle, rows, place[num_stored:], first, rows.last_peers, ctx)
+        # In processing time a part may end between peers, so a row counts those alone that came before it.
+        last = rows.last_peers if self._in_event_time else np.arange(len(order))
+        return self._async_put_out(bundle, rows, place[num_stored:], first, last, ctx)
 
     def clean_up(self, ctx: BundleContext) -> None:
         """See ``OverAggregate``: cells that end before the frame of any row to come begins."""

@@ -96,7 +96,8 @@ class WindowAggregate(AggregateOperator):
             self._aggregation = SessionAggregation(self.window, plan, context)
         elif isinstance(self.window, SessionWindow):
             counts = WindowPlan(self.window, (), context.inputs[0], self.time, self.owner)
-            self._aggregation = SessionValues(self.window, counts, plan.aggregation, context)
+            needed = columns_of(self.aggregates)
+            self._aggregation = SessionValues(self.window, counts, plan.aggregation, needed, context)
         else:
             self._aggregation = SliceAggregation(self.window, plan, context)
 

@@ -10,7 +10,8 @@ Source: Flink's ``UnalignedWindowTableFunctionOperator``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,9 +34,19 @@ class SessionRows(SessionAggregation):
     """``SessionAggregation`` of counts, with all rows in ``rows``, a list a key: their columns that are not key, and
     their time. A bundle appends to it and reads none of it; the rows of a session are read when it is over."""
 
-    def __init__(self, window: SessionWindow, plan: WindowPlan, context: OperatorContext) -> None:
+    def __init__(
+        self,
+        window: SessionWindow,
+        plan: WindowPlan,
+        context: OperatorContext,
+        needed: Collection[str] | None = None,
+    ) -> None:
+        """``needed``: the columns that are kept, beside key and event time; None: all."""
         super().__init__(window, plan, context)
         (spec,) = context.inputs
+        if needed is not None:
+            names = {*spec.key, spec.event_time, *needed}
+            spec = replace(spec, schema=pa.schema([field for field in spec.schema if field.name in names]))
         self._spec = spec
         self._payload = Payload(spec)
         schema = pa.schema([pa.field("session:time", pa.int64()), *self._payload.fields])
@@ -56,7 +67,8 @@ class SessionRows(SessionAggregation):
         if merged is None:
             return None
         order, _ = bundle.keys.rows_sorted()
-        columns = [pa.array(self._time.of_rows(bundle)), *self._payload.of(bundle.batch)]
+        kept = bundle.batch.select(self._spec.schema.names)
+        columns = [pa.array(self._time.of_rows(bundle)), *self._payload.of(kept)]
         rows, index = take_rows(columns, order), bundle.keys.inverse[order]
         stored = self._rows.async_heads(bundle.keys).then_accept(
             lambda heads: self._rows.append(bundle.keys, rows, index, heads)

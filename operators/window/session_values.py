@@ -7,7 +7,7 @@ Must not import anything of ``asyncstate`` but ``codec``, ``futures`` and ``oper
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -27,13 +27,19 @@ from operators.window.windows import SessionWindow
 class SessionValues(SessionRows):
     """``SessionRows`` whose rows leave as aggregates: of distinct values, and of functions of the user's own.
 
-    State: that of ``SessionRows``. Within a session rows are in order of time, then of arrival.
+    State: that of ``SessionRows``, of the columns that are ``needed``. Within a session rows are in order of time,
+    then of arrival.
     """
 
     def __init__(
-        self, window: SessionWindow, plan: WindowPlan, aggregation: AggregatePlan, context: OperatorContext
+        self,
+        window: SessionWindow,
+        plan: WindowPlan,
+        aggregation: AggregatePlan,
+        needed: Collection[str],
+        context: OperatorContext,
     ) -> None:
-        super().__init__(window, plan, context)
+        super().__init__(window, plan, context, needed)
         self._values = aggregation
         aggregation.open_functions(context)
 

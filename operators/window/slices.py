@@ -93,21 +93,28 @@ class SliceAggregation:
         return self._take_in(self._on_time(grouped, self._time.due(ctx)[0]), ctx)
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
-        """The first windows of all rows, then their second ones, and so on."""
+        """Each row for each of its windows, in the order in which rows came; some at a time."""
         bundle, fired = self._time.in_range(bundle), self._time.due(ctx)[0]
-        if not bundle.num_rows:
-            return
-        first = self._assigned.slice_of(self._time.of_rows(bundle))
-        last = self._assigned.last_window(first)
+        slices = self._assigned.slice_of(self._time.of_rows(bundle))
+        last = self._assigned.last_window(slices)
         late = last <= fired
         self._late.add(self._time.rows(bundle, late) if late.any() else 0)
-        for number in range(int((last - first).max()) // self._assigned.step + 1):
-            ends = first + number * self._assigned.step
-            rows = np.flatnonzero((ends <= last) & (ends > fired))
-            keys = bundle.keys.in_namespaces(ends[rows], bundle.keys.inverse[rows])
-            batch, added = bundle.batch.take(pa.array(rows)), bundle.accumulate[rows]
-            # What is missing in the window that ends first, which began no later than the others, is in none.
-            yield self._take_in(Addition(batch, keys, added, bundle, rows, counted=number == 0), ctx)
+        turns = np.cumsum((last - slices) // self._assigned.step + 1) // MERGE_ROWS
+        for rows in np.split(np.arange(len(slices)), np.flatnonzero(np.diff(turns)) + 1):
+            yield self._take_in(self._in_windows(bundle, rows, slices[rows], last[rows], fired), ctx)
+
+    def _in_windows(
+        self, bundle: Bundle, rows: Int64Array, slices: Int64Array, last: Int64Array, fired: int
+    ) -> Addition:
+        """Rows of a bundle, of these slices, in each of their windows that has not fired."""
+        counts = (last - slices) // self._assigned.step + 1
+        at, ends = np.repeat(rows, counts), np.repeat(slices, counts) + self._assigned.step * count_up(counts)
+        # What is missing in the window that ends first, which began no later than the others, is in none.
+        is_first = ends == np.repeat(slices, counts)
+        on_time = ends > fired
+        at, ends, is_first = at[on_time], ends[on_time], is_first[on_time]
+        keys = bundle.keys.in_namespaces(ends, bundle.keys.inverse[at])
+        return Addition(bundle.batch.take(pa.array(at)), keys, bundle.accumulate[at], bundle, at, is_first)
 
     def _take_in(self, rows: Addition, ctx: BundleContext) -> StateFuture[None] | None:
         if not rows.batch.num_rows:

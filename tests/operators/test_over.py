@@ -298,7 +298,7 @@ def test_processing_time(async_enabled: bool, frame: Any) -> None:
         harness.push([("a", 8, True, 0)])
         third = [row[5:] for row in harness.end_batch()]
     if frame.kind == "range":
-        assert (first, second, third) == ([(2, 3), (2, 3)], [(3, 7)], [(1, 8)])
+        assert (first, second, third) == ([(1, 1), (2, 3)], [(3, 7)], [(1, 8)])
     elif frame.kind == "rows":
         assert (first, second, third) == ([(1, 1), (2, 3)], [(2, 6)], [(2, 12)])
     else:

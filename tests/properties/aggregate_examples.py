@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
@@ -19,7 +20,18 @@ from asyncstate.functions import (
     MutableRow,
     map_view,
 )
-from operators import Aggregate, Deduplicate, GroupAggregate, avg, count, max_, min_, sum_, udaf
+from operators import (
+    Aggregate,
+    Deduplicate,
+    GroupAggregate,
+    OverAggregate,
+    avg,
+    count,
+    max_,
+    min_,
+    sum_,
+    udaf,
+)
 from tests.properties.examples import MICROSECOND, Entries, Example, nullable, small
 from tests.properties.histories import Change, History, Record, Row, Table, changelogs, insertions
 from tests.properties.models import aggregate, chosen, grouped
@@ -181,6 +193,51 @@ def aggregations(
     )
 
 
+def _over(rows_: list[Row], frame_sums: Callable[[list[Row]], tuple[Any, ...]]) -> list[Row]:
+    """Each row of a shop with the aggregates of those whose amount is not larger; null is the smallest."""
+
+    def place(row: Row) -> tuple[bool, int]:
+        return row[AMOUNT] is not None, row[AMOUNT] or 0
+
+    return [
+        (
+            *row,
+            *frame_sums(
+                [other for other in rows_ if other[SHOP] == row[SHOP] and place(other) <= place(row)]
+            ),
+        )
+        for row in rows_
+    ]
+
+
+@st.composite
+def overs(
+    draw: st.DrawFn,
+    histories: Callable[[st.SearchStrategy[Row]], st.SearchStrategy[History]],
+    changelog: bool,
+) -> Example:
+    """An OverAggregate in an order of its own, in which equal amounts count for each other."""
+    count_of, highest = aggregate("count", ITEM), aggregate("max", PRICE)
+
+    def expected(tables: list[Table]) -> Table:
+        return Counter(
+            _over(list(tables[0].elements()), lambda found: (len(found), count_of(found), highest(found)))
+        )
+
+    return Example(
+        make=lambda: OverAggregate(
+            [count().alias("n"), count("item").alias("items"), max_("price").alias("highest")],
+            order_by="amount",
+        ),
+        inputs=[SALES],
+        key=[["shop"]],
+        history=draw(histories(SALE)),
+        expected=expected,
+        settings={"changelog": changelog},
+        output_key=lambda row: row[:1],
+    )
+
+
 EVENTS = pa.schema([("user", pa.int64()), ("at", MICROSECOND), ("what", pa.int64()), ("seq", pa.int64())])
 
 
@@ -230,6 +287,11 @@ AGGREGATES: Entries = {
     "distinct values of a changelog": aggregations(changelogs, _DISTINCT, True),
     "functions over insertions": aggregations(insertions, _OF_ONES_OWN, False, makers=_OWN),
     "functions over a changelog": aggregations(changelogs, _OF_ONES_OWN, True, makers=_OWN),
+}
+
+OVERS: Entries = {
+    "over insertions, in any order": overs(insertions, False),
+    "over a changelog, in any order": overs(changelogs, True),
 }
 
 DEDUPLICATIONS: Entries = {

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from tests.properties.aggregate_examples import AGGREGATES, DEDUPLICATIONS
+from tests.properties.aggregate_examples import AGGREGATES, DEDUPLICATIONS, OVERS
 from tests.properties.examples import Entries, Example
 from tests.properties.function_examples import FUNCTIONS
 from tests.properties.join_examples import JOINS
@@ -29,6 +29,7 @@ from tests.properties.window_join_examples import WINDOW_JOINS
 OPERATORS: dict[str, Entries] = {
     "GroupAggregate": AGGREGATES,
     "Deduplicate": DEDUPLICATIONS,
+    "OverAggregate": OVERS,
     "Join": JOINS,
     "Rank": RANKS,
     "WindowAggregate": WINDOWS,

@@ -129,9 +129,10 @@ class BundledAggregator(Aggregator):
 
     def combine(self, state: State, groups: Groups) -> State:
         """See ``Aggregator``; asked only of functions that merge."""
-        ordered = self.stored(take_rows(state, groups.order))
-        offsets = pa.array(np.append(groups.starts, len(groups.order)).astype(np.int32))
-        several = pa.ListArray.from_arrays(offsets, ordered)
+        known = ~_missing(state[0])[groups.order]
+        ends = np.append(0, np.cumsum(known))[np.append(groups.starts, len(known))]
+        accumulators = self.stored(take_rows(state, groups.order[known]))
+        several = pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), accumulators)
         return self.columns_of(self.apply_now(self.empty(len(groups.starts), several)).accumulators)
 
     def values(self, state: State) -> pa.Array:
