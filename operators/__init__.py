@@ -32,6 +32,8 @@ from operators.upsert.deduplicate import Deduplicate
 from operators.upsert.materialize import UpsertMaterialize
 from operators.upsert.normalize import ChangelogNormalize
 from operators.window.aggregate import WindowAggregate
+from operators.window.counts import count_hop, count_tumble
+from operators.window.group_window import GroupWindowAggregate
 from operators.window.join import WindowJoin
 from operators.window.rank import WindowDeduplicate, WindowRank
 from operators.window.table_function import WindowTableFunction
@@ -47,6 +49,7 @@ __all__ = [
     "Deduplicate",
     "GroupAggregate",
     "GroupTableAggregate",
+    "GroupWindowAggregate",
     "IncrementalGroupAggregate",
     "IntervalJoin",
     "Join",
@@ -78,6 +81,8 @@ __all__ = [
     "bool_or",
     "collect",
     "count",
+    "count_hop",
+    "count_tumble",
     "cumulate",
     "dense_rank",
     "desc",

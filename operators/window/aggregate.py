@@ -9,7 +9,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -23,6 +23,19 @@ from operators.window.session_values import SessionValues
 from operators.window.sessions import SessionAggregation
 from operators.window.slices import SliceAggregation, local_layout
 from operators.window.windows import SessionWindow, Window, check_window
+
+
+class Aggregation(Protocol):
+    """How rows become windows."""
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+
+    def process(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """Take in a bundle's rows; what ``process_bundle`` may return."""
+
+    def fire(self, ctx: BundleContext) -> Any:
+        """Put out what is due at the end of the micro-batch; what ``on_watermark`` may return."""
 
 
 class WindowAggregate(AggregateOperator):
@@ -91,7 +104,7 @@ class WindowAggregate(AggregateOperator):
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         plan = self._plan(context.inputs[0])
-        self._aggregation: SliceAggregation | SessionAggregation
+        self._aggregation: Aggregation
         if isinstance(self.window, SessionWindow) and plan.aggregation.lifts:
             self._aggregation = SessionAggregation(self.window, plan, context)
         elif isinstance(self.window, SessionWindow):

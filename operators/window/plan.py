@@ -26,11 +26,18 @@ class WindowPlan:
     """Window and aggregates bound to an input; SchemaError for what does not fit.
 
     ``stored``: the window as it is stored; windows have rows of their own, instead of sharing slices, over a changelog
-    in processing time, and where slices do not make a window: of distinct values, and of functions that do not merge.
+    in processing time, where slices do not make a window (of distinct values, of functions that do not merge), and
+    where ``whole`` asks for it.
     """
 
     def __init__(
-        self, window: Window, aggregates: Sequence[Aggregate], spec: InputSpec, domain: TimeDomain, owner: str
+        self,
+        window: Window,
+        aggregates: Sequence[Aggregate],
+        spec: InputSpec,
+        domain: TimeDomain,
+        owner: str,
+        whole: bool = False,
     ) -> None:
         check_has_time(spec, domain, owner)
         if isinstance(window, SessionWindow) and spec.changelog:
@@ -39,7 +46,7 @@ class WindowPlan:
         self.changelog = spec.changelog
         self.aggregation = AggregatePlan(aggregates, spec.schema, owner, retract=spec.changelog)
         self.stored = window
-        whole = (domain == "processing" and spec.changelog) or not self.aggregation.shares_slices
+        whole |= (domain == "processing" and spec.changelog) or not self.aggregation.shares_slices
         if whole and isinstance(window, SlicedWindow):
             self.stored = window.whole()
         self._spec = spec

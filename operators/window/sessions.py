@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, KeyCodec
-from asyncstate.futures import StateFuture
+from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorContext
 from asyncstate.state.columns import ColumnState, ColumnStateDescriptor
 from asyncstate.state.list_blocks import ListHeads
@@ -75,12 +75,14 @@ class SessionAggregation:
         if not bundle.num_rows:
             return None
         return self._sessions.async_heads(bundle.keys).then_compose(
-            lambda heads: self._sessions.async_rows(heads).then_accept(
-                lambda stored: self._merge(bundle, heads, stored)
+            lambda heads: self._sessions.async_rows(heads).then_compose(
+                lambda stored: self._merge(bundle, heads, stored, ctx)
             )
         )
 
-    def _merge(self, bundle: Bundle, heads: ListHeads, stored: ListColumns) -> None:
+    def _merge(
+        self, bundle: Bundle, heads: ListHeads, stored: ListColumns, ctx: BundleContext
+    ) -> StateFuture[None]:
         spans = Spans(stored.key_index, stored.columns[0].to_numpy(), stored.columns[1].to_numpy())
         keys, times = bundle.keys.inverse, self._time.of_rows(bundle)
         added = bundle.accumulate
@@ -88,12 +90,20 @@ class SessionAggregation:
             merged = self._merged(spans, keys, times)
             states = self._states(stored, self._aggregation.lift(bundle.batch))
             new = self._aggregation.combine(states, Groups(merged.order, merged.firsts))
-            self._write(bundle.keys, heads, spans, merged, new)
         elif added.any() or stored.num_rows:
             merged = self._merged(spans, keys[added], times[added])
-            self._write(bundle.keys, heads, spans, merged, self._change(bundle, times, stored, merged))
+            new = self._change(bundle, times, stored, merged)
         else:
             self._missing.add(np.arange(bundle.num_rows), bundle)
+            return completed_void_future()
+        self._write(bundle.keys, heads, spans, merged, new)
+        return self._async_changed(bundle.keys, spans, merged, ctx)
+
+    def _async_changed(
+        self, keys: KeyBatch, before: Spans, merged: Merged, ctx: BundleContext
+    ) -> StateFuture[None]:
+        """A future of what is to be done when the sessions ``before`` of ``keys`` have become the ``merged`` ones."""
+        return completed_void_future()
 
     def _merged(self, spans: Spans, row_keys: npt.NDArray[np.integer], row_times: Int64Array) -> Merged:
         return merge_sessions(spans, row_keys, row_times, self._gap, touching=not self._time.processing)
@@ -160,13 +170,17 @@ class SessionAggregation:
 
     def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """Put out the sessions that have come due, by end, then in the order of the store; a step a part."""
-        fired, last = self._time.due(ctx)
+        fired, last = self._range(ctx)
         first = min(fired + 1, self._earliest_end)
         if first > last:
             return
         for part in self._reader.parts(first, last):
             yield self._fire(part, fired, ctx)
             yield from self.put_out_rest(ctx)
+
+    def _range(self, ctx: BundleContext) -> tuple[int, int]:
+        """The latest end of sessions that were done before this micro-batch, and of one that is done at its end."""
+        return self._time.due(ctx)
 
     def _fire(self, part: DuePart, fired: int, ctx: BundleContext) -> StateFuture[None]:
         self._ends.remove_entries(part.entries.store_keys)

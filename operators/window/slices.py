@@ -23,7 +23,7 @@ from asyncstate.codec import KeyBatch, KeyCodec
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalSlices
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
-from asyncstate.state.columns import ColumnState, ColumnStateDescriptor
+from asyncstate.state.columns import ColumnState, ColumnStateDescriptor, TimeRange
 from operators.aggregate.local_layout import LocalLayout
 from operators.aggregate.states import Addition, AggregateStates
 from operators.core.arrays import Int64Array, count_up
@@ -90,11 +90,11 @@ class SliceAggregation:
         if self._window is not self._assigned:
             return self._steps(bundle, ctx)
         grouped = self._ahead.pop(id(bundle), None) or self._grouped(bundle)
-        return self._take_in(self._on_time(grouped, self._time.due(ctx)[0]), ctx)
+        return self._take_in(self._on_time(grouped, self._over(ctx)), ctx)
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
         """Each row for each of its windows, in the order in which rows came; some at a time."""
-        bundle, fired = self._time.in_range(bundle), self._time.due(ctx)[0]
+        bundle, fired = self._time.in_range(bundle), self._over(ctx)
         slices = self._assigned.slice_of(self._time.of_rows(bundle))
         last = self._assigned.last_window(slices)
         late = last <= fired
@@ -116,6 +116,10 @@ class SliceAggregation:
         keys = bundle.keys.in_namespaces(ends, bundle.keys.inverse[at])
         return Addition(bundle.batch.take(pa.array(at)), keys, bundle.accumulate[at], bundle, at, is_first)
 
+    def _over(self, ctx: BundleContext) -> int:
+        """The latest end of windows that take no rows any more."""
+        return self._time.due(ctx)[0]
+
     def _take_in(self, rows: Addition, ctx: BundleContext) -> StateFuture[None] | None:
         if not rows.batch.num_rows:
             return None
@@ -132,7 +136,7 @@ class SliceAggregation:
         return _Grouped(bundle, slices, bundle.keys.in_namespaces(slices))
 
     def _on_time(self, grouped: _Grouped, fired: int) -> Addition:
-        """The rows with a window that ends behind ``fired``, the latest end of windows that have."""
+        """The rows with a window that ends behind ``fired``."""
         bundle, slices, keys = grouped
         late = self._window.last_window(slices) <= fired
         if not late.any():
@@ -149,7 +153,7 @@ class SliceAggregation:
 
     # -- windows --------------------------------------------------------------------------------------
 
-    def fire(self, ctx: BundleContext) -> Iterator[None]:
+    def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
         """Put out the windows that have come due, by window end, then in the order of the store; a step a part."""
         before, due = self._time.due(ctx)
         first, last = self._window.next_end(before + 1), self._window.previous_end(due)
@@ -157,8 +161,8 @@ class SliceAggregation:
             return
         for part in self._reader.parts(first, last):
             self._emit(part, ctx)
-            self._forget(part)
-            yield
+            self._forget(part.entries, part.last)
+            yield None
 
     def _emit(self, part: DuePart, ctx: BundleContext) -> None:
         entries = part.entries
@@ -196,10 +200,9 @@ class SliceAggregation:
             [column.take(indices) for column in states],
         )
 
-    def _forget(self, part: DuePart) -> None:
-        """Remove the slices whose last window has fired."""
-        entries = part.entries
-        done = self._window.last_window(entries.namespaces) <= part.last
+    def _forget(self, entries: TimeRange, last: int) -> None:
+        """Remove the slices without a window that ends behind ``last``."""
+        done = self._window.last_window(entries.namespaces) <= last
         self._slices.remove_entries(list(compress(entries.store_keys, done.tolist())))
         if self._states.keeps_more and done.any():
             mask = pa.array(done)

@@ -1,0 +1,129 @@
+"""Windows of a number of rows, and the aggregates over them.
+
+Owns: ``CountWindow``, ``count_tumble``, ``count_hop`` and ``CountAggregation``.
+Invariant: a window is put out once, when its last row has come; of a key that falls silent the rows of its last,
+unfinished windows stay.
+Must not import anything of ``asyncstate`` but ``futures``, ``operator`` and ``state``.
+
+Source: Flink's ``CountTumblingWindowAssigner`` and ``CountSlidingWindowAssigner``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.futures import StateFuture
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
+from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
+from operators.aggregate.declared import Aggregate
+from operators.aggregate.plan import AggregatePlan
+from operators.aggregate.states import Addition, AggregateStates, Change
+from operators.core.arrays import Int64Array, IntArray, count_up, place_among_equals, take_rows
+from operators.core.checks import check_distinct_names, check_insert_only, check_number
+
+_COUNT = pa.schema([pa.field("rows", pa.int64(), nullable=False)])
+
+
+@dataclass(frozen=True)
+class CountWindow:
+    """Windows of ``size`` rows of a key, one beginning each ``slide`` rows. Made by ``count_tumble``, ``count_hop``."""
+
+    size: int
+    slide: int
+
+    @property
+    def text(self) -> str:
+        """The window as it is noted beside its state."""
+        return f"count(size={self.size}, slide={self.slide})"
+
+    def assign(self, places: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Rows (m) and the numbers (m) of the windows they are in; ``places`` (n): of the rows of a key, from 0."""
+        first = np.maximum((places - self.size) // self.slide + 1, 0)
+        counts = np.maximum(places // self.slide - first + 1, 0)
+        rows = np.repeat(np.arange(len(places)), counts)
+        return rows, first[rows] + count_up(counts)
+
+    def last_row(self, windows: Int64Array) -> Int64Array:
+        """The place of the last row of each window."""
+        return windows * self.slide + self.size - 1
+
+
+def count_tumble(size: int) -> CountWindow:
+    """Windows of ``size`` rows of a key, one after the other."""
+    check_number(size, 1, "size", "count_tumble")
+    return CountWindow(size, size)
+
+
+def count_hop(size: int, slide: int) -> CountWindow:
+    """Windows of ``size`` rows of a key, one beginning each ``slide`` rows; rows between windows are in none."""
+    check_number(size, 1, "size", "count_hop")
+    check_number(slide, 1, "slide", "count_hop")
+    return CountWindow(size, slide)
+
+
+class CountAggregation:
+    """State: ``counts``, the number of rows a key has had; ``windows``, by number and key the accumulators of windows
+    that are not full yet."""
+
+    def __init__(self, window: CountWindow, plan: AggregatePlan, context: OperatorContext) -> None:
+        belongs_to = "window", window.text
+        self._window = window
+        self._plan = plan
+        self._counts: ColumnState = context.get_state(
+            ColumnStateDescriptor("counts", _COUNT, fixed_fields=True, belongs_to=belongs_to)
+        )
+        self._windows: ColumnState = context.get_state(
+            ColumnStateDescriptor(
+                "windows", plan.state_schema, time_first=True, fixed_fields=True, belongs_to=belongs_to
+            )
+        )
+        self._states = AggregateStates(plan, self._windows, context, time_first=True, valued=True)
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._counts.prefetch(bundle.keys)
+
+    def fire(self, ctx: BundleContext) -> None:
+        """Nothing: time ends no window."""
+
+    def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:
+        """Add the rows, in the order in which they come, to their windows, and put out those that are full."""
+        if not bundle.num_rows:
+            return None
+        return self._counts.async_get(bundle.keys).then_compose(lambda old: self._take_in(bundle, old, ctx))
+
+    def _take_in(self, bundle: Bundle, old: Columns, ctx: BundleContext) -> StateFuture[None]:
+        before, owners = old.numpy(0).astype(np.int64), bundle.keys.inverse
+        places = before[owners] + place_among_equals(owners)
+        self._counts.put(bundle.keys, [pa.array(before + np.bincount(owners, minlength=len(before)))])
+        at, windows = self._window.assign(places)
+        keys = bundle.keys.in_namespaces(windows, owners[at])
+        rows = Addition(bundle.batch.take(pa.array(at)), keys, bundle.accumulate[at], bundle, at)
+        full = np.flatnonzero(places[at] == self._window.last_row(windows))
+        return self._states.async_add(rows, ctx).then_accept(
+            lambda change: self._put_out(rows, change, keys.inverse[full], ctx)
+        )
+
+    def _put_out(self, rows: Addition, change: Change, full: IntArray, ctx: BundleContext) -> None:
+        """Put out the windows ``full`` (m), in the order of the rows that fill them."""
+        if not len(full):
+            return
+        results = self._plan.results(change.new.states, change.new.after)
+        ctx.emit(take_rows([*rows.keys.columns, *results], full))
+        done = rows.keys.select(np.sort(full))
+        self._windows.remove(done)
+        self._states.remove(done)
+
+
+def count_schema(
+    aggregates: tuple[Aggregate, ...], spec: InputSpec, owner: str
+) -> tuple[AggregatePlan, pa.Schema]:
+    """The aggregates bound to the input, and the columns that are put out; SchemaError for what does not fit."""
+    check_insert_only(spec, owner, "windows of time")
+    plan = AggregatePlan(aggregates, spec.schema, owner)
+    fields = [*spec.key_schema, *plan.result_fields]
+    check_distinct_names([field.name for field in fields], owner)
+    return plan, pa.schema(fields)

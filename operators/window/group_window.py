@@ -1,0 +1,133 @@
+"""GroupWindowAggregate: windows of time or of rows, which may show their aggregates before they are over and after.
+
+Owns: the operator. When a row is shown is in ``operators.window.shown``, what of in ``updated``; windows that are put
+out once are those of ``WindowAggregate``; windows of rows are in ``counts``.
+Invariant: the netted output is a row for each key and window.
+Must not import anything of ``asyncstate`` but ``errors``, ``local_phase``, ``operator`` and ``durations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from asyncstate.durations import Duration
+from asyncstate.errors import SchemaError
+from asyncstate.local_phase import LocalPhase
+from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext
+from operators.aggregate.declared import Aggregate
+from operators.aggregate.operator import AggregateOperator
+from operators.core.checks import TimeDomain, check_has_time, check_time_domain
+from operators.window.aggregate import WindowAggregate
+from operators.window.counts import CountAggregation, CountWindow, count_schema
+from operators.window.plan import WindowPlan
+from operators.window.shown import Emission
+from operators.window.updated import UpdatedSessions, UpdatedSlices
+from operators.window.windows import SessionWindow, Window
+
+
+class GroupWindowAggregate(WindowAggregate):
+    """``WindowAggregate`` that can show a window early, and again when late rows come; and windows of so many rows.
+
+    Example, the bids on each auction by the hour, brought up to date every ten seconds, with rows that come up to a
+    minute late::
+
+        GroupWindowAggregate(tumble("1 hour"), [count()], early="10 seconds", allowed_lateness="1 minute")
+
+    ``window``: ``tumble``, ``hop``, ``cumulate``, ``session``, ``count_tumble(n)`` or ``count_hop(n, slide)``.
+
+    ``early``: a change of a window is shown so long after it came, in processing time, as soon as a micro-batch starts
+    then or later; 0: at the end of its micro-batch; None: not before the window's end. When the window is due it is
+    shown in any case. ``allowed_lateness``: so long (in event time) a window goes on after its end and rows for it
+    still count; ``late``: how long their change waits, in processing time, by default 0. When a window expires
+    all its changes have been shown.
+
+    Output: as that of ``WindowAggregate``. The first row of a window is +I; when its aggregates have changed -U and +U
+    (only +U with ``emit_update_before=False``); one that has lost all its rows -D. A session that has grown is another
+    row: the one shown is taken back (-D), and the new one shown (+I), at the end of that micro-batch. Without ``early``
+    and ``allowed_lateness`` a window puts out one row, and the operator is ``WindowAggregate``. Rows for windows that
+    have expired are dropped and counted (``late_rows``).
+
+    Sessions that are shown more than once take aggregates that merge: none of distinct values, nor functions without
+    ``merge`` or with views.
+
+    Count windows have the key's rows in order of event time (``time="event"``; rows that the watermark had passed are
+    dropped and counted, ``late_rows_dropped``) or as they come (``time="processing"``). A window is put out, as +I,
+    when its last row has come; the output has key columns and aggregates alone. ``early`` and lateness are not for
+    them, and the input must be insert-only.
+
+    State: as that of ``WindowAggregate``; with updates also ``shown``, a row a window that has been shown or is to be,
+    and ``firings``; for count windows see ``CountAggregation``.
+
+    Source: Flink's group windows, ``AggregateWindowOperator``. Raises SchemaError for what does not fit.
+    """
+
+    def __init__(
+        self,
+        window: Window | CountWindow,
+        aggregates: Sequence[Aggregate] = (),
+        *,
+        time: TimeDomain = "event",
+        early: Duration | None = None,
+        late: Duration | None = None,
+        allowed_lateness: Duration = 0,
+        emit_update_before: bool = True,
+    ) -> None:
+        self.counts = window if isinstance(window, CountWindow) else None
+        if isinstance(window, CountWindow):
+            check_time_domain(time, self.owner)
+            AggregateOperator.__init__(self, aggregates)
+            self.time = time
+        else:
+            super().__init__(window, aggregates, time=time)
+        self.emission = Emission.of(early, late, allowed_lateness, emit_update_before, time, self.owner)
+        if self.counts is not None and self.emission.updates:
+            raise SchemaError(
+                f"{self.owner}: early and allowed_lateness are not for count windows, which are put out when their "
+                "last row has come; leave them out"
+            )
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """Key columns, window columns (not of count windows) and a column an aggregate."""
+        if self.counts is None:
+            return super().bind(inputs)
+        check_has_time(inputs[0], self.time, self.owner)
+        return count_schema(self.aggregates, inputs[0], self.owner)[1]
+
+    def _plan(self, spec: InputSpec) -> WindowPlan:
+        whole = self.emission.updates
+        plan = WindowPlan(self.window, self.aggregates, spec, self.time, self.owner, whole)
+        if whole and isinstance(self.window, SessionWindow) and not plan.aggregation.lifts:
+            raise SchemaError(
+                f"{self.owner}: sessions that are shown more than once need aggregates that merge; leave out "
+                "distinct() and functions of your own, or early and allowed_lateness"
+            )
+        return plan
+
+    def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
+        """Count windows have rows in order of event time."""
+        return [InputOrder("event") if self.counts is not None and self.time == "event" else None]
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        spec = context.inputs[0]
+        if self.counts is not None:
+            plan, _ = count_schema(self.aggregates, spec, self.owner)
+            self._aggregation = CountAggregation(self.counts, plan, context)
+        elif not self.emission.updates:
+            super().open(context)
+        elif isinstance(self.window, SessionWindow):
+            self._aggregation = UpdatedSessions(self.window, self._plan(spec), self.emission, context)
+        else:
+            self._aggregation = UpdatedSlices(self.window, self._plan(spec), self.emission, context)
+
+    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
+        """As ``WindowAggregate`` where a window is put out once; else none."""
+        return None if self.counts is not None or self.emission.updates else super().local_phase(inputs)
+
+    def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:
+        """See ``BundleOperator``: rows for count windows, in order of time."""
+        (bundle,) = bundles
+        return None if bundle is None else self._aggregation.process(bundle, ctx)
