@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 from hypothesis import strategies as st
 
 from operators import (
+    GroupWindowAggregate,
     IntervalJoin,
     WindowAggregate,
     avg,
@@ -97,6 +99,19 @@ def window_aggregations(draw: st.DrawFn, name: str, changelog: bool) -> Example:
 
 
 @st.composite
+def group_windows(draw: st.DrawFn, name: str, changelog: bool) -> Example:
+    """The same, shown in every micro-batch in which a window changes."""
+    example = draw(window_aggregations(name, changelog))
+
+    def make() -> GroupWindowAggregate:
+        plain = example.make()
+        assert isinstance(plain, WindowAggregate)
+        return GroupWindowAggregate(plain.window, plain.aggregates, early=0, allowed_lateness="1 second")
+
+    return replace(example, make=make)
+
+
+@st.composite
 def readings_replaced(draw: st.DrawFn, rows: st.SearchStrategy[Row], size: int = 14) -> History:
     """Rows that come and get other values; one goes only while another one of its sensor and time is there.
 
@@ -122,6 +137,14 @@ def readings_replaced(draw: st.DrawFn, rows: st.SearchStrategy[Row], size: int =
 
 WINDOWS: Entries = {
     f"{name} windows over {'a changelog' if changelog else 'insertions'}": window_aggregations(
+        name, changelog
+    )
+    for name in WINDOWS_OF
+    for changelog in (False, True)
+}
+
+WINDOWS |= {
+    f"{name} windows shown early over {'a changelog' if changelog else 'insertions'}": group_windows(
         name, changelog
     )
     for name in WINDOWS_OF
