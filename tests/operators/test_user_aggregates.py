@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -330,6 +332,24 @@ def test_bundled_functions_get_segments(open_harness: Any) -> None:
         [("INSERT", 2), ("INSERT", 4)], [("INSERT", 6), ("INSERT", 8)], [("INSERT", 10)]
     ]  # fmt: skip
     assert [held for call in seen for _, _, held in call] == [[], [[6, 2]], [[20, 4]]]
+
+
+@pytest.mark.parametrize(("latency", "calls"), [("5 ms", [1, 1, 1, 1]), ("15 ms", [2, 2]), ("auto", [4])])
+def test_rows_for_bundled_functions_wait_no_longer_than_allowed(
+    latency: str, calls: list[int], open_harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that moves 10 ms whenever it is read: with each batch of rows that comes, and as a bundle begins."""
+    RECORDED.append([])
+    function = _Forwarding(len(RECORDED) - 1)
+    harness = open_harness([udaf(function)("v")], options={"async-state.bundled-agg.allow-latency": latency})
+    assert harness.config.bundled_agg_allow_latency_ms == {"5 ms": 5, "15 ms": 15, "auto": 0}[latency]
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) / 100)
+    monkeypatch.setattr("asyncstate.runtime.bundles.time", clock)
+    for value in range(4):
+        push(harness, ("+I", "a", value))
+    harness.end_batch()
+    assert [sum(len(rows) for _, rows, _ in call) for call in RECORDED[-1]] == calls
 
 
 RECORDED: list[list[Any]] = []

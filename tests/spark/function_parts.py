@@ -12,6 +12,7 @@ from asyncstate import (
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
+    MapView,
     OperatorContext,
     ProcessWindowFunction,
     RecordContext,
@@ -20,6 +21,25 @@ from asyncstate import (
     ValueStateDescriptor,
     WindowContext,
 )
+from asyncstate.functions import AggregateFunction, map_view
+
+DISTINCT = pa.schema([("number", pa.int64()), map_view("seen", pa.int64(), pa.bool_())])
+
+
+class CountDistinct(AggregateFunction):
+    """The number of different values, with a view; a method merge, so that windows can use it."""
+
+    def create_accumulator(self) -> Any:
+        return [0, MapView()]
+
+    def accumulate(self, accumulator: Any, value: Any) -> None:
+        if value not in accumulator[1]:
+            accumulator[0] += 1
+            accumulator[1][value] = True
+
+    def get_value(self, accumulator: Any) -> Any:
+        return accumulator[0]
+
 
 COUNTS = pa.schema([("k", pa.int64()), ("what", pa.string()), ("count", pa.int64())])
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
@@ -25,12 +26,14 @@ from operators import (
     KeyedProcess,
     WindowAggregate,
     WindowTableFunction,
+    avg,
     count,
     hop,
     sum_,
     tumble,
+    udaf,
 )
-from tests.spark.function_parts import COUNTS, Counting, Ruled
+from tests.spark.function_parts import COUNTS, DISTINCT, CountDistinct, Counting, Ruled
 from tests.spark.parts import RunningTotal
 from tests.spark.stateless_parts import Strict
 
@@ -38,11 +41,23 @@ pytestmark = pytest.mark.spark
 
 
 def numbers(spark: SparkSession, rows: int = 200) -> DataFrame:
-    return spark.range(0, rows, 1, 2).selectExpr("id", "id % 7 as k", "timestamp_seconds(id % 60) as time")
+    return spark.range(0, rows, 1, 2).selectExpr(
+        "id", "id % 7 as k", "id % 3 as third", "timestamp_seconds(id % 60) as time"
+    )
 
+
+DIFFERENT = udaf(CountDistinct, result_type=pa.int64(), accumulator_type=DISTINCT)
 
 CASES: dict[str, tuple[Callable[[], Operator], dict[str, Any]]] = {
     "aggregate": (lambda: GroupAggregate([count(), sum_("id")]), {}),
+    "functions that aggregate": (
+        lambda: GroupAggregate([avg("id"), DIFFERENT("third"), DIFFERENT("id").distinct().alias("all")]),
+        {},
+    ),
+    "windows of functions": (
+        lambda: WindowAggregate(hop("20 seconds", "10 seconds"), [DIFFERENT("third").alias("different")]),
+        {"event_time": "time"},
+    ),
     "windows": (
         lambda: WindowAggregate(hop("20 seconds", "10 seconds"), [count(), sum_("id")]),
         {"event_time": "time"},
