@@ -128,7 +128,7 @@ def run_ours(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed
 
 def run_spark(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed:
     """A Run of Spark, on a session with ``spark_conf``."""
-    plan, mode = PYTHON[start.peer] if start.peer in PYTHON else NATIVE[start.work]
+    plan, mode = PYTHON.get((start.work, start.peer)) or NATIVE[start.work]
     keep = _sink(run)
 
     def on_batch(rows: DataFrame, batch_id: int) -> None:

@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     from bench.peers.flink.nexmark import NexmarkPlan
     from bench.peers.measure import Plan
 
-_SPARK_WORK = ("a", "b", "c", "d", "e")
+_SPARK_WORK = ("a", "b", "c", "d", "e", "g")
 _ITSELF = ("raw", "growth", "modes")
 _NEXMARK = "f"
 _DEFAULT = ",".join((*_SPARK_WORK, *_ITSELF))
 _FILE_WIDTH = 110
 _ROWS_ALONE = 200_000  # of raw and modes: a micro-batch on one core
 _E_KEYS_SHARE = 5  # rows a key of a window
+_G_ROWS_A_KEY = 10
 
 
 def peers(
     work: Annotated[
         str,
         typer.Option(
-            help="a aggregates, b first rows, c join, d counter, e windows, f Nexmark beside Flink, raw, growth, "
-            "modes; with commas, or 'all'."
+            help="a aggregates, b first rows, c join, d counter, e windows, f Nexmark beside Flink, g a function of "
+            "the user's own, raw, growth, modes; with commas, or 'all'."
         ),
     ] = _DEFAULT,
     peers: Annotated[str, typer.Option(help="Names with commas between them, or 'all'.")] = "all",
@@ -110,7 +111,7 @@ def _do(
     report: Report,
     tell: Any,
 ) -> None:
-    from bench.peers.flink.nexmark import counter, nexmark, share_of_good
+    from bench.peers.flink.nexmark import PYFLINK, keyed, nexmark, share_of_good
     from bench.peers.itself import Task, measure_itself
     from bench.peers.measure import measure
     from bench.peers.works import WORKS, Scale
@@ -136,8 +137,8 @@ def _do(
     for label, name, keys in _scales(work, amount):
         scale = Scale(amount.rows, keys, amount.warm_up, amount.batches, amount.seed)
         report.add(measure(WORKS[name], scale, label, names, plan, tell))
-        if name == "d" and "pyflink" in names:
-            report.add([counter(label, WORKS[name].title, keys, amount.rows, flink, tell)])
+        if name in PYFLINK and "pyflink" in names:
+            report.add([keyed(name, label, WORKS[name].title, keys, amount.rows, flink, tell)])
 
 
 def _scales(work: str, amount: Amount) -> list[tuple[str, str, int]]:
@@ -146,6 +147,8 @@ def _scales(work: str, amount: Amount) -> list[tuple[str, str, int]]:
         return [(f"a, {keys:,} keys", "a", keys) for keys in amount.keys]
     if work == "d":
         return [("d", "d", 2 * amount.rows)]
+    if work == "g":
+        return [("g", "g", max(1, amount.rows // _G_ROWS_A_KEY))]
     if work == "e":
         return [(name, name, max(1, amount.rows // _E_KEYS_SHARE)) for name in ("e-tumble", "e-hop")]
     return [(work, work, amount.keys[0])]

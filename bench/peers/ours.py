@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
+from asyncstate.functions import AggregateFunction, BundledAggregateFunction, KeySegments, SegmentsApplied
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -32,6 +34,7 @@ from operators import (
     max_,
     sum_,
     tumble,
+    udaf,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from asyncstate.spark import MicroBatch
 
 Plan = Callable[["MicroBatch", "DataFrame"], "DataFrame"]
+_SUMS = pa.schema([("total", pa.int64()), ("weight", pa.int64())])
 SIDE = "side"
 """Of the join's rows: which of the two tables, 0 or 1; in a stream that has the columns of both."""
 
@@ -121,6 +125,50 @@ def _counts(batch: MicroBatch, rows: DataFrame) -> DataFrame:
     return batch.apply(operator, rows, key="key", uid="counts")
 
 
+class WeightedMean(AggregateFunction):
+    """A value and its weight at a time."""
+
+    def create_accumulator(self) -> Any:
+        """See ``AggregateFunction``."""
+        return [0, 0]
+
+    def accumulate(self, accumulator: Any, value: Any, weight: Any) -> None:
+        """See ``AggregateFunction``."""
+        accumulator[0] += value * weight
+        accumulator[1] += weight
+
+    def get_value(self, accumulator: Any) -> Any:
+        """See ``AggregateFunction``."""
+        return accumulator[0] / accumulator[1]
+
+
+class WeightedMeans(BundledAggregateFunction):
+    """Of all keys of a bundle at once, with numpy."""
+
+    def bundled_accumulate_retract(self, segments: KeySegments) -> SegmentsApplied:
+        """See ``BundledAggregateFunction``."""
+        before = [field.fill_null(0).to_numpy() for field in segments.accumulators.flatten()]
+        values, weights = (column.to_numpy() for column in segments.columns)
+        starts = segments.starts[:-1]
+        total = before[0] + np.add.reduceat(values * weights, starts)
+        weight = before[1] + np.add.reduceat(weights, starts)
+        sums = pa.StructArray.from_arrays([pa.array(total), pa.array(weight)], fields=list(_SUMS))
+        return SegmentsApplied(sums, _divided(*before), _divided(total, weight))
+
+
+def _divided(total: Any, weight: Any) -> pa.Array:
+    return pa.array(total / np.maximum(weight, 1), mask=weight == 0)
+
+
+def _means(function: AggregateFunction | BundledAggregateFunction) -> Plan:
+    def plan(batch: MicroBatch, rows: DataFrame) -> DataFrame:
+        mean = udaf(function, result_type=pa.float64(), accumulator_type=_SUMS)
+        operator = GroupAggregate([mean("value", "weight").alias("mean")], emit_update_before=False)
+        return batch.apply(operator, rows.selectExpr("*", "value % 7 + 1 AS weight"), key="key", uid="mean")
+
+    return plan
+
+
 def _windowed(window: Any) -> Plan:
     def plan(batch: MicroBatch, rows: DataFrame) -> DataFrame:
         counts = batch.apply(
@@ -145,6 +193,9 @@ OURS: Mapping[tuple[str, str], Plan] = {
     ("d", ""): _records,
     ("d", "bundle"): _counts,
     ("d", "floor"): _floor,
+    ("g", ""): _means(WeightedMean()),
+    ("g", "bundle"): _means(WeightedMeans()),
+    ("g", "floor"): _floor,
     ("e-tumble", ""): _windowed(lambda: tumble(*TUMBLE)),
     ("e-hop", ""): _windowed(lambda: hop(*HOP)),
 }

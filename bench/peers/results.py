@@ -119,6 +119,7 @@ def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
 
 GROUPS: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = {
     "d": (("record grain", ("ours-sync", "ours-async")), ("built in", ("bundle-sync", "bundle-async"))),
+    "g": (("row by row", ("ours-sync", "ours-async")), ("bundled, numpy", ("bundle-sync", "bundle-async"))),
 }
 """For a piece of work that ours do in several ways: the ways, and who does them."""
 _ONE_WAY = (("", ("ours-sync", "ours-async")),)
@@ -131,6 +132,8 @@ _AIMS: Mapping[tuple[str, str], float] = {
     ("c", ""): 5.0,
     ("d", "record grain"): 15.0,
     ("d", "built in"): 60.0,
+    ("g", "row by row"): 20.0,
+    ("g", "bundled, numpy"): 20.0,
 }
 """At least so many times the rows a second of the quickest peer."""
 _AIMED_KEYS = {"a": 1_000_000}
@@ -176,7 +179,8 @@ def compare_all(results: Sequence[Throughput]) -> list[Comparison]:
 
 def _aims(work: str, way: str, peers: Sequence[Throughput]) -> dict[str, float]:
     """Spark's quickest peer has an aim, and each of Flink's."""
-    aims = {peer.peer: PYFLINK_AIM for peer in peers if peer.peer == "pyflink" and way != "built in"}
+    pyflink = _AIMS.get((kind_of(work), way), 0.0) if kind_of(work) == "g" else PYFLINK_AIM
+    aims = {peer.peer: pyflink for peer in peers if peer.peer == "pyflink" and way != "built in"}
     aims |= {peer.peer: FLINK_AIM for peer in peers if peer.peer in _FLINK}
     aim, kind = _AIMS.get((kind_of(work), way)), kind_of(work)
     of_spark = [peer for peer in peers if peer.peer not in ("pyflink", "floor", *_FLINK)]

@@ -21,6 +21,7 @@ Plan = Callable[[Streams], "DataFrame"]
 
 _STORE = "spark.sql.streaming.stateStore"
 _COUNTED, _STATE = "key bigint, n bigint", "n bigint"
+_MEAN, _SUMS = "key bigint, mean double", "total bigint, weight bigint"
 
 
 def spark_conf(changelog: bool) -> dict[str, str]:
@@ -81,6 +82,35 @@ def _count_with_state(key: tuple[Any, ...], frames: Iterator[Any], state: Any) -
     state.update((count,))
 
 
+def _mean_apply_pandas(streams: Streams) -> DataFrame:
+    keyed = streams["rows"].groupBy("key")
+    return keyed.applyInPandasWithState(_mean_with_state, _MEAN, _SUMS, "update", "NoTimeout")
+
+
+def _mean_with_state(key: tuple[Any, ...], frames: Iterator[Any], state: Any) -> Iterator[Any]:
+    import pandas as pd
+
+    total, weight = state.get if state.exists else (0, 0)
+    for frame in frames:
+        weights = frame["value"] % 7 + 1
+        total, weight = total + int((frame["value"] * weights).sum()), weight + int(weights.sum())
+    state.update((total, weight))
+    yield pd.DataFrame({"key": [key[0]], "mean": [total / weight]})
+
+
+def _mean_tws_row(streams: Streams) -> DataFrame:
+    from bench.peers.spark_processors import MeanOfRows
+
+    return streams["rows"].groupBy("key").transformWithState(MeanOfRows(), _MEAN, "Update", "None")
+
+
+def _mean_tws_pandas(streams: Streams) -> DataFrame:
+    from bench.peers.spark_processors import MeanOfFrames
+
+    keyed = streams["rows"].groupBy("key")
+    return keyed.transformWithStateInPandas(MeanOfFrames(), _MEAN, "Update", "None")
+
+
 def _tws_row(streams: Streams) -> DataFrame:
     from bench.peers.spark_processors import CountRows
 
@@ -103,9 +133,12 @@ NATIVE: Mapping[str, tuple[Plan, str]] = {
 }
 """By work, with the output mode: update, or append where each row comes once, as from asyncstate."""
 
-PYTHON: Mapping[str, tuple[Plan, str]] = {
-    "tws-row": (_tws_row, "update"),
-    "tws-pandas": (_tws_pandas, "update"),
-    "apply-pandas": (_apply_pandas, "update"),
+PYTHON: Mapping[tuple[str, str], tuple[Plan, str]] = {
+    ("d", "tws-row"): (_tws_row, "update"),
+    ("d", "tws-pandas"): (_tws_pandas, "update"),
+    ("d", "apply-pandas"): (_apply_pandas, "update"),
+    ("g", "tws-row"): (_mean_tws_row, "update"),
+    ("g", "tws-pandas"): (_mean_tws_pandas, "update"),
+    ("g", "apply-pandas"): (_mean_apply_pandas, "update"),
 }
-"""By peer: the counter of work d."""
+"""By work and peer: the counter of work d, the mean of work g."""

@@ -168,6 +168,8 @@ _COUNTED = Result(
     ) WHERE {_HERE}"""
 )
 
+_MEANS = _latest("CAST(sum(value * (value % 7 + 1)) AS DOUBLE) / sum(value % 7 + 1) AS mean")
+
 _JOINED = Result(
     """
     SELECT left_key AS key, left_id, right_id
@@ -216,6 +218,13 @@ WORKS: Mapping[str, Work] = {
             "counter a key",
             _uniform,
             {"": _COUNTED, "bundle": _latest("count(*) AS n"), "floor": _FLOOR},
+            (*_OURS_TWICE, "floor", *_PYTHON),
+        ),
+        Work(
+            "g",
+            "weighted mean a key, by a function in Python",
+            _uniform,
+            {"": _MEANS, "bundle": _MEANS, "floor": _FLOOR},
             (*_OURS_TWICE, "floor", *_PYTHON),
         ),
         Work(

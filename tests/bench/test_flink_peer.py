@@ -14,7 +14,7 @@ import pytest
 
 from bench.nexmark.oracle import QUERIES
 from bench.nexmark.sources import write_events
-from bench.peers.flink.nexmark import NexmarkPlan, counter, nexmark
+from bench.peers.flink.nexmark import NexmarkPlan, keyed, nexmark
 from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, statements
 from bench.peers.flink.run import PYTHON_VARIABLE, Flink, find_flink, rows_as_parquet
 
@@ -34,7 +34,7 @@ def test_without_flink_the_peers_are_left_out_and_say_why(
     monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
     plan = NexmarkPlan(tmp_path, events=10, cores=1, repeat=1, seed=0, python=Path(sys.executable))
     (results,) = nexmark(["ours-sync", "flink-sql", "flink-sql-async"], plan, lambda _: None)
-    results = [*results, counter("d", "counter", 10, 10, plan, lambda _: None)]
+    results = [*results, keyed("d", "d", "counter", 10, 10, plan, lambda _: None)]
     assert [result.peer for result in results] == ["flink-sql", "flink-sql-async", "pyflink"]
     assert all("does not have apache-flink" in result.skipped for result in results)
     assert not any(result.wrong for result in results)
@@ -89,10 +89,12 @@ def test_flink_does_the_query_right(
 
 @pytest.mark.slow
 @pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no Python with Flink")
-def test_pyflink_counts_right(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["counter", "mean"])
+def test_pyflink_does_its_work_right(kind: str, tmp_path: Path) -> None:
     python = find_flink(None)
     assert isinstance(python, Path), python
-    outcome = Flink(python, tmp_path, cores=2).check_counter([number * 7 % 40 for number in range(500)])
+    outcome = Flink(python, tmp_path, cores=2).check_keyed(kind, [number * 7 % 40 for number in range(500)])
     assert outcome.ok, (outcome.problems, outcome.examples)
 
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate import ListView, MapView, ValueView
+from asyncstate.config import resolve
 from asyncstate.errors import AsyncStateError, SchemaError
 from asyncstate.functions import (
     AggregateFunction,
@@ -341,8 +342,9 @@ def test_rows_for_bundled_functions_wait_no_longer_than_allowed(
     """By a clock that moves 10 ms whenever it is read: with each batch of rows that comes, and as a bundle begins."""
     RECORDED.append([])
     function = _Forwarding(len(RECORDED) - 1)
-    harness = open_harness([udaf(function)("v")], options={"async-state.bundled-agg.allow-latency": latency})
-    assert harness.config.bundled_agg_allow_latency_ms == {"5 ms": 5, "15 ms": 15, "auto": 0}[latency]
+    options = {"async-state.bundled-agg.allow-latency": latency}
+    assert resolve(options, {}).bundled_agg_allow_latency_ms == {"5 ms": 5, "15 ms": 15, "auto": 0}[latency]
+    harness = open_harness([udaf(function)("v")], options=options)
     ticks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(ticks) / 100)
     monkeypatch.setattr("asyncstate.runtime.bundles.time", clock)
@@ -594,3 +596,33 @@ def test_what_does_not_fit_is_an_error(open_harness: Any, function: Any, text: s
     harness.push([("a", 1, 1, True)])
     with pytest.raises((AsyncStateError, ZeroDivisionError), match=text):
         harness.end_batch()
+
+
+class PlainMean(AggregateFunction):
+    """Divides without asking whether there is anything."""
+
+    def create_accumulator(self) -> Any:
+        return [0, 0]
+
+    def accumulate(self, accumulator: Any, value: Any) -> None:
+        accumulator[0] += value
+        accumulator[1] += 1
+
+    def get_value(self, accumulator: Any) -> Any:
+        return accumulator[0] / accumulator[1]
+
+    def get_result_type(self) -> Any:
+        return pa.float64()
+
+    def get_accumulator_type(self) -> Any:
+        return pa.list_(LONG)
+
+
+def test_a_function_without_a_value_of_nothing(open_harness: Any) -> None:
+    """It is not asked of keys that are new, and null where no row of a key counts."""
+    mean = udaf(PlainMean)
+    harness = open_harness([mean("v").alias("all"), mean("v").where("flag").alias("flagged")], changelog=False)
+    push(harness, ("+I", "a", 1, 1, False), ("+I", "b", 3, 1, True))
+    assert harness.end_batch() == [("+I", "a", 1.0, None), ("+I", "b", 3.0, 3.0)]
+    push(harness, ("+I", "a", 2, 1, True))
+    assert harness.end_batch() == [("-U", "a", 1.0, None), ("+U", "a", 1.5, 2.0)]

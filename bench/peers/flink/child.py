@@ -4,8 +4,8 @@ Owns: the program ``python child.py TASK``, TASK being JSON.
 Must import nothing of this project: it is not installed there.
 
 TASK has ``conf`` (Flink's settings) and ``runs``, a list of ``{"ddl": [...], "query": ..., "rows": path or null}`` for
-SQL or ``{"counter": folder, "rows": path or null}``. A run with ``rows`` writes them there as lines of JSON, row kind
-first; without it they are dropped. Prints one line of JSON: the seconds of each run.
+SQL, or ``{"counter": folder, "rows": path or null}``, or the same with ``mean``. A run with ``rows`` writes them there
+as lines of JSON, row kind first; without it they are dropped. Prints one line of JSON: the seconds of each run.
 """
 
 from __future__ import annotations
@@ -90,12 +90,52 @@ def _run_counter(settings: dict[str, str], run: dict[str, Any]) -> float:
     return time.perf_counter() - started
 
 
+def _run_mean(settings: dict[str, str], run: dict[str, Any]) -> float:
+    """A weighted mean a key: an aggregate function in Python processes."""
+    from pyflink.table import AggregateFunction, DataTypes, EnvironmentSettings, TableEnvironment
+    from pyflink.table.udf import udaf
+
+    class Mean(AggregateFunction):  # type: ignore[misc]  # the base is Any here
+        def create_accumulator(self) -> Any:
+            return [0, 0]
+
+        def accumulate(self, accumulator: Any, *args: Any) -> None:
+            accumulator[0] += args[0] * args[1]
+            accumulator[1] += args[1]
+
+        def get_value(self, accumulator: Any) -> Any:
+            return accumulator[0] / accumulator[1]
+
+    builder = EnvironmentSettings.new_instance().in_streaming_mode()
+    tables = TableEnvironment.create(builder.with_configuration(_configuration(settings)).build())
+    sums = DataTypes.ARRAY(DataTypes.BIGINT())
+    mean = udaf(Mean(), result_type=DataTypes.DOUBLE(), accumulator_type=sums, func_type="general")
+    tables.create_temporary_function("mean", mean)
+    tables.execute_sql(
+        "CREATE TABLE mean_rows (`key` BIGINT, `value` AS MOD(`key` * 31, 1000003)) WITH "
+        f"('connector' = 'filesystem', 'path' = '{run['mean']}', 'format' = 'csv')"
+    )
+    query = "SELECT `key`, mean(`value`, MOD(`value`, 7) + 1) AS m FROM mean_rows GROUP BY `key`"
+    started = time.perf_counter()
+    if run["rows"] is None:
+        tables.execute_sql("CREATE TABLE dropped (`key` BIGINT, m DOUBLE) WITH ('connector' = 'blackhole')")
+        tables.execute_sql(f"INSERT INTO dropped {query}").wait()
+    else:
+        _write_rows(tables.execute_sql(query), run["rows"])
+    return time.perf_counter() - started
+
+
+def _run(settings: dict[str, str], run: dict[str, Any]) -> float:
+    kinds = {"counter": _run_counter, "mean": _run_mean}
+    return next((work for kind, work in kinds.items() if kind in run), _run_sql)(settings, run)
+
+
 def main() -> None:
     """Carry out the runs of the task, one behind the other."""
     task = json.loads(sys.argv[1])
     os.environ["TZ"] = "UTC"
     time.tzset()
-    seconds = [(_run_counter if "counter" in run else _run_sql)(task["conf"], run) for run in task["runs"]]
+    seconds = [_run(task["conf"], run) for run in task["runs"]]
     print(_PREFIX + json.dumps(seconds))
 
 

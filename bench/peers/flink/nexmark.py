@@ -1,6 +1,6 @@
-"""Work f: the Nexmark queries on asyncstate and on Flink SQL, over the same events; and PyFlink's counter for work d.
+"""Work f: the Nexmark queries on asyncstate and on Flink SQL, over the same events; and PyFlink for works d and g.
 
-Owns: ``nexmark``, ``counter`` and the order in which they take turns: a run each.
+Owns: ``nexmark``, ``keyed`` and the order in which they take turns: a run each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ FLINK_PEERS = {
     "flink-sql": ("Flink SQL, RocksDB", False),
     "flink-sql-async": ("Flink SQL, ForSt, async state", True),
 }
-PYFLINK = "PyFlink ValueState, process mode"
+PYFLINK = {"d": ("counter", "PyFlink ValueState, process mode"), "g": ("mean", "PyFlink UDAF, process mode")}
+"""By work: what PyFlink runs, and how it is called."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,12 @@ class _Engines:
         return _with_difference(before, times, self._sizes)
 
 
-def counter(label: str, title: str, keys: int, rows: int, plan: NexmarkPlan, tell: Tell) -> Throughput:
-    """PyFlink's counter of work d on rows drawn from ``keys`` keys."""
-    result = _blank(label, title, "pyflink", PYFLINK, keys)
+def keyed(
+    work: str, label: str, title: str, keys: int, rows: int, plan: NexmarkPlan, tell: Tell
+) -> Throughput:
+    """PyFlink at work d or g, on rows drawn from ``keys`` keys."""
+    kind, called = PYFLINK[work]
+    result = _blank(label, title, "pyflink", called, keys)
     python = find_flink(plan.python)
     if isinstance(python, str):
         return msgspec.structs.replace(result, skipped=python)
@@ -152,10 +156,10 @@ def counter(label: str, title: str, keys: int, rows: int, plan: NexmarkPlan, tel
     )
     try:
         tell(f"{label}: checking pyflink")
-        result = _judged(result, flink.check_counter([key % 500 for key in check]))
+        result = _judged(result, flink.check_keyed(kind, [key % 500 for key in check]))
         for number in range(plan.repeat if result.checked else 0):
             tell(f"{label}: pyflink, run {number + 1}/{plan.repeat}")
-            result = _with_difference(result, flink.counter_seconds(short, long), sizes)
+            result = _with_difference(result, flink.keyed_seconds(kind, short, long), sizes)
     except PeerError as error:
         return msgspec.structs.replace(result, failed=str(error), checked=False)
     return result

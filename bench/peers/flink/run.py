@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,21 @@ PYTHON_VARIABLE = "ASYNCSTATE_FLINK_PYTHON"
 _CHILD = Path(__file__).with_name("child.py")
 _PREFIX = "FLINK-SECONDS "
 _PROBE = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('pyflink') else 1)"
+_VALUE = "(key * 31 % 1000003)"
+_KEYED: Mapping[str, tuple[dict[str, str], str, str | None]] = {
+    "counter": (
+        {"key": "BIGINT", "n": "BIGINT"},
+        "SELECT key, row_number() OVER (PARTITION BY key) AS n FROM {rows}",
+        None,
+    ),
+    "mean": (
+        {"key": "BIGINT", "mean": "DOUBLE"},
+        f"SELECT key, CAST(sum({_VALUE} * ({_VALUE} % 7 + 1)) AS DOUBLE) / sum({_VALUE} % 7 + 1) AS mean "
+        "FROM {rows} GROUP BY key",
+        "key",
+    ),
+}
+"""Of a job in PyFlink its columns, the answer in DuckDB, and the key of which only the last row counts."""
 _TYPES = {"bigint": "BIGINT", "string": "VARCHAR", "timestamp": "TIMESTAMP"}
 
 
@@ -112,21 +127,20 @@ class Flink:
         _, first, second = self._start(self.conf(asynchronous), runs)
         return first, second
 
-    def check_counter(self, keys: Sequence[int]) -> ComparisonResult:
-        """Compare the counter's rows with DuckDB's."""
-        folder, rows = self._keys(keys), self._folder / "counter.jsonl"
-        self._start(self.conf(), [{"counter": str(folder), "rows": str(rows)}])
+    def check_keyed(self, kind: str, keys: Sequence[int]) -> ComparisonResult:
+        """Compare the rows of a job in PyFlink, ``counter`` or ``mean``, with DuckDB's."""
+        folder, rows = self._keys(keys), self._folder / f"{kind}.jsonl"
+        self._start(self.conf(), [{kind: str(folder), "rows": str(rows)}])
+        columns, select, upsert_key = _KEYED[kind]
         with duckdb.connect() as connection:
-            found = rows_as_parquet(connection, rows, {"key": "BIGINT", "n": "BIGINT"})
-            expected = f"""
-                SELECT key, row_number() OVER (PARTITION BY key) AS n
-                FROM read_csv('{folder}/*.csv', header = false, columns = {{'key': 'BIGINT'}})"""
-            return compare(connection, expected, found)
+            found = rows_as_parquet(connection, rows, columns, upsert_key)
+            rows_read = f"read_csv('{folder}/*.csv', header = false, columns = {{'key': 'BIGINT'}})"
+            return compare(connection, select.format(rows=rows_read), found)
 
-    def counter_seconds(self, short: Sequence[int], long: Sequence[int]) -> tuple[float, float]:
+    def keyed_seconds(self, kind: str, short: Sequence[int], long: Sequence[int]) -> tuple[float, float]:
         """Seconds of the short and of the long input, on a JVM that has run the job."""
         folders = [self._keys(short), self._keys(long)]
-        runs = [{"counter": str(folder), "rows": None} for folder in (folders[0], *folders)]
+        runs = [{kind: str(folder), "rows": None} for folder in (folders[0], *folders)]
         _, first, second = self._start(self.conf(), runs)
         return first, second
 

@@ -136,14 +136,16 @@ class UserAggregator(Aggregator):
     ) -> Updated:
         """See ``Aggregator``."""
         segments, columns = prepared
-        accumulators = self.begin(state, rows.keys, segments)
-        before = self._column(accumulators) if rows.valued else None
+        accumulators, new = self.begin(state, rows.keys, segments)
+        before = self._column(accumulators, new) if rows.valued else None
         self.apply(accumulators, segments, columns)
         after = self._column(accumulators) if rows.valued else None
         return self.end(accumulators, before, after)
 
-    def begin(self, state: State, keys: KeyBatch | None, segments: Segments) -> list[Any]:
-        """The accumulators (u) with their views; new ones for keys that have rows but no accumulator yet."""
+    def begin(
+        self, state: State, keys: KeyBatch | None, segments: Segments
+    ) -> tuple[list[Any], BoolArray]:
+        """The accumulators (u) with their views, and which keys (u) had none yet: new ones for those that have rows."""
         accumulators = self.form.decode(state)
         new = np.array([one is None for one in accumulators], np.bool_)
         create, fresh = self.function.create_accumulator, self.form.fresh
@@ -151,7 +153,7 @@ class UserAggregator(Aggregator):
             accumulators[key] = fresh(create())
         if keys is not None:
             self.form.attach(accumulators, new)
-        return accumulators
+        return accumulators, new
 
     def end(self, accumulators: list[Any], before: pa.Array | None, after: pa.Array | None) -> Updated:
         """The states of the accumulators as they are, and what they had in views written."""
@@ -175,7 +177,7 @@ class UserAggregator(Aggregator):
         """A future of the value (m) of each frame, and the states (u) then; what leaves a frame is retracted. ``state``
         (u): of the rows before all of these."""
         starts = np.searchsorted(frames.owners, np.arange(len(state[0]) + 1))
-        accumulators = self.begin(state, rows.keys, Segments(np.empty(0, np.int64), starts, None))
+        accumulators, _ = self.begin(state, rows.keys, Segments(np.empty(0, np.int64), starts, None))
         values = self._slide(accumulators, rows.batch, frames)
         self.form.flush()
         return completed_future((self.result(values), self.form.encode(accumulators)))
@@ -224,14 +226,24 @@ class UserAggregator(Aggregator):
         """See ``Aggregator``; of nothing, the value of an accumulator to which nothing was added."""
         return self._column(self.form.decode(state))
 
-    def _column(self, accumulators: Sequence[Any]) -> pa.Array:
-        """The values of accumulators."""
+    def _column(self, accumulators: Sequence[Any], empty: BoolArray | None = None) -> pa.Array:
+        """The values of accumulators (u), of which some are ``empty`` (u)."""
         get_value = self.get_value
+        if empty is None:
+            empty = np.array([one is None for one in accumulators], np.bool_)
+        nothing = self._value_of_nothing() if empty.any() else None
         with self.named("get_value"):
-            if None not in accumulators:
+            if not empty.any():
                 return self.result(list(map(get_value, accumulators)))
-            empty = get_value(self.form.fresh(self.function.create_accumulator()))
-            return self.result([empty if one is None else get_value(one) for one in accumulators])
+            pairs = zip(accumulators, empty.tolist(), strict=True)
+            return self.result([nothing if is_empty else get_value(one) for one, is_empty in pairs])
+
+    def _value_of_nothing(self) -> Any:
+        """That of an accumulator to which nothing was added; null where the function has none, as a mean often has."""
+        try:
+            return self.get_value(self.form.fresh(self.function.create_accumulator()))
+        except Exception:
+            return None
 
     def result(self, values: Sequence[Any]) -> pa.Array:
         """Values as a column. Raises OperatorError for what does not fit the result type."""

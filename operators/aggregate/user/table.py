@@ -58,7 +58,7 @@ class TableAggregator(UserAggregator):
         if not self.incremental:
             return super().update(state, rows, prepared, ctx)
         segments, columns = prepared
-        accumulators = self.begin(state, rows.keys, segments)
+        accumulators, _ = self.begin(state, rows.keys, segments)
         self.apply(accumulators, segments, columns)
         with self.named("emit_update_with_retract"):
             shown = [None if one is None else self._changes_of(one) for one in accumulators]
