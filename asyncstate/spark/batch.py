@@ -49,6 +49,7 @@ from asyncstate.spark.exchange import (
     Stage,
     exchange,
     input_spec,
+    output_rows,
     over,
     run_stage,
     stage_schema,
@@ -64,6 +65,7 @@ from asyncstate.storage import Manifest, OperatorManifest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,32 @@ class MicroBatch:
             stage_seconds=time.perf_counter() - planned,
         )
         return stage.rows
+
+    def check(
+        self,
+        operator: Operator,
+        *inputs: DataFrame,
+        uid: str,
+        key: Keys = None,
+        event_time: str | Sequence[str | None] | None = None,
+        watermark_delay: Delay | Sequence[Delay] = None,
+        order_by: OrderBy = None,
+        sequence: SequenceBy = None,
+        drop_seen: bool | Sequence[bool] = False,
+        options: Mapping[str, object] | None = None,
+    ) -> tuple[StructType, bool]:
+        """The columns that ``apply`` would return, and whether rows would wait for the watermark; nothing runs.
+
+        Raises what ``apply`` raises before any row is read.
+        """
+        check_uid(uid, ())
+        check_is_operator(uid, operator)
+        declared = _Declared(key, event_time, watermark_delay, order_by, sequence, drop_seen)
+        checked = self._check(operator, inputs, uid, declared, options or {})
+        if checked.stored is not None and not operator.stateless:
+            check_fingerprint(uid, checked.stored.schema, fingerprint(checked.specs.inputs, checked.output))
+        self._parallelism(uid, checked.config, checked.stored)
+        return output_rows(uid, checked.output), any(map(_waits_for_watermark, checked.ready))
 
     @property
     def failed_uids(self) -> list[str]:

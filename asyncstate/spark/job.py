@@ -6,23 +6,28 @@ Invariant: the manifest of a batch is written after the user's function has retu
 
 from __future__ import annotations
 
+import html
 import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
 from asyncstate.clock import Clock, SystemClock
 from asyncstate.config import Config, resolve
+from asyncstate.dataflow import NodeFigures, Stream, draw, explain
+from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
-from asyncstate.runtime import advance_sources, operator_after, sum_records
+from asyncstate.runtime import Delay, SequenceBy, advance_sources, operator_after, sum_records
 from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.batch import Applied, JobFrame, MicroBatch, check_watermark_of_ordered
 from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
+from asyncstate.spark.graph import JobGraph
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
 from asyncstate.spark.progress import (
     BatchStatistics,
@@ -93,6 +98,7 @@ class StreamingJob:
         self._clock = clock if clock is not None else SystemClock()
         self._ledger = Ledger(self.config, name, first_batch_id)
         self._function: BatchFunction | None = None
+        self._graph = JobGraph(spark)
         self._schema: str | None = None
         self._running = False
         self._reports = ProgressReports(on_progress)
@@ -123,6 +129,10 @@ class StreamingJob:
             raise JobError(
                 "job.micro_batch decorates a function (df, batch); write @job.micro_batch above it"
             )
+        if self._graph.flow.nodes and function != self._graph.run:
+            raise JobError(
+                f"job '{self.name}' has sources, so it takes no micro_batch function; declare everything in one form"
+            )
         if self._function is not None:
             raise JobError(
                 f"job '{self.name}' already has a micro_batch function; make one StreamingJob for each query"
@@ -136,6 +146,94 @@ class StreamingJob:
         on_batch.__name__ = getattr(function, "__name__", "on_batch")
         on_batch.__doc__ = function.__doc__
         return on_batch
+
+    # -- as a graph ---------------------------------------------------------------------------------
+
+    def source(
+        self,
+        name: str,
+        df: DataFrame,
+        *,
+        event_time: str | None = None,
+        watermark_delay: Delay = None,
+        changelog: bool | None = None,
+        sequence: SequenceBy = None,
+        drop_seen: bool = False,
+    ) -> Stream:
+        """Declare rows from outside, read from a streaming DataFrame; see ``docs/dataflow.md``.
+
+        What is said of their time and order holds for every operator that gets them, until one puts out rows of its
+        own. ``changelog=True``: they must have a column ``row_kind``. A job has sources or a function,
+        not both.
+        """
+        self._check_no_function()
+        return self._graph.source(
+            name, df, Times(event_time, watermark_delay, sequence, drop_seen), changelog
+        )
+
+    def check(self) -> None:
+        """Raise JobError with all that is wrong with the job's graph; no row is read. ``start`` does it too."""
+        with self._unrun() as batch:
+            self._graph.check(batch)
+
+    def explain(self) -> str:
+        """The graph as text: its nodes, what each does, and the figures of the last micro-batch."""
+        return explain(self._graph.flow, self._figures())
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{html.escape(self.name)}</b></p>{draw(self._graph.flow, self._figures())}"
+
+    def start(
+        self,
+        *,
+        trigger: Mapping[str, Any] | str | None = None,
+        query_checkpoint: str | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> StreamingQuery:
+        """Check the graph and start one query over all its sources.
+
+        ``trigger``: as of Spark (``{"availableNow": True}``), or a text such as ``"10 seconds"``. Spark keeps the
+        sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with ``-query`` behind its
+        name; it knows sources by their order. ``options``: of Spark's stream writer.
+        """
+        self.check()
+        process = self.micro_batch(self._graph.run)
+        process.__name__ = self.name
+        place = query_checkpoint or f"{str(self.config.checkpoint_dir).rstrip('/')}-query"
+        writer = self._graph.packed().writeStream.foreachBatch(process).options(**(options or {}))
+        writer = writer.option("checkpointLocation", place)
+        if trigger is not None:
+            writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
+        return writer.start()
+
+    @contextmanager
+    def _unrun(self) -> Iterator[MicroBatch]:
+        """A micro-batch in which nothing runs."""
+        base = self._ledger.latest()
+        number = 0 if base is None else base.batch_id + 1
+        batch = MicroBatch(self._frame, number, base, self._clock.now_us(), final=False)
+        try:
+            yield batch
+        finally:
+            batch.close()
+
+    def _figures(self) -> dict[str, NodeFigures]:
+        if self.statistics is None:
+            return {}
+        return {
+            uid: NodeFigures(
+                rows_in=int(one.sums.get("rows_in", 0)),
+                rows_out=int(one.sums.get("rows_out", 0)),
+                seconds=one.stage_seconds + one.plan_seconds,
+            )
+            for uid, one in self.statistics.operators.items()
+        }
+
+    def _check_no_function(self) -> None:
+        if self._function is not None:
+            raise JobError(
+                f"job '{self.name}' has a micro_batch function, so it takes no sources; declare everything in one form"
+            )
 
     def finish(self) -> None:
         """After the query has ended: one more run, no rows, the final watermark; closes the checkpoint.

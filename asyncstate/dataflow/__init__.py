@@ -1,0 +1,19 @@
+"""A job as a graph: declared once, the same on Spark and in tests."""
+
+from asyncstate.dataflow.graph import Dataflow, Stream
+from asyncstate.dataflow.nodes import Apply, Node, Sink, Source, Transform, Union
+from asyncstate.dataflow.picture import NodeFigures, draw, explain
+
+__all__ = [
+    "Apply",
+    "Dataflow",
+    "Node",
+    "NodeFigures",
+    "Sink",
+    "Source",
+    "Stream",
+    "Transform",
+    "Union",
+    "draw",
+    "explain",
+]

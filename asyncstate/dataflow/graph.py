@@ -1,0 +1,193 @@
+"""How a dataflow is declared.
+
+Owns: ``Dataflow``, its nodes in the order of their declaration, and ``Stream``, what one builds on.
+Invariant: names are unique; a node's inputs are of the same dataflow and stand before it.
+Must not import Spark.
+
+Source: the DataStream API of Flink, and Spark's names for what rows go through.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from asyncstate.dataflow.nodes import Apply, ArrowFunction, Node, Sink, Source, Times, Transform, Union
+from asyncstate.errors import JobError
+from asyncstate.operator import Operator
+from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy, check_is_operator
+
+_PACKAGE: Final = str(Path(__file__).resolve().parents[1])
+
+
+class Dataflow:
+    """Nodes in the order in which they were declared; what they are built with are ``Stream``s."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def add_source(
+        self, name: str, times: Times, changelog: bool | None, schema: pa.Schema | None = None
+    ) -> Stream:
+        """A source; see ``StreamingJob.source`` and ``PipelineHarness``."""
+        node = Source(name=name, place=caller(), declared=times, changelog=changelog, schema=schema)
+        return self.add(node)
+
+    def add(self, node: Node) -> Stream:
+        """A node behind those that are there. Raises JobError for a name that is taken."""
+        if any(other.name == node.name and isinstance(other, type(node)) for other in self.nodes):
+            raise JobError(f"{node.place}: there is a {_kind(node)} '{node.name}' already; give another name")
+        self.nodes.append(node)
+        return Stream(self, node)
+
+    @property
+    def sources(self) -> list[Source]:
+        """All sources."""
+        return [node for node in self.nodes if isinstance(node, Source)]
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """All sinks."""
+        return [node for node in self.nodes if isinstance(node, Sink)]
+
+    def named(self, kind: str) -> str:
+        """A name for a node that has none of its own."""
+        return f"{kind} {sum(node.name.startswith(f'{kind} ') for node in self.nodes) + 1}"
+
+
+class Stream:
+    """The rows that leave a node. Methods add nodes; what they return is the stream behind the new one.
+
+    Over a changelog the column ``row_kind`` stays with its rows whatever ``select`` says.
+    """
+
+    def __init__(self, flow: Dataflow, node: Node) -> None:
+        self._flow = flow
+        self.node = node
+
+    def __repr__(self) -> str:
+        return f"<Stream '{self.node.name}': {self.node.text}>"
+
+    def where(self, condition: str | ArrowFunction | Any) -> Stream:
+        """The rows for which ``condition`` is true: Spark SQL text, a Spark column, or a function of the rows' Arrow
+        columns that returns a boolean array."""
+        return self._transform("where", (condition,), {})
+
+    def select(self, *expressions: Any, **named: Any) -> Stream:
+        """These columns: Spark SQL texts (``"price * 2 AS double"``), Spark columns; those with a name may be functions
+        of the rows' Arrow columns."""
+        return self._transform("select", expressions, named)
+
+    def with_columns(self, **named: Any) -> Stream:
+        """All columns and these, or these in place of those of the same names."""
+        return self._transform("with_columns", (), named)
+
+    def drop(self, *columns: str) -> Stream:
+        """All columns but these."""
+        return self._transform("drop", columns, {})
+
+    def union(self, *others: Stream) -> Stream:
+        """The rows of all; each has the same columns, by name. With different event times the union has none."""
+        inputs = self._nodes("union", (self, *others))
+        return self._flow.add(Union(name=self._flow.named("union"), place=caller(), inputs=inputs))
+
+    def apply(
+        self,
+        operator: Operator,
+        *others: Stream,
+        uid: str,
+        key: Keys = None,
+        event_time: str | Sequence[str | None] | None = None,
+        watermark_delay: Delay | Sequence[Delay] = None,
+        order_by: OrderBy = None,
+        sequence: SequenceBy = None,
+        drop_seen: bool | Sequence[bool] | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> Stream:
+        """The output of ``operator`` over these rows and those of ``others``; see ``MicroBatch.apply``.
+
+        A ``key`` of one name is that of all inputs. Event time, watermark and sequence are those of the source that the
+        rows come from, unless they are given here; rows that an operator put out have none of their own.
+        """
+        check_is_operator(uid, operator)
+        inputs = self._nodes(uid, (self, *others))
+        node = Apply(
+            name=uid,
+            place=caller(),
+            inputs=inputs,
+            operator=operator,
+            key=_of_all(key, operator, len(inputs)),
+            event_time=event_time,
+            watermark_delay=watermark_delay,
+            order_by=order_by,
+            sequence=sequence,
+            drop_seen=drop_seen,
+            options=dict(options or {}),
+        )
+        return self._flow.add(node)
+
+    def join(self, other: Stream, operator: Operator, *, uid: str, **arguments: Any) -> Stream:
+        """``apply`` of an operator of two inputs."""
+        return self.apply(operator, other, uid=uid, **arguments)
+
+    def to(self, sink: Any, name: str | None = None) -> Stream:
+        """Have these rows given to ``sink`` in each micro-batch: a function of (rows, batch id), or an object with such
+        a method ``write``. ``name``: in pictures and tests, by default the function's. Returns the same stream."""
+        if not (callable(sink) or callable(getattr(sink, "write", None))):
+            raise JobError(
+                f"{caller()}: {sink!r} is no sink; give a function of (rows, batch id), or an object with "
+                "a method write"
+            )
+        own = getattr(sink, "__name__", type(sink).__name__)
+        name = name or (own if own != "<lambda>" else self._flow.named("sink"))
+        self._flow.add(Sink(name=name, place=caller(), inputs=(self.node,), sink=sink))
+        return self
+
+    def _transform(self, kind: Any, expressions: tuple[Any, ...], named: Mapping[str, Any]) -> Stream:
+        place = caller()
+        if not (expressions or named):
+            raise JobError(f"{place}: {kind} was given nothing; name a column or give an expression")
+        for expression in expressions if kind in ("select", "drop") else ():
+            if callable(expression) and not isinstance(expression, str) and not hasattr(expression, "_jc"):
+                raise JobError(f"{place}: {kind} was given a function without a name; write name=function")
+        node = Transform(
+            name=self._flow.named(kind),
+            place=place,
+            inputs=(self.node,),
+            kind=kind,
+            expressions=expressions,
+            named=dict(named),
+        )
+        return self._flow.add(node)
+
+    def _nodes(self, what: str, streams: Sequence[object]) -> tuple[Node, ...]:
+        for stream in streams:
+            if not isinstance(stream, Stream) or stream._flow is not self._flow:
+                raise JobError(
+                    f"{caller()}: '{what}' was given {stream!r}, which is no stream of this job; give what source, "
+                    "apply, where and the others return"
+                )
+        return tuple(stream.node for stream in streams if isinstance(stream, Stream))
+
+
+def caller() -> str:
+    """File and line of the first caller outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _of_all(key: Any, operator: Operator, inputs: int) -> Any:
+    """One name for all inputs that have a key."""
+    if inputs < 2 or not isinstance(key, str):
+        return key
+    return tuple(None if number == operator.broadcast_input else key for number in range(inputs))
+
+
+def _kind(node: Node) -> str:
+    return "uid" if isinstance(node, Apply) else type(node).__name__.lower()

@@ -1,0 +1,182 @@
+"""The nodes of a dataflow.
+
+Owns: ``Source``, ``Transform``, ``Union``, ``Apply``, ``Sink``; what a stream knows of time from where it comes.
+Invariant: a node is made once and never changed; its inputs were made before it.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+
+from asyncstate.operator import Operator
+from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy
+
+ArrowFunction = Callable[[pa.RecordBatch], Any]
+"""Columns of some rows (n) to an array (n): of booleans in ``where``."""
+
+
+class Times(NamedTuple):
+    """What the rows of a stream have from their source: of each the declaration of ``Dataflow.source``."""
+
+    event_time: str | None = None
+    watermark_delay: Delay = None
+    sequence: SequenceBy = None
+    drop_seen: bool = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Node:
+    """``name`` in errors and pictures; ``place``: file and line of its declaration; ``inputs``: the nodes before it."""
+
+    name: str
+    place: str
+    inputs: tuple[Node, ...] = ()
+
+    @property
+    def times(self) -> Times:
+        """What is known of the time of its rows."""
+        return Times()
+
+    @property
+    def text(self) -> str:
+        """What it does, in a line."""
+        return self.name
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Source(Node):
+    """Rows from outside. ``schema`` is theirs where no frame tells it (in tests)."""
+
+    declared: Times
+    changelog: bool | None
+    schema: pa.Schema | None = None
+
+    @property
+    def times(self) -> Times:
+        """See ``Node``."""
+        return self.declared
+
+    @property
+    def text(self) -> str:
+        """See ``Node``."""
+        event_time, delay, sequence, _ = self.declared
+        said = ["a changelog"] if self.changelog else []
+        said += [f"event time {event_time}"] if event_time else []
+        said += [f"watermark {delay} behind"] if delay is not None else []
+        said += [f"in order of {sequence}"] if sequence else []
+        return ", ".join(["source", *said])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Transform(Node):
+    """Rows of one input, one by one: ``expressions`` are SQL texts, Spark columns or functions of Arrow columns;
+    those of ``named`` have a name."""
+
+    kind: Literal["where", "select", "with_columns", "drop"]
+    expressions: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def times(self) -> Times:
+        """See ``Node``."""
+        return self.inputs[0].times
+
+    @property
+    def text(self) -> str:
+        """See ``Node``."""
+        said = [expression_text(one) for one in self.expressions]
+        said += [f"{expression_text(one)} AS {name}" for name, one in self.named.items()]
+        return f"{self.kind} {', '.join(said)}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Union(Node):
+    """The rows of all inputs, which have the same columns."""
+
+    @property
+    def times(self) -> Times:
+        """Those that all inputs agree on."""
+        first, *others = (one.times for one in self.inputs)
+        return first if all(one == first for one in others) else Times()
+
+    @property
+    def text(self) -> str:
+        """See ``Node``."""
+        return "union"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Apply(Node):
+    """An operator over its inputs; ``name`` is its uid. What is None of ``times`` is taken from the inputs."""
+
+    operator: Operator
+    key: Keys
+    event_time: Any
+    watermark_delay: Any
+    order_by: OrderBy
+    sequence: Any
+    drop_seen: Any
+    options: Mapping[str, object]
+
+    @property
+    def text(self) -> str:
+        """See ``Node``."""
+        key = f" by {key_text(self.key)}" if self.key is not None else ""
+        return f"{type(self.operator).__name__}{key}"
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of ``MicroBatch.apply``, beside operator and inputs."""
+        from_inputs = [one.times for one in self.inputs]
+
+        def each(given: Any, name: str) -> Any:
+            if given is not None:
+                return given
+            found = [getattr(times, name) for times in from_inputs]
+            return found[0] if len(found) == 1 else found
+
+        drops = [times.drop_seen for times in from_inputs]
+        own_sequence = self.sequence is not None
+        return {
+            "uid": self.name,
+            "key": self.key,
+            "event_time": each(self.event_time, "event_time"),
+            "watermark_delay": each(self.watermark_delay, "watermark_delay"),
+            "order_by": self.order_by,
+            "sequence": _or_none(each(self.sequence, "sequence")),
+            "drop_seen": self.drop_seen
+            if self.drop_seen is not None
+            else (False if own_sequence or not any(drops) else (drops if len(drops) > 1 else drops[0])),
+            "options": self.options,
+        }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sink(Node):
+    """Where the rows of its input go: a function of (rows, batch id), or an object with such a method ``write``."""
+
+    sink: Any
+
+    @property
+    def text(self) -> str:
+        """See ``Node``."""
+        return "sink"
+
+
+def expression_text(expression: object) -> str:
+    """As it was written, or by what name the function goes."""
+    return expression if isinstance(expression, str) else getattr(expression, "__name__", str(expression))
+
+
+def key_text(key: Any) -> str:
+    """The key columns, of all inputs."""
+    return key if isinstance(key, str) else ", ".join(map(key_text, filter(None, key or ())))
+
+
+def _or_none(given: Any) -> Any:
+    """None for several inputs of which none has any."""
+    return None if isinstance(given, list) and not any(given) else given

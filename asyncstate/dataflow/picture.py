@@ -1,0 +1,135 @@
+"""A dataflow as text and as a picture.
+
+Owns: ``explain``, ``draw`` and ``NodeFigures``.
+Invariant: both show every node once, and every arrow.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from asyncstate.dataflow.graph import Dataflow
+from asyncstate.dataflow.nodes import Apply, Node, Sink, Source
+
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 220, 58, 46, 18, 12
+_CHARACTERS: Final = 34  # of a line in a box
+_FILLS: Final = {Source: "#dbeafe", Apply: "#dcfce7", Sink: "#fef3c7"}
+
+
+class NodeFigures(NamedTuple):
+    """Of an operator in the last micro-batch: rows, and seconds with those of whatever Spark computes before it."""
+
+    rows_in: int
+    rows_out: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """In a line."""
+        return f"{self.rows_in:,} rows in, {self.rows_out:,} out, {self.seconds * 1e3:,.0f} ms"
+
+
+def explain(flow: Dataflow, figures: Mapping[str, NodeFigures] | None = None) -> str:
+    """A line a node in the order of declaration, with where its rows come from and how it runs."""
+    figures = figures or {}
+    width = max((len(node.name) for node in flow.nodes), default=0)
+    lines = [_line(node, width, figures) for node in flow.nodes]
+    stages = sum(isinstance(node, Apply) and not node.operator.stateless for node in flow.nodes)
+    return "\n".join([*lines, f"{stages} {'exchange' if stages == 1 else 'exchanges'} a micro-batch"])
+
+
+def _line(node: Node, width: int, figures: Mapping[str, NodeFigures]) -> str:
+    said = [node.text]
+    if node.inputs:
+        said.append(f"of {', '.join(one.name for one in node.inputs)}")
+    said.append(f"[{_runs(node)}]")
+    if node.name in figures and isinstance(node, Apply):
+        said.append(f"({figures[node.name].text})")
+    return f"{node.name:<{width}}  {' '.join(said)}"
+
+
+def _runs(node: Node) -> str:
+    """Where it runs."""
+    if isinstance(node, Source):
+        return "read by Spark"
+    if isinstance(node, Sink):
+        return "written by the driver's call"
+    if not isinstance(node, Apply):
+        return "in Spark's plan of whatever reads it"
+    return "no exchange, no state" if node.operator.stateless else "an exchange, one task a partition, state"
+
+
+def draw(flow: Dataflow, figures: Mapping[str, NodeFigures] | None = None) -> str:
+    """An SVG: boxes from left to right, arrows between them; of operators with figures the slowest has a red frame."""
+    figures = figures or {}
+    places = _places(flow)
+    slowest = max(figures, key=lambda name: figures[name].seconds, default=None)
+    columns = max((column for column, _ in places.values()), default=0) + 1
+    rows = max((row for _, row in places.values()), default=0) + 1
+    width = 2 * _MARGIN + columns * (_WIDTH + _GAP_X) - _GAP_X
+    height = 2 * _MARGIN + rows * (_HEIGHT + _GAP_Y) - _GAP_Y
+    parts = [_arrow(places[one], places[node]) for node in flow.nodes for one in node.inputs]
+    parts += [_box(node, places[node], figures, node.name == slowest) for node in flow.nodes]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="11">'
+        '<defs><marker id="end" markerWidth="8" markerHeight="8" refX="7" refY="3" orient="auto">'
+        '<path d="M0,0 L7,3 L0,6 z" fill="#64748b"/></marker></defs>' + "".join(parts) + "</svg>"
+    )
+
+
+def _places(flow: Dataflow) -> dict[Node, tuple[int, int]]:
+    """Column (the longest way from a source) and row of each node."""
+    columns: dict[Node, int] = {}
+    taken: dict[int, int] = {}
+    places: dict[Node, tuple[int, int]] = {}
+    for node in flow.nodes:
+        column = columns[node] = 1 + max((columns[one] for one in node.inputs), default=-1)
+        wanted = places[node.inputs[0]][1] if node.inputs else 0
+        row = max(wanted, taken.get(column, 0))
+        taken[column] = row + 1
+        places[node] = column, row
+    return places
+
+
+def _corner(place: tuple[int, int]) -> tuple[int, int]:
+    column, row = place
+    return _MARGIN + column * (_WIDTH + _GAP_X), _MARGIN + row * (_HEIGHT + _GAP_Y)
+
+
+def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
+    (x1, y1), (x2, y2) = _corner(start), _corner(end)
+    x1, y1, y2 = x1 + _WIDTH, y1 + _HEIGHT // 2, y2 + _HEIGHT // 2
+    middle = (x1 + x2) // 2
+    return (
+        f'<path d="M{x1},{y1} C{middle},{y1} {middle},{y2} {x2},{y2}" fill="none" stroke="#64748b" '
+        'marker-end="url(#end)"/>'
+    )
+
+
+def _box(node: Node, place: tuple[int, int], figures: Mapping[str, NodeFigures], is_slowest: bool) -> str:
+    x, y = _corner(place)
+    fill = next((color for kind, color in _FILLS.items() if isinstance(node, kind)), "#f1f5f9")
+    stroke = 'stroke="#dc2626" stroke-width="2"' if is_slowest else 'stroke="#94a3b8"'
+    known = isinstance(node, Apply) and node.name in figures
+    lines = [node.name, node.text, figures[node.name].text if known else _runs(node)]
+    texts = "".join(
+        _text(x + 8, y + 17 + 16 * number, line, number == 0) for number, line in enumerate(lines)
+    )
+    full = html.escape(f"{node.name}: {node.text} ({node.place})")
+    return (
+        f'<g><title>{full}</title><rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6" fill="{fill}" '
+        f"{stroke}/>{texts}</g>"
+    )
+
+
+def _text(x: int, y: int, line: str, is_bold: bool) -> str:
+    weight = ' font-weight="bold"' if is_bold else ""
+    return f'<text x="{x}" y="{y}"{weight} fill="#0f172a">{html.escape(_short(line))}</text>'
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _CHARACTERS else f"{line[: _CHARACTERS - 1]}…"

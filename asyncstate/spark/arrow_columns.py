@@ -1,0 +1,91 @@
+"""Functions of Arrow columns over the rows of a DataFrame.
+
+Owns: ``kept_where`` and ``with_arrow_columns``, and what runs in Spark's Python workers for them.
+Invariant: rows stay in their partitions and their order; nothing runs until the rows are read.
+Must not import storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from asyncstate.errors import OperatorError, SchemaError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from asyncstate.dataflow.nodes import ArrowFunction
+
+
+@dataclass(frozen=True)
+class _Kept:
+    condition: ArrowFunction
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.filter(array_of(self.condition, batch, "where", pa.bool_()))
+
+
+@dataclass(frozen=True)
+class _Added:
+    functions: Mapping[str, ArrowFunction]
+    names: tuple[str, ...]
+    types: Mapping[str, pa.DataType]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            made = {
+                name: array_of(function, batch, name, self.types[name])
+                for name, function in self.functions.items()
+            }
+            columns = [made[name] if name in made else batch.column(name) for name in self.names]
+            yield pa.RecordBatch.from_arrays(columns, names=list(self.names))
+
+
+def kept_where(df: DataFrame, condition: ArrowFunction) -> DataFrame:
+    """The rows for which ``condition`` is true."""
+    array_of(condition, _no_rows(df), "where", pa.bool_())
+    return df.mapInArrow(_Kept(condition), df.schema)
+
+
+def with_arrow_columns(df: DataFrame, functions: Mapping[str, ArrowFunction]) -> DataFrame:
+    """All columns and those that the functions make, in place of those of the same names.
+
+    Their types are those that the functions give for no rows.
+    """
+    types = {name: array_of(function, _no_rows(df), name).type for name, function in functions.items()}
+    fields = {field.name: field for field in df.schema}
+    for name, kind in types.items():
+        fields[name] = StructField(name, from_arrow_type(kind), True)
+    return df.mapInArrow(_Added(functions, tuple(fields), types), StructType(list(fields.values())))
+
+
+def array_of(
+    function: ArrowFunction, batch: pa.RecordBatch, name: str, kind: pa.DataType | None = None
+) -> pa.Array:
+    """What ``function`` makes of the rows (n): an array (n), of ``kind``. Raises SchemaError for anything else."""
+    try:
+        found: Any = function(batch)
+    except Exception as error:
+        raise OperatorError(f"'{name}': {type(error).__name__}: {error}") from error
+    if isinstance(found, pa.ChunkedArray):
+        found = found.combine_chunks()
+    if not isinstance(found, pa.Array) or len(found) != batch.num_rows:
+        raise SchemaError(
+            f"'{name}' returned {type(found).__name__}; return a pyarrow array with a value for each of the "
+            f"{batch.num_rows} rows"
+        )
+    if kind is not None and found.type != kind:
+        raise SchemaError(f"'{name}' returned {found.type}, but {kind} was expected; cast it")
+    return found
+
+
+def _no_rows(df: DataFrame) -> pa.RecordBatch:
+    schema = to_arrow_schema(df.schema, timezone="UTC")
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

@@ -1,0 +1,231 @@
+"""A dataflow on Spark: its sources packed into one query, its nodes as DataFrames of a micro-batch.
+
+Owns: ``JobGraph``: packing, the check before the first row, and the run of a micro-batch.
+Invariant: a micro-batch does what the same calls of ``MicroBatch.apply`` in a function would do.
+Must not import storage.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.dataflow import Apply, Dataflow, Node, Sink, Source, Stream, Transform, Union
+from asyncstate.dataflow.nodes import Times
+from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
+from asyncstate.spark.columns import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from asyncstate.spark.batch import MicroBatch
+
+_SOURCE: Final = "asyncstate:source"
+
+
+class JobGraph:
+    """The dataflow of a job, and the streaming DataFrames of its sources by name."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.flow = Dataflow()
+        self._spark = spark
+        self._frames: dict[str, DataFrame] = {}
+
+    def source(self, name: str, df: object, times: Times, changelog: bool | None) -> Stream:
+        """A source that is read from ``df``."""
+        if not isinstance(df, DataFrame) or not df.isStreaming:
+            kind = "a DataFrame that is not streaming" if isinstance(df, DataFrame) else repr(df)
+            raise JobError(f"source '{name}' was given {kind}; give what spark.readStream gives")
+        stream = self.flow.add_source(name, times, changelog)
+        self._frames[name] = df
+        return stream
+
+    # -- one query ------------------------------------------------------------------------------------
+
+    def packed(self) -> DataFrame:
+        """The rows of all sources as one stream: a struct a source, null in the rows of the others."""
+        frames = [self._frames[source.name] for source in self.flow.sources]
+        if len(frames) == 1:
+            return frames[0]
+        return functools.reduce(
+            DataFrame.union, [self._part(frames, number) for number in range(len(frames))]
+        )
+
+    def _part(self, frames: list[DataFrame], number: int) -> DataFrame:
+        columns = [sf.lit(number).alias(_SOURCE)]
+        for other, df in enumerate(frames):
+            rows = sf.struct(*map(quoted, df.columns)) if other == number else sf.lit(None).cast(df.schema)
+            columns.append(rows.alias(_struct_name(other)))
+        return frames[number].select(*columns)
+
+    def _unpacked(self, df: DataFrame) -> dict[Node, DataFrame]:
+        sources = self.flow.sources
+        if len(sources) == 1:
+            return {sources[0]: df}
+        return {
+            source: df.where(f"{quoted(_SOURCE)} = {number}").select(f"{quoted(_struct_name(number))}.*")
+            for number, source in enumerate(sources)
+        }
+
+    # -- a micro-batch --------------------------------------------------------------------------------
+
+    def run(self, df: DataFrame, batch: MicroBatch) -> None:
+        """What ``foreachBatch`` gets: every operator runs, then every sink, in the order of their declaration."""
+        rows = self._unpacked(df)
+        for node in self.flow.nodes:
+            if isinstance(node, Apply):
+                inputs = [rows[one] for one in node.inputs]
+                rows[node] = batch.apply(node.operator, *inputs, **node.arguments())
+            elif isinstance(node, Sink):
+                write = node.sink if callable(node.sink) else node.sink.write
+                write(rows[node.inputs[0]], batch.batch_id)
+            elif not isinstance(node, Source):
+                rows[node] = _frame(node, [rows[one] for one in node.inputs])
+
+    # -- before the first row -------------------------------------------------------------------------
+
+    def check(self, batch: MicroBatch) -> None:
+        """Raise JobError with all that is wrong with the graph: each with its node and where that was declared."""
+        if not any(isinstance(node, Apply | Sink) for node in self.flow.nodes):
+            raise JobError("the job has no operator and no sink; declare what is to be done with its sources")
+        problems = list(self._problems(batch))
+        if problems:
+            many = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+            raise JobError("\n  ".join([f"the job's graph has {many}; nothing was read:", *problems]))
+
+    def schemas(self, batch: MicroBatch) -> dict[Node, StructType]:
+        """The columns of each node's rows, of a graph without problems."""
+        found: dict[Node, DataFrame | None] = {}
+        list(self._problems(batch, found))
+        return {node: df.schema for node, df in found.items() if df is not None}
+
+    def _problems(
+        self, batch: MicroBatch, found: dict[Node, DataFrame | None] | None = None
+    ) -> Iterator[str]:
+        found = {} if found is None else found
+        waiting: list[Apply] = []
+        for node in self.flow.nodes:
+            inputs = [found.get(one) for one in node.inputs]
+            found[node] = None
+            if not isinstance(node, Source) and None in inputs:
+                continue  # what is wrong stands before it
+            try:
+                found[node] = self._empty(node, [df for df in inputs if df is not None], batch, waiting)
+            except AsyncStateError as error:
+                yield f"{node.place}: {_called(node)}: {error}"
+            except PySparkException as error:
+                yield f"{node.place}: {_called(node)}: {str(error).splitlines()[0]}"
+            except Exception as error:  # of a function of Arrow columns, or a bind of the user's own
+                yield f"{node.place}: {_called(node)}: {type(error).__name__}: {error}"
+        if waiting and not any(delay for node in self._applied() for delay in _delays(node)):
+            node = waiting[0]
+            yield (
+                f"{node.place}: {_called(node)}: its rows wait for the watermark, but no source of the job has a "
+                "watermark_delay: they would wait until finish()"
+            )
+
+    def _empty(
+        self, node: Node, inputs: list[DataFrame], batch: MicroBatch, waiting: list[Apply]
+    ) -> DataFrame | None:
+        if isinstance(node, Source):
+            df = self._frames[node.name]
+            _check_source(node, df)
+            return self._spark.createDataFrame([], df.schema)
+        if isinstance(node, Apply):
+            rows, waits = batch.check(node.operator, *inputs, **node.arguments())
+            waiting += [node] if waits else []
+            return self._spark.createDataFrame([], rows)
+        return inputs[0] if isinstance(node, Sink) else _frame(node, inputs)
+
+    def _applied(self) -> list[Apply]:
+        return [node for node in self.flow.nodes if isinstance(node, Apply)]
+
+
+def _frame(node: Node, inputs: list[DataFrame]) -> DataFrame:
+    """The rows of a node that Spark computes."""
+    if isinstance(node, Union):
+        return functools.reduce(DataFrame.unionByName, inputs)
+    assert isinstance(node, Transform)
+    (df,) = inputs
+    if node.kind == "where":
+        (condition,) = node.expressions
+        return df.where(condition) if _is_sql(condition) else kept_where(df, condition)
+    if node.kind == "drop":
+        return _dropped(df, node.expressions)
+    functions = {name: one for name, one in node.named.items() if not _is_sql(one)}
+    if node.kind == "with_columns":
+        sql = {name: _column(one) for name, one in node.named.items() if name not in functions}
+        df = df.withColumns(sql) if sql else df
+        return with_arrow_columns(df, functions) if functions else df
+    return _selected(df, node, functions)
+
+
+def _selected(df: DataFrame, node: Transform, functions: Mapping[str, Any]) -> DataFrame:
+    hidden = {name: f"asyncstate:{name}" for name in functions}
+    if functions:
+        df = with_arrow_columns(df, {hidden[name]: one for name, one in functions.items()})
+    columns = [_column(one) for one in node.expressions]
+    for name, one in node.named.items():
+        columns.append((sf.col(quoted(hidden[name])) if name in functions else _column(one)).alias(name))
+    selected = df.select(*columns)
+    if ROW_KIND_COLUMN in df.columns and ROW_KIND_COLUMN not in selected.columns:
+        return df.select(*columns, ROW_KIND_COLUMN)
+    return selected
+
+
+def _dropped(df: DataFrame, names: tuple[str, ...]) -> DataFrame:
+    missing = [name for name in names if name not in df.columns]
+    if missing:
+        raise SchemaError(f"there is no column '{missing[0]}' to drop; there are {', '.join(df.columns)}")
+    return df.drop(*names)
+
+
+def _is_sql(expression: object) -> bool:
+    return isinstance(expression, str | Column)
+
+
+def _column(expression: Any) -> Column:
+    return sf.expr(expression) if isinstance(expression, str) else expression
+
+
+def _check_source(node: Source, df: DataFrame) -> None:
+    has_kinds = ROW_KIND_COLUMN in df.columns
+    if node.changelog and not has_kinds:
+        raise SchemaError(
+            f"it is declared as a changelog but has no column '{ROW_KIND_COLUMN}' (+I, -U, +U, -D); add one, or leave "
+            "changelog out"
+        )
+    if node.changelog is False and has_kinds:
+        raise SchemaError(
+            f"it is declared as no changelog but has the column '{ROW_KIND_COLUMN}'; drop the column, or leave "
+            "changelog=False out"
+        )
+    for name in (node.times.event_time, *_names(node.times.sequence)):
+        if name is not None and name not in df.columns:
+            raise SchemaError(f"there is no column '{name}'; there are {', '.join(df.columns)}")
+
+
+def _names(given: Any) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())
+
+
+def _delays(node: Apply) -> list[bool]:
+    given = node.arguments()["watermark_delay"]
+    return [one is not None for one in given] if isinstance(given, list | tuple) else [given is not None]
+
+
+def _called(node: Node) -> str:
+    kind = "operator" if isinstance(node, Apply) else type(node).__name__.lower()
+    return f"{kind} '{node.name}'" if not isinstance(node, Transform) else node.text
+
+
+def _struct_name(number: int) -> str:
+    return f"asyncstate:{number}"

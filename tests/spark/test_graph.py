@@ -1,0 +1,202 @@
+"""A job declared as a graph: the rows of the job as a function, several sources in one query, all errors at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from asyncstate.dataflow import Stream
+from asyncstate.errors import JobError
+from asyncstate.spark import MicroBatch, StreamingJob
+from operators import GroupAggregate, Join, TemporalSort, WindowAggregate, count, sum_, tumble
+
+pytestmark = pytest.mark.spark
+
+ORDERS = "id long, customer string, amount long, ts timestamp"
+PAYMENTS = "order_id long, paid long"
+MakeJob = Callable[..., StreamingJob]
+
+
+def written(spark: SparkSession, folder: Path, first: int = 0, batches: int = 3) -> tuple[str, str]:
+    """Files of orders and of payments, one of each a micro-batch."""
+    for number in range(first, first + batches):
+        ids = spark.range(number * 20, number * 20 + 20, 1, 1)
+        columns = ("id", "concat('c', id % 3) AS customer", "id % 7 AS amount", "timestamp_seconds(id) AS ts")
+        orders = ids.selectExpr(*columns)
+        orders.write.mode("append").parquet(str(folder / "orders"))
+        paid = ids.where("id % 4 != 0").selectExpr("id AS order_id", "id * 10 AS paid")
+        paid.write.mode("append").parquet(str(folder / "payments"))
+    return str(folder / "orders"), str(folder / "payments")
+
+
+def read(spark: SparkSession, schema: str, folder: str) -> DataFrame:
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(folder)
+
+
+def declared(orders: Stream, payments: Stream, into: Callable[[str], Any]) -> None:
+    """The graph of the tests: a join, two branches behind it, windows beside it."""
+    paid = orders.join(payments, Join("left"), key=("id", "order_id"), uid="paid")
+    large = paid.where("amount > 2").with_columns(double=lambda rows: pc.multiply(rows.column("amount"), 2))
+    large.to(into("large"), name="large")
+    totals = paid.apply(GroupAggregate([count(), sum_("paid").alias("paid")]), key="customer", uid="totals")
+    totals.select("customer", "paid", rows="count").to(into("totals"), name="totals")
+    windows = orders.where(lambda rows: pc.not_equal(rows.column("customer"), "c0")).apply(
+        WindowAggregate(tumble("10 seconds"), [count()]), key="customer", uid="windows"
+    )
+    windows.to(into("windows"), name="windows")
+
+
+class Kept:
+    """Sinks that keep the net rows by name, and the batches they were called for."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Counter[Any]] = {}
+        self.batches: list[tuple[str, int]] = []
+
+    def __call__(self, name: str) -> Callable[[DataFrame, int], None]:
+        def keep(df: DataFrame, batch_id: int) -> None:
+            net = self.rows.setdefault(name, Counter())
+            self.batches.append((name, batch_id))
+            for row in df.collect():
+                kind, values = row.row_kind, tuple(v for k, v in row.asDict().items() if k != "row_kind")
+                net[values] += 1 if kind in ("+I", "+U") else -1
+
+        return keep
+
+
+def test_a_graph_gives_what_the_function_gives(
+    spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
+) -> None:
+    orders, payments = written(spark, tmp_path)
+    kept = Kept()
+    options = {"async-state.enabled": async_enabled, "async-state.parallelism": 2}
+
+    def start(kept: Kept) -> StreamingJob:
+        job = make_job(options=options)
+        declared(
+            job.source("orders", read(spark, ORDERS, orders), event_time="ts", watermark_delay="1 second"),
+            job.source("payments", read(spark, PAYMENTS, payments)),
+            kept,
+        )
+        query = job.start(trigger={"availableNow": True})
+        job.await_termination(query)
+        return job
+
+    start(kept)
+    written(spark, tmp_path, 3, 1)  # a restart goes on with the files that are new
+    job = start(kept)
+    assert "rows in" in job.explain()
+    job.finish()
+    assert [name for name, batch in kept.batches if batch == 0] == ["large", "totals", "windows"]
+
+    expected, whole = Kept(), make_job(options=options, checkpoint_dir=str(tmp_path / "whole"))
+
+    @whole.micro_batch
+    def run(df: DataFrame, batch: MicroBatch) -> None:
+        rows = spark.read.parquet(orders) if not batch.final else spark.createDataFrame([], ORDERS)
+        pays = spark.read.parquet(payments) if not batch.final else spark.createDataFrame([], PAYMENTS)
+        time: dict[str, Any] = {"event_time": ("ts", None), "watermark_delay": ("1 second", None)}
+        paid = batch.apply(Join("left"), rows, pays, key=("id", "order_id"), uid="paid", **time)
+        large = paid.where("amount > 2").withColumn("double", sf.col("amount") * 2)
+        expected("large")(large.select(*[c for c in large.columns if c != "row_kind"], "row_kind"), 0)
+        totals = batch.apply(
+            GroupAggregate([count(), sum_("paid").alias("paid")]), paid, key="customer", uid="totals"
+        )
+        expected("totals")(totals.selectExpr("customer", "paid", "count AS rows", "row_kind"), 0)
+        one = {"event_time": "ts", "watermark_delay": "1 second"}
+        windows = batch.apply(
+            WindowAggregate(tumble("10 seconds"), [count()]),
+            rows.where("customer != 'c0'"),
+            key="customer",
+            uid="windows",
+            **one,
+        )
+        expected("windows")(windows, 0)
+
+    run(spark.range(1), 0)
+    whole.finish()
+    assert {name: +net for name, net in kept.rows.items()} == {
+        name: +net for name, net in expected.rows.items()
+    }
+    assert all(expected.rows.values())
+
+
+def test_union_drop_and_an_object_as_sink(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    orders, _ = written(spark, tmp_path, batches=1)
+
+    class Sums:
+        total = 0
+
+        def write(self, rows: DataFrame, batch_id: int) -> None:
+            self.total += rows.agg(sf.sum("id")).collect()[0][0] or 0
+
+    sums, job = Sums(), make_job()
+    first = job.source("first", read(spark, ORDERS, orders)).drop("ts")
+    second = job.source("second", read(spark, ORDERS, orders)).select("amount", "customer", "id + 100 AS id")
+    first.union(second).to(sums)
+    job.await_termination(job.start(trigger={"availableNow": True}))
+    assert sums.total == 2 * sum(range(20)) + 20 * 100
+
+
+def test_all_problems_are_told_at_once_with_their_places(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    orders, payments = written(spark, tmp_path, batches=1)
+    job = make_job()
+    one = job.source("orders", read(spark, ORDERS, orders), changelog=True)
+    two = job.source("payments", read(spark, PAYMENTS, payments), event_time="when")
+    three = job.source("more", read(spark, ORDERS, orders))
+    one.apply(GroupAggregate([count()]), key="customer", uid="behind a problem")
+    three.where("amont > 3").apply(GroupAggregate([count()]), key="customer", uid="never reached")
+    three.apply(GroupAggregate([sum_("customer")]), key="customer", uid="sums")
+    three.apply(GroupAggregate([count()]), key="nobody", uid="keys")
+    three.apply(TemporalSort(), key="customer", event_time="ts", uid="waits")
+    three.with_columns(far=lambda rows: rows.column("missing"))
+    assert two.node.name == "payments"
+    with pytest.raises(JobError) as raised:
+        job.start()
+    head, *problems = str(raised.value).splitlines()
+    assert head == "the job's graph has 7 problems; nothing was read:"
+    assert all(problem.strip().startswith("test_graph.py:") for problem in problems)
+    for place, words in enumerate(
+        [
+            "source 'orders': it is declared as a changelog",
+            "source 'payments': there is no column 'when'",
+            "where amont > 3: ",
+            "operator 'sums': ",
+            "operator 'keys': ",
+            "with_columns",
+            "operator 'waits': its rows wait for the watermark",
+        ]
+    ):
+        assert words in problems[place]
+
+
+def test_what_is_refused_when_it_is_declared(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    orders, _ = written(spark, tmp_path, batches=1)
+    job, other = make_job(), make_job(checkpoint_dir=str(tmp_path / "other"))
+    stream = job.source("orders", read(spark, ORDERS, orders))
+    with pytest.raises(JobError, match=r"test_graph.py:\d+: there is a source 'orders' already"):
+        job.source("orders", read(spark, ORDERS, orders))
+    with pytest.raises(JobError, match="not streaming"):
+        job.source("static", spark.range(3))
+    with pytest.raises(JobError, match="is no stream of this job"):
+        stream.union(other.source("orders", read(spark, ORDERS, orders)))
+    with pytest.raises(JobError, match="is no sink"):
+        stream.to("folder")
+    with pytest.raises(JobError, match="write name=function"):
+        stream.select(lambda rows: rows.column(0))
+    with pytest.raises(JobError, match="takes no micro_batch function"):
+        job.micro_batch(lambda df, batch: None)
+    with pytest.raises(JobError, match="has no operator and no sink"):
+        job.check()
