@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
+from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.operator import Operator
 from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy
 
@@ -165,6 +166,26 @@ class Sink(Node):
     def text(self) -> str:
         """See ``Node``."""
         return "sink"
+
+
+def array_of(
+    function: ArrowFunction, batch: pa.RecordBatch, name: str, kind: pa.DataType | None = None
+) -> pa.Array:
+    """What ``function`` makes of the rows (n): an array (n), of ``kind``. Raises SchemaError for anything else."""
+    try:
+        found: Any = function(batch)
+    except Exception as error:
+        raise OperatorError(f"'{name}': {type(error).__name__}: {error}") from error
+    if isinstance(found, pa.ChunkedArray):
+        found = found.combine_chunks()
+    if not isinstance(found, pa.Array) or len(found) != batch.num_rows:
+        raise SchemaError(
+            f"'{name}' returned {type(found).__name__}; return a pyarrow array with a value for each of the "
+            f"{batch.num_rows} rows"
+        )
+    if kind is not None and found.type != kind:
+        raise SchemaError(f"'{name}' returned {found.type}, but {kind} was expected; cast it")
+    return found
 
 
 def expression_text(expression: object) -> str:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.dataflow.nodes import ArrowFunction, array_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from asyncstate.dataflow.nodes import ArrowFunction
 
 
 @dataclass(frozen=True)
@@ -64,26 +62,6 @@ def with_arrow_columns(df: DataFrame, functions: Mapping[str, ArrowFunction]) ->
     for name, kind in types.items():
         fields[name] = StructField(name, from_arrow_type(kind), True)
     return df.mapInArrow(_Added(functions, tuple(fields), types), StructType(list(fields.values())))
-
-
-def array_of(
-    function: ArrowFunction, batch: pa.RecordBatch, name: str, kind: pa.DataType | None = None
-) -> pa.Array:
-    """What ``function`` makes of the rows (n): an array (n), of ``kind``. Raises SchemaError for anything else."""
-    try:
-        found: Any = function(batch)
-    except Exception as error:
-        raise OperatorError(f"'{name}': {type(error).__name__}: {error}") from error
-    if isinstance(found, pa.ChunkedArray):
-        found = found.combine_chunks()
-    if not isinstance(found, pa.Array) or len(found) != batch.num_rows:
-        raise SchemaError(
-            f"'{name}' returned {type(found).__name__}; return a pyarrow array with a value for each of the "
-            f"{batch.num_rows} rows"
-        )
-    if kind is not None and found.type != kind:
-        raise SchemaError(f"'{name}' returned {found.type}, but {kind} was expected; cast it")
-    return found
 
 
 def _no_rows(df: DataFrame) -> pa.RecordBatch:

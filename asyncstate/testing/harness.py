@@ -29,7 +29,7 @@ from asyncstate.codec import KeyCodec, schema_to_text
 from asyncstate.codec.times import integers
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.errors import JobError, SchemaError
-from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
     Delay,
@@ -212,7 +212,7 @@ class OperatorHarness:
                 f"push: there is no input {input!r}; the operator has {len(self._specs)}, from 0 on"
             )
         spec = self._specs[input]
-        batch = rows if isinstance(rows, pa.RecordBatch) else _record_batch(rows, spec)
+        batch = rows if isinstance(rows, pa.RecordBatch) else record_batch(rows, spec.schema, spec.name)
         if not batch.schema.equals(spec.schema):
             raise SchemaError(
                 f"push: the RecordBatch has the columns ({', '.join(map(str, batch.schema))}), but {spec.name} has "
@@ -237,13 +237,20 @@ class OperatorHarness:
 
     def end_batch(self) -> list[OutputRow]:
         """Run and commit the micro-batch; its output rows as ``(row kind text, *values)``, in order."""
-        return self._run(final=False)
+        return rows_of(self.run_batch(final=False))
 
     def finish(self) -> list[OutputRow]:
         """Run the last micro-batch with the final watermark."""
-        return self._run(final=True)
+        return rows_of(self.run_batch(final=True))
 
     # -- looking -------------------------------------------------------------------------------------
+
+    @property
+    def sources(self) -> list[int]:
+        """Of each input with a watermark delay: how far it would let the watermark go, microseconds."""
+        if self._manifest is not None:
+            return list(self._manifest.sources.values())
+        return [MIN_WATERMARK for delay in self._delays if delay is not None]
 
     @property
     def watermark(self) -> int:
@@ -328,25 +335,28 @@ class OperatorHarness:
 
     # -- running -------------------------------------------------------------------------------------
 
-    def _run(self, final: bool) -> list[OutputRow]:
+    def run_batch(self, final: bool, watermark: int | None = None) -> list[pa.RecordBatch]:
+        """As ``end_batch`` or ``finish``, with the output as it comes; ``watermark``: that of the job whose part the
+        operator is, where its own inputs do not decide."""
         if self._manifest is not None and self._manifest.final:
             raise JobError("the harness has been finished; make a new one")
-        wanted = self.watermark if self._watermark is None else self._watermark
-        watermark = MAX_WATERMARK if final else max(self.watermark, wanted)
+        if watermark is None:
+            wanted = self.watermark if self._watermark is None else self._watermark
+            watermark = MAX_WATERMARK if final else max(self.watermark, wanted)
         spec = self._spec(self._manifest, watermark)
-        rows: list[OutputRow] = []
+        rows: list[pa.RecordBatch] = []
         records: list[CommitRecord] = []
         for out in self._stateless(spec) if spec.operator.stateless else self._partitions(spec):
             if isinstance(out, CommitRecord):
                 records.append(CommitRecord.from_bytes(out.to_bytes()))
             elif isinstance(out, pa.RecordBatch):
-                rows.extend(_output_rows(out))
+                rows.append(out)
             else:
                 self.batches.append(out)
         warn_of_missing_rows(_UID, spec.batch_id, self._config, records)
         self._commit(spec, records, final)
         self._pending = []
-        self.output.extend(rows)
+        self.output.extend(rows_of(rows))
         return rows
 
     def _partitions(self, spec: TaskSpec) -> Iterator[pa.RecordBatch | CommitRecord]:
@@ -503,25 +513,26 @@ def _changelogs(changelog: bool | Sequence[bool], count: int) -> list[bool]:
     return given
 
 
-def _record_batch(rows: Sequence[Any], spec: InputSpec) -> pa.RecordBatch:
-    width = len(spec.schema)
+def record_batch(rows: Sequence[Any], schema: pa.Schema, name: str) -> pa.RecordBatch:
+    """Tuples as the columns of an input. Raises SchemaError that names it and the row for what does not fit."""
+    width = len(schema)
     for number, row in enumerate(rows):
         if isinstance(row, (str, bytes)) or not isinstance(row, Sequence) or len(row) != width:
             raise SchemaError(
-                f"push: row {number} of {spec.name} is {row!r}; give a tuple with a value for each of its {width} "
-                f"columns: {', '.join(spec.schema.names)}"
+                f"push: row {number} of {name} is {row!r}; give a tuple with a value for each of its {width} "
+                f"columns: {', '.join(schema.names)}"
             )
-    columns = [_column([row[i] for row in rows], field, spec) for i, field in enumerate(spec.schema)]
-    return pa.RecordBatch.from_arrays(columns, schema=spec.schema)
+    columns = [_column([row[i] for row in rows], field, name) for i, field in enumerate(schema)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _column(values: list[Any], field: pa.Field, spec: InputSpec) -> pa.Array:
+def _column(values: list[Any], field: pa.Field, name: str) -> pa.Array:
     try:
         return pa.array(values, field.type)
     except _NOT_IN_ARROW as error:
         number, value = next((n, value) for n, value in enumerate(values) if not _fits(value, field.type))
         raise SchemaError(
-            f"push: row {number} of {spec.name} has {value!r} in column '{field.name}', which does not fit its type "
+            f"push: row {number} of {name} has {value!r} in column '{field.name}', which does not fit its type "
             f"{field.type}: {error}"
         ) from error
 
@@ -545,7 +556,16 @@ def _kind_codes(texts: list[str], num_rows: int) -> np.ndarray[Any, np.dtype[np.
     return np.array([ROW_KIND_TEXTS.index(text) for text in texts], np.int8)
 
 
-def _output_rows(batch: pa.RecordBatch) -> Iterator[OutputRow]:
+def rows_of(batches: Sequence[pa.RecordBatch]) -> list[OutputRow]:
+    """Output rows as tuples, the text of their kind first, times as integers."""
+    return [row for batch in batches for row in _rows_of(batch)]
+
+
+def _rows_of(batch: pa.RecordBatch) -> Iterator[OutputRow]:
     kinds = batch.column(ROW_KIND_COLUMN).to_pylist()
-    columns = [integers(column).to_pylist() for column in batch.columns[:-1]]
+    columns = [
+        integers(column).to_pylist()
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        if name != ROW_KIND_COLUMN
+    ]
     return zip(kinds, *columns, strict=True)

@@ -621,7 +621,9 @@ class PlainMean(AggregateFunction):
 def test_a_function_without_a_value_of_nothing(open_harness: Any) -> None:
     """It is not asked of keys that are new, and null where no row of a key counts."""
     mean = udaf(PlainMean)
-    harness = open_harness([mean("v").alias("all"), mean("v").where("flag").alias("flagged")], changelog=False)
+    harness = open_harness(
+        [mean("v").alias("all"), mean("v").where("flag").alias("flagged")], changelog=False
+    )
     push(harness, ("+I", "a", 1, 1, False), ("+I", "b", 3, 1, True))
     assert harness.end_batch() == [("+I", "a", 1.0, None), ("+I", "b", 3.0, 3.0)]
     push(harness, ("+I", "a", 2, 1, True))

@@ -1,0 +1,127 @@
+"""Rows through the expressions of a dataflow, without Spark.
+
+Owns: ``transformed``: what a ``Transform`` makes of some rows.
+Invariant: rows keep their order. Spark SQL text is translated by sqlglot and evaluated by DuckDB: operators,
+comparisons, CASE, casts, and functions of numbers, texts and times that both engines have; aggregates, windows,
+generators (``explode``) and subqueries are refused, as is what DuckDB does not know.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.dataflow import Transform
+from asyncstate.dataflow.nodes import array_of
+from asyncstate.errors import EnvironmentSetupError, SchemaError
+
+_NUMBER = "asyncstate:number"
+
+
+def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows behind ``node``. Raises SchemaError for expressions that need Spark."""
+    if node.kind == "where":
+        (condition,) = node.expressions
+        if callable(condition):
+            return rows.filter(array_of(condition, rows, "where", pa.bool_()))
+        return _query(rows, [f'"{name}"' for name in rows.schema.names], _sql(condition, rows))
+    if node.kind == "drop":
+        missing = [name for name in node.expressions if name not in rows.schema.names]
+        if missing:
+            raise SchemaError(
+                f"there is no column '{missing[0]}' to drop; there are {', '.join(rows.schema.names)}"
+            )
+        return rows.select([name for name in rows.schema.names if name not in node.expressions])
+    if node.kind == "with_columns":
+        return _with_columns(rows, node)
+    return _selected(rows, node)
+
+
+def _with_columns(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
+    made = {name: _column(one, rows, name) for name, one in node.named.items()}
+    columns = {name: rows.column(name) for name in rows.schema.names} | made
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _selected(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
+    columns: list[tuple[str, pa.Array]] = []
+    for expression in node.expressions:
+        found = _query(rows, [_sql(expression, rows)])
+        columns += zip(found.schema.names, found.columns, strict=True)
+    columns += [(name, _column(one, rows, name)) for name, one in node.named.items()]
+    if ROW_KIND_COLUMN in rows.schema.names and ROW_KIND_COLUMN not in dict(columns):
+        columns.append((ROW_KIND_COLUMN, rows.column(ROW_KIND_COLUMN)))
+    return pa.RecordBatch.from_arrays([column for _, column in columns], names=[name for name, _ in columns])
+
+
+def _column(expression: Any, rows: pa.RecordBatch, name: str) -> pa.Array:
+    if callable(expression):
+        return array_of(expression, rows, name)
+    return _query(rows, [_sql(expression, rows)]).column(0)
+
+
+def _sql(expression: object, rows: pa.RecordBatch) -> str:
+    """In DuckDB's words."""
+    if not isinstance(expression, str):
+        raise SchemaError(
+            f"{expression} is a Spark column, which needs Spark; write it as SQL text, or as a function of Arrow "
+            "columns"
+        )
+    parsed = _parsed(expression)
+    import sqlglot.expressions as exp
+
+    refused = (exp.AggFunc, exp.Window, exp.Subquery, exp.Select, exp.UDTF)
+    found = parsed.find(*refused)
+    if found is not None:
+        raise SchemaError(
+            f"'{expression}': {found.key} is not a value of one row, which alone can be evaluated without Spark; use "
+            "an operator, or a function of Arrow columns"
+        )
+    return parsed.sql(dialect="duckdb", identify=True)
+
+
+def _parsed(expression: str) -> Any:
+    try:
+        import sqlglot
+    except ImportError as error:
+        raise EnvironmentSetupError(
+            "SQL text is evaluated without Spark by sqlglot and DuckDB, which are not installed; "
+            "pip install 'asyncstate[testing]'"
+        ) from error
+    try:
+        parsed: Any = sqlglot.parse_one(expression, read="spark")
+    except sqlglot.errors.ParseError as error:
+        raise SchemaError(f"'{expression}' is no Spark SQL: {str(error).splitlines()[0]}") from error
+    return parsed
+
+
+def _query(rows: pa.RecordBatch, columns: Sequence[str], where: str | None = None) -> pa.RecordBatch:
+    import duckdb
+
+    with duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        numbered = pa.Table.from_batches([rows]).append_column(
+            _NUMBER, pa.array(range(rows.num_rows), pa.int64())
+        )
+        connection.register("given", numbered)
+        condition = "" if where is None else f" WHERE {where}"
+        text = f'SELECT {", ".join(columns)} FROM given{condition} ORDER BY "{_NUMBER}"'
+        try:
+            found = connection.sql(text).to_arrow_table()
+        except duckdb.Error as error:
+            raise SchemaError(
+                f"{', '.join(columns) if where is None else where}: {str(error).splitlines()[0]} (Spark SQL text is "
+                "evaluated by DuckDB here; a function of Arrow columns runs everywhere)"
+            ) from error
+    return _one_batch(found)
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    columns = [
+        column.combine_chunks() if column.num_chunks != 1 else column.chunk(0) for column in table.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=table.column_names)

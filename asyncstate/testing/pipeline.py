@@ -1,0 +1,284 @@
+"""Run a whole dataflow without Spark: rows in by source, micro-batches, rows out by sink.
+
+Owns: ``PipelineHarness`` and ``PipelineSource``.
+Invariant: operators see what they would see in a job over the same micro-batches: the watermark is the job's, all
+states are committed together.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.clock import Clock, ManualClock
+from asyncstate.dataflow import Apply, Dataflow, Node, Sink, Source, Stream, Transform, Union, explain
+from asyncstate.dataflow.nodes import Times
+from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+from asyncstate.runtime import Delay, SequenceBy
+from asyncstate.testing.expressions import transformed
+from asyncstate.testing.harness import OperatorHarness, OutputRow, record_batch, rows_of
+
+_KIND = pa.field(ROW_KIND_COLUMN, pa.string())
+
+
+@dataclass(frozen=True)
+class PipelineSource:
+    """A source as ``StreamingJob.source`` declares it; ``schema``: its columns, without ``row_kind``."""
+
+    schema: pa.Schema
+    event_time: str | None = None
+    watermark_delay: Delay = None
+    changelog: bool = False
+    sequence: SequenceBy = None
+    drop_seen: bool = False
+
+
+class PipelineHarness:
+    """A dataflow with its states, in this process. A context manager.
+
+    ``pipeline`` declares it: a function of streams, which it gets by the names of ``sources``; in a job the same
+    function is given what ``job.source(...)`` returns. Sinks are not called: their rows are in ``rows``.
+    ``parallelism``, ``async_enabled`` and ``options`` are those of every operator.
+
+    Raises JobError for a dataflow that a job would refuse, with all that is wrong with it.
+    """
+
+    def __init__(
+        self,
+        pipeline: Callable[..., object],
+        sources: Mapping[str, PipelineSource],
+        *,
+        async_enabled: bool = False,
+        parallelism: int = 1,
+        options: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.clock: Clock = clock if clock is not None else ManualClock()
+        self._settings: dict[str, Any] = {
+            "async_enabled": async_enabled,
+            "parallelism": parallelism,
+            "options": dict(options or {}),
+            "clock": self.clock,
+        }
+        self.flow = Dataflow()
+        pipeline(**{name: self._declared(name, source) for name, source in sources.items()})
+        self._pending: dict[str, list[pa.RecordBatch]] = {name: [] for name in sources}
+        self._operators: dict[str, OperatorHarness] = {}
+        self._schemas = self._opened()
+        self._watermark = MIN_WATERMARK
+        self._finished = False
+        self.outputs: dict[str, list[OutputRow]] = {sink.name: [] for sink in self.flow.sinks}
+        """By sink all rows so far, ``(row kind text, *values)``."""
+
+    def _declared(self, name: str, source: PipelineSource) -> Stream:
+        times = Times(source.event_time, source.watermark_delay, source.sequence, source.drop_seen)
+        return self.flow.add_source(name, times, source.changelog, source.schema)
+
+    # -- rows ---------------------------------------------------------------------------------------------
+
+    def push(
+        self, source: str, rows: Sequence[Sequence[Any]], kind: str = "+I", kinds: Sequence[str] | None = None
+    ) -> None:
+        """Add rows to the running micro-batch: tuples with a value a column; ``kinds`` one a row, of a changelog."""
+        node = next((one for one in self.flow.sources if one.name == source), None)
+        if node is None:
+            names = ", ".join(one.name for one in self.flow.sources)
+            raise JobError(f"push: there is no source '{source}'; there are {names}")
+        assert node.schema is not None
+        texts = [kind] * len(rows) if kinds is None else list(kinds)
+        if len(texts) != len(rows) or (not node.changelog and any(text != "+I" for text in texts)):
+            raise SchemaError(
+                f"push: source '{source}' got {len(rows)} rows with the kinds {texts}; give one a row, and other kinds "
+                "than +I only to a source with changelog=True"
+            )
+        batch = record_batch(rows, node.schema, f"source '{source}'")
+        self._pending[source].append(
+            batch.append_column(_KIND, pa.array(texts, pa.string())) if node.changelog else batch
+        )
+
+    def advance_processing_time(self, microseconds: int) -> None:
+        """Move the clock; for a harness with its own ManualClock."""
+        assert isinstance(self.clock, ManualClock), "the harness was given a clock of its own; move that"
+        self.clock.advance(microseconds)
+
+    def end_batch(self, *, crash_before: str | None = None) -> dict[str, list[OutputRow]]:
+        """Run and commit the micro-batch; its output rows by sink.
+
+        ``crash_before``: the uid of an operator, or the name of a sink. The micro-batch fails there: nothing of it is
+        committed, its rows are still to come, and sinks before it have had theirs, as in a job that is killed.
+        """
+        return self._run(False, crash_before)
+
+    def finish(self) -> dict[str, list[OutputRow]]:
+        """Run the last micro-batch, with the final watermark."""
+        return self._run(True, None)
+
+    def restart(self, **changes: Any) -> None:
+        """As a job that is started again over its checkpoint, with another ``parallelism`` or ``async_enabled``."""
+        for uid, operator in self._operators.items():
+            self._operators[uid] = operator.restore(operator.snapshot(), **changes)
+            operator.close()
+
+    # -- looking -------------------------------------------------------------------------------------------
+
+    @property
+    def watermark(self) -> int:
+        """That of the micro-batch at hand, microseconds."""
+        reached = [time for operator in self._operators.values() for time in operator.sources]
+        return max(self._watermark, min(reached, default=MIN_WATERMARK))
+
+    def operator(self, uid: str) -> OperatorHarness:
+        """One of the operators: its statistics and its state."""
+        if uid not in self._operators:
+            raise JobError(f"there is no operator '{uid}'; there are {', '.join(self._operators)}")
+        return self._operators[uid]
+
+    def rows(self, sink: str) -> list[OutputRow]:
+        """All rows that a sink has had, ``(row kind text, *values)``; +I where there are no kinds."""
+        if sink not in self.outputs:
+            raise JobError(f"there is no sink '{sink}'; there are {', '.join(self.outputs)}")
+        return self.outputs[sink]
+
+    def explain(self) -> str:
+        """The dataflow as text."""
+        return explain(self.flow)
+
+    def close(self) -> None:
+        """Delete the states."""
+        for operator in self._operators.values():
+            operator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- running -------------------------------------------------------------------------------------------
+
+    def _opened(self) -> dict[Node, pa.Schema]:
+        """The columns of each node's rows. Raises JobError with all that is wrong."""
+        found: dict[Node, pa.RecordBatch | None] = {}
+        problems = []
+        for node in self.flow.nodes:
+            inputs = [found[one] for one in node.inputs]
+            found[node] = None
+            if None in inputs:
+                continue  # what is wrong stands before it
+            try:
+                found[node] = self._empty(node, inputs)
+            except AsyncStateError as error:
+                problems.append(f"{node.place}: '{node.name}': {error}")
+        if problems:
+            self.close()
+            raise JobError("\n  ".join(["the dataflow cannot run:", *problems]))
+        return {node: rows.schema for node, rows in found.items() if rows is not None}
+
+    def _empty(self, node: Node, inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        if isinstance(node, Source):
+            return _no_rows(_schema_of(node))
+        if not isinstance(node, Apply):
+            return _through(node, inputs)
+        arguments = node.arguments()
+        options = {**self._settings["options"], **arguments.pop("options")}
+        del arguments["uid"]
+        harness = OperatorHarness(
+            node.operator,
+            [pa.schema([field for field in one.schema if field.name != ROW_KIND_COLUMN]) for one in inputs],
+            changelog=[ROW_KIND_COLUMN in one.schema.names for one in inputs],
+            **arguments,
+            **{**self._settings, "options": options},
+        )
+        self._operators[node.name] = harness
+        return _no_rows(pa.schema([*harness.output_schema, _KIND]))
+
+    def _run(self, final: bool, crash_before: str | None) -> dict[str, list[OutputRow]]:
+        if self._finished:
+            raise JobError("the harness has been finished; make a new one")
+        names = {node.name for node in self.flow.nodes if isinstance(node, Apply | Sink)}
+        if crash_before is not None and crash_before not in names:
+            raise JobError(f"crash_before: there is no operator and no sink '{crash_before}'")
+        watermark = MAX_WATERMARK if final else self.watermark
+        saved = {uid: one.snapshot() for uid, one in self._operators.items()} if crash_before else {}
+        rows: dict[Node, pa.RecordBatch] = {}
+        out: dict[str, list[OutputRow]] = {}
+        for node in self.flow.nodes:
+            if node.name == crash_before and isinstance(node, Apply | Sink):
+                self._restore(saved)
+                return out
+            rows[node] = self._rows(node, [rows[one] for one in node.inputs], final, watermark)
+            if isinstance(node, Sink):
+                out[node.name] = _as_output(rows[node])
+                self.outputs[node.name] += out[node.name]
+        self._pending = {name: [] for name in self._pending}
+        self._watermark, self._finished = watermark, final
+        return out
+
+    def _rows(
+        self, node: Node, inputs: Sequence[pa.RecordBatch], final: bool, watermark: int
+    ) -> pa.RecordBatch:
+        if isinstance(node, Source):
+            return _joined(self._pending[node.name], self._schemas[node])
+        if not isinstance(node, Apply):
+            return _through(node, inputs)
+        operator = self._operators[node.name]
+        for number, given in enumerate(inputs):
+            _give(operator, number, given)
+        return _joined(operator.run_batch(final, watermark), self._schemas[node])
+
+    def _restore(self, saved: Mapping[str, Path]) -> None:
+        for uid, snapshot in saved.items():
+            operator = self._operators[uid]
+            self._operators[uid] = operator.restore(snapshot)
+            operator.close()
+
+
+def _through(node: Node, inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if isinstance(node, Union):
+        names = inputs[0].schema.names
+        for other in inputs[1:]:
+            if sorted(other.schema.names) != sorted(names):
+                raise SchemaError(
+                    f"the columns ({', '.join(names)}) and ({', '.join(other.schema.names)}) are not the same"
+                )
+        return _joined([one.select(names) for one in inputs], inputs[0].schema)
+    return transformed(node, inputs[0]) if isinstance(node, Transform) else inputs[0]
+
+
+def _give(operator: OperatorHarness, number: int, rows: pa.RecordBatch) -> None:
+    kinds = rows.column(ROW_KIND_COLUMN).to_pylist() if ROW_KIND_COLUMN in rows.schema.names else None
+    operator.push(
+        rows.select([name for name in rows.schema.names if name != ROW_KIND_COLUMN]), number, kinds=kinds
+    )
+
+
+def _as_output(rows: pa.RecordBatch) -> list[OutputRow]:
+    if ROW_KIND_COLUMN not in rows.schema.names:
+        rows = rows.append_column(_KIND, pa.array(["+I"] * rows.num_rows, pa.string()))
+    return rows_of([rows])
+
+
+def _joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    if not batches:
+        return _no_rows(schema)
+    parts = zip(*(batch.columns for batch in batches), strict=True)
+    return pa.RecordBatch.from_arrays([pa.concat_arrays(part) for part in parts], schema=schema)
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def _schema_of(source: Source) -> pa.Schema:
+    assert source.schema is not None
+    return pa.schema([*source.schema, *([_KIND] if source.changelog else [])])

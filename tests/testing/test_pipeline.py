@@ -1,0 +1,156 @@
+"""A whole dataflow in one process: its watermark, restarts, crashes and SQL text, beside loops over the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncstate.dataflow import Stream
+from asyncstate.errors import JobError, SchemaError
+from asyncstate.testing import PipelineHarness, PipelineSource
+from operators import GroupAggregate, Join, TemporalSort, WindowAggregate, count, sum_, tumble
+
+SECOND = 1_000_000
+ORDERS = pa.schema(
+    [("id", pa.int64()), ("customer", pa.string()), ("amount", pa.int64()), ("ts", pa.timestamp("us"))]
+)
+PAYMENTS = pa.schema([("order_id", pa.int64()), ("paid", pa.int64())])
+SOURCES = {
+    "orders": PipelineSource(ORDERS, event_time="ts", watermark_delay="1 second"),
+    "payments": PipelineSource(PAYMENTS, changelog=True),
+}
+
+
+def pipeline(orders: Stream, payments: Stream) -> None:
+    paid = orders.join(payments, Join("left"), key=("id", "order_id"), uid="paid")
+    large = paid.where("amount > 2 AND customer LIKE 'c%'")
+    large.select("id", "upper(customer) AS who", half="amount / 2").to(print, name="large")
+    paid.apply(GroupAggregate([count(), sum_("paid")]), key="customer", uid="totals").to(print, name="totals")
+    orders.apply(
+        WindowAggregate(tumble("10 seconds"), [count()]), key="customer", uid="windows"
+    ).to(print, name="windows")  # fmt: skip
+
+
+def net(rows: Any) -> Counter[Any]:
+    found: Counter[Any] = Counter()
+    for kind, *values in rows:
+        found[tuple(values)] += 1 if kind in ("+I", "+U") else -1
+    assert min(found.values(), default=0) >= 0
+    return +found
+
+
+def test_rows_go_from_sources_to_sinks(async_enabled: bool) -> None:
+    with PipelineHarness(pipeline, SOURCES, async_enabled=async_enabled) as harness:
+        harness.push("orders", [(1, "c1", 4, 0), (2, "c2", 1, SECOND), (3, "d", 9, 2 * SECOND)])
+        harness.push("payments", [(1, 40)])
+        found = harness.end_batch()
+        assert net(found["large"]) == {(1, "C1", 2.0): 1}
+        assert net(found["totals"]) == {("c1", 1, 40): 1, ("c2", 1, None): 1, ("d", 1, None): 1}
+        assert found["windows"] == []
+        harness.push("payments", [(1, 40)], kind="-D")
+        harness.push("orders", [(4, "c1", 5, 15 * SECOND)])
+        found = harness.end_batch()
+        assert net(harness.rows("totals")) == {("c1", 2, None): 1, ("c2", 1, None): 1, ("d", 1, None): 1}
+        # The watermark comes from the micro-batches before.
+        assert harness.watermark == 14 * SECOND
+        assert found["windows"] == []
+        assert [row[:3] for row in harness.end_batch()["windows"]] == [
+            ("+I", "c1", 0), ("+I", "c2", 0), ("+I", "d", 0)
+        ]  # fmt: skip
+        assert [row[:3] for row in harness.finish()["windows"]] == [("+I", "c1", 10 * SECOND)]
+        assert harness.operator("windows").state_entries() == {}
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 5), st.sampled_from(["c1", "c2"]), st.integers(0, 5), st.just(0)), max_size=6
+)
+
+
+@settings(max_examples=15)
+@given(
+    batches=st.lists(ROWS, min_size=1, max_size=4),
+    crash=st.sampled_from(["paid", "large", "totals", "windows", None]),
+    parallelism=st.integers(1, 3),
+)
+def test_crashes_and_restarts_change_nothing(
+    batches: Any, crash: str | None, parallelism: int, async_enabled: bool
+) -> None:
+    with PipelineHarness(pipeline, SOURCES, async_enabled=async_enabled) as harness:
+        rows = []
+        for number, batch in enumerate(batches):
+            harness.push("orders", batch)
+            rows += batch
+            if crash is not None:
+                failed = harness.end_batch(crash_before=crash)
+                assert set(failed) == {"paid": set(), "large": set(), "totals": {"large"}, "windows": {"large", "totals"}}[crash]  # fmt: skip # noqa: E501
+                for name, had in failed.items():  # a sink that had its rows gets them once more
+                    del harness.outputs[name][-len(had) or len(harness.outputs[name]) :]
+            harness.end_batch()
+            harness.restart(parallelism=parallelism, async_enabled=bool(number % 2) != async_enabled)
+        counts = Counter(row[1] for row in rows)
+        assert net(harness.rows("totals")) == {(name, n, None): 1 for name, n in counts.items()}
+        assert net(harness.rows("large")) == Counter(
+            (row[0], row[1].upper(), row[2] / 2) for row in rows if row[2] > 2
+        )
+
+
+def test_functions_of_arrow_columns_and_unions() -> None:
+    def both(one: Stream, other: Stream) -> None:
+        second = (
+            other.with_columns(k=lambda rows: pc.add(rows.column("k"), 100)).drop("v").with_columns(v="'x'")
+        )
+        kept = one.union(second.select("v", "k")).where(lambda rows: pc.not_equal(rows.column("k"), 2))
+        kept.to(print, name="out")
+
+    schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
+    sources = {"one": PipelineSource(schema), "other": PipelineSource(schema)}
+    with PipelineHarness(both, sources) as harness:
+        harness.push("one", [(1, "a"), (2, "b"), (3, None)])
+        harness.push("other", [(1, "c")])
+        assert harness.end_batch() == {"out": [("+I", 1, "a"), ("+I", 3, None), ("+I", 101, "x")]}
+        assert "union" in harness.explain()
+
+
+def test_all_problems_at_once() -> None:
+    def wrong(orders: Stream, payments: Stream) -> None:
+        orders.where("nothing > 2").apply(GroupAggregate([count()]), key="id", uid="behind")
+        orders.apply(GroupAggregate([sum_("customer")]), key="id", uid="texts")
+        orders.select("sum(amount) OVER (PARTITION BY id) AS s")
+        payments.apply(TemporalSort(), key="order_id", uid="sorted")
+        orders.union(payments)
+        orders.where("explode(")
+
+    with pytest.raises(JobError) as raised:
+        PipelineHarness(wrong, SOURCES)
+    _, *problems = str(raised.value).split("\n  ")
+    assert len(problems) == 6
+    assert all(problem.startswith("test_pipeline.py:") for problem in problems)
+    for problem, words in zip(
+        problems,
+        ["where 1", "'texts'", "not a value of one row", "'sorted'", "not the same", "no Spark SQL"],
+        strict=True,
+    ):
+        assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda h: h.push("nobody", []), "there is no source 'nobody'; there are orders, payments"),
+        (lambda h: h.push("orders", [(1,)]), "row 0 of source 'orders'"),
+        (lambda h: h.push("orders", [(1, "a", 2, 3)], kind="-D"), "only to a source with changelog=True"),
+        (lambda h: h.operator("x"), "there is no operator 'x'"),
+        (lambda h: h.rows("x"), "there is no sink 'x'"),
+        (lambda h: h.end_batch(crash_before="x"), "no operator and no sink 'x'"),
+        (lambda h: (h.finish(), h.end_batch()), "has been finished"),
+    ],
+)
+def test_what_is_refused(call: Any, message: str) -> None:
+    with PipelineHarness(pipeline, SOURCES) as harness, pytest.raises((JobError, SchemaError), match=message):
+        call(harness)
