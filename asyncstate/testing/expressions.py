@@ -81,7 +81,7 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
             f"'{expression}': {found.key} is not a value of one row, which alone can be evaluated without Spark; use "
             "an operator, or a function of Arrow columns"
         )
-    return parsed.sql(dialect="duckdb", identify=True)
+    return str(parsed.sql(dialect="duckdb", identify=True))
 
 
 def _parsed(expression: str) -> Any:
