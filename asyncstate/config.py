@@ -275,6 +275,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "insert-only inputs, where the micro-batch before shows that it pays; see "
         "[two phases](operators/aggregate.md#two-phase-aggregation).",
     ] = "auto"
+    fusion: Annotated[
+        bool,
+        Switch(),
+        "In a job that is declared as a graph, run filters and projections behind an operator, and what the next "
+        "operator can do to rows before the exchange, in the operator's own task; see "
+        "[dataflow](dataflow.md#what-runs-where).",
+    ] = True
     broadcast_size_limit_bytes: Annotated[
         int,
         size(1 << 10, 1 << 30),

@@ -32,20 +32,25 @@ class NodeFigures(NamedTuple):
         return f"{self.rows_in:,} rows in, {self.rows_out:,} out, {self.seconds * 1e3:,.0f} ms"
 
 
-def explain(flow: Dataflow, figures: Mapping[str, NodeFigures] | None = None) -> str:
-    """A line a node in the order of declaration, with where its rows come from and how it runs."""
-    figures = figures or {}
+def explain(
+    flow: Dataflow,
+    figures: Mapping[str, NodeFigures] | None = None,
+    places: Mapping[Node, str] | None = None,
+) -> str:
+    """A line a node in the order of declaration, with where its rows come from and where it runs; ``places`` says it of
+    those that do not run where nodes of their kind usually do."""
+    figures, places = figures or {}, places or {}
     width = max((len(node.name) for node in flow.nodes), default=0)
-    lines = [_line(node, width, figures) for node in flow.nodes]
+    lines = [_line(node, width, figures, places) for node in flow.nodes]
     stages = sum(isinstance(node, Apply) and not node.operator.stateless for node in flow.nodes)
     return "\n".join([*lines, f"{stages} {'exchange' if stages == 1 else 'exchanges'} a micro-batch"])
 
 
-def _line(node: Node, width: int, figures: Mapping[str, NodeFigures]) -> str:
+def _line(node: Node, width: int, figures: Mapping[str, NodeFigures], places: Mapping[Node, str]) -> str:
     said = [node.text]
     if node.inputs:
         said.append(f"of {', '.join(one.name for one in node.inputs)}")
-    said.append(f"[{_runs(node)}]")
+    said.append(f"[{places.get(node) or _runs(node)}]")
     if node.name in figures and isinstance(node, Apply):
         said.append(f"({figures[node.name].text})")
     return f"{node.name:<{width}}  {' '.join(said)}"
@@ -62,9 +67,13 @@ def _runs(node: Node) -> str:
     return "no exchange, no state" if node.operator.stateless else "an exchange, one task a partition, state"
 
 
-def draw(flow: Dataflow, figures: Mapping[str, NodeFigures] | None = None) -> str:
+def draw(
+    flow: Dataflow,
+    figures: Mapping[str, NodeFigures] | None = None,
+    runs: Mapping[Node, str] | None = None,
+) -> str:
     """An SVG: boxes from left to right, arrows between them; of operators with figures the slowest has a red frame."""
-    figures = figures or {}
+    figures, runs = figures or {}, runs or {}
     places = _places(flow)
     slowest = max(figures, key=lambda name: figures[name].seconds, default=None)
     columns = max((column for column, _ in places.values()), default=0) + 1
@@ -72,7 +81,10 @@ def draw(flow: Dataflow, figures: Mapping[str, NodeFigures] | None = None) -> st
     width = 2 * _MARGIN + columns * (_WIDTH + _GAP_X) - _GAP_X
     height = 2 * _MARGIN + rows * (_HEIGHT + _GAP_Y) - _GAP_Y
     parts = [_arrow(places[one], places[node]) for node in flow.nodes for one in node.inputs]
-    parts += [_box(node, places[node], figures, node.name == slowest) for node in flow.nodes]
+    parts += [
+        _box(node, places[node], figures, runs.get(node) or _runs(node), node.name == slowest)
+        for node in flow.nodes
+    ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="sans-serif" font-size="11">'
@@ -110,16 +122,18 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
     )
 
 
-def _box(node: Node, place: tuple[int, int], figures: Mapping[str, NodeFigures], is_slowest: bool) -> str:
+def _box(
+    node: Node, place: tuple[int, int], figures: Mapping[str, NodeFigures], runs: str, is_slowest: bool
+) -> str:
     x, y = _corner(place)
     fill = next((color for kind, color in _FILLS.items() if isinstance(node, kind)), "#f1f5f9")
     stroke = 'stroke="#dc2626" stroke-width="2"' if is_slowest else 'stroke="#94a3b8"'
     known = isinstance(node, Apply) and node.name in figures
-    lines = [node.name, node.text, figures[node.name].text if known else _runs(node)]
+    lines = [node.name, node.text, figures[node.name].text if known else runs]
     texts = "".join(
         _text(x + 8, y + 17 + 16 * number, line, number == 0) for number, line in enumerate(lines)
     )
-    full = html.escape(f"{node.name}: {node.text} ({node.place})")
+    full = html.escape(f"{node.name}: {node.text} [{runs}] ({node.place})")
     return (
         f'<g><title>{full}</title><rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6" fill="{fill}" '
         f"{stroke}/>{texts}</g>"

@@ -3,6 +3,7 @@
 Owns: the choice of controller and store from the configuration. Must not import Spark.
 """
 
+from asyncstate.runtime.after import After, Best, Combined, Kept, KeptBy, Renamed, Step
 from asyncstate.runtime.broadcast import pack_broadcast
 from asyncstate.runtime.context import TaskContext, check_is_operator
 from asyncstate.runtime.declared import (
@@ -24,7 +25,12 @@ from asyncstate.runtime.driver import (
     sum_records,
     watermark_after,
 )
-from asyncstate.runtime.local_choice import chosen_local_limit, chosen_local_phase
+from asyncstate.runtime.local_choice import (
+    chosen_local_limit,
+    chosen_local_phase,
+    local_limit_of_task,
+    local_phase_of_task,
+)
 from asyncstate.runtime.missing_rows import warn_of_missing_rows
 from asyncstate.runtime.pruning import checked_inputs, ordered_by
 from asyncstate.runtime.sort_keys import (
@@ -42,13 +48,20 @@ from asyncstate.runtime.task import run_partition
 from asyncstate.runtime.unkept import run_stateless, run_to_the_end
 
 __all__ = [
+    "After",
+    "Best",
+    "Combined",
     "CommitRecord",
     "Delay",
     "InputBatch",
+    "Kept",
+    "KeptBy",
     "Keys",
     "Order",
     "OrderBy",
+    "Renamed",
     "SequenceBy",
+    "Step",
     "TaskContext",
     "TaskSpec",
     "advance_sources",
@@ -64,6 +77,8 @@ __all__ = [
     "drop_seen_of_inputs",
     "each_input",
     "keys_of_inputs",
+    "local_limit_of_task",
+    "local_phase_of_task",
     "operator_after",
     "ordered_by",
     "pack_broadcast",

@@ -1,6 +1,7 @@
 """Whether an operator's local phase runs in a micro-batch.
 
-Owns: ``chosen_local_phase``, the rule of ``auto``, and ``chosen_local_limit``.
+Owns: ``chosen_local_phase``, the rule of ``auto``, and ``chosen_local_limit``; the same for rows from another
+operator's task.
 Invariant: the choice follows from the configuration and the version that the micro-batch starts from, so every attempt
 at a micro-batch, also after a restart, makes the same one.
 Must not import Spark.
@@ -68,6 +69,32 @@ def chosen_local_limit(operator: Operator, inputs: Sequence[InputSpec], config: 
     ):
         return None
     return operator.local_limit(inputs)
+
+
+def local_phase_of_task(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalPhase | None:
+    """The local phase where rows come from the task of another operator, in which it needs no further exchange."""
+    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
+        return None
+    if inputs[0].sequence or (inputs[0].changelog and config.local_aggregation != "true"):
+        return None
+    return operator.local_phase(inputs)
+
+
+def local_limit_of_task(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalLimit | None:
+    """Which rows of each key are enough for the operator, where they come from the task of another one.
+
+    By columns that Arrow orders as states do: not by floats, among which NaN is the largest.
+    """
+    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
+        return None
+    (given,) = inputs
+    if given.changelog or given.event_time or given.sequence or given.ordering is not None:
+        return None
+    limit = operator.local_limit(inputs)
+    floats = limit is not None and any(
+        pa.types.is_floating(given.schema.field(one.column).type) for one in limit.order
+    )
+    return None if floats else limit
 
 
 def _sorts(phase: LocalPhase) -> bool:

@@ -17,13 +17,18 @@ import pyarrow as pa
 
 from asyncstate.config import Config
 from asyncstate.errors import JobError
+from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
 from asyncstate.runtime import (
+    After,
+    Best,
+    Combined,
     CommitRecord,
     Delay,
     Keys,
     OrderBy,
     SequenceBy,
+    Step,
     TaskSpec,
     check_is_operator,
     check_num_inputs,
@@ -34,6 +39,8 @@ from asyncstate.runtime import (
     chosen_local_phase,
     drop_seen_of_inputs,
     keys_of_inputs,
+    local_limit_of_task,
+    local_phase_of_task,
     previous_processing_time,
     previous_watermark,
     sequences_of_inputs,
@@ -47,6 +54,7 @@ from asyncstate.spark.broadcast import with_broadcast
 from asyncstate.spark.checks import check_fingerprint, check_operator_options, check_uid, fingerprint
 from asyncstate.spark.exchange import (
     Stage,
+    arrow_schema_of,
     exchange,
     input_spec,
     output_rows,
@@ -158,19 +166,37 @@ class MicroBatch:
         A stateless operator does not run here but in whatever reads its rows, which then raises its OperatorErrors. It
         takes ``event_time`` and ``options``; what needs state or a report is refused.
         """
+        arguments: dict[str, Any] = {"key": key, "event_time": event_time, "watermark_delay": watermark_delay}
+        arguments |= {"order_by": order_by, "sequence": sequence, "drop_seen": drop_seen, "options": options}
+        return self.run(Call.of(operator, uid=uid, **arguments), inputs)
+
+    def run(
+        self,
+        call: Call,
+        inputs: Sequence[DataFrame],
+        after: After | None = None,
+        before: Before | None = None,
+    ) -> DataFrame:
+        """``apply``, as a graph does it: ``after`` is done to the output in the operator's own task, ``before`` was
+        done to the rows of its only input in that of the operator before."""
         started = time.perf_counter()
+        operator, uid = call.operator, call.uid
         with self._lock:
             self._check_open(uid)
             check_uid(uid, self._uids)
             self._uids.append(uid)
         check_is_operator(uid, operator)
-        declared = _Declared(key, event_time, watermark_delay, order_by, sequence, drop_seen)
-        checked = self._check(operator, inputs, uid, declared, options or {})
+        seen = inputs if before is None else [before.rows]
+        checked = self._check(operator, seen, uid, call.declared, call.options)
         if operator.stateless:
             return self._map(operator, inputs[0], uid, checked)
-        prepared = self._prepare(operator, inputs, uid, checked)
+        prepared = self._prepare(operator, seen, uid, checked, after, before)
         rows = exchange(
-            inputs, prepared.spec.inputs, prepared.spec.parallelism, prepared.spec.max_parallelism
+            inputs,
+            prepared.spec.inputs,
+            prepared.spec.parallelism,
+            prepared.spec.max_parallelism,
+            done=before is not None,
         )
         planned = time.perf_counter()
         with translated(), stage_explained(uid, operator, self.stateless):
@@ -193,31 +219,24 @@ class MicroBatch:
         )
         return stage.rows
 
-    def check(
-        self,
-        operator: Operator,
-        *inputs: DataFrame,
-        uid: str,
-        key: Keys = None,
-        event_time: str | Sequence[str | None] | None = None,
-        watermark_delay: Delay | Sequence[Delay] = None,
-        order_by: OrderBy = None,
-        sequence: SequenceBy = None,
-        drop_seen: bool | Sequence[bool] = False,
-        options: Mapping[str, object] | None = None,
-    ) -> tuple[StructType, bool]:
-        """The columns that ``apply`` would return, and whether rows would wait for the watermark; nothing runs.
+    def check(self, call: Call, inputs: Sequence[DataFrame]) -> tuple[StructType, bool]:
+        """The columns that ``run`` would return, and whether rows would wait for the watermark; nothing runs.
 
-        Raises what ``apply`` raises before any row is read.
+        Raises what ``run`` raises before any row is read.
         """
+        operator, uid = call.operator, call.uid
         check_uid(uid, ())
         check_is_operator(uid, operator)
-        declared = _Declared(key, event_time, watermark_delay, order_by, sequence, drop_seen)
-        checked = self._check(operator, inputs, uid, declared, options or {})
+        checked = self._check(operator, inputs, uid, call.declared, call.options)
         if checked.stored is not None and not operator.stateless:
             check_fingerprint(uid, checked.stored.schema, fingerprint(checked.specs.inputs, checked.output))
         self._parallelism(uid, checked.config, checked.stored)
         return output_rows(uid, checked.output), any(map(_waits_for_watermark, checked.ready))
+
+    @property
+    def fusion(self) -> bool:
+        """Whether parts of a graph may run in one task."""
+        return self._frame.config.fusion
 
     @property
     def failed_uids(self) -> list[str]:
@@ -273,24 +292,48 @@ class MicroBatch:
         return _Checked(config, specs, stored, output, ready)
 
     def _prepare(
-        self, operator: Operator, inputs: Sequence[DataFrame], uid: str, checked: _Checked
+        self,
+        operator: Operator,
+        inputs: Sequence[DataFrame],
+        uid: str,
+        checked: _Checked,
+        after: After | None,
+        before: Before | None,
     ) -> _Prepared:
         config, specs, stored, output, ready = checked
         schemas = fingerprint(specs.inputs, output)
         if stored is not None:
             check_fingerprint(uid, stored.schema, schemas)
-        schema = stage_schema(uid, output)
-        phase = chosen_local_phase(operator, ready, config, stored, self.batch_id)
-        if phase is not None and runs_locally(inputs[0], ready[0], phase):
-            ready = (replace(ready[0], local=phase),)
-        limit = chosen_local_limit(operator, ready, config)
-        if limit is not None and can_limit(inputs[0], limit):
-            ready = (replace(ready[0], limit=limit),)
+        schema = stage_schema(uid, output if after is None else after.schema)
+        if before is not None:
+            ready = (replace(ready[0], local=before.local),)
+        else:
+            phase = chosen_local_phase(operator, ready, config, stored, self.batch_id)
+            if phase is not None and runs_locally(inputs[0], ready[0], phase):
+                ready = (replace(ready[0], local=phase),)
+            limit = chosen_local_limit(operator, ready, config)
+            if limit is not None and can_limit(inputs[0], limit):
+                ready = (replace(ready[0], limit=limit),)
         parallelism = self._parallelism(uid, config, stored)
         spec = self._task_spec(operator, uid, ready, config, stored, parallelism)
-        return _Prepared(
-            spec, PartitionTask(spec, wire_schema(schema), self._frame.run), schema, specs.delays, schemas
-        )
+        task = PartitionTask(spec, wire_schema(schema), self._frame.run, after)
+        return _Prepared(spec, task, schema, specs.delays, schemas)
+
+    def first_step(self, call: Call, rows: DataFrame) -> tuple[Step, pa.Schema, Before] | None:
+        """What the operator of ``call`` can have done to its rows, which have the columns of ``rows``, in the task that
+        they leave: the step, the columns of what leaves it, and what ``run`` is to be told. None: nothing."""
+        checked = self._check(call.operator, [rows], call.uid, call.declared, call.options)
+        (spec,) = checked.ready
+        if not checked.config.fusion or spec.ordering is not None or spec.sequence or spec.broadcast:
+            return None
+        phase = local_phase_of_task(call.operator, checked.ready, checked.config)
+        if phase is not None and runs_locally(rows, spec, phase):
+            local = replace(spec, local=phase)
+            return Combined(local, checked.config.max_parallelism), local.row_schema, Before(rows, phase)
+        limit = local_limit_of_task(call.operator, checked.ready, checked.config)
+        if limit is not None and can_limit(rows, limit):
+            return Best(spec.key, limit), arrow_schema_of(rows), Before(rows, None)
+        return None
 
     def _task_spec(
         self,
@@ -326,6 +369,40 @@ class MicroBatch:
         chosen = config.parallelism or min(auto, config.max_parallelism)
         check_parallelism(uid, chosen, config.max_parallelism)
         return chosen
+
+
+class Call(NamedTuple):
+    """An operator and what is declared of it."""
+
+    operator: Operator
+    uid: str
+    declared: _Declared
+    options: Mapping[str, object]
+
+    @staticmethod
+    def of(
+        operator: Operator,
+        *,
+        uid: str,
+        key: Keys = None,
+        event_time: str | Sequence[str | None] | None = None,
+        watermark_delay: Delay | Sequence[Delay] = None,
+        order_by: OrderBy = None,
+        sequence: SequenceBy = None,
+        drop_seen: bool | Sequence[bool] = False,
+        options: Mapping[str, object] | None = None,
+    ) -> Call:
+        """From the arguments of ``apply``."""
+        declared = _Declared(key, event_time, watermark_delay, order_by, sequence, drop_seen)
+        return Call(operator, uid, declared, options or {})
+
+
+class Before(NamedTuple):
+    """What was done to an input in the task that it comes from: its columns were those of ``rows``, which has no rows;
+    ``local`` is the local phase that has put its rows together."""
+
+    rows: DataFrame
+    local: LocalPhase | None
 
 
 class _Checked(NamedTuple):

@@ -92,6 +92,12 @@ def arrow_schema(schema: StructType, name: str) -> pa.Schema:
     return pa.schema(fields)
 
 
+def arrow_schema_of(df: DataFrame) -> pa.Schema:
+    """The columns of ``df`` but ``row_kind``."""
+    payload = [field for field in df.schema if field.name != ROW_KIND_COLUMN]
+    return arrow_schema(StructType(payload), "the rows")
+
+
 def nullable_type(kind: DataType) -> DataType:
     """``kind`` with every field, element and value nullable."""
     if isinstance(kind, StructType):
@@ -133,11 +139,16 @@ def wire_schema(sent: StructType) -> pa.Schema:
 
 
 def exchange(
-    inputs: Sequence[DataFrame], specs: Sequence[InputSpec], parallelism: int, max_parallelism: int
+    inputs: Sequence[DataFrame],
+    specs: Sequence[InputSpec],
+    parallelism: int,
+    max_parallelism: int,
+    done: bool = False,
 ) -> DataFrame:
     """All rows with their route, one marker row a partition, each partition's rows together.
 
-    A broadcast input is left out: its rows travel with the task.
+    A broadcast input is left out: its rows travel with the task. ``done``: the rows come from a task that has put them
+    together already.
 
     Written as SQL texts: building the same plan from Column objects costs several calls into the JVM a column,
     which was a third of an empty micro-batch.
@@ -145,7 +156,7 @@ def exchange(
     regular = regular_inputs(specs)
     payloads = _payloads(specs, regular)
     selected = [
-        _rows(inputs[index], specs[index], parallelism).selectExpr(
+        (inputs[index] if done else _rows(inputs[index], specs[index], parallelism)).selectExpr(
             _route(index, specs[index], parallelism, max_parallelism), *payload
         )
         for index, payload in zip(regular, payloads, strict=True)

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Apply, Dataflow, Node, Sink, Source, Stream, Transform, Union
 from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
+from asyncstate.spark.batch import Before
 from asyncstate.spark.columns import quoted
+from asyncstate.spark.fusion import call_of, places_of, tail_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +37,9 @@ class JobGraph:
 
     def __init__(self, spark: SparkSession) -> None:
         self.flow = Dataflow()
+        self._empty_rows: dict[Node, DataFrame] = {}
+        self.places: dict[Node, str] = {}
+        """Where nodes run, of those that do not run where their kind usually does; after ``check``."""
         self._spark = spark
         self._frames: dict[str, DataFrame] = {}
 
@@ -79,11 +83,19 @@ class JobGraph:
 
     def run(self, df: DataFrame, batch: MicroBatch) -> None:
         """What ``foreachBatch`` gets: every operator runs, then every sink, in the order of their declaration."""
-        rows = self._unpacked(df)
+        rows, done = self._unpacked(df), dict[Node, Before]()
         for node in self.flow.nodes:
             if isinstance(node, Apply):
                 inputs = [rows[one] for one in node.inputs]
-                rows[node] = batch.apply(node.operator, *inputs, **node.arguments())
+                tail = tail_of(self.flow, node, self._empty_rows, batch)
+                out = batch.run(call_of(node), inputs, tail.after, done.get(node))
+                rows[tail.last] = out.drop(ROW_KIND_COLUMN) if tail.without_kinds else out
+                if tail.next is not None and tail.before is not None:
+                    done[tail.next] = tail.before
+            elif node in rows:
+                continue  # part of an operator's task
+            elif not all(one in rows for one in node.inputs):
+                continue  # likewise, before the last part
             elif isinstance(node, Sink):
                 write = node.sink if callable(node.sink) else node.sink.write
                 write(rows[node.inputs[0]], batch.batch_id)
@@ -96,21 +108,17 @@ class JobGraph:
         """Raise JobError with all that is wrong with the graph: each with its node and where that was declared."""
         if not any(isinstance(node, Apply | Sink) for node in self.flow.nodes):
             raise JobError("the job has no operator and no sink; declare what is to be done with its sources")
-        problems = list(self._problems(batch))
+        found: dict[Node, DataFrame | None] = {}
+        problems = list(self._problems(batch, found))
         if problems:
             many = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
             raise JobError("\n  ".join([f"the job's graph has {many}; nothing was read:", *problems]))
+        self._empty_rows = {node: df for node, df in found.items() if df is not None}
+        self.places = places_of(
+            {node: tail_of(self.flow, node, self._empty_rows, batch) for node in self._applied()}
+        )
 
-    def schemas(self, batch: MicroBatch) -> dict[Node, StructType]:
-        """The columns of each node's rows, of a graph without problems."""
-        found: dict[Node, DataFrame | None] = {}
-        list(self._problems(batch, found))
-        return {node: df.schema for node, df in found.items() if df is not None}
-
-    def _problems(
-        self, batch: MicroBatch, found: dict[Node, DataFrame | None] | None = None
-    ) -> Iterator[str]:
-        found = {} if found is None else found
+    def _problems(self, batch: MicroBatch, found: dict[Node, DataFrame | None]) -> Iterator[str]:
         waiting: list[Apply] = []
         for node in self.flow.nodes:
             inputs = [found.get(one) for one in node.inputs]
@@ -140,7 +148,7 @@ class JobGraph:
             _check_source(node, df)
             return self._spark.createDataFrame([], df.schema)
         if isinstance(node, Apply):
-            rows, waits = batch.check(node.operator, *inputs, **node.arguments())
+            rows, waits = batch.check(call_of(node), inputs)
             waiting += [node] if waits else []
             return self._spark.createDataFrame([], rows)
         return inputs[0] if isinstance(node, Sink) else _frame(node, inputs)

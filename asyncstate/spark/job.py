@@ -177,11 +177,15 @@ class StreamingJob:
             self._graph.check(batch)
 
     def explain(self) -> str:
-        """The graph as text: its nodes, what each does, and the figures of the last micro-batch."""
-        return explain(self._graph.flow, self._figures())
+        """The graph as text: what each node does and where it runs, and the figures of the last micro-batch.
+
+        Raises JobError as ``check`` does.
+        """
+        self.check()
+        return explain(self._graph.flow, self._figures(), self._graph.places)
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(self.name)}</b></p>{draw(self._graph.flow, self._figures())}"
+        return f"<p><b>{html.escape(self.name)}</b></p>{draw(self._graph.flow, self._figures(), self._graph.places)}"
 
     def start(
         self,

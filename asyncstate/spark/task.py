@@ -28,6 +28,7 @@ from asyncstate.spark.failures import mark
 
 if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
+    from asyncstate.runtime.after import After
     from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 
 RunPartition = Callable[["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[pa.RecordBatch | CommitRecord]"]
@@ -49,13 +50,14 @@ _settled = False
 class PartitionTask:
     """``mapInArrow``'s function: runs ``spec`` on the partition that the rows name.
 
-    ``wire`` is the schema Spark expects back: lists of structs, with the output columns and ``row_kind``, and the
-    commit column.
+    ``after`` makes of the operator's output rows those that leave. ``wire`` is the schema Spark expects back: lists of
+    structs, with the output columns and ``row_kind``, and the commit column.
     """
 
     spec: TaskSpec
     wire: pa.Schema
     run: RunPartition | None = None
+    after: After | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The attempt's id, output rows, then the CommitRecord; the first and the last are one row each.
@@ -84,8 +86,10 @@ class PartitionTask:
         for out in run(self.spec, partition, rows):
             if isinstance(out, CommitRecord):
                 record = out
-            elif out.num_rows:
-                yield self._to_wire(out)
+            else:
+                rows = out if self.after is None else self.after(out)
+                if rows.num_rows:
+                    yield self._to_wire(rows)
         if record is None:
             raise JobError(f"operator '{self.spec.uid}', partition {partition}: no commit record; {_REPORT}")
         yield self._commit_row(attempt + record.to_bytes())

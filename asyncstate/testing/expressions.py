@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import sqlglot
+import sqlglot.expressions as exp
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform
@@ -72,8 +74,6 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
             "columns"
         )
     parsed = _parsed(expression)
-    import sqlglot.expressions as exp
-
     refused = (exp.AggFunc, exp.Window, exp.Subquery, exp.Select, exp.UDTF)
     found = parsed.find(*refused)
     if found is not None:
@@ -86,13 +86,6 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
 
 def _parsed(expression: str) -> Any:
     try:
-        import sqlglot
-    except ImportError as error:
-        raise EnvironmentSetupError(
-            "SQL text is evaluated without Spark by sqlglot and DuckDB, which are not installed; "
-            "pip install 'asyncstate[testing]'"
-        ) from error
-    try:
         parsed: Any = sqlglot.parse_one(expression, read="spark")
     except sqlglot.errors.ParseError as error:
         raise SchemaError(f"'{expression}' is no Spark SQL: {str(error).splitlines()[0]}") from error
@@ -100,8 +93,12 @@ def _parsed(expression: str) -> Any:
 
 
 def _query(rows: pa.RecordBatch, columns: Sequence[str], where: str | None = None) -> pa.RecordBatch:
-    import duckdb
-
+    try:
+        import duckdb
+    except ImportError as error:
+        raise EnvironmentSetupError(
+            "SQL text is evaluated without Spark by DuckDB, which is not installed; pip install 'asyncstate[testing]'"
+        ) from error
     with duckdb.connect(config={"threads": 1}) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         numbered = pa.Table.from_batches([rows]).append_column(

@@ -64,6 +64,7 @@ from asyncstate.runtime import (
     warn_of_missing_rows,
     watermark_after,
 )
+from asyncstate.runtime.put_together import put_together
 from asyncstate.storage import (
     Checkpoint,
     CheckpointFiles,
@@ -74,7 +75,6 @@ from asyncstate.storage import (
     StateSpec,
     checkpoint_files,
 )
-from asyncstate.testing.local_phase import put_together
 
 _UID = "operator"
 _JOB = "harness"

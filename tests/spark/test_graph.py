@@ -17,8 +17,19 @@ from pyspark.sql import functions as sf
 
 from asyncstate.dataflow import Stream
 from asyncstate.errors import JobError
-from asyncstate.spark import MicroBatch, StreamingJob
-from operators import GroupAggregate, Join, TemporalSort, WindowAggregate, count, sum_, tumble
+from asyncstate.spark import MicroBatch, StreamingJob, read_state
+from operators import (
+    GroupAggregate,
+    Join,
+    Rank,
+    TemporalSort,
+    WindowAggregate,
+    count,
+    desc,
+    max_,
+    sum_,
+    tumble,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -200,3 +211,56 @@ def test_what_is_refused_when_it_is_declared(spark: SparkSession, make_job: Make
         job.micro_batch(lambda df, batch: None)
     with pytest.raises(JobError, match="has no operator and no sink"):
         job.check()
+
+
+def best_payments(orders: Stream, payments: Stream, into: Callable[[str], Any]) -> None:
+    """Behind the join a filter, a projection and the first step of what follows run in its task."""
+    paid = orders.join(payments, Join("inner"), key=("id", "order_id"), uid="paid")
+    kept = paid.where("amount BETWEEN 1 AND 5 AND customer != 'c9'").select(
+        "customer", "paid AS sum", "id", "amount"
+    )
+    best = kept.drop("row_kind").apply(Rank([desc("sum"), "id"], 2), key="customer", uid="best")
+    best.to(into("best"), name="best")
+
+
+def sums_of_payments(orders: Stream, payments: Stream, into: Callable[[str], Any]) -> None:
+    """Rows of a key are put together there."""
+    paid = orders.join(payments, Join("inner"), key=("id", "order_id"), uid="paid").drop("row_kind")
+    large = paid.where("amount > 0 OR customer = 'c0'").where(
+        lambda rows: pc.greater(rows.column("paid"), 10)
+    )
+    aggregates = [count(), sum_("paid").alias("sum"), max_("amount").alias("most")]
+    large.apply(GroupAggregate(aggregates), key="customer", uid="sums").to(into("sums"), name="sums")
+
+
+@pytest.mark.parametrize(
+    ("declare", "words"),
+    [
+        (best_payments, "the best rows of each key in the task of 'paid'"),
+        (sums_of_payments, "rows of a key put together in the task of 'paid'"),
+    ],
+)
+def test_what_runs_in_the_task_before_changes_nothing(
+    declare: Any, words: str, spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    orders, payments = written(spark, tmp_path)
+    found, states = [], []
+    for fusion in (True, False):
+        kept, options = Kept(), {"async-state.fusion": fusion, "async-state.parallelism": 2}
+        place = str(tmp_path / f"checkpoint-{fusion}")
+        job = make_job(options=options, checkpoint_dir=place)
+        declare(
+            job.source("orders", read(spark, ORDERS, orders)),
+            job.source("payments", read(spark, PAYMENTS, payments)),
+            kept,
+        )
+        told = job.explain()
+        assert (words in told) == fusion
+        assert ("in the task of 'paid'" in told) == fusion
+        job.await_termination(job.start(trigger={"availableNow": True}))
+        found.append({name: +net for name, net in kept.rows.items()})
+        states.append(Counter(map(str, read_state(spark, place).drop("version").collect())))
+    assert found[0] == found[1]
+    assert all(found[0].values())
+    assert states[0] == states[1]
+    assert states[0]

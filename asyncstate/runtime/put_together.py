@@ -1,8 +1,9 @@
-"""The local phase of an operator as the harness runs it: rows put together before they go to partitions.
+"""The local phase of an operator in Python: rows put together before they go to partitions.
 
-Owns: ``put_together``, with pyarrow.
-Invariant: rows come out in order of arrival of the first row of each; the rows of one ``push`` are put together with
-each other and with no others, as those of one task are in a job.
+Owns: ``put_together``, with pyarrow. The harness runs it on what is pushed, a task on the output of an operator whose
+rows go to another one.
+Invariant: rows come out in order of arrival of the first row of each; those of one call are put together with each
+other and with no others.
 Must not import Spark.
 """
 
@@ -17,8 +18,8 @@ from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyCodec
 from asyncstate.local_phase import LOCAL_ROWS, LOW_BITS, LocalColumn, LocalFunction, LocalPhase, local_name
 from asyncstate.operator import InputSpec
-from asyncstate.runtime import InputBatch
 from asyncstate.runtime.rows import microseconds
+from asyncstate.runtime.spec import InputBatch
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -1,0 +1,131 @@
+"""Spark SQL text as an expression of Arrow, where both give the same answer for every row.
+
+Owns: ``arrow_condition`` and ``plain_columns``.
+Invariant: what is not certain to be the same is None: conditions of columns and literals of one type (no floats, whose
+NaN Spark orders, no decimals) joined by AND, OR and NOT.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlglot
+import sqlglot.expressions as exp
+
+_COMPARISONS: Final[Mapping[type[Any], Callable[[Any, Any], Any]]] = {
+    exp.EQ: operator.eq,
+    exp.NEQ: operator.ne,
+    exp.LT: operator.lt,
+    exp.LTE: operator.le,
+    exp.GT: operator.gt,
+    exp.GTE: operator.ge,
+}
+
+
+class _NotTheSameError(Exception):
+    """Part of a text that Arrow may answer differently, or not at all."""
+
+
+def arrow_condition(text: str, schema: pa.Schema) -> pc.Expression | None:
+    """The condition over columns of ``schema``; None where it must be left to Spark."""
+    try:
+        return _condition(sqlglot.parse_one(text, read="spark"), schema)
+    except (_NotTheSameError, sqlglot.errors.SqlglotError):
+        return None
+
+
+def plain_columns(
+    texts: Mapping[str | None, Any] | Any, schema: pa.Schema
+) -> tuple[tuple[str, str], ...] | None:
+    """Pairs of a column and its new name, of texts such as ``"a"`` and ``"a AS b"``; None if one is anything else."""
+    found = []
+    for text in texts:
+        try:
+            parsed = sqlglot.parse_one(text, read="spark") if isinstance(text, str) else None
+        except sqlglot.errors.SqlglotError:
+            return None
+        name = parsed.alias if isinstance(parsed, exp.Alias) else None
+        column = parsed.this if isinstance(parsed, exp.Alias) else parsed
+        if not isinstance(column, exp.Column) or column.table or column.name not in schema.names:
+            return None
+        found.append((column.name, name or column.name))
+    names = [name for _, name in found]
+    return tuple(found) if len(set(names)) == len(names) else None
+
+
+def _condition(node: Any, schema: pa.Schema) -> Any:
+    if isinstance(node, exp.Paren):
+        return _condition(node.this, schema)
+    if isinstance(node, exp.And):
+        return _condition(node.left, schema) & _condition(node.right, schema)
+    if isinstance(node, exp.Or):
+        return _condition(node.left, schema) | _condition(node.right, schema)
+    if isinstance(node, exp.Not):
+        return ~_condition(node.this, schema)
+    if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
+        return _field(node.this, schema)[0].is_null()
+    if isinstance(node, exp.Between) and not node.args.get("symmetric"):
+        value, low, high = node.this, node.args["low"], node.args["high"]
+        return _compared(value, low, operator.ge, schema) & _compared(value, high, operator.le, schema)
+    for kind, compare in _COMPARISONS.items():
+        if type(node) is kind:
+            return _compared(node.left, node.right, compare, schema)
+    if isinstance(node, exp.Column):
+        column, kind = _field(node, schema)
+        if pa.types.is_boolean(kind):
+            return column
+    raise _NotTheSameError
+
+
+def _compared(left: Any, right: Any, compare: Callable[[Any, Any], Any], schema: pa.Schema) -> Any:
+    if isinstance(left, exp.Column):
+        first, kind = _field(left, schema)
+        return compare(first, _operand(right, kind, schema))
+    if isinstance(right, exp.Column):
+        second, kind = _field(right, schema)
+        return compare(_operand(left, kind, schema), second)
+    raise _NotTheSameError
+
+
+def _operand(node: Any, kind: pa.DataType, schema: pa.Schema) -> Any:
+    """A column of the same type, or a literal that has it."""
+    if isinstance(node, exp.Column):
+        column, other = _field(node, schema)
+        if other == kind:
+            return column
+        raise _NotTheSameError
+    negative = isinstance(node, exp.Neg)
+    literal = node.this if negative else node
+    if isinstance(literal, exp.Literal) and literal.is_int and pa.types.is_integer(kind):
+        return _scalar(-int(literal.this) if negative else int(literal.this), kind)
+    if isinstance(literal, exp.Literal) and literal.is_string and pa.types.is_string(kind) and not negative:
+        return _scalar(literal.this, kind)
+    raise _NotTheSameError
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    try:
+        return pa.scalar(value, kind)
+    except (pa.ArrowException, OverflowError) as error:
+        raise _NotTheSameError from error
+
+
+def _field(node: Any, schema: pa.Schema) -> tuple[Any, pa.DataType]:
+    if not isinstance(node, exp.Column) or node.table or schema.names.count(node.name) != 1:
+        raise _NotTheSameError
+    kind = schema.field(node.name).type
+    comparable = (
+        pa.types.is_integer,
+        pa.types.is_string,
+        pa.types.is_boolean,
+        pa.types.is_timestamp,
+        pa.types.is_date,
+    )
+    if not any(of_kind(kind) for of_kind in comparable):
+        raise _NotTheSameError
+    return pc.field(node.name), kind

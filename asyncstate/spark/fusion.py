@@ -1,0 +1,139 @@
+"""Which parts of a graph run in the task of the operator before them.
+
+Owns: ``tail_of``: behind an operator the filters and projections that its rows alone go through, and the first step of
+the operator that they come to.
+Invariant: states, results and what is stored are those of the parts run one after the other by Spark.
+Must not import storage.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.dataflow import Apply, Dataflow, Node, Transform
+from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
+from asyncstate.dataflow.nodes import array_of
+from asyncstate.runtime import After, Kept, KeptBy, Renamed, Step
+from asyncstate.spark.batch import Before, Call
+from asyncstate.spark.exchange import arrow_schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from asyncstate.spark.batch import MicroBatch
+
+
+class Tail(NamedTuple):
+    """What runs in an operator's task behind it: ``last`` is the node whose rows leave. ``without_kinds``: a changelog
+    leaves as insertions. ``before``: what ``next``, the operator that gets the rows, is to be told. ``inside``: the
+    nodes that run there; ``stopped``: why nothing more does."""
+
+    last: Node
+    after: After | None = None
+    without_kinds: bool = False
+    next: Node | None = None
+    before: Before | None = None
+    inside: tuple[Node, ...] = ()
+    stopped: str = ""
+
+
+def call_of(node: Apply) -> Call:
+    """The operator of a node, with its arguments."""
+    return Call.of(node.operator, **node.arguments())
+
+
+def tail_of(flow: Dataflow, node: Apply, empty: Mapping[Node, DataFrame], batch: MicroBatch) -> Tail:
+    """What runs in the task of ``node``; ``empty`` has the columns of each node's rows."""
+    if node.operator.stateless or not batch.fusion or node not in empty:
+        return Tail(node, stopped="async-state.fusion is false" if not batch.fusion else "")
+    steps: list[Step] = []
+    schema, without_kinds = arrow_schema_of(empty[node]), False
+    last: Node = node
+    inside: list[Node] = []
+    following = _only_consumer(flow, node)
+    while isinstance(following, Transform) and (found := _step(following, schema)) is not None:
+        step, schema = found
+        steps += [] if step is None else [step]
+        without_kinds |= following.kind == "drop" and ROW_KIND_COLUMN in following.expressions
+        inside.append(following)
+        last, following = following, _only_consumer(flow, following)
+    if isinstance(following, Apply) and len(following.inputs) == 1 and not following.operator.stateless:
+        first = batch.first_step(call_of(following), empty[last])
+        if first is not None:
+            step, schema, before = first
+            after = After((*steps, step), schema)
+            return Tail(last, after, without_kinds, following, before, tuple(inside))
+    after_steps = After(tuple(steps), schema) if steps else None
+    stopped = _reason(flow, last, following)
+    next_one = following if isinstance(following, Transform) else None
+    return Tail(last, after_steps, without_kinds, next_one, None, tuple(inside), stopped)
+
+
+def places_of(tails: Mapping[Apply, Tail]) -> dict[Node, str]:
+    """Where nodes run that do not run where those of their kind usually do, and why others do not."""
+    places: dict[Node, str] = {}
+    for node, tail in tails.items():
+        places |= {inner: f"in the task of '{node.name}'" for inner in tail.inside}
+        if tail.next is not None and tail.before is not None:
+            what = "the best rows of each key" if tail.before.local is None else "rows of a key put together"
+            places[tail.next] = (
+                f"{what} in the task of '{node.name}'; an exchange, one task a partition, state"
+            )
+        elif tail.stopped and isinstance(tail.next, Transform):
+            places[tail.next] = f"in Spark's plan of whatever reads it: {tail.stopped}"
+    return places
+
+
+def _reason(flow: Dataflow, last: Node, following: Node | None) -> str:
+    if following is None:
+        count = sum(last in other.inputs for other in flow.nodes)
+        return f"the rows of '{last.name}' go {count} ways" if count > 1 else ""
+    if isinstance(following, Transform):
+        return f"'{following.text}' is more than conditions of columns and literals of one type, or plain columns"
+    return ""
+
+
+def _only_consumer(flow: Dataflow, node: Node) -> Node | None:
+    consumers = [other for other in flow.nodes if node in other.inputs]
+    return consumers[0] if len(consumers) == 1 else None
+
+
+def _step(node: Transform, schema: pa.Schema) -> tuple[Step | None, pa.Schema] | None:
+    """The node as a step (None: nothing is to be done) over rows of ``schema``, and their columns behind it; None: it
+    is left to Spark."""
+    if node.kind == "where":
+        (condition,) = node.expressions
+        if callable(condition):
+            return KeptBy(functools.partial(_mask, condition)), schema
+        kept = arrow_condition(condition, schema) if isinstance(condition, str) else None
+        return None if kept is None else (Kept(kept), schema)
+    if node.kind == "drop":
+        names = [name for name in schema.names if name not in node.expressions]
+        return _renamed(tuple((name, name) for name in names), schema)
+    if node.kind == "select":
+        texts = [*node.expressions, *(_named(name, one) for name, one in node.named.items())]
+        columns = plain_columns(texts, schema)
+        return None if columns is None else _renamed(columns, schema)
+    return None
+
+
+def _named(name: str, expression: Any) -> Any:
+    return f"{expression} AS `{name}`" if isinstance(expression, str) else None
+
+
+def _renamed(columns: tuple[tuple[str, str], ...], schema: pa.Schema) -> tuple[Step | None, pa.Schema] | None:
+    if not columns:
+        return None
+    if [name for name, new in columns if name == new] == schema.names:
+        return None, schema
+    fields = [schema.field(name).with_name(new) for name, new in columns]
+    return Renamed(columns), pa.schema(fields)
+
+
+def _mask(condition: Any, rows: pa.RecordBatch) -> pa.Array:
+    return array_of(condition, rows, "where", pa.bool_())
