@@ -71,6 +71,9 @@ def nexmark(
         int, typer.Option(min=1, help="Runs of each query and mode, alternating; the median one is shown.")
     ] = 1,
     output: Annotated[Path | None, typer.Option(help="Folder for nexmark.json and nexmark.png.")] = None,
+    explain: Annotated[
+        str | None, typer.Option(help="Show how this query would run, and run nothing.")
+    ] = None,
 ) -> None:
     """Run Nexmark queries on Spark, check each result with DuckDB, and compare sync with async."""
     from bench.nexmark.runner import RunSettings
@@ -78,6 +81,10 @@ def nexmark(
     folder = Path(tempfile.mkdtemp(prefix="asyncstate-nexmark-"))
     settings = RunSettings(folder, events, micro_batch_events or -(-events // _BATCHES), cores, seed)
     try:
+        if explain is not None:
+            console.print(_explained(explain, settings), markup=False, highlight=False, soft_wrap=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            return
         results = _run(queries, enabled, settings, repeat)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -135,6 +142,20 @@ app.command()(peers)
 
 def _described(repeat: int) -> str:
     return "one run each, sync first" if repeat == 1 else f"median of {repeat} alternating runs"
+
+
+def _explained(query: str, settings: RunSettings) -> str:
+    """The graph of one query."""
+    from bench.nexmark.runner import NexmarkRunner, check_queries, start_session
+
+    check_queries([query])
+    spark = start_session(settings)
+    runner = NexmarkRunner(spark, settings)
+    try:
+        return runner.explain(query)
+    finally:
+        runner.close()
+        spark.stop()
 
 
 def _run(queries: str, enabled: Enabled, settings: RunSettings, repeat: int) -> list[QueryResult]:

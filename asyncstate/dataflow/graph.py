@@ -10,7 +10,7 @@ Source: the DataStream API of Flink, and Spark's names for what rows go through.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,6 +89,17 @@ class Stream:
     def drop(self, *columns: str) -> Stream:
         """All columns but these."""
         return self._transform("drop", columns, {})
+
+    def transform(self, function: Callable[..., Any], *others: Stream) -> Stream:
+        """What ``function`` makes of the DataFrames of these rows and of those of ``others``: for all that Spark SQL
+        can do with the rows of one micro-batch. It needs Spark, and keeps no state."""
+        inputs = self._nodes("transform", (self, *others))
+        if not callable(function):
+            raise JobError(f"{caller()}: transform was given {function!r}; give a function of DataFrames")
+        name = self._flow.named("transform")
+        return self._flow.add(
+            Transform(name=name, place=caller(), inputs=inputs, kind="transform", expressions=(function,))
+        )
 
     def union(self, *others: Stream) -> Stream:
         """The rows of all; each has the same columns, by name. With different event times the union has none."""

@@ -76,9 +76,9 @@ class Source(Node):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Transform(Node):
     """Rows of one input, one by one: ``expressions`` are SQL texts, Spark columns or functions of Arrow columns;
-    those of ``named`` have a name."""
+    those of ``named`` have a name. ``transform`` has one, a function of DataFrames, one an input."""
 
-    kind: Literal["where", "select", "with_columns", "drop"]
+    kind: Literal["where", "select", "with_columns", "drop", "transform"]
     expressions: tuple[Any, ...] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
 

@@ -162,6 +162,8 @@ def _frame(node: Node, inputs: list[DataFrame]) -> DataFrame:
     if isinstance(node, Union):
         return functools.reduce(DataFrame.unionByName, inputs)
     assert isinstance(node, Transform)
+    if node.kind == "transform":
+        return _transformed(node, inputs)
     (df,) = inputs
     if node.kind == "where":
         (condition,) = node.expressions
@@ -174,6 +176,16 @@ def _frame(node: Node, inputs: list[DataFrame]) -> DataFrame:
         df = df.withColumns(sql) if sql else df
         return with_arrow_columns(df, functions) if functions else df
     return _selected(df, node, functions)
+
+
+def _transformed(node: Transform, inputs: list[DataFrame]) -> DataFrame:
+    (function,) = node.expressions
+    found = function(*inputs)
+    if not isinstance(found, DataFrame) or found.isStreaming:
+        raise SchemaError(
+            f"the function returned {found!r}; return a DataFrame made of those that it was given"
+        )
+    return found
 
 
 def _selected(df: DataFrame, node: Transform, functions: Mapping[str, Any]) -> DataFrame:

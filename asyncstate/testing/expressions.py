@@ -26,6 +26,8 @@ _NUMBER = "asyncstate:number"
 
 def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
     """The rows behind ``node``. Raises SchemaError for expressions that need Spark."""
+    if node.kind == "transform":
+        raise SchemaError(f"{node.text} is a function of DataFrames, which needs Spark")
     if node.kind == "where":
         (condition,) = node.expressions
         if callable(condition):

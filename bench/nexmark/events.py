@@ -10,7 +10,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
 
-from asyncstate.changelog import ROW_KIND_COLUMN, RowKind
+from asyncstate.changelog import RowKind
+from asyncstate.dataflow import Stream
 from bench.nexmark.generator import AUCTION, BID, PERSON
 from bench.nexmark.oracle import EVENT_KINDS, QuerySpec
 
@@ -31,21 +32,21 @@ def narrow(events: DataFrame, spec: QuerySpec) -> DataFrame:
     return events.where(F.col("event_type").isin(kinds)).select("event_type", *named)
 
 
-def people(events: DataFrame) -> DataFrame:
+def people(events: Stream) -> Stream:
     """The person events, a column a field."""
-    return events.where(F.col("event_type") == PERSON).select("person.*")
+    return events.where(f"event_type = {PERSON}").select("person.*")
 
 
-def auctions(events: DataFrame) -> DataFrame:
+def auctions(events: Stream) -> Stream:
     """The auction events, a column a field."""
-    return events.where(F.col("event_type") == AUCTION).select("auction.*")
+    return events.where(f"event_type = {AUCTION}").select("auction.*")
 
 
-def bids(events: DataFrame) -> DataFrame:
+def bids(events: Stream) -> Stream:
     """The bid events, a column a field."""
-    return events.where(F.col("event_type") == BID).select("bid.*")
+    return events.where(f"event_type = {BID}").select("bid.*")
 
 
-def inserts(rows: DataFrame) -> DataFrame:
+def inserts(rows: Stream) -> Stream:
     """Rows that only ever are added, as a changelog."""
-    return rows.withColumn(ROW_KIND_COLUMN, F.lit(RowKind.INSERT.text))
+    return rows.with_columns(row_kind=f"'{RowKind.INSERT.text}'")

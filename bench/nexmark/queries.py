@@ -1,6 +1,6 @@
 """The Nexmark queries as streaming plans.
 
-Owns: ``PLANS``, for each query the function that makes a micro-batch's changelog from its events.
+Owns: ``PLANS``, for each query the function that declares its changelog over the stream of events.
 Invariant: a plan's output has the columns of its ``QuerySpec`` and ``row_kind``; what needs no state is left
 to Spark.
 Must not import the runner, the oracle's engine or reports.
@@ -9,50 +9,45 @@ Must not import the runner, the oracle's engine or reports.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
-
+from asyncstate.dataflow import Stream
 from bench.nexmark.events import bids, inserts
 from bench.nexmark.single import SINGLE_PLANS
 from bench.nexmark.stateful import STATEFUL_PLANS
 
-if TYPE_CHECKING:
-    from asyncstate.spark import MicroBatch
-
-Plan = Callable[["MicroBatch", DataFrame], DataFrame]
-"""``(batch, events) -> changelog``; the micro-batch's events, narrowed to what the query needs."""
+Plan = Callable[[Stream], Stream]
+"""From the events, narrowed to what the query needs, to its changelog."""
 
 _EUROS = "CAST(0.908BD * price AS DECIMAL(23, 3))"
 _CHANNEL_ID = "nullif(regexp_extract(url, '(&|^)channel_id=([^&]*)', 2), '')"
 
 
-def q0(batch: MicroBatch, events: DataFrame) -> DataFrame:
+def q0(events: Stream) -> Stream:
     """Pass through."""
     return inserts(bids(events))
 
 
-def q1(batch: MicroBatch, events: DataFrame) -> DataFrame:
+def q1(events: Stream) -> Stream:
     """Currency conversion."""
-    return inserts(bids(events).selectExpr("auction", "bidder", f"{_EUROS} AS price", "dateTime", "extra"))
+    return inserts(bids(events).select("auction", "bidder", f"{_EUROS} AS price", "dateTime", "extra"))
 
 
-def q2(batch: MicroBatch, events: DataFrame) -> DataFrame:
+def q2(events: Stream) -> Stream:
     """Selection."""
     return inserts(bids(events).where("auction % 123 = 0"))
 
 
-def q10(batch: MicroBatch, events: DataFrame) -> DataFrame:
+def q10(events: Stream) -> Stream:
     """Log to the file system."""
     days = ("date_format(dateTime, 'yyyy-MM-dd') AS dt", "date_format(dateTime, 'HH:mm') AS hm")
-    return inserts(bids(events).selectExpr("*", *days))
+    return inserts(bids(events).select("*", *days))
 
 
-def q14(batch: MicroBatch, events: DataFrame) -> DataFrame:
+def q14(events: Stream) -> Stream:
     """Calculation."""
     chosen = bids(events).where("0.908BD * price > 1000000 AND 0.908BD * price < 50000000")
     return inserts(
-        chosen.selectExpr(
+        chosen.select(
             "auction",
             "bidder",
             f"{_EUROS} AS price",
@@ -68,18 +63,18 @@ def q14(batch: MicroBatch, events: DataFrame) -> DataFrame:
     )
 
 
-def q21(batch: MicroBatch, events: DataFrame) -> DataFrame:
+def q21(events: Stream) -> Stream:
     """Add the channel id."""
     by_name = "CASE lower(channel) WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2' "
     by_name += f"WHEN 'baidu' THEN '3' ELSE {_CHANNEL_ID} END AS channel_id"
-    found = bids(events).selectExpr("auction", "bidder", "price", "channel", by_name)
+    found = bids(events).select("auction", "bidder", "price", "channel", by_name)
     return inserts(found.where("channel_id IS NOT NULL"))
 
 
-def q22(batch: MicroBatch, events: DataFrame) -> DataFrame:
+def q22(events: Stream) -> Stream:
     """Directories of the url."""
     directories = [f"split_part(url, '/', {place}) AS dir{place - 3}" for place in (4, 5, 6)]
-    return inserts(bids(events).selectExpr("auction", "bidder", "price", "channel", *directories))
+    return inserts(bids(events).select("auction", "bidder", "price", "channel", *directories))
 
 
 _PLANS: dict[str, Plan] = {plan.__name__: plan for plan in (q0, q1, q2, q10, q14, q21, q22)}

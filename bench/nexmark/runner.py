@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.dataflow import Stream
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark import StreamingJob
 from bench.nexmark.comparison import ComparisonResult, compare
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from asyncstate.spark import BatchStatistics, MicroBatch
+    from asyncstate.spark import BatchStatistics
 
 _WARM_UP_EVENTS = 10_000
 _WARM_UP_BATCHES = 2
@@ -143,6 +143,14 @@ class NexmarkRunner:
         shutil.rmtree(folder)
         return run.batch_ms
 
+    def explain(self, query: str) -> str:
+        """How the query would run: its nodes and where each of them runs."""
+        few = self._write("few", _WARM_UP_BATCHES, 1)
+        job = StreamingJob(self._spark, str(self._settings.folder / "unused"), self._settings.options)
+        events = job.source("events", narrow(file_stream(self._spark, few), QUERIES[query]))
+        declare(query, events).to(_writer(None), name="result")
+        return job.explain()
+
     def close(self) -> None:
         """Give up the batch engine; the session is the caller's."""
         self._duckdb.close()
@@ -165,24 +173,24 @@ class NexmarkRunner:
         """Every micro-batch and the final flush, into ``sink``; None drops them."""
         shutil.rmtree(folder, ignore_errors=True)
         own = {"async-state.enabled": async_enabled, "async-state.local-dir": str(folder / "local")}
-        job = StreamingJob(
-            self._spark, str(folder / "state"), {**self._settings.options, **own}, name=f"nexmark-{query}"
-        )
         figures: list[BatchStatistics] = []
-        process = job.micro_batch(_writer(query, sink))
 
-        def count(df: DataFrame, batch_id: int) -> None:
-            process(df, batch_id)
-            _keep(figures, job)
-            on_batch(batch_id + 1)
+        def keep(progress: object) -> None:
+            assert job.statistics is not None
+            figures.append(job.statistics)
+            if not job.statistics.final:
+                on_batch(job.statistics.batch_id + 1)
 
-        events = narrow(file_stream(self._spark, source), QUERIES[query])
-        writer = events.writeStream.foreachBatch(count).trigger(availableNow=True)
+        options = {**self._settings.options, **own}
+        job = StreamingJob(
+            self._spark, str(folder / "state"), options, name=f"nexmark-{query}", on_progress=keep
+        )
+        events = job.source("events", narrow(file_stream(self._spark, source), QUERIES[query]))
+        declare(query, events).to(_writer(sink), name="result")
         started = time.perf_counter()
-        stream = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
+        stream = job.start(trigger={"availableNow": True}, query_checkpoint=str(folder / "checkpoint"))
         job.await_termination(stream)
         job.finish()
-        _keep(figures, job)
         return _Run(time.perf_counter() - started, _batch_ms(stream), figures)
 
     def _compare(self, query: str, sink: Path) -> ComparisonResult:
@@ -200,23 +208,21 @@ class _Run:
     figures: list[BatchStatistics]
 
 
-def _writer(query: str, sink: Path | None) -> Callable[[DataFrame, MicroBatch], None]:
-    """The function of a micro-batch: the query's plan, its changelog to a folder named by the batch, or nowhere."""
-    plan, columns = ALL_PLANS[query], [*QUERIES[query].columns, ROW_KIND_COLUMN]
+def declare(query: str, events: Stream) -> Stream:
+    """The query's changelog, with its columns in their order."""
+    return ALL_PLANS[query](events).select(*QUERIES[query].columns)
 
-    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
-        changelog = plan(batch, df).select(*columns)
+
+def _writer(sink: Path | None) -> Callable[[DataFrame, int], None]:
+    """Writes the changelog to a folder named by the batch, or nowhere."""
+
+    def write(changelog: DataFrame, batch_id: int) -> None:
         if sink is None:
             changelog.write.format("noop").mode("overwrite").save()
         else:
-            changelog.write.mode("overwrite").parquet(str(sink / f"batch={batch.batch_id:06d}"))
+            changelog.write.mode("overwrite").parquet(str(sink / f"batch={batch_id:06d}"))
 
-    return on_batch
-
-
-def _keep(figures: list[BatchStatistics], job: StreamingJob) -> None:
-    if job.statistics is not None:
-        figures.append(job.statistics)
+    return write
 
 
 def _batch_ms(stream: StreamingQuery) -> list[float]:

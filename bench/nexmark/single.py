@@ -8,40 +8,31 @@ Must not import the runner, the oracle's engine or reports.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
-
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.dataflow import Stream
 from bench.nexmark.events import auctions, bids
 from bench.nexmark.stateful import WATERMARK_DELAY
 from operators import TemporalJoin, WindowJoin, WindowRank, desc, tumble
 
-if TYPE_CHECKING:
-    from asyncstate.spark import MicroBatch
 
-
-def window_join(batch: MicroBatch, events: DataFrame) -> DataFrame:
+def window_join(events: Stream) -> Stream:
     """Bids with the auctions that were opened in the same window."""
-    opened = auctions(events).withColumnRenamed("dateTime", "opened")
-    joined = batch.apply(
-        WindowJoin(window=tumble("10 seconds")),
-        bids(events),
+    opened = auctions(events).select("id", "category", "dateTime AS opened")
+    joined = bids(events).join(
         opened,
+        WindowJoin(window=tumble("10 seconds")),
         key=("auction", "id"),
         event_time=("dateTime", "opened"),
         watermark_delay=WATERMARK_DELAY,
         uid="joined",
     )
-    return joined.select("auction", "bidder", "price", "category", "dateTime", ROW_KIND_COLUMN)
+    return joined.select("auction", "bidder", "price", "category", "dateTime")
 
 
-def window_rank(batch: MicroBatch, events: DataFrame) -> DataFrame:
+def window_rank(events: Stream) -> Stream:
     """The three highest bids of each auction and window."""
-    return batch.apply(
+    return bids(events).apply(
         WindowRank([desc("price"), "dateTime", "bidder"], 3, window=tumble("10 seconds")),
-        bids(events),
         key="auction",
         event_time="dateTime",
         watermark_delay=WATERMARK_DELAY,
@@ -49,23 +40,26 @@ def window_rank(batch: MicroBatch, events: DataFrame) -> DataFrame:
     )
 
 
-def temporal_join(batch: MicroBatch, events: DataFrame) -> DataFrame:
+def temporal_join(events: Stream) -> Stream:
     """Bids with their auction as it was at their time, to the millisecond."""
-    at = F.date_trunc("millisecond", "dateTime").alias("at")
-    versions = auctions(events).select("id", "category", at)
-    joined = batch.apply(
-        TemporalJoin(),
-        bids(events).select("*", at),
-        versions,
-        key=("auction", "id"),
-        event_time="at",
-        watermark_delay=WATERMARK_DELAY,
-        uid="versions",
+    at = "date_trunc('millisecond', dateTime)"
+    versions = auctions(events).select("id", "category", at=at)
+    joined = (
+        bids(events)
+        .with_columns(at=at)
+        .join(
+            versions,
+            TemporalJoin(),
+            key=("auction", "id"),
+            event_time="at",
+            watermark_delay=WATERMARK_DELAY,
+            uid="versions",
+        )
     )
-    return joined.select("auction", "bidder", "price", "category", "dateTime", ROW_KIND_COLUMN)
+    return joined.select("auction", "bidder", "price", "category", "dateTime")
 
 
-SINGLE_PLANS: Mapping[str, Callable[[MicroBatch, DataFrame], DataFrame]] = {
+SINGLE_PLANS: Mapping[str, Callable[[Stream], Stream]] = {
     plan.__name__: plan for plan in (window_join, window_rank, temporal_join)
 }
 """By name."""

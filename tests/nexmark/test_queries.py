@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
 
+from asyncstate.dataflow import Stream
 from asyncstate.errors import ConfigurationError
 from bench.nexmark import runner as runner_module
 from bench.nexmark.comparison import ComparisonResult
@@ -22,9 +23,8 @@ from bench.nexmark.runner import NexmarkRunner, RunSettings, check_queries, perc
 from tests.spark.stored import Stored, stored_state
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-    from asyncstate.spark import MicroBatch
 
 STATELESS = {"q0", "q1", "q2", "q10", "q14", "q21", "q22"}
 FIRES_BEFORE_THE_END = {"q5", "q7", "q8", "q11", "window_rank"}
@@ -112,8 +112,8 @@ def test_narrowing_keeps_wide_rows_of_the_needed_kinds(spark: SparkSession, runn
     assert sorted(map(tuple, by_kind.collect())) == [(0, 40, 0), (1, 0, 120)]
 
 
-def twice(batch: MicroBatch, events: DataFrame) -> DataFrame:
-    right = PLANS["q2"](batch, events)
+def twice(events: Stream) -> Stream:
+    right = PLANS["q2"](events)
     return right.union(right)
 
 

@@ -142,9 +142,7 @@ class UserAggregator(Aggregator):
         after = self._column(accumulators) if rows.valued else None
         return self.end(accumulators, before, after)
 
-    def begin(
-        self, state: State, keys: KeyBatch | None, segments: Segments
-    ) -> tuple[list[Any], BoolArray]:
+    def begin(self, state: State, keys: KeyBatch | None, segments: Segments) -> tuple[list[Any], BoolArray]:
         """The accumulators (u) with their views, and which keys (u) had none yet: new ones for those that have rows."""
         accumulators = self.form.decode(state)
         new = np.array([one is None for one in accumulators], np.bool_)
