@@ -8,8 +8,8 @@ Must not import Spark.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,21 +17,55 @@ import pyarrow.compute as pc
 import sqlglot
 import sqlglot.expressions as exp
 
-_COMPARISONS: Final[Mapping[type[Any], Callable[[Any, Any], Any]]] = {
-    exp.EQ: operator.eq,
-    exp.NEQ: operator.ne,
-    exp.LT: operator.lt,
-    exp.LTE: operator.le,
-    exp.GT: operator.gt,
-    exp.GTE: operator.ge,
+_COMPARISONS: Final[Mapping[type[Any], str]] = {
+    exp.EQ: "equal",
+    exp.NEQ: "not_equal",
+    exp.LT: "less",
+    exp.LTE: "less_equal",
+    exp.GT: "greater",
+    exp.GTE: "greater_equal",
 }
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the rows."""
+
+    name: str
+
+    def __call__(self, rows: pa.RecordBatch) -> Any:
+        """Its values (n)."""
+        return rows.column(self.name)
+
+
+@dataclass(frozen=True)
+class Literal:
+    """One value for all rows."""
+
+    value: pa.Scalar
+
+    def __call__(self, rows: pa.RecordBatch) -> Any:
+        """The value."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class Called:
+    """A function of ``pyarrow.compute`` of some values."""
+
+    function: str
+    arguments: tuple[Column | Literal | Called, ...]
+
+    def __call__(self, rows: pa.RecordBatch) -> Any:
+        """What it gives (n)."""
+        return pc.call_function(self.function, [argument(rows) for argument in self.arguments])
 
 
 class _NotTheSameError(Exception):
     """Part of a text that Arrow may answer differently, or not at all."""
 
 
-def arrow_condition(text: str, schema: pa.Schema) -> pc.Expression | None:
+def arrow_condition(text: str, schema: pa.Schema) -> Column | Called | None:
     """The condition over columns of ``schema``; None where it must be left to Spark."""
     try:
         return _condition(sqlglot.parse_one(text, read="spark"), schema)
@@ -58,23 +92,26 @@ def plain_columns(
     return tuple(found) if len(set(names)) == len(names) else None
 
 
-def _condition(node: Any, schema: pa.Schema) -> Any:
+def _condition(node: Any, schema: pa.Schema) -> Column | Called:
     if isinstance(node, exp.Paren):
         return _condition(node.this, schema)
     if isinstance(node, exp.And):
-        return _condition(node.left, schema) & _condition(node.right, schema)
+        return Called("and_kleene", (_condition(node.left, schema), _condition(node.right, schema)))
     if isinstance(node, exp.Or):
-        return _condition(node.left, schema) | _condition(node.right, schema)
+        return Called("or_kleene", (_condition(node.left, schema), _condition(node.right, schema)))
     if isinstance(node, exp.Not):
-        return ~_condition(node.this, schema)
+        return Called("invert", (_condition(node.this, schema),))
     if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
-        return _field(node.this, schema)[0].is_null()
+        return Called("is_null", (_field(node.this, schema)[0],))
     if isinstance(node, exp.Between) and not node.args.get("symmetric"):
         value, low, high = node.this, node.args["low"], node.args["high"]
-        return _compared(value, low, operator.ge, schema) & _compared(value, high, operator.le, schema)
-    for kind, compare in _COMPARISONS.items():
-        if type(node) is kind:
-            return _compared(node.left, node.right, compare, schema)
+        least, most = (
+            _compared("greater_equal", value, low, schema),
+            _compared("less_equal", value, high, schema),
+        )
+        return Called("and_kleene", (least, most))
+    if type(node) in _COMPARISONS:
+        return _compared(_COMPARISONS[type(node)], node.left, node.right, schema)
     if isinstance(node, exp.Column):
         column, kind = _field(node, schema)
         if pa.types.is_boolean(kind):
@@ -82,17 +119,17 @@ def _condition(node: Any, schema: pa.Schema) -> Any:
     raise _NotTheSameError
 
 
-def _compared(left: Any, right: Any, compare: Callable[[Any, Any], Any], schema: pa.Schema) -> Any:
+def _compared(function: str, left: Any, right: Any, schema: pa.Schema) -> Called:
     if isinstance(left, exp.Column):
         first, kind = _field(left, schema)
-        return compare(first, _operand(right, kind, schema))
+        return Called(function, (first, _operand(right, kind, schema)))
     if isinstance(right, exp.Column):
         second, kind = _field(right, schema)
-        return compare(_operand(left, kind, schema), second)
+        return Called(function, (_operand(left, kind, schema), second))
     raise _NotTheSameError
 
 
-def _operand(node: Any, kind: pa.DataType, schema: pa.Schema) -> Any:
+def _operand(node: Any, kind: pa.DataType, schema: pa.Schema) -> Column | Literal:
     """A column of the same type, or a literal that has it."""
     if isinstance(node, exp.Column):
         column, other = _field(node, schema)
@@ -108,14 +145,14 @@ def _operand(node: Any, kind: pa.DataType, schema: pa.Schema) -> Any:
     raise _NotTheSameError
 
 
-def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+def _scalar(value: Any, kind: pa.DataType) -> Literal:
     try:
-        return pa.scalar(value, kind)
+        return Literal(pa.scalar(value, kind))
     except (pa.ArrowException, OverflowError) as error:
         raise _NotTheSameError from error
 
 
-def _field(node: Any, schema: pa.Schema) -> tuple[Any, pa.DataType]:
+def _field(node: Any, schema: pa.Schema) -> tuple[Column, pa.DataType]:
     if not isinstance(node, exp.Column) or node.table or schema.names.count(node.name) != 1:
         raise _NotTheSameError
     kind = schema.field(node.name).type
@@ -128,4 +165,4 @@ def _field(node: Any, schema: pa.Schema) -> tuple[Any, pa.DataType]:
     )
     if not any(of_kind(kind) for of_kind in comparable):
         raise _NotTheSameError
-    return pc.field(node.name), kind
+    return Column(node.name), kind

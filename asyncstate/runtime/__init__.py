@@ -3,7 +3,7 @@
 Owns: the choice of controller and store from the configuration. Must not import Spark.
 """
 
-from asyncstate.runtime.after import After, Best, Combined, Kept, KeptBy, Renamed, Step
+from asyncstate.runtime.after import After, Best, Combined, Kept, Renamed, Step
 from asyncstate.runtime.broadcast import pack_broadcast
 from asyncstate.runtime.context import TaskContext, check_is_operator
 from asyncstate.runtime.declared import (
@@ -55,7 +55,6 @@ __all__ = [
     "Delay",
     "InputBatch",
     "Kept",
-    "KeptBy",
     "Keys",
     "Order",
     "OrderBy",

@@ -8,21 +8,23 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import ROW_KIND_COLUMN, RowKind
 from asyncstate.codec import KeyCodec
-from asyncstate.local_phase import LocalLimit
+from asyncstate.local_phase import LimitColumn, LocalLimit
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.put_together import put_together
 from asyncstate.runtime.spec import InputBatch
 
+Int64Array = npt.NDArray[np.int64]
 Step = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Some rows, with ``row_kind``, to those that leave."""
 
@@ -44,24 +46,14 @@ class After(NamedTuple):
 
 @dataclass(frozen=True)
 class Kept:
-    """The rows for which an expression is true; null is not."""
-
-    condition: pc.Expression
-
-    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """See ``Step``."""
-        return rows.filter(self.condition)
-
-
-@dataclass(frozen=True)
-class KeptBy:
-    """The rows for which a function of the user's own gives true."""
+    """The rows for which a condition is true; null is not."""
 
     condition: Callable[[pa.RecordBatch], pa.Array]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """See ``Step``."""
-        return rows.filter(self.condition(rows))
+        mask = self.condition(rows)
+        return rows if mask.true_count == len(mask) else rows.filter(mask)
 
 
 @dataclass(frozen=True)
@@ -103,29 +95,52 @@ class Best:
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """See ``Step``."""
-        columns, order = [_key_numbers(rows, self.key)], [("key", "ascending")]
-        names = ["key"]
-        for number, one in enumerate(self.limit.order):
-            values = rows.column(one.column)
-            columns += [values.is_null(), values]
-            names += [f"null{number}", f"value{number}"]
-            order += [
-                (f"null{number}", "descending" if one.nulls_first else "ascending"),
-                (f"value{number}", "descending" if one.descending else "ascending"),
-            ]
-        sorted_rows = pc.sort_indices(pa.RecordBatch.from_arrays(columns, names=names), sort_keys=order)
-        at = sorted_rows.to_numpy().astype(np.int64)
-        keys = columns[0].to_numpy()[at]
-        begins = np.flatnonzero(np.diff(keys, prepend=-1))
+        columns = [rows.column(name) for name in self.key]
+        codec = KeyCodec([column.type for column in columns], list(self.key), 1)
+        order, starts = codec.group(columns, num_rows=rows.num_rows).rows_sorted()
+        if len(starts) == rows.num_rows:
+            return rows
+        codes = [_codes(rows.column(one.column), one)[order] for one in self.limit.order]
+        groups = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+        chosen = _best_of_each(groups, codes) if self.limit.rows == 1 else self._first(groups, codes)
+        return rows.take(pa.array(np.sort(order[chosen])))
+
+    def _first(self, groups: Int64Array, codes: list[Int64Array]) -> Int64Array:
+        """The first ones of each group; equal ones in the order in which they came."""
+        at = np.lexsort((*codes[::-1], groups))
+        begins = np.flatnonzero(np.diff(groups, prepend=-1))
         place = np.arange(len(at)) - np.repeat(begins, np.diff(begins, append=len(at)))
-        return rows.take(pa.array(np.sort(at[place < self.limit.rows])))
+        return at[place < self.limit.rows]
 
 
-def _key_numbers(rows: pa.RecordBatch, key: Sequence[str]) -> pa.Array:
-    """Equal where the keys are."""
-    columns = [rows.column(name) for name in key]
-    codec = KeyCodec([column.type for column in columns], list(key), 1)
-    return pa.array(codec.group(columns, num_rows=rows.num_rows).inverse.astype(np.int64))
+def _best_of_each(groups: Int64Array, codes: list[Int64Array]) -> Int64Array:
+    """The first one of each group: column by column those that are left."""
+    left = np.arange(len(groups))
+    for column in codes:
+        here = groups[left]
+        begins = np.flatnonzero(np.diff(here, prepend=-1))
+        best = np.minimum.reduceat(column[left], begins)
+        left = left[column[left] == np.repeat(best, np.diff(begins, append=len(left)))]
+    return left[np.flatnonzero(np.diff(groups[left], prepend=-1))]
+
+
+def _codes(column: pa.Array, one: LimitColumn) -> Int64Array:
+    """Numbers (n) that ascend as the column is ordered."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) or pa.types.is_int64(kind):
+        numbers = column.view(pa.int64())
+    elif pa.types.is_signed_integer(kind):
+        numbers = column.cast(pa.int64())
+    else:
+        numbers = pc.rank(column, tiebreaker="dense").cast(pa.int64())
+    codes: Int64Array = numbers.fill_null(0).to_numpy(zero_copy_only=False)
+    codes = ~codes if one.descending else codes
+    if not column.null_count:
+        return codes
+    # Where nulls go is told apart from the values, whose range they may not share: one more bit by ranks.
+    ranks = np.unique(codes, return_inverse=True)[1].astype(np.int64) + 1
+    ranks[column.is_null().to_numpy(zero_copy_only=False)] = 0 if one.nulls_first else len(ranks) + 1
+    return ranks
 
 
 _KIND = pa.field(ROW_KIND_COLUMN, pa.string())

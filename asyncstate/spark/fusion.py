@@ -18,7 +18,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Apply, Dataflow, Node, Transform
 from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
 from asyncstate.dataflow.nodes import array_of
-from asyncstate.runtime import After, Kept, KeptBy, Renamed, Step
+from asyncstate.runtime import After, Kept, Renamed, Step
 from asyncstate.spark.batch import Before, Call
 from asyncstate.spark.exchange import arrow_schema_of
 
@@ -109,7 +109,7 @@ def _step(node: Transform, schema: pa.Schema) -> tuple[Step | None, pa.Schema] |
     if node.kind == "where":
         (condition,) = node.expressions
         if callable(condition):
-            return KeptBy(functools.partial(_mask, condition)), schema
+            return Kept(functools.partial(_mask, condition)), schema
         kept = arrow_condition(condition, schema) if isinstance(condition, str) else None
         return None if kept is None else (Kept(kept), schema)
     if node.kind == "drop":

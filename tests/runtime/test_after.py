@@ -1,0 +1,106 @@
+"""What is done to rows in the task that they leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncstate.local_phase import LimitColumn, LocalLimit
+from asyncstate.runtime import After, Best, Kept, Renamed
+
+SCHEMA = pa.schema(
+    [
+        ("k", pa.string()),
+        ("number", pa.int64()),
+        ("small", pa.int16()),
+        ("text", pa.string()),
+        ("place", pa.int64()),
+        ("row_kind", pa.string()),
+    ]
+)
+ORDERS = st.lists(
+    st.builds(LimitColumn, st.sampled_from(["number", "small", "text"]), st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda one: one.column,
+)
+EDGE = st.sampled_from([None, -(1 << 63), (1 << 63) - 1, -1, 0, 1, 2])
+SMALL = st.sampled_from([None, -5, 0, 7])
+TEXT = st.sampled_from([None, "", "a", "ab", "ä"])
+
+
+def batch_of(rows: list[Any]) -> pa.RecordBatch:
+    rows = [(*row, place, "+I") for place, row in enumerate(rows)]
+    columns = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def sort_key(row: dict[str, Any], order: list[LimitColumn]) -> list[Any]:
+    """Compares as the order says; -1 and 1 say where nulls stand beside 0, the values."""
+    found: list[Any] = []
+    for one in order:
+        value = row[one.column]
+        if value is None:
+            found.append((-1 if one.nulls_first else 1, 0))
+        else:
+            found.append((0, Reversed(value) if one.descending else value))
+    return [*found, row["place"]]
+
+
+class Reversed:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(other.value < self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reversed) and bool(other.value == self.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+@given(
+    rows=st.lists(st.tuples(st.sampled_from(["a", "b", None]), EDGE, SMALL, TEXT), min_size=1, max_size=20),
+    order=ORDERS,
+    limit=st.integers(1, 3),
+)
+def test_the_best_rows_of_each_key_are_left(rows: Any, order: list[LimitColumn], limit: int) -> None:
+    batch = batch_of(rows)
+    found = Best(("k",), LocalLimit(tuple(order), limit))(batch)
+    expected = []
+    for key in {row[0] for row in rows}:
+        mine = [row for row in batch.to_pylist() if row["k"] == key]
+        expected += [row["place"] for row in sorted(mine, key=lambda row: sort_key(row, order))[:limit]]
+    assert found.column("place").to_pylist() == sorted(expected)
+    assert found.schema == SCHEMA
+
+
+def test_without_a_key_the_best_of_all() -> None:
+    batch = batch_of([("a", 2, 1, ""), ("b", 1, 1, ""), ("c", 3, 1, "")])
+    best = Best((), LocalLimit((LimitColumn("number", False, True),), 2))
+    assert best(batch).column("place").to_pylist() == [0, 1]
+
+
+def test_steps_follow_each_other() -> None:
+    def large(rows: pa.RecordBatch) -> pa.Array:
+        return pa.array([number is not None and number > 1 for number in rows.column("n").to_pylist()])
+
+    renamed = Renamed((("number", "n"), ("k", "k")))
+    after = After((renamed, Kept(large)), pa.schema([("n", pa.int64()), ("k", pa.string())]))
+    found = after(batch_of([("a", 1, 1, ""), ("b", 2, 1, ""), ("c", None, 1, "")]))
+    assert found.to_pylist() == [{"n": 2, "k": "b", "row_kind": "+I"}]
+    nothing = batch_of([])
+    assert after(nothing).num_rows == 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_keeping_all_rows_copies_none(number: int) -> None:
+    batch = batch_of([("a", 1, 1, "")] * number)
+    assert Kept(lambda rows: pa.array([True] * rows.num_rows, pa.bool_()))(batch) is batch
