@@ -35,7 +35,7 @@ from asyncstate.runtime.sort_keys import (
     sequences_of_inputs,
     sort_keys_of_inputs,
 )
-from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
+from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, SideBatch, TaskSpec
 from asyncstate.runtime.stateless_checks import check_stateless
 from asyncstate.runtime.stores import read_state, retries_of
 from asyncstate.runtime.task import run_partition
@@ -48,7 +48,9 @@ __all__ = [
     "Keys",
     "Order",
     "OrderBy",
+    "OutBatch",
     "SequenceBy",
+    "SideBatch",
     "TaskContext",
     "TaskSpec",
     "advance_sources",

@@ -13,11 +13,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
-
 from asyncstate.config import Config
 from asyncstate.errors import JobError
-from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
+from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime import (
     CommitRecord,
     Delay,
@@ -191,6 +189,26 @@ class MicroBatch:
         )
         return stage.rows
 
+    def side_output(self, uid: str, name: str) -> DataFrame:
+        """The rows that operator ``uid``, applied before in this micro-batch, has put out to its side output ``name``,
+        with a ``row_kind`` column.
+
+        It is there beside what ``apply`` returned, as often as it is asked for, and its rows are kept as long. Raises
+        JobError for an operator that has not been applied, and for a name that it does not declare.
+        """
+        if not self._open:
+            raise JobError(
+                f"side output {name!r} of operator '{uid}': micro-batch {self.batch_id} is over; call side_output "
+                "inside the micro_batch function"
+            )
+        if uid not in self.applied:
+            known = ", ".join(map(repr, self.applied)) or "none"
+            raise JobError(
+                f"side output {name!r}: no operator {uid!r} with state has been applied in this micro-batch (applied: "
+                f"{known}); call apply(..., uid={uid!r}) first"
+            )
+        return self.applied[uid].stage.side(name)
+
     @property
     def failed_uids(self) -> list[str]:
         """Operators whose ``apply`` raised."""
@@ -215,7 +233,7 @@ class MicroBatch:
     def _map(self, operator: Operator, df: DataFrame, uid: str, checked: _Checked) -> DataFrame:
         spec = self._task_spec(operator, uid, checked.ready, checked.config, None, 1)
         with stage_explained(uid, operator):
-            rows = mapped(df, spec, checked.output)
+            rows = mapped(df, spec, checked.output.schema)
         self.stateless[uid] = rows
         return rows
 
@@ -304,7 +322,7 @@ class _Checked(NamedTuple):
     config: Config
     specs: _Inputs
     stored: OperatorManifest | None
-    output: pa.Schema
+    output: OutputSpec
     ready: tuple[InputSpec, ...]
 
 
