@@ -198,9 +198,15 @@ class OutputSpec:
         return self.side_outputs[name]
 
     def with_late_rows(self, late_output: str | None, spec: InputSpec) -> OutputSpec:
-        """This, and a side output ``late_output`` (None: nothing more) for rows of the input ``spec``."""
+        """This, and a side output ``late_output`` (None: nothing more) for rows of the input ``spec``. SchemaError if
+        that name is taken by rows of other columns."""
         if late_output is None:
             return self
+        if not self.side_outputs.get(late_output, spec.schema).equals(spec.schema):
+            raise SchemaError(
+                f"side output '{late_output}' is to have the late rows of {spec.name}, but is declared with other "
+                "columns; give the late rows an output of their own"
+            )
         return OutputSpec(self.schema, {**self.side_outputs, late_output: spec.schema})
 
 

@@ -111,7 +111,8 @@ def _check_late(what: str, name: str, spec: InputSpec, output: OutputSpec) -> No
     if order is None or order.time != "event" or order.late != "drop":
         raise SchemaError(
             f"{what}: late rows of {spec.name} are to go to side output '{name}', but the input drops none: its rows "
-            "do not wait for an order of event time. Give it order_by, or leave the output out"
+            "do not wait for an order of event time. Let them (order_by, or an order of the operator's own), or leave "
+            "the output out"
         )
     if not output.side(name).equals(spec.schema):
         raise SchemaError(

@@ -384,7 +384,7 @@ def test_late_outputs_that_cannot_be() -> None:
             OperatorHarness(operator, TIMED, ["item"], event_time="at", **settings)
         return str(raised.value)
 
-    assert "do not wait for an order of event time. Give it order_by" in message(RecordsInOrder())
+    assert "do not wait for an order of event time. Let them (order_by" in message(RecordsInOrder())
     undeclared, other = InOrder(), InOrder()
     undeclared.late, other.schema = "lte", WORDS
     assert "no side output 'lte' to put rows out to: it has 'late'" in message(undeclared)
