@@ -42,6 +42,7 @@ BIDS = pa.schema(
 RATES = pa.schema([("item", pa.string()), ("rate", pa.int64()), ("since", pa.timestamp("us"))])
 MS = 1_000
 SIZE, STEP, GAP = 20 * MS, 10 * MS, 5 * MS
+DEAR = pa.schema([("price", pa.int64())])
 SUMS = pa.schema([("item", pa.string()), ("sum", pa.int64())])
 
 Bid = tuple[int, str, int, int]
@@ -99,7 +100,6 @@ CASES: dict[str, tuple[Callable[[str | None], Operator], Callable[[int, int], bo
         order_by="at",
     ),
 }
-DEAR = pa.schema([("price", pa.int64())])
 
 BIDS_ANY = st.tuples(
     st.integers(0, 9), st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 60).map(MS.__mul__)
@@ -301,7 +301,7 @@ def test_there_is_no_local_phase_where_late_rows_are_asked_for() -> None:
     ("make", "message"),
     [
         (
-            lambda: WindowAggregate(TUMBLE, [count()], late_output=7),
+            lambda: WindowAggregate(TUMBLE, [count()], late_output=7),  # type: ignore[arg-type]
             "late_output is 7; give the name of a side",
         ),
         (
@@ -314,7 +314,7 @@ def test_there_is_no_local_phase_where_late_rows_are_asked_for() -> None:
         ),
         (lambda: WindowTableFunction(TUMBLE, late_output="late"), "is for sessions; of"),
         (
-            lambda: KeyedProcess(Forward(), SUMS, side_outputs="late"),
+            lambda: KeyedProcess(Forward(), SUMS, side_outputs="late"),  # type: ignore[arg-type]
             "give a dict of their names and schemas",
         ),
         (
