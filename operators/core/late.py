@@ -34,6 +34,17 @@ def check_late_output(late_output: object, time: TimeDomain, owner: str) -> None
         )
 
 
+def check_late_pair(late_outputs: object, owner: str) -> None:
+    """The parameter ``late_outputs`` is a pair of names or None, of the left and of the right input."""
+    if not isinstance(late_outputs, tuple) or len(late_outputs) != 2:
+        raise SchemaError(
+            f"{owner}: late_outputs is {late_outputs!r}; give a pair, of the left and of the right input the name of a "
+            "side output or None"
+        )
+    for name in late_outputs:
+        check_late_output(name, "event", owner)
+
+
 def with_late_output(schema: pa.Schema, late_output: str | None, spec: InputSpec) -> pa.Schema | OutputSpec:
     """What ``bind`` returns: ``schema``, and the side output for late rows of ``spec`` if it is asked for."""
     return schema if late_output is None else OutputSpec(schema).with_late_rows(late_output, spec)

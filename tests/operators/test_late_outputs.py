@@ -22,6 +22,7 @@ from operators import (
     WindowAggregate,
     WindowApply,
     WindowDeduplicate,
+    WindowJoin,
     WindowProcess,
     WindowRank,
     WindowTableFunction,
@@ -341,3 +342,37 @@ def test_sessions_of_a_changelog_have_no_late_output() -> None:
     operator = WindowAggregate(session("1 second"), [count()], late_output="late")
     with pytest.raises(SchemaError, match="or use it without late_output"):
         OperatorHarness(operator, BIDS, ["item"], event_time="at", changelog=True)
+
+
+def test_late_rows_of_both_sides_of_a_window_join(async_enabled: bool) -> None:
+    for late_outputs in [("left", "right"), (None, "right"), (None, None)]:
+        join = WindowJoin("left", window=TUMBLE, late_outputs=late_outputs)
+        with (
+            slow_reads(),
+            OperatorHarness(
+                join,
+                [BIDS, RATES],
+                [["item"], ["item"]],
+                event_time=["at", "since"],
+                async_enabled=async_enabled,
+            ) as harness,
+        ):
+            harness.advance_watermark(25 * MS)
+            harness.end_batch()
+            harness.push([(1, "a", 7, 3 * MS), (2, "a", 7, 30 * MS)])
+            harness.push([("a", 100, 4 * MS), ("a", 200, 31 * MS)], input=1)
+            harness.push([("a", 100, 5 * MS)], input=1, kind="-D")
+            harness.end_batch()
+            assert harness.statistics()["counter.late_rows"] == 3
+            if late_outputs[0]:
+                assert harness.side_output("left") == [("+I", 1, "a", 7, 3 * MS)]
+            if late_outputs[1]:
+                assert harness.side_output("right") == [("+I", "a", 100, 4 * MS), ("-D", "a", 100, 5 * MS)]
+            (joined,) = harness.finish()
+            assert joined[:5] == ("+I", 2, "a", 7, 30 * MS)
+
+
+@pytest.mark.parametrize("late_outputs", ["late", ("late",), (7, None)])
+def test_a_window_join_has_a_late_output_for_each_side(late_outputs: Any) -> None:
+    with pytest.raises(SchemaError, match=r"WindowJoin: late_output.* is .*give"):
+        WindowJoin(window=TUMBLE, late_outputs=late_outputs)
