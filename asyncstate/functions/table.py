@@ -1,7 +1,7 @@
 """Process table functions: what they declare by type hints.
 
-Owns: ``ProcessTableFunction``, the hints of its tables (``SetTable``, ``RowTable``, ``BroadcastTable``, ``Table``) and
-of its states (``State``), and ``table_function``, which declares a plain function. ``operators`` runs them.
+Owns: ``ProcessTableFunction``, the hints of its tables (``SetTable``, ``RowTable``, ``BroadcastTable``, ``TableHint``)
+and of its states (``StateHint``), and ``table_function``, which declares a plain function. ``operators`` runs them.
 Invariant: declarations only; a function sees rows, views and contexts and knows nothing of who runs it.
 Must not import state, storage, execution, runtime or Spark.
 
@@ -27,8 +27,8 @@ _DECLARED: Final = "__table_function__"
 
 
 @dataclass(frozen=True)
-class Table:
-    """How the rows of a table reach a function: ``Annotated[Row, Table("set", ...)]``.
+class TableHint:
+    """How the rows of a table reach a function: ``Annotated[Row, TableHint("set", ...)]``.
 
     ``semantics``: "set": the rows of a key are one set, with state and timers of its own. "row": each row is for
     itself. "broadcast": every partition gets all rows, which may write broadcast state and nothing else.
@@ -43,17 +43,17 @@ class Table:
     notify_stateful_sets: bool = False
 
 
-SetTable = Annotated[Row, Table("set")]
+SetTable = Annotated[Row, TableHint("set")]
 """A row of a set. ``SetTable | None`` where a function has several tables: all but one argument are None."""
-RowTable = Annotated[Row, Table("row")]
+RowTable = Annotated[Row, TableHint("row")]
 """A row for itself."""
-BroadcastTable = Annotated[Row, Table("broadcast")]
+BroadcastTable = Annotated[Row, TableHint("broadcast")]
 """A row that every partition gets."""
 
 
 @dataclass(frozen=True, init=False)
-class State:
-    """More about a state than its hint says: ``Annotated[ValueView[list[int]], State(pa.list_(pa.int64()))]``.
+class StateHint:
+    """More about a state than its hint says: ``Annotated[ValueView[list[int]], StateHint(pa.list_(pa.int64()))]``.
 
     ``types``: Arrow types, or ``int``, ``float``, ``str``, ``bytes``, ``bool``, in place of those in the brackets of
     the hint: one, of a MapView two. ``default``: of a ValueView. ``ttl``: a StateTtl. ``broadcast``: a MapView that is
@@ -85,10 +85,11 @@ class ProcessTableFunction(Function):
     ``eval`` is called for each row, with the row as the argument of its table and None for the other tables. Its
     parameters are found by their type hints, in any order:
 
-    * ``SetTable``, ``RowTable``, ``BroadcastTable`` or ``Annotated[Row, Table(...)]``: a table, in the order in which
-      the inputs are given. There are tables with set semantics, or one with row semantics, and at most one broadcast.
+    * ``SetTable``, ``RowTable``, ``BroadcastTable`` or ``Annotated[Row, TableHint(...)]``: a table, in the order in
+      which the inputs are given. There are tables with set semantics, or one with row semantics, and at most one
+      broadcast.
     * ``ValueView[T]``, ``ListView[T]``, ``MapView[K, V]``: state of the set under the parameter's name, read when it is
-      asked for. With ``Annotated[..., State(...)]`` there is more to be said.
+      asked for. With ``Annotated[..., StateHint(...)]`` there is more to be said.
     * a dataclass of which all fields have defaults: a value of the set that is read before each call, and written after
       it if it has changed. One that equals a new one is not kept.
     * ``RecordContext``: times, the key, timers, ``emit``.

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, NoReturn, Union, get_args, get_origin,
 import pyarrow as pa
 
 from asyncstate.errors import AsyncStateError, SchemaError
-from asyncstate.functions.table import State, Table
+from asyncstate.functions.table import StateHint, TableHint
 from asyncstate.operator import RecordContext, Row, StateDescriptor, Timer
 from asyncstate.state import (
     BroadcastStateDescriptor,
@@ -43,7 +43,7 @@ _PLAIN: Final = {
     bool: pa.bool_(),
 }
 _EXPECTED: Final = (
-    "SetTable, RowTable, BroadcastTable or Annotated[Row, Table(...)] for a table; ValueView[...], ListView[...], "
+    "SetTable, RowTable, BroadcastTable or Annotated[Row, TableHint(...)] for a table; ValueView[...], ListView[...], "
     "MapView[...] or a dataclass for state; RecordContext"
 )
 
@@ -53,7 +53,7 @@ class TableParameter:
     """A parameter that gets the rows of a table."""
 
     name: str
-    table: Table
+    table: TableHint
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class StateParameter:
     name: str
     kind: type
     types: tuple[Any, ...]
-    state: State
+    state: StateHint
 
     @property
     def is_view(self) -> bool:
@@ -152,10 +152,10 @@ def _parameter(name: str, hint: Any, owner: str) -> TableParameter | StateParame
     kind, more = _taken_apart(hint)
     if kind in (RecordContext, Timer):
         return kind  # type: ignore[no-any-return]
-    table = next((one for one in more if isinstance(one, Table)), None)
+    table = next((one for one in more if isinstance(one, TableHint)), None)
     if table is not None and kind is Row:
         return TableParameter(name, table)
-    state = next((one for one in more if isinstance(one, State)), State())
+    state = next((one for one in more if isinstance(one, StateHint)), StateHint())
     if get_origin(kind) in _VIEWS or kind in _VIEWS:
         return _view(name, kind, state, owner)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
@@ -180,7 +180,7 @@ def _taken_apart(hint: Any) -> tuple[Any, list[Any]]:
             return hint, more
 
 
-def _view(name: str, hint: Any, state: State, owner: str) -> StateParameter:
+def _view(name: str, hint: Any, state: StateHint, owner: str) -> StateParameter:
     kind = get_origin(hint) or hint
     declared = () if state.pickled and kind is not MapView else state.types or get_args(hint)
     if state.pickled:
@@ -189,7 +189,7 @@ def _view(name: str, hint: Any, state: State, owner: str) -> StateParameter:
     if len(declared) != wanted:
         raise SchemaError(
             f"{owner}: state '{name}' needs {wanted} types and has {len(declared)}; write them in brackets, such as "
-            f"{kind.__name__}[{', '.join(['str'] * _VIEWS[kind])}], or give State(pa...)"
+            f"{kind.__name__}[{', '.join(['str'] * _VIEWS[kind])}], or give StateHint(pa...)"
         )
     return StateParameter(name, kind, tuple(declared), state)
 
@@ -262,7 +262,7 @@ def _check_states(signature: Signature, owner: str) -> None:
             raise SchemaError(f"{what} is broadcast, but no table is that could write it; add one")
         if not broadcast and not signature.of_sets:
             raise SchemaError(
-                f"{what} is of a set, but the table has row semantics; give it the hint SetTable, or State("
+                f"{what} is of a set, but the table has row semantics; give it the hint SetTable, or StateHint("
                 "broadcast=True)"
             )
         if not parameter.is_view:
@@ -276,7 +276,7 @@ def _check_states(signature: Signature, owner: str) -> None:
 def _check_value(what: str, parameter: StateParameter) -> None:
     if parameter.state.default is not None or parameter.state.pickled:
         raise SchemaError(
-            f"{what} is a dataclass, which has defaults and types of its own; leave them out of State"
+            f"{what} is a dataclass, which has defaults and types of its own; leave them out of StateHint"
         )
     try:
         parameter.kind()

@@ -137,7 +137,7 @@ class TableFunction(FunctionOperator):
                 check_has_time(spec, "event", owner)
             if not parameter.table.changelog:
                 check_insert_only(
-                    spec, owner, "Table(..., changelog=True) if the function can take rows back"
+                    spec, owner, "TableHint(..., changelog=True) if the function can take rows back"
                 )
             output = output.with_late_rows(self._late_names.get(parameter.name), spec)
         return output

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from asyncstate import ListView, MapView, RecordContext, Row, RowKind, StateTtl, Timer, ValueView, to_iterable
 from asyncstate.errors import AsyncStateError, OperatorError, SchemaError
-from asyncstate.functions.table import (
+from asyncstate.functions import (
     BroadcastTable,
     ProcessTableFunction,
     RowTable,
     SetTable,
-    State,
-    Table,
+    StateHint,
+    TableHint,
     table_function,
 )
 from asyncstate.testing import OperatorHarness
@@ -239,7 +239,7 @@ class Rules(ProcessTableFunction):
 
     def eval(
         self,
-        bad_words: Annotated[MapView[str, float], State(broadcast=True)],
+        bad_words: Annotated[MapView[str, float], StateHint(broadcast=True)],
         data: RowTable | None,
         rules: BroadcastTable | None,
     ) -> Any:
@@ -269,7 +269,7 @@ class Cache:
 
 PAYLOADS = pa.schema([("k", pa.string()), ("payload", pa.string())])
 RESETS = pa.schema([("why", pa.string())])
-Reset = Annotated[Row, Table("broadcast", notify_stateful_sets=True)]
+Reset = Annotated[Row, TableHint("broadcast", notify_stateful_sets=True)]
 
 
 class ControllableDedup(ProcessTableFunction):
@@ -338,7 +338,7 @@ def test_rows_of_a_broadcast_table_put_nothing_out(async_enabled: bool) -> None:
 
 ORDERS = pa.schema([("id", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("us"))])
 PAYMENTS = pa.schema([("order", pa.string()), ("paid", pa.int64()), ("when", pa.timestamp("us"))])
-OnTime = Annotated[Row, Table("set", on_time=True)]
+OnTime = Annotated[Row, TableHint("set", on_time=True)]
 
 
 class Unpaid(ProcessTableFunction):
@@ -423,7 +423,7 @@ def test_each_table_has_an_order_of_its_own(
 
 
 def balances(
-    row: Annotated[Row, Table("set", changelog=True)], total: ValueView[int], ctx: RecordContext
+    row: Annotated[Row, TableHint("set", changelog=True)], total: ValueView[int], ctx: RecordContext
 ) -> None:
     added = ctx.row_kind in (RowKind.INSERT, RowKind.UPDATE_AFTER)
     total.update((total.value() or 0) + (1 if added else -1))
@@ -438,7 +438,7 @@ def test_a_table_may_be_a_changelog(async_enabled: bool) -> None:
         assert harness.end_batch() == [("+I", "ann 1"), ("+I", "ann 2"), ("-D", "ann 1")]
 
 
-def half_a_changelog(a: Annotated[Row | None, Table("set", changelog=True)], b: SetTable | None) -> None:
+def half_a_changelog(a: Annotated[Row | None, TableHint("set", changelog=True)], b: SetTable | None) -> None:
     pass
 
 
@@ -470,10 +470,10 @@ class WithLife(ProcessTableFunction):
     def eval(
         self,
         row: SetTable,
-        seen: Annotated[ValueView[list[int]], State(pa.list_(pa.int64()), default=[7])],
-        fresh: Annotated[ValueView[int] | None, State(ttl=StateTtl("1 second"))],
-        anything: Annotated[ValueView[Any], State(pickled=True)],
-        objects: Annotated[MapView[str, Any], State(pickled=True)],
+        seen: Annotated[ValueView[list[int]], StateHint(pa.list_(pa.int64()), default=[7])],
+        fresh: Annotated[ValueView[int] | None, StateHint(ttl=StateTtl("1 second"))],
+        anything: Annotated[ValueView[Any], StateHint(pickled=True)],
+        objects: Annotated[MapView[str, Any], StateHint(pickled=True)],
     ) -> Iterator[str]:
         assert self.opened
         assert fresh is not None
@@ -530,11 +530,11 @@ def many(a: SetTable, b: SetTable, c: SetTable, d: SetTable) -> None:
     pass
 
 
-def odd_semantics(a: Annotated[Row, Table("sets")]) -> None:
+def odd_semantics(a: Annotated[Row, TableHint("sets")]) -> None:
     pass
 
 
-def notified_set(a: Annotated[Row, Table("set", notify_stateful_sets=True)]) -> None:
+def notified_set(a: Annotated[Row, TableHint("set", notify_stateful_sets=True)]) -> None:
     pass
 
 
@@ -543,12 +543,14 @@ def set_state_of_rows(row: RowTable, count: ValueView[int]) -> None:
 
 
 def broadcast_value(
-    row: SetTable, r: BroadcastTable, n: Annotated[ValueView[int], State(broadcast=True)]
+    row: SetTable, r: BroadcastTable, n: Annotated[ValueView[int], StateHint(broadcast=True)]
 ) -> None:
     pass
 
 
-def broadcast_without_table(row: SetTable, n: Annotated[MapView[str, int], State(broadcast=True)]) -> None:
+def broadcast_without_table(
+    row: SetTable, n: Annotated[MapView[str, int], StateHint(broadcast=True)]
+) -> None:
     pass
 
 
@@ -590,7 +592,7 @@ def untyped_field(row: SetTable, state: Untyped) -> None:
     pass
 
 
-def dataclass_with_default(row: SetTable, state: Annotated[Cache, State(default=Cache())]) -> None:
+def dataclass_with_default(row: SetTable, state: Annotated[Cache, StateHint(default=Cache())]) -> None:
     pass
 
 

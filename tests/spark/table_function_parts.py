@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 import pyarrow as pa
 
 from asyncstate import MapView, RecordContext, Row, Timer
-from asyncstate.functions.table import ProcessTableFunction, SetTable, State, Table
+from asyncstate.functions import ProcessTableFunction, SetTable, StateHint, TableHint
 
 COUNTS = pa.schema([("k", pa.int64()), ("what", pa.string()), ("count", pa.int64())])
-Rules = Annotated[Row, Table("broadcast", notify_stateful_sets=True)]
+Rules = Annotated[Row, TableHint("broadcast", notify_stateful_sets=True)]
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Watched(ProcessTableFunction):
         rules: Rules | None,
         right: SetTable | None,
         seen: Seen | None,
-        known: Annotated[MapView[int, int], State(broadcast=True)],
+        known: Annotated[MapView[int, int], StateHint(broadcast=True)],
         ctx: RecordContext,
     ) -> Iterator[tuple[int, str, int]]:
         if rules is not None:
