@@ -214,8 +214,8 @@ def unknown_output(name: object, declared: Collection[str]) -> SchemaError:
     """The error for a side output that is not there, among those ``declared``."""
     known = f"it has {', '.join(map(repr, declared))}" if declared else "it has none"
     return SchemaError(
-        f"there is no side output {name!r} to put rows out to: {known}; declare it in bind(), which returns "
-        "OutputSpec(schema, {name: schema}). To that of an input's late rows only the framework puts rows out"
+        f"there is no side output {name!r}: {known}; bind() declares them: it returns OutputSpec(schema, "
+        "{name: schema}). Only the framework puts rows out to that of an input's late rows"
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate import KeyedProcessFunction, ProcessWindowFunction, RecordContext, Row, WindowContext
-from asyncstate.errors import SchemaError
+from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import Operator
 from asyncstate.testing import OperatorHarness
 from operators import (
@@ -376,3 +376,38 @@ def test_late_rows_of_both_sides_of_a_window_join(async_enabled: bool) -> None:
 def test_a_window_join_has_a_late_output_for_each_side(late_outputs: Any) -> None:
     with pytest.raises(SchemaError, match=r"WindowJoin: late_output.* is .*give"):
         WindowJoin(window=TUMBLE, late_outputs=late_outputs)
+
+
+@pytest.mark.parametrize("case", ["aggregate", "rank", "apply", "sort", "over"])
+def test_late_output_may_come_to_a_program_that_has_state(case: str, async_enabled: bool) -> None:
+    make, _, more = CASES[case]
+    kept = [(1, "a", 7, 100 * MS)]
+    with OperatorHarness(
+        make(None), BIDS, ["item"], event_time="at", changelog=False, async_enabled=async_enabled, **more
+    ) as harness:
+        harness.push(kept)
+        harness.advance_watermark(50 * MS)
+        harness.end_batch()
+        snapshot = harness.snapshot()
+        plain = harness.finish()
+    with harness.restore(snapshot, operator=make("late")) as later:
+        later.push([(2, "a", 7, 3 * MS)])
+        later.end_batch()
+        assert later.side_output("late") == [("+I", 2, "a", 7, 3 * MS)]
+        assert later.finish() == plain
+
+
+def test_sessions_keep_their_rows_for_it_so_it_cannot_come_later(async_enabled: bool) -> None:
+    gap = session(f"{GAP // MS} milliseconds")
+    with OperatorHarness(
+        WindowAggregate(gap, [sum_("price")]), BIDS, ["item"], event_time="at", changelog=False
+    ) as harness:
+        harness.push([(1, "a", 7, 100 * MS)])
+        harness.end_batch()
+        snapshot = harness.snapshot()
+    with pytest.raises(StateDeclarationError, match="sessions"):
+        harness.restore(
+            snapshot,
+            operator=WindowAggregate(gap, [sum_("price")], late_output="late"),
+            async_enabled=async_enabled,
+        )

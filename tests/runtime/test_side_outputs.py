@@ -347,7 +347,7 @@ class EmittingBundles(BundleOperator):
     [
         (
             Emitting("a", output="dera", declared={"dear": WORDS, "odd": BIDS}),
-            "no side output 'dera' to put rows out",
+            "no side output 'dera': it has",
         ),
         (Emitting("a", output="dera", declared={"dear": WORDS, "odd": BIDS}), "it has 'dear', 'odd'"),
         (Emitting("a", output="late", declared={}), "it has none"),
@@ -374,7 +374,7 @@ def test_the_output_of_late_rows_is_not_the_operators(async_enabled: bool) -> No
     ) as harness:
         harness.push([("pen", 1, 10)])
         harness.advance_watermark(10)
-        with pytest.raises(OperatorError, match="only the framework puts rows out"):
+        with pytest.raises(OperatorError, match="Only the framework puts rows out"):
             harness.end_batch()
 
 
@@ -387,7 +387,7 @@ def test_late_outputs_that_cannot_be() -> None:
     assert "do not wait for an order of event time. Let them (order_by" in message(RecordsInOrder())
     undeclared, other = InOrder(), InOrder()
     undeclared.late, other.schema = "lte", WORDS
-    assert "no side output 'lte' to put rows out to: it has 'late'" in message(undeclared)
+    assert "no side output 'lte': it has 'late'" in message(undeclared)
     assert "takes the late rows of input 0: declare it with the input's schema" in message(other)
 
 
