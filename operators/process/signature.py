@@ -35,13 +35,6 @@ _SEMANTICS: Final = ("row", "set", "broadcast")
 _REGULAR_MAX: Final = 3
 _VIEWS: Final = {ValueView: 1, ListView: 1, MapView: 2}
 _UNIONS: Final = (Union, types.UnionType)
-_PLAIN: Final = {
-    int: pa.int64(),
-    float: pa.float64(),
-    str: pa.string(),
-    bytes: pa.binary(),
-    bool: pa.bool_(),
-}
 _EXPECTED: Final = (
     "SetTable, RowTable, BroadcastTable or Annotated[Row, TableHint(...)] for a table; ValueView[...], ListView[...], "
     "MapView[...] or a dataclass for state; RecordContext"
@@ -113,22 +106,17 @@ def read_signature(method: Callable[..., Any], owner: str, timer: bool = False) 
     hints = _hints(method, owner)
     found: dict[type, list[Any]] = {TableParameter: [], StateParameter: [], RecordContext: [], Timer: []}
     for name, parameter in inspect.signature(method).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise SchemaError(
                 f"{owner}: parameter '{parameter}' has no place of its own; name each parameter"
             )
-        given = _parameter(name, hints.get(name), owner)
-        found[given if isinstance(given, type) else type(given)].append(
-            name if isinstance(given, type) else given
-        )
-    for kind in (RecordContext, Timer):
-        if len(found[kind]) > 1:
-            raise SchemaError(f"{owner}: parameters {_named(found[kind])} are all {kind.__name__}; leave one")
+        kind, value = _parameter(name, hints.get(name), owner)
+        found[kind].append(value)
     signature = Signature(
         tuple(found[TableParameter]),
         tuple(found[StateParameter]),
-        next(iter(found[RecordContext]), None),
-        next(iter(found[Timer]), None),
+        _only(found[RecordContext], "RecordContext", owner),
+        _only(found[Timer], "Timer", owner),
     )
     if timer:
         _check_timer(signature, owner)
@@ -136,6 +124,12 @@ def read_signature(method: Callable[..., Any], owner: str, timer: bool = False) 
         _check_tables(signature, owner)
         _check_states(signature, owner)
     return signature
+
+
+def _only(names: list[str], what: str, owner: str) -> str | None:
+    if len(names) > 1:
+        raise SchemaError(f"{owner}: parameters {_named(names)} are all {what}; leave one")
+    return names[0] if names else None
 
 
 def _hints(method: Callable[..., Any], owner: str) -> Mapping[str, Any]:
@@ -148,18 +142,20 @@ def _hints(method: Callable[..., Any], owner: str) -> Mapping[str, Any]:
         ) from error
 
 
-def _parameter(name: str, hint: Any, owner: str) -> TableParameter | StateParameter | type:
+def _parameter(name: str, hint: Any, owner: str) -> tuple[type, Any]:
+    """What a parameter is, and the name or the declaration of it."""
     kind, more = _taken_apart(hint)
     if kind in (RecordContext, Timer):
-        return kind  # type: ignore[no-any-return]
+        return kind, name
     table = next((one for one in more if isinstance(one, TableHint)), None)
     if table is not None and kind is Row:
-        return TableParameter(name, table)
+        return TableParameter, TableParameter(name, table)
     state = next((one for one in more if isinstance(one, StateHint)), StateHint())
     if get_origin(kind) in _VIEWS or kind in _VIEWS:
-        return _view(name, kind, state, owner)
+        return StateParameter, _view(name, kind, state, owner)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return StateParameter(name, kind, state.types or (_struct(name, kind, owner),), state)
+        types = state.types or (_struct(name, kind, owner),)
+        return StateParameter, StateParameter(name, kind, types, state)
     shown = "no type hint" if hint is None else f"the hint {hint!r}"
     raise SchemaError(f"{owner}: parameter '{name}' has {shown}; give {_EXPECTED}")
 
@@ -204,13 +200,14 @@ def _struct(name: str, kind: type, owner: str) -> pa.StructType:
 
 def _field_type(name: str, hints: Mapping[str, Any], owner: str, kind: type) -> pa.DataType:
     hint, more = _taken_apart(hints[name])
-    arrow = next((one for one in more if isinstance(one, pa.DataType)), _PLAIN.get(hint))
-    if arrow is None:
+    arrow = next((one for one in more if isinstance(one, pa.DataType)), hint)
+    try:
+        return ValueStateDescriptor(name, arrow).type
+    except AsyncStateError as error:
         raise SchemaError(
             f"{owner}: field '{name}' of {kind.__name__} has the hint {hints[name]!r}, which is no type of a state; "
             "give int, float, str, bytes, bool or Annotated[..., pa.list_(pa.int64())]"
-        )
-    return arrow
+        ) from error
 
 
 # -- what goes together -------------------------------------------------------------------------------------
