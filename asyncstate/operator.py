@@ -1,6 +1,7 @@
 """What the author of an operator writes against.
 
-Owns: ``Operator`` and its two grains, the contexts they are called with, ``InputSpec``, ``Row``, ``Bundle``.
+Owns: ``Operator`` and its two grains, the contexts they are called with, ``InputSpec``, ``OutputSpec``, ``Row``,
+``Bundle``.
 Invariant: nothing here knows of sync or async, of Spark or of RocksDB; an operator that uses only this and the
 state objects gives the same output and the same stored bytes in both modes.
 Must not import state, storage, execution, runtime or Spark.
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -175,6 +176,49 @@ class InputSpec:
         return self.local.row_schema(self.schema, self.key, self.event_time)
 
 
+@dataclass(frozen=True)
+class OutputSpec:
+    """What an operator puts out: rows of ``schema``, and beside them those of its side outputs, by name.
+
+    Each schema is without ``row_kind``, which every output has. A side output's rows are read by its name; nobody need.
+    """
+
+    schema: pa.Schema
+    side_outputs: Mapping[str, pa.Schema] = field(default_factory=dict)
+
+    @staticmethod
+    def of(bound: pa.Schema | OutputSpec) -> OutputSpec:
+        """What ``bind`` returned."""
+        return bound if isinstance(bound, OutputSpec) else OutputSpec(bound)
+
+    def side(self, name: str) -> pa.Schema:
+        """The schema of the side output ``name``; SchemaError with the declared names if there is none."""
+        if name not in self.side_outputs:
+            raise unknown_output(name, self.side_outputs)
+        return self.side_outputs[name]
+
+    def with_late_rows(self, late_output: str | None, spec: InputSpec) -> OutputSpec:
+        """This, and a side output ``late_output`` (None: nothing more) for rows of the input ``spec``. SchemaError if
+        that name is taken by rows of other columns."""
+        if late_output is None:
+            return self
+        if not self.side_outputs.get(late_output, spec.schema).equals(spec.schema):
+            raise SchemaError(
+                f"side output '{late_output}' is to have the late rows of {spec.name}, but is declared with other "
+                "columns; give the late rows an output of their own"
+            )
+        return OutputSpec(self.schema, {**self.side_outputs, late_output: spec.schema})
+
+
+def unknown_output(name: object, declared: Collection[str]) -> SchemaError:
+    """The error for a side output that is not there, among those ``declared``."""
+    known = f"it has {', '.join(map(repr, declared))}" if declared else "it has none"
+    return SchemaError(
+        f"there is no side output {name!r}: {known}; bind() declares them: it returns OutputSpec(schema, "
+        "{name: schema}). Only the framework puts rows out to that of an input's late rows"
+    )
+
+
 BelongsTo = tuple[str, str]
 """What a state was made for, as a name and a text: ``("window", "tumble(...)")``. A checkpoint that was written for
 another one is refused."""
@@ -210,7 +254,7 @@ class OperatorContext(Protocol):
 
     @property
     def output_schema(self) -> pa.Schema:
-        """What ``bind`` returned."""
+        """What ``bind`` returned: the columns of the main output."""
 
     @property
     def page_size(self) -> int:
@@ -338,8 +382,8 @@ class RecordContext(Protocol):
     def timers(self) -> Timers:
         """Timers of this record's key."""
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT) -> None:
-        """Put out one row: a value a column of the output schema."""
+    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
+        """Put out one row: a value a column of the output schema, or of that of the side output ``output``."""
 
     def call(
         self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
@@ -454,9 +498,13 @@ class BundleContext(Protocol):
         """The processing time of the micro-batch before, microseconds; MIN_WATERMARK in the first one."""
 
     def emit(
-        self, columns: Sequence[pa.Array], kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT
+        self,
+        columns: Sequence[pa.Array],
+        kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT,
+        output: str | None = None,
     ) -> None:
-        """Put out rows: an array a column of the output schema, and a kind a row or one for all."""
+        """Put out rows: an array a column of the output schema, and a kind a row or one for all. ``output`` names a
+        side output instead."""
 
     def call(
         self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
@@ -492,8 +540,17 @@ class Operator(ABC):
     """
 
     @abstractmethod
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``."""
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+        """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``; with side outputs an
+        ``OutputSpec``."""
+
+    def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
+        """Of each input in order of event time the side output for rows that come too late for it; None: dropped.
+
+        Called after ``bind``, which declares them with the input's columns. The framework puts these rows out, with
+        their kinds, and counts them all the same; the operator cannot emit there.
+        """
+        return [None] * len(inputs)
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Of each input the columns that are needed beside key and event time; None: all of them.

@@ -24,6 +24,7 @@ from operators.process.broadcast import BroadcastProcess
 from operators.process.connected import CoFlatMap, CoMap, CoProcess
 from operators.process.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
 from operators.process.reduce import KeyedReduce
+from operators.process.table_function import TableFunction
 from operators.process.windows.functions import WindowApply, WindowProcess
 from operators.rank.limit import Limit, SortLimit
 from operators.rank.operator import Rank
@@ -64,6 +65,7 @@ __all__ = [
     "Rank",
     "Sort",
     "SortLimit",
+    "TableFunction",
     "TemporalJoin",
     "TemporalSort",
     "UpsertMaterialize",

@@ -1,7 +1,7 @@
 """A job as a graph: declared once, the same on Spark and in tests."""
 
 from asyncstate.dataflow.graph import Dataflow, Stream
-from asyncstate.dataflow.nodes import Apply, Node, Sink, Source, Transform, Union
+from asyncstate.dataflow.nodes import Apply, Node, Output, Sink, Source, Transform, Union
 from asyncstate.dataflow.picture import NodeFigures, draw, explain
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Dataflow",
     "Node",
     "NodeFigures",
+    "Output",
     "Sink",
     "Source",
     "Stream",

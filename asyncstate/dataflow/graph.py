@@ -16,7 +16,17 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from asyncstate.dataflow.nodes import Apply, ArrowFunction, Node, Sink, Source, Times, Transform, Union
+from asyncstate.dataflow.nodes import (
+    Apply,
+    ArrowFunction,
+    Node,
+    Output,
+    Sink,
+    Source,
+    Times,
+    Transform,
+    Union,
+)
 from asyncstate.errors import JobError
 from asyncstate.operator import Operator
 from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy, check_is_operator
@@ -144,6 +154,16 @@ class Stream:
     def join(self, other: Stream, operator: Operator, *, uid: str, **arguments: Any) -> Stream:
         """``apply`` of an operator of two inputs."""
         return self.apply(operator, other, uid=uid, **arguments)
+
+    def output(self, name: str) -> Stream:
+        """The rows that an operator puts out to its side output ``name``."""
+        if not isinstance(self.node, Apply):
+            raise JobError(
+                f"{caller()}: '{self.node.name}' is no operator, so it has no side output {name!r}; call output on "
+                "what apply returned"
+            )
+        node = Output(name=f"{self.node.name}.{name}", place=caller(), inputs=(self.node,), side=name)
+        return self._flow.add(node)
 
     def to(self, sink: Any, name: str | None = None) -> Stream:
         """Have these rows given to ``sink`` in each micro-batch: a function of (rows, batch id), or an object with such

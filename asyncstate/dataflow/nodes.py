@@ -1,6 +1,7 @@
 """The nodes of a dataflow.
 
-Owns: ``Source``, ``Transform``, ``Union``, ``Apply``, ``Sink``; what a stream knows of time from where it comes.
+Owns: ``Source``, ``Transform``, ``Union``, ``Apply``, ``Output``, ``Sink``; what a stream knows of time
+from where it comes.
 Invariant: a node is made once and never changed; its inputs were made before it.
 Must not import Spark.
 """
@@ -154,6 +155,18 @@ class Apply(Node):
             else (False if own_sequence or not any(drops) else (drops if len(drops) > 1 else drops[0])),
             "options": self.options,
         }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Output(Node):
+    """The rows of a side output of the operator that is its input."""
+
+    side: str
+
+    @property
+    def text(self) -> str:
+        """See ``Node``."""
+        return f"side output '{self.side}'"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -15,11 +15,12 @@ from asyncstate.execution.loop import Completion, Completions
 from asyncstate.execution.pacing import ReadPacer, thread_waits
 from asyncstate.execution.read_ahead import BLOCK_ROWS, ComingRows, Interests
 from asyncstate.execution.read_threads import ListGet, ReadThreads
-from asyncstate.execution.record import BatchFrame, BroadcastRecord, OutputRow, Record
+from asyncstate.execution.record import AnyRow, BatchFrame, BroadcastRecord, OutputRow, Record, SideRow
 from asyncstate.execution.sync import SyncExecutionController
 
 __all__ = [
     "BLOCK_ROWS",
+    "AnyRow",
     "AsyncExecutionController",
     "AsyncLimits",
     "BatchFrame",
@@ -39,6 +40,7 @@ __all__ = [
     "ReadPacer",
     "ReadThreads",
     "Record",
+    "SideRow",
     "StateRequestBuffer",
     "SyncExecutionController",
     "thread_waits",

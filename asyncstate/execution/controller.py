@@ -19,7 +19,7 @@ from asyncstate.errors import FutureStateError, StateAccessError
 from asyncstate.execution.calls import OutsideCall, OutsideCalls
 from asyncstate.execution.failures import AWAIT_HINT, Failures
 from asyncstate.execution.read_ahead import ComingRows
-from asyncstate.execution.record import OutputRow, Record
+from asyncstate.execution.record import AnyRow, Record
 from asyncstate.execution.thread_guard import Guarded, guarded, unwatch, watch
 from asyncstate.futures import (
     PENDING,
@@ -71,7 +71,7 @@ class ExecutionController(StateSink):
         self.overlay = overlay
         self.uid = uid
         self.calls = calls if calls is not None else OutsideCalls(uid)
-        self.outputs: list[OutputRow] = []
+        self.outputs: list[AnyRow] = []
         self.failures = Failures(uid, state_names)
         self._unhandled = self.failures.unhandled
         self._outer_scope: FailureScope | None = None
@@ -245,7 +245,7 @@ class ExecutionController(StateSink):
     def close(self) -> None:
         """Give back threads; records in flight are dropped."""
 
-    def take_outputs(self) -> list[OutputRow]:
+    def take_outputs(self) -> list[AnyRow]:
         """The rows put out since the last call, in arrival order of their records."""
         outputs = self.outputs.copy()
         self.outputs.clear()  # in place: a record at the head of the line writes into this very list

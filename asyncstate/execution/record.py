@@ -10,16 +10,27 @@ Source: Flink's ``RecordContext``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from asyncstate.changelog import RowKind
 from asyncstate.errors import SchemaError, StateAccessError
 from asyncstate.futures import StateFuture
-from asyncstate.operator import Timers
+from asyncstate.operator import Timers, unknown_output
 
 OutputRow = tuple[RowKind, tuple[Any, ...]]
+
+
+class SideRow(NamedTuple):
+    """A row for a side output, among the rows of the main one."""
+
+    kind: RowKind
+    values: tuple[Any, ...]
+    output: str
+
+
+AnyRow = OutputRow | SideRow
 
 _INSERT = RowKind.INSERT
 
@@ -38,9 +49,18 @@ class Caller(Protocol):
 
 
 class BatchFrame:
-    """What is the same for all records of a micro-batch: times in microseconds, timers, width of the output."""
+    """What is the same for all records of a micro-batch: times in microseconds, timers, width of the output, and the
+    columns of the side outputs that may be written."""
 
-    __slots__ = ("caller", "output_names", "processing_time", "timers", "watermark", "width")
+    __slots__ = (
+        "caller",
+        "output_names",
+        "processing_time",
+        "side_outputs",
+        "timers",
+        "watermark",
+        "width",
+    )
 
     def __init__(
         self,
@@ -49,8 +69,10 @@ class BatchFrame:
         timers: Timers,
         output_names: list[str],
         caller: Caller | None = None,
+        side_outputs: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.caller = caller
+        self.side_outputs = side_outputs or {}
         self.watermark = watermark
         self.processing_time = processing_time
         self.timers = timers
@@ -102,7 +124,7 @@ class Record:
         self.input_index = input_index
         self.row_kind = row_kind
         self.timestamp = timestamp
-        self.out: list[OutputRow] | None = None
+        self.out: list[AnyRow] | None = None
         # The asynchronous controller's own; set by it, because most records of a sync batch need none of them.
         self.pending: int
         self.following: Record | None
@@ -125,24 +147,30 @@ class Record:
         """See ``RecordContext``."""
         return self.frame.timers
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT) -> None:
+    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
         """See ``RecordContext``."""
         if self.out is None:
             raise StateAccessError(
                 f"the record with key {self.key!r} emitted a row after it had ended; "
                 "emit inside process() or in a callback chained to its state futures"
             )
-        if len(values) != self.frame.width:
-            raise SchemaError(
-                f"emit() got {len(values)} values, but the output has {self.frame.width} columns: "
-                f"{', '.join(self.frame.output_names)}; pass one value a column"
-            )
+        if output is not None:
+            self._check_side(values, output)
+        elif len(values) != self.frame.width:
+            raise _wrong_width("the output", values, self.frame.output_names)
         if kind is not _INSERT and type(kind) is not RowKind:
             raise SchemaError(
                 f"emit() got the kind {kind!r}; give one of RowKind.INSERT (+I), UPDATE_BEFORE (-U), UPDATE_AFTER (+U) "
                 "and DELETE (-D)"
             )
-        self.out.append((kind, values))
+        self.out.append((kind, values) if output is None else SideRow(kind, values, output))
+
+    def _check_side(self, values: tuple[Any, ...], output: str) -> None:
+        names = self.frame.side_outputs.get(output)
+        if names is None:
+            raise unknown_output(output, self.frame.side_outputs)
+        if len(values) != len(names):
+            raise _wrong_width(f"side output '{output}'", values, names)
 
     def call(
         self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
@@ -175,9 +203,16 @@ class BroadcastRecord(Record):
         super().__init__(frame, b"", b"", (), work, item, input_index, row_kind, timestamp)
         self.group = self.encoded_key = None  # type: ignore[assignment]  # no store key can be built with them
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT) -> None:
+    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
         """Refused: every partition would put the row out."""
         raise StateAccessError(
             "a row of the broadcast input emitted a row, which every partition would put out; keep it in a "
             "BroadcastState and emit in process(), or set notify_stateful_sets and emit in process_notification()"
         )
+
+
+def _wrong_width(what: str, values: tuple[Any, ...], names: Sequence[str]) -> SchemaError:
+    return SchemaError(
+        f"emit() got {len(values)} values, but {what} has {len(names)} columns: {', '.join(names)}; pass one value a "
+        "column"
+    )

@@ -1,7 +1,7 @@
 """Functions of a keyed stream: what a user writes where a whole operator would be too much.
 
-Two rooms: ``process``, functions of rows, timers and windows; ``aggregate``, what becomes of many values. ``operators``
-runs both.
+Three rooms: ``process``, functions of rows, timers and windows; ``table``, functions of tables; ``aggregate``, what
+becomes of many values. ``operators`` runs all.
 Must not import storage, execution, runtime or Spark.
 """
 
@@ -37,9 +37,19 @@ from asyncstate.functions.process import (
     WindowContext,
     WindowFunction,
 )
+from asyncstate.functions.table import (
+    BroadcastTable,
+    ProcessTableFunction,
+    RowTable,
+    SetTable,
+    StateHint,
+    TableHint,
+    table_function,
+)
 
 __all__ = [
     "AggregateFunction",
+    "BroadcastTable",
     "BundledAggregateFunction",
     "CoFlatMapFunction",
     "CoMapFunction",
@@ -54,17 +64,23 @@ __all__ = [
     "KeyedProcessFunction",
     "MapFunction",
     "MutableRow",
+    "ProcessTableFunction",
     "ProcessWindowFunction",
     "ReduceFunction",
     "RetractableCollector",
+    "RowTable",
     "SegmentRow",
     "SegmentsApplied",
+    "SetTable",
+    "StateHint",
     "TableAggregateFunction",
+    "TableHint",
     "TimeWindow",
     "WindowContext",
     "WindowFunction",
     "list_view",
     "map_view",
+    "table_function",
     "value_view",
     "view_of",
 ]

@@ -41,7 +41,7 @@ from asyncstate.runtime.sort_keys import (
     sequences_of_inputs,
     sort_keys_of_inputs,
 )
-from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
+from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, SideBatch, TaskSpec
 from asyncstate.runtime.stateless_checks import check_stateless
 from asyncstate.runtime.stores import read_state, retries_of
 from asyncstate.runtime.task import run_partition
@@ -58,8 +58,10 @@ __all__ = [
     "Keys",
     "Order",
     "OrderBy",
+    "OutBatch",
     "Renamed",
     "SequenceBy",
+    "SideBatch",
     "Step",
     "TaskContext",
     "TaskSpec",

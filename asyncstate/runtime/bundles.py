@@ -20,13 +20,13 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind
 from asyncstate.execution import ExecutionController
 from asyncstate.futures import StateFuture
-from asyncstate.operator import Bundle, BundleOperator
+from asyncstate.operator import Bundle, BundleOperator, unknown_output
 from asyncstate.runtime.bundle_size import BundleSize
 from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.rows import PreparedBatch, joined, output_batch
 from asyncstate.runtime.runner import Runner
-from asyncstate.runtime.spec import InputBatch, TaskSpec
+from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
 
 
 class BundleRunner(Runner):
@@ -47,7 +47,7 @@ class BundleRunner(Runner):
         self._size = BundleSize(spec)
         latency_ms = spec.config.bundled_agg_allow_latency_ms if operator.is_bundled else 0
         self._patience = latency_ms / 1000 if latency_ms else math.inf
-        self._out: list[pa.RecordBatch] = []
+        self._out: list[OutBatch] = []
 
     # -- BundleContext --------------------------------------------------------------------------------
 
@@ -72,15 +72,32 @@ class BundleRunner(Runner):
         return self.spec.previous_processing_time
 
     def emit(
-        self, columns: Sequence[pa.Array], kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT
+        self,
+        columns: Sequence[pa.Array],
+        kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT,
+        output: str | None = None,
     ) -> None:
         """See ``BundleContext``."""
         num_rows = len(columns[0]) if columns else (0 if isinstance(kinds, RowKind) else len(kinds))
-        if num_rows:
+        if output is not None:
+            self._emit_aside(output, columns, kinds, num_rows)
+        elif num_rows:
             self.rows_out += num_rows
             self._out.append(
                 output_batch(self.spec.uid, self.context.output_schema, columns, kinds, num_rows)
             )
+
+    def _emit_aside(
+        self,
+        output: str,
+        columns: Sequence[pa.Array],
+        kinds: npt.NDArray[np.int8] | RowKind,
+        num_rows: int,
+    ) -> None:
+        if output not in self._side_outputs:
+            raise unknown_output(output, self._side_outputs)
+        if num_rows:
+            self._out.append(self._side_batch(output, self._side_outputs[output], columns, kinds, num_rows))
 
     def call(
         self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
@@ -90,10 +107,13 @@ class BundleRunner(Runner):
 
     # -- running --------------------------------------------------------------------------------------
 
-    def run(self, batches: Iterator[InputBatch]) -> Generator[pa.RecordBatch]:
+    def run(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
         """See ``Runner``; reads one bundle ahead while that happens beside other work."""
         waiting: Bundle | None = None
         for bundle in self._bundles(batches):
+            if isinstance(bundle, SideBatch):
+                yield bundle
+                continue
             ahead = self.controller.reads_ahead
             if ahead:
                 self._operator.prefetch(bundle)
@@ -109,10 +129,10 @@ class BundleRunner(Runner):
         # Nothing reads any more in this micro-batch.
         clean_up(self.spec, self.context, self.controller.bound_writes)
 
-    def _process(self, bundle: Bundle) -> Iterator[pa.RecordBatch]:
+    def _process(self, bundle: Bundle) -> Iterator[OutBatch]:
         return self._call(lambda: self._operator.process_bundle(bundle, self))
 
-    def _process_due(self) -> Iterator[pa.RecordBatch]:
+    def _process_due(self) -> Iterator[OutBatch]:
         """Rows of ordered inputs that are due: all of the micro-batch have come."""
         if not self._ordered:
             return
@@ -121,7 +141,7 @@ class BundleRunner(Runner):
             bundles += [None] * (len(self.spec.inputs) - len(bundles))
             yield from self._call(functools.partial(self._operator.process_due, bundles, self))
 
-    def _call(self, work: Callable[[], Any]) -> Iterator[pa.RecordBatch]:
+    def _call(self, work: Callable[[], Any]) -> Iterator[OutBatch]:
         """Run ``work`` to its end, step by step if it is a generator: its output leaves between the steps."""
         steps: Iterator[Any] | None = None
 
@@ -149,16 +169,20 @@ class BundleRunner(Runner):
         self.controller.bound_writes(0)
         yield from self._take()
 
-    def _take(self) -> Iterator[pa.RecordBatch]:
+    def _take(self) -> Iterator[OutBatch]:
         out, self._out = self._out, []
         yield from out
 
-    def _bundles(self, batches: Iterator[InputBatch]) -> Iterator[Bundle]:
+    def _bundles(self, batches: Iterator[InputBatch]) -> Iterator[Bundle | SideBatch]:
         """Batches of an input put together or cut, up to ``BundleSize`` rows; input 0 before input 1. Behind them rows
-        that had to wait for all others of their key. Rows for a bundled function wait no longer than they may."""
+        that had to wait for all others of their key. Rows for a bundled function wait no longer than they may. Late
+        rows of ordered inputs are given as they come."""
         held: list[list[PreparedBatch]] = [[] for _ in self.spec.inputs]
         rows, until = 0, 0.0
         for prepared in self._unordered(self._arriving(batches, self._rows_max)):
+            if isinstance(prepared, SideBatch):
+                yield prepared
+                continue
             limit = self._rows_max(prepared.batch)
             for part in prepared.cut(limit):
                 if rows and (rows + part.batch.num_rows > limit or time.monotonic() >= until):
@@ -169,19 +193,19 @@ class BundleRunner(Runner):
                 held[prepared.input_index].append(part)
                 rows += part.batch.num_rows
         yield from self._joined(held)
-        yield from map(self._bundle, self._unordered(self._waiting(self._rows_max)))
+        for left in self._unordered(self._waiting(self._rows_max)):
+            yield left if isinstance(left, SideBatch) else self._bundle(left)
 
     def _rows_max(self, batch: pa.RecordBatch) -> int:
         """Rows for a bundle with rows like those of ``batch``."""
         limit = self._size.rows(batch)
         return min(limit, self.spec.config.bundled_agg_size) if self._operator.is_bundled else limit
 
-    def _unordered(self, rows: Iterator[PreparedBatch]) -> Iterator[PreparedBatch]:
-        """Those of inputs without an order; the others are put to wait."""
+    def _unordered(self, rows: Iterator[PreparedBatch]) -> Iterator[PreparedBatch | SideBatch]:
+        """Those of inputs without an order; the others are put to wait, but for late ones that have an output."""
         for prepared in rows:
             if prepared.input_index in self._ordered:
-                self._ordered.add(prepared)
-                self.controller.bound_writes(0)
+                yield from self._put_to_wait(prepared)
             else:
                 yield prepared
 

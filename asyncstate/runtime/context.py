@@ -12,20 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, TypeVar, cast
 
 import msgspec
-import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.codec import check_key_type
 from asyncstate.config import Config
 from asyncstate.errors import JobError, SchemaError, StateAccessError, StateDeclarationError
 from asyncstate.futures import StateFuture
-from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, StateDescriptor
+from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, OutputSpec, StateDescriptor
 from asyncstate.places import masked
 from asyncstate.requests import Decoder, LevelOne, Page, StateSink
 from asyncstate.runtime.broadcast_checks import check_broadcast
 from asyncstate.runtime.closing import closed_at_the_end
 from asyncstate.runtime.missing_rows import COUNTER, MissingRows
 from asyncstate.runtime.ordering import check_ordered, ordered_states
+from asyncstate.runtime.outputs import bound, late_outputs
 from asyncstate.runtime.sequencing import SeenSequence, check_sequences, seen_states
 from asyncstate.runtime.stateless_checks import check_keeps_nothing
 from asyncstate.state import ExpiringState, StateTtl, Trial, with_decoded_values
@@ -50,7 +49,7 @@ class TaskContext:
         self,
         uid: str,
         inputs: Sequence[InputSpec],
-        output_schema: pa.Schema,
+        output: OutputSpec,
         config: Config,
         max_parallelism: int,
         key_groups: range,
@@ -63,7 +62,8 @@ class TaskContext:
     ) -> None:
         self.uid = uid
         self.inputs = tuple(inputs)
-        self.output_schema = output_schema
+        self.output_schema = output.schema
+        self.side_outputs = output.side_outputs
         self.page_size = config.iterate_response_batch_size
         self.max_parallelism = max_parallelism
         self.key_groups = key_groups
@@ -213,8 +213,8 @@ def check_operator(
     max_parallelism: int,
     stored: Sequence[StateSpec],
     copied: Callable[[Operator], Operator],
-) -> tuple[pa.Schema, list[StateSpec]]:
-    """The output schema and the states of ``operator``, checked on the driver before any data is touched.
+) -> tuple[OutputSpec, list[StateSpec]]:
+    """The outputs and the states of ``operator``, checked on the driver before any data is touched.
 
     The operator itself stays as it is, to be pickled for the tasks: a copy, made by ``copied`` as tasks get theirs, is
     bound and opened.
@@ -233,6 +233,7 @@ def check_operator(
                 "accepts changelogs here"
             )
     output = bound(uid, operator, inputs)
+    late_outputs(uid, operator, inputs, output)
     context = TaskContext(
         uid, inputs, output, config, max_parallelism, range(max_parallelism), _NoState(), stored
     )
@@ -241,35 +242,6 @@ def check_operator(
     states = context.opened()
     check_keeps_nothing(uid, operator, states, stored)
     return output, states
-
-
-def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> pa.Schema:
-    """What ``bind`` of the operator returns; its errors name the operator of this job."""
-    try:
-        output = operator.bind(inputs)
-        _check_output(operator, output)
-        return output
-    except SchemaError as error:
-        if f"'{uid}'" in str(error):
-            raise
-        raise SchemaError(f"operator '{uid}': {error}") from error
-
-
-def _check_output(operator: Operator, output: object) -> None:
-    what = f"bind() of {type(operator).__name__} returned"
-    if not isinstance(output, pa.Schema):
-        raise SchemaError(
-            f"{what} {output!r}; return the output's columns as a pyarrow schema, such as "
-            "pa.schema([('n', pa.int64())])"
-        )
-    twice = sorted({name for name in output.names if output.names.count(name) > 1})
-    if twice:
-        raise SchemaError(f"{what} a schema with column '{twice[0]}' twice; rename all but one")
-    if ROW_KIND_COLUMN in output.names:
-        raise SchemaError(
-            f"{what} a schema with a column '{ROW_KIND_COLUMN}', which is the framework's; leave it out, kinds are "
-            "given to emit()"
-        )
 
 
 def check_is_operator(uid: str, operator: object) -> None:

@@ -156,24 +156,26 @@ class OrderedInputs:
     def __contains__(self, input_index: int) -> bool:
         return input_index in self._inputs
 
-    def add(self, prepared: PreparedBatch) -> None:
+    def add(self, prepared: PreparedBatch) -> PreparedBatch | None:
         """Let rows wait. Those of an order of event time that the watermark had passed before this micro-batch are
-        dropped and counted, unless they are to be delivered."""
+        counted and returned (None: there are none), unless they are to be delivered."""
         index = prepared.input_index
-        if index in self._late:
-            prepared = self._in_time(prepared, self._late[index])
+        is_late = self._late_rows(prepared) if index in self._late else None
+        late = None
+        if is_late is not None:
+            self._late[index].add(int(np.count_nonzero(is_late)))
+            prepared, late = prepared.filter(~is_late), prepared.filter(is_late)
         if prepared.batch.num_rows:
             self._sink.put_many(*self._inputs[index].entries(prepared))
+        return late
 
-    def _in_time(self, prepared: PreparedBatch, late: Counter) -> PreparedBatch:
+    def _late_rows(self, prepared: PreparedBatch) -> npt.NDArray[np.bool_] | None:
+        """Which rows (n) come too late; None if no row does."""
         assert prepared.times is not None, "an ordered input has an event time"
         if self._previous_watermark == MIN_WATERMARK:
-            return prepared
-        in_time = prepared.times > self._previous_watermark
-        if in_time.all():
-            return prepared
-        late.add(int(np.count_nonzero(~in_time)))
-        return prepared.filter(in_time)
+            return None
+        late: npt.NDArray[np.bool_] = prepared.times <= self._previous_watermark
+        return late if late.any() else None
 
     def due(self, groups: range, page_size: int) -> Iterator[Turns]:
         """Take out the rows that are due, by (time, input, other sort keys, arrival), some at a time."""

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from asyncstate.config import Config
 from asyncstate.errors import SchemaError
-from asyncstate.operator import BundleOperator, InputSpec, Operator
-from asyncstate.runtime.context import bound, check_operator
+from asyncstate.operator import BundleOperator, InputSpec, Operator, OutputSpec
+from asyncstate.runtime.context import check_operator
+from asyncstate.runtime.outputs import bound
 from asyncstate.storage import StateSpec
 
 
@@ -28,8 +29,8 @@ def checked_inputs(
     config: Config,
     stored: Sequence[StateSpec],
     copied: Callable[[Operator], Operator],
-) -> tuple[pa.Schema, tuple[InputSpec, ...]]:
-    """The operator's output, and ``inputs`` with the columns that its tasks need. ``copied``: see ``check_operator``.
+) -> tuple[OutputSpec, tuple[InputSpec, ...]]:
+    """The operator's outputs, and ``inputs`` with the columns that its tasks need. ``copied``: see ``check_operator``.
 
     Raises SchemaError for the inputs, or if the operator needs more than it says, StateDeclarationError where states
     disagree with ``stored``.

@@ -19,6 +19,7 @@ from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, 
 from asyncstate.runtime.broadcast import BroadcastRows
 from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
+from asyncstate.runtime.outputs import rows_by_output
 from asyncstate.runtime.rows import (
     PreparedBatch,
     key_values,
@@ -29,7 +30,7 @@ from asyncstate.runtime.rows import (
     rows_to_columns,
 )
 from asyncstate.runtime.runner import Runner
-from asyncstate.runtime.spec import InputBatch, TaskSpec
+from asyncstate.runtime.spec import InputBatch, OutBatch, TaskSpec
 from asyncstate.runtime.time_order import TimeOrder
 from asyncstate.state import DueTimer, KeyedTimers
 
@@ -62,7 +63,12 @@ class RecordRunner(Runner):
         self._timers = KeyedTimers(controller, spec.uid, handled=self._has_timers)
         self._fired = context.counter("timers_fired")
         self._frame = BatchFrame(
-            spec.watermark, spec.processing_time, self._timers, list(context.output_schema.names), controller
+            spec.watermark,
+            spec.processing_time,
+            self._timers,
+            list(context.output_schema.names),
+            controller,
+            {name: schema.names for name, schema in self._side_outputs.items()},
         )
         self._row_types: list[type[Row]] = [row_type(given.schema) for given in spec.inputs]
         self._key_codec = next(
@@ -70,7 +76,7 @@ class RecordRunner(Runner):
         )
         self._key_values = key_values(context.key_schema.types)
 
-    def run(self, batches: Iterator[InputBatch]) -> Generator[pa.RecordBatch]:
+    def run(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
         """See ``Runner``. The phases of a micro-batch; each starts when the one before has ended."""
         # Due since before the rows came, so first. All partitions have the driver's time.
         yield from self._fire_timers(TimeDomain.PROCESSING_TIME)
@@ -89,17 +95,16 @@ class RecordRunner(Runner):
         clean_up(self.spec, self.context, self.controller.bound_writes)
         yield from self._outputs(1)
 
-    def _process_broadcast(self) -> Iterator[pa.RecordBatch]:
+    def _process_broadcast(self) -> Iterator[OutBatch]:
         rows = BroadcastRows(self.spec, self.context, self.controller, self._operator, self._frame)
         for _ in rows.run(self._count):
             self.controller.bound_writes(0)
             yield from self._outputs(_OUTPUT_ROWS)
 
-    def _process_rows(self, batches: Iterator[InputBatch]) -> Iterator[pa.RecordBatch]:
+    def _process_rows(self, batches: Iterator[InputBatch]) -> Iterator[OutBatch]:
         for prepared in chain(self._arriving(batches, _part_rows), self._waiting(_part_rows)):
             if prepared.input_index in self._ordered:
-                self._ordered.add(prepared)
-                self.controller.bound_writes(0)
+                yield from self._put_to_wait(prepared)
                 continue
             records = self._records(prepared)
             rows = 1
@@ -117,7 +122,7 @@ class RecordRunner(Runner):
             count += 1
         return count
 
-    def _deliver_ordered(self) -> Iterator[pa.RecordBatch]:
+    def _deliver_ordered(self) -> Iterator[OutBatch]:
         """Without timers rows follow each other as quickly as they come; with them each waits for what is earlier."""
         if self.spec.watermark == MIN_WATERMARK or not self._ordered:
             return
@@ -132,7 +137,7 @@ class RecordRunner(Runner):
             yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
 
-    def _deliver_between_timers(self) -> Iterator[pa.RecordBatch]:
+    def _deliver_between_timers(self) -> Iterator[OutBatch]:
         groups, watermark = self.context.key_groups, self.spec.watermark
         timers = self._timers.between_rows(groups, watermark, self.context.page_size)
         for count in TimeOrder(self.controller, self._due_rows(), timers, self._timer_record).run():
@@ -180,14 +185,14 @@ class RecordRunner(Runner):
             return [number.to_bytes(4, "big") for number in range(num_rows)]
         return [b""] * num_rows
 
-    def _fire_timers(self, *domains: TimeDomain) -> Iterator[pa.RecordBatch]:
+    def _fire_timers(self, *domains: TimeDomain) -> Iterator[OutBatch]:
         """Rounds over ``domains`` in turn until nothing is due: a timer may register others that are due already."""
         while any(map(self._may_be_due, domains)):
             for domain in filter(self._may_be_due, domains):
                 yield from self._fire_round(domain)
         self._timers.end_rounds()
 
-    def _fire_round(self, domain: TimeDomain) -> Iterator[pa.RecordBatch]:
+    def _fire_round(self, domain: TimeDomain) -> Iterator[OutBatch]:
         tick = None
         for page in self._timers.due(
             domain, self.context.key_groups, self._time_of(domain), self.context.page_size
@@ -244,11 +249,14 @@ class RecordRunner(Runner):
         controller.run_without_key(record)
         record.out = None
 
-    def _outputs(self, at_least: int) -> Iterator[pa.RecordBatch]:
+    def _outputs(self, at_least: int) -> Iterator[OutBatch]:
         if len(self.controller.outputs) < at_least:
             return
-        rows = self.controller.take_outputs()
-        self.rows_out += len(rows)
-        schema = self.context.output_schema
-        columns, kinds = rows_to_columns(rows, len(schema))
-        yield output_batch(self.spec.uid, schema, columns, kinds, len(rows))
+        for name, rows in rows_by_output(self.controller.take_outputs(), self._side_outputs):
+            schema = self.context.output_schema if name is None else self._side_outputs[name]
+            columns, kinds = rows_to_columns(rows, len(schema))
+            if name is not None:
+                yield self._side_batch(name, schema, columns, kinds, len(rows))
+                continue
+            self.rows_out += len(rows)
+            yield output_batch(self.spec.uid, schema, columns, kinds, len(rows))

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyCodec
 from asyncstate.execution import ExecutionController
 from asyncstate.local_phase import local_rows
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.gathering import Gathering, RowsMax
 from asyncstate.runtime.ordering import OrderedInputs
-from asyncstate.runtime.rows import PreparedBatch, prepare
-from asyncstate.runtime.spec import InputBatch, TaskSpec
+from asyncstate.runtime.rows import PreparedBatch, output_batch, prepare
+from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
 
 
 class Runner(ABC):
@@ -46,6 +50,10 @@ class Runner(ABC):
         self.keys = 0
         self.max_event_times: list[int | None] = [None] * len(spec.inputs)
         self._first = spec.operator.first_input
+        self._late_outputs = tuple(spec.operator.late_outputs(spec.inputs))
+        self._side_outputs: Mapping[str, pa.Schema] = {
+            name: schema for name, schema in context.side_outputs.items() if name not in self._late_outputs
+        }
         self._codecs = [
             KeyCodec([field.type for field in given.key_schema], list(given.key), spec.max_parallelism)
             for given in spec.inputs
@@ -61,7 +69,7 @@ class Runner(ABC):
         }
 
     @abstractmethod
-    def run(self, batches: Iterator[InputBatch]) -> Generator[pa.RecordBatch]:
+    def run(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
         """Run the operator over ``batches`` and the watermark; gives the output."""
 
     def _prepared(self, batches: Iterator[InputBatch]) -> Iterator[PreparedBatch]:
@@ -72,6 +80,25 @@ class Runner(ABC):
             if prepared.batch.num_rows:
                 yield prepared
             self.controller.flush()  # the next batch may be long in coming
+
+    def _put_to_wait(self, prepared: PreparedBatch) -> Iterator[SideBatch]:
+        """Let rows of an ordered input wait; gives those that come too late for it, if somebody asks for them."""
+        late, name = self._ordered.add(prepared), self._late_outputs[prepared.input_index]
+        self.controller.bound_writes(0)
+        if late is not None and name is not None:
+            schema = self.context.side_outputs[name]
+            yield self._side_batch(name, schema, late.batch.columns, late.kinds, late.batch.num_rows)
+
+    def _side_batch(
+        self,
+        name: str,
+        schema: pa.Schema,
+        columns: Sequence[Any],
+        kinds: npt.NDArray[np.int8] | RowKind,
+        num_rows: int,
+    ) -> SideBatch:
+        self.rows_out += num_rows
+        return SideBatch(name, output_batch(self.spec.uid, schema, columns, kinds, num_rows))
 
     def _comes_in_order(self, index: int) -> bool:
         """Whether rows of the input do not come as they arrive: they need not be put in order here."""

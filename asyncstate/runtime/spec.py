@@ -1,6 +1,6 @@
 """What a task is told and what it reports: the contract between a driver (Spark job, harness) and ``run_partition``.
 
-Owns: ``TaskSpec``, ``InputBatch`` and ``CommitRecord``; all can be pickled or turned into bytes.
+Owns: ``TaskSpec``, ``InputBatch``, ``SideBatch`` and ``CommitRecord``; all can be pickled or turned into bytes.
 Invariant: a TaskSpec holds everything that decides the result of a partition, so that every attempt at it gives
 the same rows and the same state.
 Must not import Spark.
@@ -56,6 +56,23 @@ class InputBatch:
     batch: pa.RecordBatch
     kinds: npt.NDArray[np.int8] | None = None
     input_index: int = 0
+
+
+@dataclass(frozen=True)
+class SideBatch:
+    """Rows that were put out to the side output ``output``: its columns and ``row_kind``. Those of the main output are
+    plain RecordBatches."""
+
+    output: str
+    batch: pa.RecordBatch
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        return int(self.batch.num_rows)
+
+
+OutBatch = pa.RecordBatch | SideBatch
 
 
 class CommitRecord(msgspec.Struct, kw_only=True):

@@ -15,8 +15,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Final
 
-import pyarrow as pa
-
 from asyncstate.config import Config
 from asyncstate.errors import StoreError
 from asyncstate.execution import (
@@ -30,14 +28,14 @@ from asyncstate.execution import (
     SyncExecutionController,
     thread_waits,
 )
-from asyncstate.operator import BundleOperator, RecordOperator
+from asyncstate.operator import BundleOperator, OutputSpec, RecordOperator
 from asyncstate.runtime.broadcast_digest import broadcast_digest
 from asyncstate.runtime.bundles import BundleRunner
 from asyncstate.runtime.closing import closed_at_the_end
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.records import RecordRunner
 from asyncstate.runtime.runner import Runner
-from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
+from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 from asyncstate.runtime.stores import PartitionStore, open_store
 from asyncstate.runtime.transfers import Transfers
 from asyncstate.state import Trials
@@ -74,12 +72,12 @@ def run_partition(
     partition: int,
     batches: Iterator[InputBatch],
     store_through: Callable[[KeyedStore], KeyedStore] | None = None,
-) -> Iterator[pa.RecordBatch | CommitRecord]:
+) -> Iterator[OutBatch | CommitRecord]:
     """Run ``spec.operator`` over the rows of ``partition``; gives output batches, then the CommitRecord.
 
-    ``batches`` have the rows of all inputs in arrival order. Output batches have the output schema's columns and
-    ``row_kind``. ``store_through`` makes what is read of the leased store, for tests. Raises OperatorError for failures
-    of the operator's code and StoreError for those of the store.
+    ``batches`` have the rows of all inputs in arrival order. Output batches have the columns of their output and
+    ``row_kind``; those of side outputs are SideBatches. ``store_through`` makes what is read of the leased store, for
+    tests. Raises OperatorError for failures of the operator's code and StoreError for those of the store.
     """
     started = time.perf_counter()
     with open_store(spec, partition) as opened, _cache(spec, partition, opened.lineage) as cache:
@@ -105,7 +103,7 @@ def operated(
     batches: Iterator[InputBatch],
     scratch: str,
     transfers: Transfers,
-) -> Generator[pa.RecordBatch, None, tuple[Runner, list[StateSpec]]]:
+) -> Generator[OutBatch, None, tuple[Runner, list[StateSpec]]]:
     """Open ``spec.operator``, run it over ``batches`` and the watermark, close it; gives its output.
 
     Returns what has run and the states that it has declared. ``scratch``: a folder for rows beyond memory.
@@ -184,7 +182,7 @@ def _open_operator(
     context = TaskContext(
         spec.uid,
         spec.inputs,
-        operator.bind(spec.inputs),
+        OutputSpec.of(operator.bind(spec.inputs)),
         spec.config,
         spec.max_parallelism,
         range(first, end),

@@ -10,9 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import pyarrow as pa
-
-from asyncstate.runtime.spec import InputBatch
+from asyncstate.runtime.spec import InputBatch, OutBatch
 
 
 class Transfers:
@@ -31,7 +29,7 @@ class Transfers:
                 return
             yield batch
 
-    def taken(self, out: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def taken(self, out: OutBatch) -> Iterator[OutBatch]:
         """The one batch, timed until the next one is asked for."""
         started = time.perf_counter()
         yield out

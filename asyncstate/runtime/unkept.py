@@ -16,13 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import pyarrow as pa
 
 from asyncstate.errors import StoreError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Operator
 from asyncstate.runtime.broadcast_digest import broadcast_digest
 from asyncstate.runtime.driver import sum_records
-from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
+from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 from asyncstate.runtime.stores import rocksdb_options
 from asyncstate.runtime.task import controller_of, counted, operated
 from asyncstate.runtime.transfers import Transfers
@@ -35,9 +34,7 @@ from asyncstate.storage import (
 )
 
 
-def run_stateless(
-    spec: TaskSpec, batches: Iterator[InputBatch]
-) -> Iterator[pa.RecordBatch | dict[str, float]]:
+def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[OutBatch | dict[str, float]]:
     """Run ``spec.operator`` over some rows of its input; gives output batches, then what was counted on the way.
 
     Raises OperatorError for failures of the operator's code.
@@ -50,7 +47,7 @@ def run_stateless(
 
 def run_to_the_end(
     at_the_end: Operator, spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
-) -> Iterator[pa.RecordBatch | CommitRecord]:
+) -> Iterator[OutBatch | CommitRecord]:
     """As ``run_partition``, over all rows there are: a micro-batch without a watermark, then one without rows and with
     the last watermark. The CommitRecord names no files.
 
@@ -75,7 +72,7 @@ def run_to_the_end(
 
 def _micro_batch(
     spec: TaskSpec, partition: int, overlay: WriteOverlay, batches: Iterator[InputBatch], folder: Path
-) -> Generator[pa.RecordBatch, None, CommitRecord]:
+) -> Generator[OutBatch, None, CommitRecord]:
     """One micro-batch over what ``overlay`` holds; what it writes stays there."""
     with controller_of(spec, overlay) as controller:
         runner, states = yield from operated(

@@ -18,7 +18,7 @@ import pyarrow as pa
 from asyncstate.config import Config
 from asyncstate.errors import JobError
 from asyncstate.local_phase import LocalPhase
-from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator
+from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime import (
     After,
     Best,
@@ -219,11 +219,8 @@ class MicroBatch:
         )
         return stage.rows
 
-    def check(self, call: Call, inputs: Sequence[DataFrame]) -> tuple[StructType, bool]:
-        """The columns that ``run`` would return, and whether rows would wait for the watermark; nothing runs.
-
-        Raises what ``run`` raises before any row is read.
-        """
+    def check(self, call: Call, inputs: Sequence[DataFrame]) -> Expected:
+        """What ``run`` would return; nothing runs. Raises what ``run`` raises before any row is read."""
         operator, uid = call.operator, call.uid
         check_uid(uid, ())
         check_is_operator(uid, operator)
@@ -231,12 +228,36 @@ class MicroBatch:
         if checked.stored is not None and not operator.stateless:
             check_fingerprint(uid, checked.stored.schema, fingerprint(checked.specs.inputs, checked.output))
         self._parallelism(uid, checked.config, checked.stored)
-        return output_rows(uid, checked.output), any(map(_waits_for_watermark, checked.ready))
+        return Expected(
+            output_rows(uid, checked.output.schema),
+            {name: output_rows(uid, schema) for name, schema in checked.output.side_outputs.items()},
+            any(map(_waits_for_watermark, checked.ready)),
+        )
 
     @property
     def fusion(self) -> bool:
         """Whether parts of a graph may run in one task."""
         return self._frame.config.fusion
+
+    def side_output(self, uid: str, name: str) -> DataFrame:
+        """The rows that operator ``uid``, applied before in this micro-batch, has put out to its side output ``name``,
+        with a ``row_kind`` column.
+
+        It is there beside what ``apply`` returned, as often as it is asked for, and its rows are kept as long. Raises
+        JobError for an operator that has not been applied, and for a name that it does not declare.
+        """
+        if not self._open:
+            raise JobError(
+                f"side output {name!r} of operator '{uid}': micro-batch {self.batch_id} is over; call side_output "
+                "inside the micro_batch function"
+            )
+        if uid not in self.applied:
+            known = ", ".join(map(repr, self.applied)) or "none"
+            raise JobError(
+                f"side output {name!r}: no operator {uid!r} with state has been applied in this micro-batch (applied: "
+                f"{known}); call apply(..., uid={uid!r}) first"
+            )
+        return self.applied[uid].stage.side(name)
 
     @property
     def failed_uids(self) -> list[str]:
@@ -262,7 +283,7 @@ class MicroBatch:
     def _map(self, operator: Operator, df: DataFrame, uid: str, checked: _Checked) -> DataFrame:
         spec = self._task_spec(operator, uid, checked.ready, checked.config, None, 1)
         with stage_explained(uid, operator):
-            rows = mapped(df, spec, checked.output)
+            rows = mapped(df, spec, checked.output.schema)
         self.stateless[uid] = rows
         return rows
 
@@ -304,7 +325,8 @@ class MicroBatch:
         schemas = fingerprint(specs.inputs, output)
         if stored is not None:
             check_fingerprint(uid, stored.schema, schemas)
-        schema = stage_schema(uid, output if after is None else after.schema)
+        sent = output if after is None else OutputSpec(after.schema, output.side_outputs)
+        schema = stage_schema(uid, sent)
         if before is not None:
             ready = (replace(ready[0], local=before.local),)
         else:
@@ -397,6 +419,14 @@ class Call(NamedTuple):
         return Call(operator, uid, declared, options or {})
 
 
+class Expected(NamedTuple):
+    """The columns of an operator's rows and of those of its side outputs, and whether rows wait for the watermark."""
+
+    rows: StructType
+    side_outputs: Mapping[str, StructType]
+    waits: bool
+
+
 class Before(NamedTuple):
     """What was done to an input in the task that it comes from: its columns were those of ``rows``, which has no rows;
     ``local`` is the local phase that has put its rows together."""
@@ -409,7 +439,7 @@ class _Checked(NamedTuple):
     config: Config
     specs: _Inputs
     stored: OperatorManifest | None
-    output: pa.Schema
+    output: OutputSpec
     ready: tuple[InputSpec, ...]
 
 

@@ -53,7 +53,7 @@ def apply_batch(
     order_by: OrderBy = None,
     sequence: SequenceBy = None,
     options: Mapping[str, object] | None = None,
-) -> DataFrame:
+) -> BoundedRows:
     """Run ``operator`` over all rows of ``inputs`` and to their end; its output with a ``row_kind`` column.
 
     First come all rows, none of them late, then the last watermark: windows and timers of event time fire, rows that
@@ -65,7 +65,8 @@ def apply_batch(
     The operator has run, whole and once, when the function returns. The result can be read any number of times: Spark
     keeps its rows on the executors, as those of a local checkpoint, until ``unpersist()`` of the result gives them back
     or Spark's cleaner finds that neither the result nor a DataFrame made of it is in use any more. If an executor is
-    lost, so are its rows, and reading them fails. A stateless operator runs when its rows are read instead.
+    lost, so are its rows, and reading them fails. A stateless operator runs when its rows are read instead. The rows of
+    side outputs are ``side_output(name)`` of the result.
 
     Raises SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read, OperatorError and
     StoreError from the run.
@@ -86,21 +87,32 @@ def apply_batch(
     except BaseException:
         batch.close()
         raise
-    return BoundedRows(batch.applied[uid].stage) if batch.applied else rows
+    return BoundedRows(rows, batch.applied[uid].stage if batch.applied else None)
 
 
 class BoundedRows(ClassicDataFrame):
-    """The rows of a stage, as long as somebody can read them."""
+    """The rows of a stage (None: of a stateless operator), as long as somebody can read them."""
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage.rows._jdf, stage.rows.sparkSession)
-        self._kept = stage.kept
-        self._owner = stage.owner
+    def __init__(self, rows: DataFrame, stage: Stage | None) -> None:
+        super().__init__(rows._jdf, rows.sparkSession)
+        self._stage = stage
+
+    def side_output(self, name: str) -> DataFrame:
+        """The rows of the side output ``name``, with a ``row_kind`` column; they are kept as long as the others. Raises
+        JobError with the names there are for another one."""
+        if self._stage is None:
+            raise JobError(f"there is no side output {name!r}: the operator is stateless and has none")
+        return self._stage.side(name)
 
     def unpersist(self, blocking: bool = False) -> BoundedRows:
         """Give the rows' memory back; they cannot be read any more, nor a DataFrame made of them."""
-        withdraw(self, f"{self._owner} is read after unpersist(); call apply_batch again")
-        unkeep(self._kept)
+        if self._stage is None:
+            super().unpersist(blocking)
+            return self
+        reason = f"{self._stage.owner} is read after unpersist(); call apply_batch again"
+        withdraw(self, reason)
+        self._stage.withdraw(reason)
+        unkeep(self._stage.kept)
         return self
 
 

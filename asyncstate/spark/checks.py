@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from asyncstate.codec import Change, refusals, schema_from_text, schema_to_text
 from asyncstate.errors import ConfigurationError, JobError, SchemaError
-from asyncstate.operator import InputSpec
+from asyncstate.operator import InputSpec, OutputSpec
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _FILE_NAME_RULE = "use letters, digits, '_', '-' and '.', at most 100, starting with a letter or digit"
@@ -48,9 +48,11 @@ def check_operator_options(uid: str, options: Mapping[str, object]) -> None:
             )
 
 
-def fingerprint(inputs: Sequence[InputSpec], output: pa.Schema) -> dict[str, str]:
+def fingerprint(inputs: Sequence[InputSpec], output: OutputSpec) -> dict[str, str]:
     """The schemas of an operator as the manifest keeps them."""
-    texts = {"output": _text("output", output)}
+    texts = {"output": _text("output", output.schema)}
+    for name, schema in output.side_outputs.items():
+        texts[f"output {name}"] = _text(f"side output '{name}'", schema)
     for index, spec in enumerate(inputs):
         texts[f"input{index}"] = _text(spec.name, spec.schema)
         texts[f"key{index}"] = _text(spec.name, spec.key_schema)

@@ -16,6 +16,8 @@ its last one, null in all others."""
 OUTPUT: Final = "__asyncstate_output"
 """array of structs of every row that comes from a task: some rows of the operator's output, null where ``COMMIT`` is
 not."""
+SIDE: Final = "__asyncstate_side_"
+"""Before the name of a side output: an array like ``OUTPUT``, of the rows of that one. A row has one of the arrays."""
 ATTEMPT_BYTES: Final = 16
 """Length of an attempt's id."""
 

@@ -10,7 +10,7 @@ Must not import runtime's tasks or storage.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,13 +31,14 @@ from pyspark.storagelevel import StorageLevel
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import JobError, SchemaError
-from asyncstate.operator import InputSpec
+from asyncstate.operator import InputSpec, OutputSpec
 from asyncstate.spark.columns import (
     ATTEMPT_BYTES,
     COMMIT,
     MARKER_TAG,
     OUTPUT,
     ROUTE,
+    SIDE,
     TAG_BITS,
     quoted,
     struct_name,
@@ -109,10 +110,15 @@ def nullable_type(kind: DataType) -> DataType:
     return kind
 
 
-def stage_schema(uid: str, output: pa.Schema) -> StructType:
-    """What a task sends back: lists of the operator's output rows with ``row_kind``, and the commit column."""
-    rows = ArrayType(output_rows(uid, output))
-    return StructType([StructField(OUTPUT, rows), StructField(COMMIT, BinaryType())])
+def stage_schema(uid: str, bound: pa.Schema | OutputSpec) -> StructType:
+    """What a task sends back: lists of the operator's output rows with ``row_kind``, the commit column, and such lists
+    for each side output."""
+    output = OutputSpec.of(bound)
+    fields = [(OUTPUT, ArrayType(output_rows(uid, output.schema))), (COMMIT, BinaryType())]
+    sides = [
+        (SIDE + name, ArrayType(output_rows(uid, schema))) for name, schema in output.side_outputs.items()
+    ]
+    return StructType([StructField(name, kind) for name, kind in [*fields, *sides]])
 
 
 def output_rows(uid: str, output: pa.Schema) -> StructType:
@@ -215,18 +221,34 @@ def _struct(columns: Sequence[str]) -> str:
 class Stage:
     """The rows of a stage that has run, and the commit records it sent; ``owner`` is how errors call the rows.
 
-    ``kept``: the local checkpoint that they are read from.
+    ``kept``: the local checkpoint that they are read from. ``sides``: the rows of the side outputs, by name.
     """
 
     rows: DataFrame
     records: list[bytes]
     owner: str
     kept: DataFrame
+    sides: Mapping[str, DataFrame]
+
+    def side(self, name: str) -> DataFrame:
+        """The rows of a side output. Raises JobError with the names there are for another one."""
+        if name not in self.sides:
+            known = f"has {', '.join(map(repr, self.sides))}" if self.sides else "has none"
+            raise JobError(
+                f"there is no side output {name!r}: {self.owner.removeprefix('the output of ')} {known}; its bind() "
+                "declares them, and late rows have one where late_output names it"
+            )
+        return self.sides[name]
 
     def release(self) -> None:
         """Give the rows' memory back; afterwards they cannot be read, and ``rows`` says so."""
-        withdraw(self.rows, over(self.owner))
+        self.withdraw(over(self.owner))
         unkeep(self.kept)
+
+    def withdraw(self, reason: str) -> None:
+        """Whatever is asked of the rows of any output from now on raises a JobError with ``reason``."""
+        for rows in (self.rows, *self.sides.values()):
+            withdraw(rows, reason)
 
 
 def over(owner: str) -> str:
@@ -279,9 +301,15 @@ def run_stage(
         unkeep(stage)
         raise
     found = [bytes(row[0]) for row in reported]
-    rows = stage.where(_reported_rows(task.spec, found)).selectExpr(f"inline({OUTPUT})")
+    sent = stage.where(_reported_rows(task.spec, found))
+    sides = {
+        name.removeprefix(SIDE): sent.selectExpr(f"inline({name})")
+        for name in schema.fieldNames()
+        if name.startswith(SIDE)
+    }
     owner = f"the output of operator '{task.spec.uid}' in batch {task.spec.batch_id}"
-    return Stage(rows, [record[ATTEMPT_BYTES:] for record in found], owner, stage)
+    records = [record[ATTEMPT_BYTES:] for record in found]
+    return Stage(sent.selectExpr(f"inline({OUTPUT})"), records, owner, stage, sides)
 
 
 def _reported_rows(spec: TaskSpec, found: Sequence[bytes]) -> str:

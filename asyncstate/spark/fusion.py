@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.dataflow import Apply, Dataflow, Node, Transform
+from asyncstate.dataflow import Apply, Dataflow, Node, Output, Transform
 from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
 from asyncstate.dataflow.nodes import array_of
 from asyncstate.runtime import After, Kept, Renamed, Step
@@ -91,7 +91,7 @@ def places_of(tails: Mapping[Apply, Tail]) -> dict[Node, str]:
 
 def _reason(flow: Dataflow, last: Node, following: Node | None) -> str:
     if following is None:
-        count = sum(last in other.inputs for other in flow.nodes)
+        count = sum(last in other.inputs for other in flow.nodes if not isinstance(other, Output))
         return f"the rows of '{last.name}' go {count} ways" if count > 1 else ""
     if isinstance(following, Transform):
         return f"'{following.text}' is more than conditions of columns and literals of one type, or plain columns"
@@ -99,7 +99,7 @@ def _reason(flow: Dataflow, last: Node, following: Node | None) -> str:
 
 
 def _only_consumer(flow: Dataflow, node: Node) -> Node | None:
-    consumers = [other for other in flow.nodes if node in other.inputs]
+    consumers = [other for other in flow.nodes if node in other.inputs and not isinstance(other, Output)]
     return consumers[0] if len(consumers) == 1 else None
 
 

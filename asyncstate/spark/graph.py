@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.dataflow import Apply, Dataflow, Node, Sink, Source, Stream, Transform, Union
+from asyncstate.dataflow import Apply, Dataflow, Node, Output, Sink, Source, Stream, Transform, Union
 from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.operator import unknown_output
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
 from asyncstate.spark.batch import Before
 from asyncstate.spark.columns import quoted
@@ -38,6 +40,7 @@ class JobGraph:
     def __init__(self, spark: SparkSession) -> None:
         self.flow = Dataflow()
         self._empty_rows: dict[Node, DataFrame] = {}
+        self._side_outputs: dict[Node, Mapping[str, StructType]] = {}
         self.places: dict[Node, str] = {}
         """Where nodes run, of those that do not run where their kind usually does; after ``check``."""
         self._spark = spark
@@ -92,6 +95,8 @@ class JobGraph:
                 rows[tail.last] = out.drop(ROW_KIND_COLUMN) if tail.without_kinds else out
                 if tail.next is not None and tail.before is not None:
                     done[tail.next] = tail.before
+            elif isinstance(node, Output):
+                rows[node] = batch.side_output(node.inputs[0].name, node.side)
             elif node in rows:
                 continue  # part of an operator's task
             elif not all(one in rows for one in node.inputs):
@@ -148,9 +153,16 @@ class JobGraph:
             _check_source(node, df)
             return self._spark.createDataFrame([], df.schema)
         if isinstance(node, Apply):
-            rows, waits = batch.check(call_of(node), inputs)
-            waiting += [node] if waits else []
-            return self._spark.createDataFrame([], rows)
+            expected = batch.check(call_of(node), inputs)
+            waiting += [node] if expected.waits else []
+            self._side_outputs[node] = expected.side_outputs
+            return self._spark.createDataFrame([], expected.rows)
+        if isinstance(node, Output):
+            (operator,) = node.inputs
+            sides = self._side_outputs[operator]
+            if node.side not in sides:
+                raise unknown_output(node.side, sides)
+            return self._spark.createDataFrame([], sides[node.side])
         return inputs[0] if isinstance(node, Sink) else _frame(node, inputs)
 
     def _applied(self) -> list[Apply]:

@@ -23,15 +23,15 @@ import pyarrow.compute as pc
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
-from asyncstate.spark.columns import MARKER_TAG, OUTPUT, ROUTE, TAG_BITS, TAG_MASK, struct_name
+from asyncstate.spark.columns import COMMIT, MARKER_TAG, OUTPUT, ROUTE, SIDE, TAG_BITS, TAG_MASK, struct_name
 from asyncstate.spark.failures import mark
 
 if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
     from asyncstate.runtime.after import After
-    from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
+    from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 
-RunPartition = Callable[["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[pa.RecordBatch | CommitRecord]"]
+RunPartition = Callable[["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[OutBatch | CommitRecord]"]
 
 _KIND_TEXTS = pa.array(ROW_KIND_TEXTS, pa.string())
 # A batch whose inputs alternate more often than this is split by input with a copy instead of by slices.
@@ -50,8 +50,8 @@ _settled = False
 class PartitionTask:
     """``mapInArrow``'s function: runs ``spec`` on the partition that the rows name.
 
-    ``after`` makes of the operator's output rows those that leave. ``wire`` is the schema Spark expects back: lists of
-    structs, with the output columns and ``row_kind``, and the commit column.
+    ``after`` makes of the operator's main output the rows that leave. ``wire`` is the schema Spark expects back: lists
+    of structs, with the output columns and ``row_kind``, the commit column, and such lists for each side output.
     """
 
     spec: TaskSpec
@@ -71,7 +71,7 @@ class PartitionTask:
             raise
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from asyncstate.runtime.spec import CommitRecord
+        from asyncstate.runtime.spec import CommitRecord, SideBatch
 
         run = self.run or _run_partition()
         settle_worker()
@@ -86,17 +86,20 @@ class PartitionTask:
         for out in run(self.spec, partition, rows):
             if isinstance(out, CommitRecord):
                 record = out
+            elif isinstance(out, SideBatch):
+                if out.num_rows:
+                    yield self._to_wire(SIDE + out.output, out.batch)
             else:
-                rows = out if self.after is None else self.after(out)
-                if rows.num_rows:
-                    yield self._to_wire(rows)
+                left = out if self.after is None else self.after(out)
+                if left.num_rows:
+                    yield self._to_wire(OUTPUT, left)
         if record is None:
             raise JobError(f"operator '{self.spec.uid}', partition {partition}: no commit record; {_REPORT}")
         yield self._commit_row(attempt + record.to_bytes())
 
-    def _to_wire(self, out: pa.RecordBatch) -> pa.RecordBatch:
+    def _to_wire(self, name: str, out: pa.RecordBatch) -> pa.RecordBatch:
         """Some rows to a list: Spark makes, copies and keeps an object for each row that it gets."""
-        kind = self._output_type
+        kind = self.wire.field(name).type
         columns = [
             cast(column, field.type) for column, field in zip(out.columns, kind.value_type, strict=True)
         ]
@@ -104,15 +107,15 @@ class PartitionTask:
         step = max(1, min(_LIST_ROWS, _LIST_BYTES * out.num_rows // max(1, out.nbytes)))
         offsets = pa.array([*range(0, out.num_rows, step), out.num_rows], pa.int32())
         lists = pa.ListArray.from_arrays(offsets, rows, type=kind)
-        return pa.RecordBatch.from_arrays([lists, pa.nulls(len(lists), pa.binary())], schema=self.wire)
+        return self._sent(name, lists)
 
     def _commit_row(self, content: bytes) -> pa.RecordBatch:
-        nothing = pa.nulls(1, self._output_type)
-        return pa.RecordBatch.from_arrays([nothing, pa.array([content], pa.binary())], schema=self.wire)
+        return self._sent(COMMIT, pa.array([content], pa.binary()))
 
-    @property
-    def _output_type(self) -> pa.ListType:
-        return self.wire.field(OUTPUT).type
+    def _sent(self, name: str, values: pa.Array) -> pa.RecordBatch:
+        """Rows with one column; the others are null."""
+        columns = [values if field.name == name else pa.nulls(len(values), field.type) for field in self.wire]
+        return pa.RecordBatch.from_arrays(columns, schema=self.wire)
 
 
 _REPORT = "nothing was committed; start the query again, and report this if it comes back"

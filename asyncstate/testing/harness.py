@@ -29,14 +29,16 @@ from asyncstate.codec import KeyCodec, schema_to_text
 from asyncstate.codec.times import integers
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.errors import JobError, SchemaError
-from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator, OutputSpec, unknown_output
 from asyncstate.runtime import (
     CommitRecord,
     Delay,
     InputBatch,
     Keys,
     OrderBy,
+    OutBatch,
     SequenceBy,
+    SideBatch,
     TaskSpec,
     advance_sources,
     check_is_operator,
@@ -190,9 +192,12 @@ class OperatorHarness:
         self._watermark: int | None = None
         self.output: list[OutputRow] = []
         self.batches: list[dict[str, float]] = []
-        self.output_schema, self._task_inputs = checked_inputs(
+        self._output, self._task_inputs = checked_inputs(
             _UID, operator, self._specs, self._config, self.states(), lambda _: self._operator()
         )
+        self.last_aside: list[SideBatch] = []
+        """What the last micro-batch has put out to side outputs."""
+        self._side_rows: dict[str, list[OutputRow]] = {name: [] for name in self._output.side_outputs}
 
     # -- pushing -----------------------------------------------------------------------------------
 
@@ -251,6 +256,24 @@ class OperatorHarness:
         if self._manifest is not None:
             return list(self._manifest.sources.values())
         return [MIN_WATERMARK for delay in self._delays if delay is not None]
+
+    @property
+    def outputs(self) -> OutputSpec:
+        """The columns of all outputs, without ``row_kind``."""
+        return self._output
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """The columns of the main output, without ``row_kind``."""
+        return self._output.schema
+
+    def side_output(self, name: str) -> list[OutputRow]:
+        """The rows of the side output ``name`` since the last call, like those of ``end_batch``, in order. Raises
+        SchemaError for one that is not declared."""
+        if name not in self._side_rows:
+            raise unknown_output(name, self._side_rows)
+        rows, self._side_rows[name] = self._side_rows[name], []
+        return rows
 
     @property
     def watermark(self) -> int:
@@ -345,10 +368,13 @@ class OperatorHarness:
             watermark = MAX_WATERMARK if final else max(self.watermark, wanted)
         spec = self._spec(self._manifest, watermark)
         rows: list[pa.RecordBatch] = []
+        aside: list[SideBatch] = []
         records: list[CommitRecord] = []
         for out in self._stateless(spec) if spec.operator.stateless else self._partitions(spec):
             if isinstance(out, CommitRecord):
                 records.append(CommitRecord.from_bytes(out.to_bytes()))
+            elif isinstance(out, SideBatch):
+                aside.append(out)
             elif isinstance(out, pa.RecordBatch):
                 rows.append(out)
             else:
@@ -357,16 +383,19 @@ class OperatorHarness:
         self._commit(spec, records, final)
         self._pending = []
         self.output.extend(rows_of(rows))
+        self.last_aside = aside
+        for out in aside:
+            self._side_rows[out.output].extend(rows_of([out.batch]))
         return rows
 
-    def _partitions(self, spec: TaskSpec) -> Iterator[pa.RecordBatch | CommitRecord]:
+    def _partitions(self, spec: TaskSpec) -> Iterator[OutBatch | CommitRecord]:
         spec = replace(spec, broadcast=self._broadcast(), inputs=self._with_local_phase(spec))
         parts = self._exchange(spec.inputs)
         for partition in range(self.parallelism):
             shipped = _shipped(spec, self._operator)
             yield from run_partition(shipped, partition, iter(parts[partition]), self._store_through)
 
-    def _stateless(self, spec: TaskSpec) -> Iterator[pa.RecordBatch | dict[str, float]]:
+    def _stateless(self, spec: TaskSpec) -> Iterator[OutBatch | dict[str, float]]:
         """All rows as they were pushed: there is no exchange, so partitions mean nothing."""
         columns = spec.inputs[0].schema.names
         pushed = [replace(given, batch=given.batch.select(columns)) for given in self._pending]

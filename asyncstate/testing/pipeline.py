@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.clock import Clock, ManualClock
-from asyncstate.dataflow import Apply, Dataflow, Node, Sink, Source, Stream, Transform, Union, explain
+from asyncstate.dataflow import Apply, Dataflow, Node, Output, Sink, Source, Stream, Transform, Union, explain
 from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
@@ -187,6 +187,9 @@ class PipelineHarness:
     def _empty(self, node: Node, inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         if isinstance(node, Source):
             return _no_rows(_schema_of(node))
+        if isinstance(node, Output):
+            sides = self._operators[node.inputs[0].name].outputs
+            return _no_rows(pa.schema([*sides.side(node.side), _KIND]))
         if not isinstance(node, Apply):
             return _through(node, inputs)
         arguments = node.arguments()
@@ -229,6 +232,9 @@ class PipelineHarness:
     ) -> pa.RecordBatch:
         if isinstance(node, Source):
             return _joined(self._pending[node.name], self._schemas[node])
+        if isinstance(node, Output):
+            aside = self._operators[node.inputs[0].name].last_aside
+            return _joined([out.batch for out in aside if out.output == node.side], self._schemas[node])
         if not isinstance(node, Apply):
             return _through(node, inputs)
         operator = self._operators[node.name]

@@ -28,12 +28,14 @@ from asyncstate.operator import (
     InputOrder,
     InputSpec,
     OperatorContext,
+    OutputSpec,
 )
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl, TtlTime, check_ttl
 from operators.core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, take_rows
 from operators.core.checks import Named, TimeDomain, check_choice, check_has_time, check_time_domain
 from operators.core.condition import check_condition
+from operators.core.late import check_late_output, with_late_output
 from operators.core.payload import Payload
 from operators.join.condition import Condition, JoinCondition
 from operators.join.inputs import check_keys, joined_schema, matching
@@ -51,11 +53,12 @@ class TemporalJoin(Named, BundleOperator):
     with nulls. A null in the key matches nothing, with ``null_safe`` it matches null.
 
     ``time="event"``: a left row comes when the watermark has passed it, joined with the version that holds at its own
-    time, one that begins then included. Late left rows are dropped and counted (``late_rows_dropped``). Late versions
-    are counted (``late_versions``) and taken if they are not older than the one that the key has, for left rows that
-    are still to come; older ones are dropped (``late_versions_dropped``). ``time="processing"``: a left row comes at
-    once, joined with the row that its key has then; the right rows of a micro-batch come first. What changes on the
-    right later changes nothing that has been put out.
+    time, one that begins then included. Late left rows are counted (``late_rows_dropped``) and dropped, or go to the
+    side output that ``late_output`` names. Late versions are counted (``late_versions``) and taken if they are not
+    older than the one that the key has, for left rows that are still to come; older ones are dropped
+    (``late_versions_dropped``). ``time="processing"``: a left row comes at once, joined with the row that its key has
+    then; the right rows of a micro-batch come first. What changes on the right later changes nothing that has been put
+    out.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> orders = pa.schema([("currency", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("us"))])
@@ -91,11 +94,13 @@ class TemporalJoin(Named, BundleOperator):
         suffixes: tuple[str, str] = ("", "_right"),
         null_safe: bool = False,
         ttl: StateTtl | None = None,
+        late_output: str | None = None,
     ) -> None:
         check_choice(kind, get_args(TemporalJoinKind), "kind", self.owner)
         check_condition(condition, self.owner)
         check_time_domain(time, self.owner)
         check_ttl(self.owner, ttl, "ttl")
+        check_late_output(late_output, time, self.owner)
         if time == "processing" and ttl is not None and ttl.time is TtlTime.EVENT:
             raise SchemaError(
                 f"{self.owner}: ttl counts event time, but the join is one of processing time; give "
@@ -107,9 +112,10 @@ class TemporalJoin(Named, BundleOperator):
         self.suffixes = suffixes
         self.null_safe = null_safe
         self.ttl = ttl
+        self.late_output = late_output
         self.first_input = 1 if time == "processing" else None
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """Left columns, then right columns."""
         for spec in inputs:
             check_has_time(spec, self.time, self.owner)
@@ -118,7 +124,11 @@ class TemporalJoin(Named, BundleOperator):
         joined = self._joined_schema(inputs)
         if self.condition is not None:
             Condition(self.condition, joined, self.owner).check()
-        return joined
+        return with_late_output(joined, self.late_output, left)
+
+    def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
+        """See ``Operator``: of left rows; late versions may still be the newest ones."""
+        return [self.late_output, None]
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Changes of a right row need each other, whatever they change; the key knows it."""

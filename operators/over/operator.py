@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
-from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.ttl import StateTtl, check_ttl
 from operators.aggregate.declared import Aggregate
 from operators.aggregate.operator import AggregateOperator
 from operators.core.checks import TimeDomain, check_has_time, check_time_domain
+from operators.core.late import check_late_output, with_late_output
 from operators.core.ordering import OrderBy, OrderColumn, check_order, order_columns
 from operators.over.frames import Frame, check_frame, unbounded
 from operators.over.kept import KeptRows
@@ -43,8 +44,8 @@ class OverAggregate(AggregateOperator):
 
     Without ``order_by`` and over an insert-only input rows come in order of time, each once, as +I. With
     ``time="event"`` when the watermark has passed them; rows of equal times count for each other unless the frame
-    counts rows. Rows that the watermark had passed before their micro-batch are dropped and counted
-    (``late_rows_dropped``).
+    counts rows. Rows that the watermark had passed before their micro-batch are counted (``late_rows_dropped``) and
+    dropped, or go to the side output that ``late_output`` names.
     With ``time="processing"`` at the end of their micro-batch, in the order in which they came; rows of one micro-batch
     do not count for those before them, though they have one time. Rows without a time count for each other in a range.
 
@@ -79,6 +80,7 @@ class OverAggregate(AggregateOperator):
         time: TimeDomain = "event",
         ttl: StateTtl | None = None,
         emit_update_before: bool = True,
+        late_output: str | None = None,
     ) -> None:
         super().__init__(aggregates)
         if not self.aggregates:
@@ -87,12 +89,14 @@ class OverAggregate(AggregateOperator):
         check_frame(self.frame, self.owner)
         check_time_domain(time, self.owner)
         check_ttl(self.owner, ttl)
+        check_late_output(late_output, time, self.owner)
+        self.late_output = late_output
         self.order_by = None if order_by is None else order_columns(order_by, self.owner)
         self.time: TimeDomain = time
         self.ttl = ttl
         self.emit_update_before = emit_update_before
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """The input's columns and a column an aggregate."""
         (spec,) = inputs
         plan = self._plan(spec)
@@ -107,7 +111,11 @@ class OverAggregate(AggregateOperator):
                 f"{self.owner}: ttl is for unbounded frames in order of time; the rows of other frames go by "
                 "themselves, and an order of its own needs all of them"
             )
-        return pa.schema([*spec.schema, *plan.result_fields])
+        return with_late_output(pa.schema([*spec.schema, *plan.result_fields]), self.late_output, spec)
+
+    def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
+        """See ``Operator``: of rows in order of time."""
+        return [self.late_output]
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """By time, unless there is an order of its own."""

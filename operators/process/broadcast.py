@@ -9,6 +9,7 @@ Source: the broadcast state pattern of Flink's DataStream API.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -19,7 +20,10 @@ from operators.process.operator import FunctionOperator
 
 
 class BroadcastProcess(FunctionOperator):
-    """Runs a KeyedBroadcastProcessFunction over a keyed input (0) and a broadcast input (1, without a key)."""
+    """Runs a KeyedBroadcastProcessFunction over a keyed input (0) and a broadcast input (1, without a key).
+
+    ``side_outputs`` and ``late_output``, of the keyed input, as ``KeyedProcess``.
+    """
 
     num_inputs: ClassVar[int] = 2
     broadcast_input: ClassVar[int | None] = 1
@@ -27,8 +31,15 @@ class BroadcastProcess(FunctionOperator):
     emitting_methods = ("process", "process_broadcast", "process_notification", "on_timer")
     function: KeyedBroadcastProcessFunction
 
-    def __init__(self, function: KeyedBroadcastProcessFunction, output: pa.Schema) -> None:
-        super().__init__(function, output)
+    def __init__(
+        self,
+        function: KeyedBroadcastProcessFunction,
+        output: pa.Schema,
+        *,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
+        late_output: str | None = None,
+    ) -> None:
+        super().__init__(function, output, side_outputs, late_output)
         self.notify_stateful_sets = function.notify_stateful_sets
 
     def process(self, row: Row, ctx: RecordContext) -> Any:

@@ -9,6 +9,7 @@ Source: the operations of Flink's ``ConnectedStreams``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -60,15 +61,21 @@ class CoFlatMap(FunctionOperator):
 
 
 class CoProcess(FunctionOperator):
-    """Runs a KeyedCoProcessFunction: rows of two inputs, timers, ``ctx.emit``."""
+    """Runs a KeyedCoProcessFunction: rows of two inputs, timers, ``ctx.emit``. ``side_outputs`` as ``KeyedProcess``."""
 
     num_inputs: ClassVar[int] = 2
     function_type: ClassVar[type[Function]] = KeyedCoProcessFunction
     emitting_methods = ("process1", "process2", "on_timer")
     function: KeyedCoProcessFunction
 
-    def __init__(self, function: KeyedCoProcessFunction, output: pa.Schema) -> None:
-        super().__init__(function, output)
+    def __init__(
+        self,
+        function: KeyedCoProcessFunction,
+        output: pa.Schema,
+        *,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
+    ) -> None:
+        super().__init__(function, output, side_outputs)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         """See ``RecordOperator``."""

@@ -9,7 +9,7 @@ Source: the operations of Flink's ``KeyedStream``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -106,14 +106,25 @@ class KeyedFilter(_PlainOperator):
 
 
 class KeyedProcess(FunctionOperator):
-    """Runs a KeyedProcessFunction: rows, timers, ``ctx.emit``. ``output`` are the columns of what it emits."""
+    """Runs a KeyedProcessFunction: rows, timers, ``ctx.emit``. ``output`` are the columns of what it emits.
+
+    ``side_outputs``: further outputs by name, for ``ctx.emit(..., output=name)``. ``late_output``, with ``order_by`` of
+    the input: the side output for rows that come too late for it, which are dropped otherwise.
+    """
 
     function_type: ClassVar[type[Function]] = KeyedProcessFunction
     emitting_methods = ("process", "on_timer")
     function: KeyedProcessFunction
 
-    def __init__(self, function: KeyedProcessFunction, output: pa.Schema) -> None:
-        super().__init__(function, output)
+    def __init__(
+        self,
+        function: KeyedProcessFunction,
+        output: pa.Schema,
+        *,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
+        late_output: str | None = None,
+    ) -> None:
+        super().__init__(function, output, side_outputs, late_output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         """See ``RecordOperator``."""

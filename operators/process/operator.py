@@ -8,7 +8,7 @@ Must not import anything of ``asyncstate`` but ``errors``, ``functions``, ``oper
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -16,8 +16,9 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
-from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator
+from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, RecordOperator
 from operators.core.checks import Named
+from operators.core.late import check_late_output
 from operators.core.row_shape import RowShape
 from operators.process.results import Emit
 
@@ -33,18 +34,39 @@ class FunctionOperator(Named, RecordOperator):
     takes_rows_back: ClassVar[bool] = True
     """False where no function could take a row back, because what has become of it is not known any more."""
 
-    def __init__(self, function: Any, output: pa.Schema | None) -> None:
+    def __init__(
+        self,
+        function: Any,
+        output: pa.Schema | None,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
+        late_output: str | None = None,
+    ) -> None:
+        """``side_outputs``: what the function may name as ``ctx.emit(..., output=name)``, with their columns.
+        ``late_output``: see ``late_outputs``."""
         self.function = function
         self.output = output
+        self.side_outputs = _checked(side_outputs, self.owner)
+        check_late_output(late_output, "event", self.owner)
+        self.late_output = late_output
         self._check_function()
         if output is not None:
             self._check_output(output)
         accepts = self.takes_rows_back and getattr(function, "accepts_changelog", False)
         self.accepts_changelog = accepts  # type: ignore[misc]  # of the object: its function decides
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """The declared output."""
-        return inputs[0].schema if self.output is None else self.output
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+        """The declared outputs."""
+        return self._outputs(inputs[0].schema if self.output is None else self.output, inputs[0])
+
+    def _outputs(self, schema: pa.Schema, spec: InputSpec) -> pa.Schema | OutputSpec:
+        """``schema``, the side outputs, and that of late rows of ``spec``, as far as they are asked for."""
+        if not self.side_outputs and self.late_output is None:
+            return schema
+        return OutputSpec(schema, self.side_outputs).with_late_rows(self.late_output, spec)
+
+    def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
+        """See ``Operator``: of the first input."""
+        return [self.late_output, *[None] * (len(inputs) - 1)]
 
     def open(self, context: OperatorContext) -> None:
         """Open the function; it may declare state."""
@@ -117,3 +139,14 @@ class FunctionOperator(Named, RecordOperator):
         twice = sorted({name for name in output.names if output.names.count(name) > 1})
         if twice:
             raise SchemaError(f"{self.owner}: output has column '{twice[0]}' twice; rename one of the two")
+
+
+def _checked(side_outputs: Any, owner: str) -> Mapping[str, pa.Schema]:
+    if side_outputs is None:
+        return {}
+    if not isinstance(side_outputs, Mapping):
+        raise SchemaError(
+            f"{owner}: side_outputs is {side_outputs!r}; give a dict of their names and schemas, such as "
+            "{'late': schema}"
+        )
+    return dict(side_outputs)

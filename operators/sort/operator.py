@@ -21,10 +21,12 @@ from asyncstate.operator import (
     InputOrder,
     InputSpec,
     OperatorContext,
+    OutputSpec,
     SortKey,
 )
 from operators.core.arrays import row_ids, take_rows
 from operators.core.checks import Named, TimeDomain, check_has_time, check_time_domain
+from operators.core.late import check_late_output, with_late_output
 from operators.core.netting import net_by_content
 from operators.core.ordering import OrderBy, OrderColumn, check_order, order_columns
 
@@ -33,7 +35,8 @@ class TemporalSort(Named, BundleOperator):
     """The rows of an insert-only input in order of time, and of the columns of ``then`` where times are equal.
 
     ``time``: "event": a row comes when the watermark has passed its event time; rows that the watermark had passed
-    before their micro-batch are dropped and counted (``late_rows_dropped``). "processing": all rows of a micro-batch
+    before their micro-batch are counted (``late_rows_dropped``) and dropped, or go to the side output that
+    ``late_output`` names. "processing": all rows of a micro-batch
     have its time, so they come at its end in the order of ``then``. ``then`` is a column, ``asc(column)``,
     ``desc(column)`` or a list of these; rows that are equal in it come as they arrived.
 
@@ -57,17 +60,25 @@ class TemporalSort(Named, BundleOperator):
 
     accepts_changelog: ClassVar[bool] = False
 
-    def __init__(self, then: OrderBy | None = None, *, time: TimeDomain = "event") -> None:
+    def __init__(
+        self, then: OrderBy | None = None, *, time: TimeDomain = "event", late_output: str | None = None
+    ) -> None:
         check_time_domain(time, self.owner)
+        check_late_output(late_output, time, self.owner)
+        self.late_output = late_output
         self.time: TimeDomain = time
         self.then = () if then is None else order_columns(then, self.owner)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """The input's columns."""
         (spec,) = inputs
         check_has_time(spec, self.time, self.owner)
         check_order(self.then, spec, self.owner)
-        return spec.schema
+        return with_late_output(spec.schema, self.late_output, spec)
+
+    def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
+        """See ``Operator``."""
+        return [self.late_output]
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """By time, then by the other columns."""

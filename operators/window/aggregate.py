@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from asyncstate.local_phase import LocalPhase
-from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from operators.aggregate.declared import Aggregate, columns_of
 from operators.aggregate.operator import AggregateOperator
-from operators.core.checks import TimeDomain, check_time_domain
+from operators.core.checks import TimeDomain, check_insert_only, check_time_domain
+from operators.core.late import LateRows, check_late_output, with_late_output
 from operators.window.plan import WindowPlan
 from operators.window.session_values import SessionValues
 from operators.window.sessions import SessionAggregation
@@ -71,6 +72,10 @@ class WindowAggregate(AggregateOperator):
     Rows of event times so near to the ends of int64 that a window of theirs would not fit are dropped and counted
     (``event_times_out_of_range``).
 
+    With ``late_output`` late rows go to the side output of that name, with the input's columns and their kinds, and are
+    counted all the same. There is no local phase then, which would put them together before it is known that they are
+    late; sessions, of insert-only inputs, keep all columns of their rows.
+
     State: see ``SliceAggregation`` and ``SessionAggregation``; window and time belong to the state's declaration.
 
     Source: Flink SQL's window aggregation over window table-valued functions, in one phase and in two. Raises
@@ -83,44 +88,55 @@ class WindowAggregate(AggregateOperator):
         aggregates: Sequence[Aggregate] = (),
         *,
         time: TimeDomain = "event",
+        late_output: str | None = None,
     ) -> None:
         check_window(window, self.owner)
         check_time_domain(time, self.owner)
+        check_late_output(late_output, time, self.owner)
         super().__init__(aggregates)
         self.window = window
         self.time: TimeDomain = time
+        self.late_output = late_output
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """Key columns, window columns and a column an aggregate."""
-        return self._plan(inputs[0]).schema
+        if self.late_output is not None and isinstance(self.window, SessionWindow):
+            check_insert_only(inputs[0], self.owner, "it without late_output")
+        return with_late_output(self._plan(inputs[0]).schema, self.late_output, inputs[0])
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
         return WindowPlan(self.window, self.aggregates, spec, self.time, self.owner)
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """What is aggregated, and the conditions."""
-        return [columns_of(self.aggregates)]
+        """What is aggregated, and the conditions; of rows that may be late all columns."""
+        return [columns_of(self.aggregates) if self.late_output is None else None]
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         plan = self._plan(context.inputs[0])
         self._aggregation: Aggregation
-        if isinstance(self.window, SessionWindow) and plan.aggregation.lifts:
+        if not isinstance(self.window, SessionWindow):
+            late = LateRows(self.late_output, context)
+            self._aggregation = SliceAggregation(self.window, plan, context, late)
+        elif plan.aggregation.lifts and self.late_output is None:
             self._aggregation = SessionAggregation(self.window, plan, context)
-        elif isinstance(self.window, SessionWindow):
+        else:
             counts = WindowPlan(self.window, (), context.inputs[0], self.time, self.owner)
             needed = columns_of(self.aggregates)
-            self._aggregation = SessionValues(self.window, counts, plan.aggregation, needed, context)
-        else:
-            self._aggregation = SliceAggregation(self.window, plan, context)
+            self._aggregation = SessionValues(
+                self.window, counts, plan.aggregation, needed, context, self.late_output
+            )
 
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
-        """Rows of a key and slice as accumulators; none for sessions, nor for minima and maxima of a changelog.
+        """Rows of a key and slice as accumulators; none for sessions, nor for minima and maxima of a changelog, nor
+        where late rows are asked for.
 
         In processing time none for any changelog: of rows that are put together a window may have some and not the
         others.
         """
-        if isinstance(self.window, SessionWindow) or (self.time == "processing" and inputs[0].changelog):
+        if isinstance(self.window, SessionWindow) or self.late_output is not None:
+            return None
+        if self.time == "processing" and inputs[0].changelog:
             return None
         return local_layout(self._plan(inputs[0]), self.window).phase
 

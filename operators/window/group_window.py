@@ -16,10 +16,11 @@ import pyarrow as pa
 from asyncstate.durations import Duration
 from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalPhase
-from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
 from operators.aggregate.declared import Aggregate
 from operators.aggregate.operator import AggregateOperator
 from operators.core.checks import TimeDomain, check_has_time, check_time_domain
+from operators.core.late import LateRows, check_late_output, with_late_output
 from operators.window.aggregate import WindowAggregate
 from operators.window.counts import CountAggregation, CountWindow, count_schema
 from operators.window.plan import WindowPlan
@@ -58,6 +59,9 @@ class GroupWindowAggregate(WindowAggregate):
     when its last row has come; the output has key columns and aggregates alone. ``early`` and lateness are not for
     them, and the input must be insert-only.
 
+    ``late_output``: as of ``WindowAggregate``, for rows of windows that have expired; not for sessions that are shown
+    more than once.
+
     State: as that of ``WindowAggregate``; with updates also ``shown``, a row a window that has been shown or is to be,
     and ``firings``; for count windows see ``CountAggregation``.
 
@@ -74,14 +78,16 @@ class GroupWindowAggregate(WindowAggregate):
         late: Duration | None = None,
         allowed_lateness: Duration = 0,
         emit_update_before: bool = True,
+        late_output: str | None = None,
     ) -> None:
         self.counts = window if isinstance(window, CountWindow) else None
         if isinstance(window, CountWindow):
             check_time_domain(time, self.owner)
+            check_late_output(late_output, time, self.owner)
             AggregateOperator.__init__(self, aggregates)
-            self.time = time
+            self.time, self.late_output = time, late_output
         else:
-            super().__init__(window, aggregates, time=time)
+            super().__init__(window, aggregates, time=time, late_output=late_output)
         self.emission = Emission.of(early, late, allowed_lateness, emit_update_before, time, self.owner)
         if self.counts is not None and self.emission.updates:
             raise SchemaError(
@@ -89,16 +95,26 @@ class GroupWindowAggregate(WindowAggregate):
                 "last row has come; leave them out"
             )
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """Key columns, window columns (not of count windows) and a column an aggregate."""
         if self.counts is None:
             return super().bind(inputs)
         check_has_time(inputs[0], self.time, self.owner)
-        return count_schema(self.aggregates, inputs[0], self.owner)[1]
+        schema = count_schema(self.aggregates, inputs[0], self.owner)[1]
+        return with_late_output(schema, self.late_output, inputs[0])
+
+    def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
+        """See ``Operator``: of count windows, whose rows come in order; others say themselves which rows are late."""
+        return [self.late_output if self.counts is not None else None]
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
         whole = self.emission.updates
         plan = WindowPlan(self.window, self.aggregates, spec, self.time, self.owner, whole)
+        if whole and isinstance(self.window, SessionWindow) and self.late_output is not None:
+            raise SchemaError(
+                f"{self.owner}: sessions that are shown more than once have no late_output; leave it out, or early and "
+                "allowed_lateness"
+            )
         if whole and isinstance(self.window, SessionWindow) and not plan.aggregation.lifts:
             raise SchemaError(
                 f"{self.owner}: sessions that are shown more than once need aggregates that merge; leave out "
@@ -121,7 +137,8 @@ class GroupWindowAggregate(WindowAggregate):
         elif isinstance(self.window, SessionWindow):
             self._aggregation = UpdatedSessions(self.window, self._plan(spec), self.emission, context)
         else:
-            self._aggregation = UpdatedSlices(self.window, self._plan(spec), self.emission, context)
+            late = LateRows(self.late_output, context)
+            self._aggregation = UpdatedSlices(self.window, self._plan(spec), self.emission, context, late)
 
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
         """As ``WindowAggregate`` where a window is put out once; else none."""

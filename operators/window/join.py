@@ -23,6 +23,7 @@ from asyncstate.operator import (
     BundleOperator,
     InputSpec,
     OperatorContext,
+    OutputSpec,
 )
 from asyncstate.state.columns import TimeRange
 from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
@@ -30,6 +31,7 @@ from operators.core.arrays import BoolArray, Int8Array, Int64Array, row_ids, tak
 from operators.core.checks import Named, check_choice, check_has_time
 from operators.core.condition import check_condition
 from operators.core.due import DuePart, DueReader
+from operators.core.late import LateRows, check_late_pair
 from operators.core.netting import Net, net_by_content
 from operators.core.payload import Payload
 from operators.join.condition import Condition, JoinCondition
@@ -81,7 +83,8 @@ class WindowJoin(Named, BundleOperator):
     Inputs may be changelogs: a retraction takes back a row of the same window that is equal to it in all columns but
     those of the input's ``sequence``, as long as the window has not been put out. Retractions of rows that are not
     there are dropped and counted (``retractions_without_state``). Rows whose windows were all over before the
-    micro-batch are dropped and counted (``late_rows``); a row of a hopping window that is late for some windows counts
+    micro-batch are counted (``late_rows``) and dropped, or go to the side outputs that ``late_outputs`` names for the
+    two inputs; a row of a hopping window that is late for some windows counts
     for the others. Rows whose ``window_start`` or ``window_end`` is null are dropped and counted (``null_windows``), as
     are those of event times so near to the ends of int64 that a window of theirs would not fit
     (``event_times_out_of_range``). A null in the key matches nothing, with ``null_safe`` it matches null; where such
@@ -106,19 +109,31 @@ class WindowJoin(Named, BundleOperator):
         window: SlicedWindow | None = None,
         suffixes: tuple[str, str] = ("", "_right"),
         null_safe: bool = False,
+        late_outputs: tuple[str | None, str | None] = (None, None),
     ) -> None:
         check_choice(kind, get_args(JoinKind), "kind", self.owner)
         check_condition(condition, self.owner)
         if window is not None:
             check_sliced(window, self.owner)
+        check_late_pair(late_outputs, self.owner)
         self.kind: JoinKind = kind
         self.condition = condition
         self.window = window
         self.suffixes = suffixes
         self.null_safe = null_safe
+        self.late_names = late_outputs
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """Left columns, then right columns; only the left ones for semi and anti; then those of the window."""
+        schema = self._main_schema(inputs)
+        if self.late_names == (None, None):
+            return schema
+        output = OutputSpec(schema)
+        for name, spec in zip(self.late_names, inputs, strict=True):
+            output = output.with_late_rows(name, spec)
+        return output
+
+    def _main_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         for spec in inputs:
             if self.window is None:
                 check_given(spec, self.owner)
@@ -155,7 +170,7 @@ class WindowJoin(Named, BundleOperator):
             self._residual = Condition(self.condition, self._joined_schema(context.inputs), self.owner)
         self._left = context.inputs[0]
         self._fired = due_until(context.previous_watermark)
-        self._late = context.counter("late_rows")
+        self._late = [LateRows(name, context) for name in self.late_names]
         self._unfiled = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
         self._missing = context.missing_rows()
         self._ahead: dict[int, _Arrival] = {}  # by id of a bundle that is to come
@@ -170,6 +185,7 @@ class WindowJoin(Named, BundleOperator):
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
         arrival = self._ahead.pop(id(bundle), None) or self._arrival(bundle)
+        self._late[bundle.input_index].add(bundle, arrival.late, int(arrival.late.sum()), ctx)
         if not len(arrival.rows):
             return None
         lists = self._sides[bundle.input_index].lists
@@ -181,7 +197,6 @@ class WindowJoin(Named, BundleOperator):
         slices, filed = self._filed(bundle)
         self._unfiled.add(int((~filed).sum()))
         late = filed & (self._last_window(slices) <= self._fired)
-        self._late.add(int(late.sum()))
         stored = filed & ~late
         if not rules(self.kind, bundle.input_index).unmatched:
             matchable = matchable_keys(bundle.keys, self.null_safe)
@@ -190,7 +205,7 @@ class WindowJoin(Named, BundleOperator):
         keys = bundle.keys.in_namespaces(slices[rows], bundle.keys.inverse[rows])
         loses = np.zeros(len(keys), np.bool_)
         loses[keys.inverse[~bundle.accumulate[rows]]] = True
-        return _Arrival(bundle, rows, keys, loses)
+        return _Arrival(bundle, rows, keys, loses, late)
 
     def _filed(self, bundle: Bundle) -> tuple[Int64Array, BoolArray]:
         """The slice of each row (n), and which rows (n) have one."""
@@ -294,12 +309,14 @@ class WindowJoin(Named, BundleOperator):
 
 
 class _Arrival(NamedTuple):
-    """The ``rows`` of a bundle that are stored, their keys with slices as namespaces, and which keys may lose some."""
+    """The ``rows`` of a bundle that are stored, their keys with slices as namespaces, which keys may lose some, and
+    which rows of the bundle (n) are late."""
 
     bundle: Bundle
     rows: Int64Array
     keys: KeyBatch
     loses: BoolArray
+    late: BoolArray
 
 
 class _Read(NamedTuple):

@@ -24,11 +24,13 @@ from asyncstate.operator import (
     BundleOperator,
     InputSpec,
     OperatorContext,
+    OutputSpec,
 )
 from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
 from operators.core.arrays import Int64Array, take_rows
 from operators.core.checks import Named, check_choice, check_has_time, check_insert_only, check_number
 from operators.core.due import DuePart, DueReader
+from operators.core.late import LateRows, check_late_output, with_late_output
 from operators.core.ordering import OrderBy, order_columns
 from operators.rank.best import BestRows
 from operators.rank.numbers import RankFunction, RankTable
@@ -55,9 +57,9 @@ class WindowRank(Named, BundleOperator):
     1 ms); then the number, if it is asked for. All rows are +I, in rank order, at the end of the micro-batch whose
     watermark reaches the window's end - 1 us, by window end, then in the order of the store (key group, key).
 
-    The input must be insert-only. Rows whose windows were all over before the micro-batch are dropped and counted
-    (``late_rows``), as are those without a window (``null_windows``) or with event times that no window can have
-    (``event_times_out_of_range``).
+    The input must be insert-only. Rows whose windows were all over before the micro-batch are counted (``late_rows``)
+    and dropped, or go to the side output that ``late_output`` names. Dropped and counted are also those
+    without a window (``null_windows``) or with event times that no window can have (``event_times_out_of_range``).
 
     State: ``top``, time-first lists by window end and key of the rows with numbers up to offset + n. Order and window
     belong to the state's declaration.
@@ -84,7 +86,9 @@ class WindowRank(Named, BundleOperator):
         offset: int = 0,
         function: RankFunction = "row_number",
         rank_column: str | None = None,
+        late_output: str | None = None,
     ) -> None:
+        check_late_output(late_output, "event", self.owner)
         check_choice(function, get_args(RankFunction), "function", self.owner)
         check_number(n, 1, "n", self.owner)
         check_number(offset, 0, "offset", self.owner)
@@ -92,9 +96,10 @@ class WindowRank(Named, BundleOperator):
             check_sliced(window, self.owner)
         self.window = window
         self.rank_column = rank_column
+        self.late_output = late_output
         self.settings = RankSettings(order_columns(order_by, self.owner), n, offset, function)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """The input's columns, those of the window and the number if they are asked for."""
         spec = inputs[0]
         check_insert_only(spec, self.owner, "Rank")
@@ -103,7 +108,8 @@ class WindowRank(Named, BundleOperator):
         else:
             check_has_time(spec, "event", self.owner)
         self._ranking(spec)
-        return pa.schema([*spec.schema, *self._more_fields(spec)])
+        schema = pa.schema([*spec.schema, *self._more_fields(spec)])
+        return with_late_output(schema, self.late_output, spec)
 
     def _ranking(self, spec: InputSpec) -> RankPlan:
         return RankPlan(self.settings, spec, self.owner)
@@ -136,21 +142,21 @@ class WindowRank(Named, BundleOperator):
         self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
         self._spec = spec
         self._fired = due_until(context.previous_watermark)
-        self._late = context.counter("late_rows")
+        self._late = LateRows(self.late_output, context)
         self._unfiled = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
 
     # -- rows ---------------------------------------------------------------------------------------
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
-        rows, ends = self._filed(bundle)
+        rows, ends = self._filed(bundle, ctx)
         return self._rank(bundle, rows, ends) if len(rows) else None
 
-    def _filed(self, bundle: Bundle) -> tuple[Int64Array, Int64Array]:
+    def _filed(self, bundle: Bundle, ctx: BundleContext) -> tuple[Int64Array, Int64Array]:
         """Rows (m) of the bundle and the ends (m) of the windows that they are ranked in, row by row."""
         if self.window is None:
             ends, filed = given_ends(bundle.batch)
-            rows = np.flatnonzero(filed)
+            rows = inside = np.flatnonzero(filed)
             ends = last = ends[rows]
         else:
             assert bundle.times is not None  # ``bind`` asks for an event time
@@ -161,7 +167,9 @@ class WindowRank(Named, BundleOperator):
             chosen, ends = self.window.assign(bundle.times[inside])
             rows = inside[chosen]
         self._unfiled.add(int((~filed).sum()))
-        self._late.add(int((last <= self._fired).sum()))
+        late = np.zeros(bundle.num_rows, np.bool_)
+        late[inside] = last <= self._fired
+        self._late.add(bundle, late, int(late.sum()), ctx)
         open_ones = ends > self._fired
         return rows[open_ones], ends[open_ones]
 
@@ -222,11 +230,12 @@ class WindowDeduplicate(WindowRank):
         *,
         order_by: str | None = None,
         window: SlicedWindow | None = None,
+        late_output: str | None = None,
     ) -> None:
         check_choice(keep, ("first", "last"), "keep", self.owner)
         self.keep = keep
         self.order_by = order_by
-        super().__init__(order_by or "event time", 1, window=window)
+        super().__init__(order_by or "event time", 1, window=window, late_output=late_output)
 
     def _ranking(self, spec: InputSpec) -> RankPlan:
         if self.order_by is None:

@@ -40,11 +40,14 @@ class SessionRows(SessionAggregation):
         plan: WindowPlan,
         context: OperatorContext,
         needed: Collection[str] | None = None,
+        late_output: str | None = None,
     ) -> None:
-        """``needed``: the columns that are kept, beside key and event time; None: all."""
+        """``needed``: the columns that are kept, beside key and event time; None: all. ``late_output``: the side output
+        that late rows go to, of which all columns are kept then; None: they are dropped."""
         super().__init__(window, plan, context)
+        self._late_output = late_output
         (spec,) = context.inputs
-        if needed is not None:
+        if needed is not None and late_output is None:
             names = {*spec.key, spec.event_time, *needed}
             spec = replace(spec, schema=pa.schema([field for field in spec.schema if field.name in names]))
         self._spec = spec
@@ -104,13 +107,18 @@ class SessionRows(SessionAggregation):
         kept = pa.array(stays)
         self._rows.put(over.keys, [column.filter(kept) for column in found.columns], found.key_index[stays])
         due = np.flatnonzero(over.due[session])
+        if self._late_output is not None:
+            late = np.flatnonzero(~stays & ~over.due[session])
+            ctx.emit(self._whole_rows(over.keys, found, late), output=self._late_output)
         if not len(due):
             return completed_void_future()
         due = due[np.lexsort((times[due], session[due]))]  # sessions ascend by key and start
-        session = session[due]
-        key_columns = take_rows(over.keys.columns, found.key_index[due].astype(np.int64))
-        rows = self._payload.row([*key_columns, *take_rows(found.columns[1:], due)])
-        return self.put_out_rows(rows, session, starts, ends, ctx)
+        return self.put_out_rows(self._whole_rows(over.keys, found, due), session[due], starts, ends, ctx)
+
+    def _whole_rows(self, keys: KeyBatch, found: ListColumns, rows: Int64Array) -> list[pa.Array]:
+        """The input's columns of some stored rows of ``keys``."""
+        key_columns = take_rows(keys.columns, found.key_index[rows].astype(np.int64))
+        return self._payload.row([*key_columns, *take_rows(found.columns[1:], rows)])
 
     def put_out_rows(
         self,

@@ -38,8 +38,9 @@ class SessionValues(SessionRows):
         aggregation: AggregatePlan,
         needed: Collection[str],
         context: OperatorContext,
+        late_output: str | None = None,
     ) -> None:
-        super().__init__(window, plan, context, needed)
+        super().__init__(window, plan, context, needed, late_output)
         self._values = aggregation
         aggregation.open_functions(context)
 

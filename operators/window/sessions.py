@@ -23,6 +23,7 @@ from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from operators.core.arrays import BoolArray, Int64Array
 from operators.core.due import DuePart, DueReader
+from operators.core.late import LATE_ROWS
 from operators.core.segments import Groups, content_of, without_missing
 from operators.window.plan import WindowPlan
 from operators.window.session_core import Merged, Spans, merge_sessions, sessions_at
@@ -58,7 +59,7 @@ class SessionAggregation:
         self._time = BundleTime(plan.domain, window, self._codec, context)
         # In processing time a session is over when a micro-batch starts at its end, and rows are taken back in any.
         self._reach = 1 if self._time.processing else window.gap
-        self._late = context.counter("late_rows")
+        self._late = context.counter(LATE_ROWS)
         self._missing = context.missing_rows()
         self._sequence = context.inputs[0].sequence
         self._earliest_end = MAX_WATERMARK  # of the sessions written in this micro-batch

@@ -28,6 +28,7 @@ from operators.aggregate.local_layout import LocalLayout
 from operators.aggregate.states import Addition, AggregateStates
 from operators.core.arrays import Int64Array, count_up
 from operators.core.due import DuePart, DueReader
+from operators.core.late import LateRows
 from operators.core.segments import Groups
 from operators.window.plan import WindowPlan
 from operators.window.time import BundleTime
@@ -53,7 +54,9 @@ class SliceAggregation:
     make a window: a value of two slices is one distinct value.
     """
 
-    def __init__(self, window: SlicedWindow, plan: WindowPlan, context: OperatorContext) -> None:
+    def __init__(
+        self, window: SlicedWindow, plan: WindowPlan, context: OperatorContext, late: LateRows
+    ) -> None:
         assert isinstance(plan.stored, SlicedWindow)
         self._assigned = window
         self._window = plan.stored
@@ -72,7 +75,7 @@ class SliceAggregation:
         key = context.key_schema
         self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
         self._time = BundleTime(plan.domain, window, self._codec, context)
-        self._late = context.counter("late_rows")
+        self._late = late
         self._ahead: dict[int, _Grouped] = {}  # by id of a bundle that is to come
 
     # -- rows ---------------------------------------------------------------------------------------
@@ -90,7 +93,7 @@ class SliceAggregation:
         if self._window is not self._assigned:
             return self._steps(bundle, ctx)
         grouped = self._ahead.pop(id(bundle), None) or self._grouped(bundle)
-        return self._take_in(self._on_time(grouped, self._over(ctx)), ctx)
+        return self._take_in(self._on_time(grouped, self._over(ctx), ctx), ctx)
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
         """Each row for each of its windows, in the order in which rows came; some at a time."""
@@ -98,7 +101,7 @@ class SliceAggregation:
         slices = self._assigned.slice_of(self._time.of_rows(bundle))
         last = self._assigned.last_window(slices)
         late = last <= fired
-        self._late.add(self._time.rows(bundle, late) if late.any() else 0)
+        self._late.add(bundle, late, self._time.rows(bundle, late) if late.any() else 0, ctx)
         turns = np.cumsum((last - slices) // self._assigned.step + 1) // MERGE_ROWS
         for rows in np.split(np.arange(len(slices)), np.flatnonzero(np.diff(turns)) + 1):
             yield self._take_in(self._in_windows(bundle, rows, slices[rows], last[rows], fired), ctx)
@@ -135,13 +138,13 @@ class SliceAggregation:
         slices = self._window.slice_of(self._time.of_rows(bundle))
         return _Grouped(bundle, slices, bundle.keys.in_namespaces(slices))
 
-    def _on_time(self, grouped: _Grouped, fired: int) -> Addition:
+    def _on_time(self, grouped: _Grouped, fired: int, ctx: BundleContext) -> Addition:
         """The rows with a window that ends behind ``fired``."""
         bundle, slices, keys = grouped
         late = self._window.last_window(slices) <= fired
         if not late.any():
             return Addition.of(bundle, keys)
-        self._late.add(self._time.rows(bundle, late))
+        self._late.add(bundle, late, self._time.rows(bundle, late), ctx)
         rows = np.flatnonzero(~late)
         return Addition(
             bundle.batch.take(pa.array(rows)),

@@ -3,7 +3,7 @@
 Owns: the operator, for windows that are known from the time of a row and for sessions, which are not.
 Invariant: of the former it keeps nothing: what comes of a row depends on that row alone, so that a retraction gets the
 same windows.
-Must not import anything of ``asyncstate`` but ``operator``.
+Must not import anything of ``asyncstate`` but ``errors`` and ``operator``.
 
 Source: Flink SQL's window table-valued functions TUMBLE, HOP, CUMULATE and SESSION.
 """
@@ -16,9 +16,18 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.errors import SchemaError
+from asyncstate.operator import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    OperatorContext,
+    OutputSpec,
+)
 from operators.core.arrays import take_rows
 from operators.core.checks import Named, TimeDomain, check_has_time, check_insert_only, check_time_domain
+from operators.core.late import check_late_output, with_late_output
 from operators.window.plan import (
     WINDOW_COLUMNS,
     WindowPlan,
@@ -47,8 +56,8 @@ class WindowTableFunction(Named, BundleOperator):
 
     A session is one of the input's key, so it is known only when it is over: the rows of an insert-only input are kept
     until the watermark has passed the end of their session, and then come out by key, session and time. Rows whose
-    session was over before their micro-batch are dropped and counted (``late_rows``). State: ``rows``, and
-    ``sessions`` and ``session_ends`` as ``WindowAggregate`` has them.
+    session was over before their micro-batch are counted (``late_rows``) and dropped, or go to the side output that
+    ``late_output`` names. State: ``rows``, and ``sessions`` and ``session_ends`` as ``WindowAggregate`` has them.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> from operators import hop
@@ -70,26 +79,34 @@ class WindowTableFunction(Named, BundleOperator):
         made: Any = _SessionTableFunction if sessions else cls
         return super().__new__(made)  # type: ignore[no-any-return]
 
-    def __init__(self, window: Window, *, time: TimeDomain = "event") -> None:
+    def __init__(self, window: Window, *, time: TimeDomain = "event", late_output: str | None = None) -> None:
         check_window(window, self.owner)
         if self.stateless:  # of a subclass: sessions have one of their own
             check_sliced(window, self.owner)
         check_time_domain(time, self.owner)
+        check_late_output(late_output, time, self.owner)
+        if late_output is not None and self.stateless:
+            raise SchemaError(
+                f"{self.owner}: late_output is for sessions; of {window.text} no row is late here, but behind "
+                f"{self.owner}: name it there"
+            )
         self.window = window
         self.time: TimeDomain = time
+        self.late_output = late_output
 
     @property
     def owner(self) -> str:
         """Also of the one for sessions."""
         return WindowTableFunction.__name__
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """The input's columns and those of the window."""
         spec = inputs[0]
         check_has_time(spec, self.time, self.owner)
         check_window_names(spec.schema, self.owner)
         zoned = window_time_type(spec)
-        return pa.schema([*spec.schema, *(pa.field(name, zoned) for name in WINDOW_COLUMNS)])
+        schema = pa.schema([*spec.schema, *(pa.field(name, zoned) for name in WINDOW_COLUMNS)])
+        return with_late_output(schema, self.late_output, spec)
 
     def open(self, context: OperatorContext) -> None:
         """Nothing to declare."""
@@ -118,7 +135,7 @@ class _SessionTableFunction(WindowTableFunction):
 
     stateless = False
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """The input's columns and those of the window."""
         check_insert_only(inputs[0], self.owner, "WindowAggregate, which can take rows back")
         return super().bind(inputs)
@@ -127,7 +144,7 @@ class _SessionTableFunction(WindowTableFunction):
         """Declare the state."""
         assert isinstance(self.window, SessionWindow)
         plan = WindowPlan(self.window, (), context.inputs[0], self.time, self.owner)
-        self._sessions = SessionRows(self.window, plan, context)
+        self._sessions = SessionRows(self.window, plan, context, late_output=self.late_output)
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""

@@ -23,6 +23,7 @@ from asyncstate.state.list_columns import ListColumns
 from operators.aggregate.states import Addition
 from operators.core.arrays import BoolArray, Int64Array, IntArray, row_ids, take_rows
 from operators.core.due import DueReader
+from operators.core.late import LateRows
 from operators.window.plan import WindowPlan
 from operators.window.session_core import Merged, Spans
 from operators.window.sessions import SessionAggregation
@@ -37,9 +38,14 @@ class UpdatedSlices(SliceAggregation):
     """``SliceAggregation`` of whole windows, which are shown again when they have changed."""
 
     def __init__(
-        self, window: SlicedWindow, plan: WindowPlan, emission: Emission, context: OperatorContext
+        self,
+        window: SlicedWindow,
+        plan: WindowPlan,
+        emission: Emission,
+        context: OperatorContext,
+        late: LateRows,
     ) -> None:
-        super().__init__(window, plan, context)
+        super().__init__(window, plan, context, late)
         self._emission = emission
         self._shown = ShownWindows(plan, emission, self._codec, context)
         self._both = DueReader((self._slices, self._shown.state), self._window, context.key_groups)

@@ -28,6 +28,7 @@ DOCUMENTED_DEFAULTS = {
     "async-state.bundle-size": 500_000,
     "async-state.bundle-memory": 64 * 1024 * 1024,
     "async-state.bundled-agg.size": 100_000,
+    "async-state.fusion": True,
     "async-state.bundled-agg.allow-latency": 0,
     "async-state.local-aggregation": "auto",
     "async-state.broadcast-size-limit": 64 * 1024 * 1024,

@@ -102,6 +102,21 @@ def test_late_rows_within_the_allowed_lateness(async_enabled: bool) -> None:
         assert harness.statistics()["counter.late_rows"] == 1
 
 
+@pytest.mark.parametrize("window", [tumble("10 milliseconds"), hop("10 milliseconds", "5 milliseconds")])
+def test_rows_of_windows_that_have_expired_go_to_their_output(window: Any, async_enabled: bool) -> None:
+    lateness = {"allowed_lateness": "10 milliseconds", "late_output": "late"}
+    with harness_of(GroupWindowAggregate(window, AGGREGATES, **lateness), async_enabled) as harness:
+        step(harness, [("a", 1, 1)], watermark=40)
+        step(harness, [("a", 2, 2), ("b", 3, 50)])
+        assert harness.side_output("late") == [("+I", "a", 2, 2 * MS)]
+        assert harness.statistics()["counter.late_rows"] == 1
+    late = GroupWindowAggregate(count_tumble(1), AGGREGATES, late_output="late")
+    with harness_of(late, async_enabled) as harness:
+        step(harness, [("a", 1, 5)], watermark=6)
+        assert step(harness, [("a", 2, 2)], watermark=9) == []
+        assert harness.side_output("late") == [("+I", "a", 2, 2 * MS)]
+
+
 def test_late_rows_wait_for_their_delay_and_are_not_lost(async_enabled: bool) -> None:
     operator = GroupWindowAggregate(
         tumble("10 milliseconds"), AGGREGATES, allowed_lateness="10 milliseconds", late="1 second"
@@ -362,6 +377,11 @@ def test_what_is_refused_of_an_input() -> None:
     with (
         pytest.raises(SchemaError, match="sessions that are shown more than once need aggregates that merge"),
         harness_of(GroupWindowAggregate(session("1 second"), distinct, early=0), False),
+    ):
+        pass
+    with (
+        pytest.raises(SchemaError, match="sessions that are shown more than once have no late_output"),
+        harness_of(GroupWindowAggregate(session("1 second"), AGGREGATES, early=0, late_output="late"), False),
     ):
         pass
     with (

@@ -25,6 +25,7 @@ from operators import (
     session,
     tumble,
 )
+from operators.process.table_function import TableFunction
 from tests.properties import functions
 from tests.properties.examples import MICROSECOND, Entries, Example, nullable, small
 from tests.properties.histories import (
@@ -220,13 +221,13 @@ def _best_sums(name: str) -> Callable[[list[Table]], Table]:
 
 
 @st.composite
-def with_rules(draw: st.DrawFn) -> Example:
+def with_rules(draw: st.DrawFn, operator: Callable[[pa.Schema], Operator]) -> Example:
     """Rows and rules, each rule once."""
     rows = draw(st.lists(st.tuples(small(0, 2), small(0, 3)), max_size=9))
     rules = draw(st.lists(small(0, 5), unique=True, max_size=4))
     records = [*(Record(0, "+I", row) for row in rows), *(Record(1, "+I", (rule,)) for rule in rules)]
     return Example(
-        lambda: BroadcastProcess(functions.Pairs(), _schema(k=INTEGER, v=INTEGER, rule=INTEGER)),
+        lambda: operator(_schema(k=INTEGER, v=INTEGER, rule=INTEGER)),
         [PLAIN, _schema(rule=INTEGER)],
         [["k"], None],
         History([Change((record,)) for record in draw(st.permutations(records))], 2),
@@ -287,7 +288,14 @@ FUNCTIONS: Entries = {
     "process of two inputs with timers": over_events(
         lambda: CoProcess(functions.Matched(), _PAIR), _bucket_sums, inputs=2
     ),
-    "process beside a broadcast input": with_rules(),
+    "process beside a broadcast input": with_rules(lambda pairs: BroadcastProcess(functions.Pairs(), pairs)),
+    "table function of two tables in order": over_events(
+        lambda: TableFunction(functions.over_limit, _PAIR), _of_each_key(_over_limit), inputs=2, ordered=True
+    ),
+    "table function of two tables with timers": over_events(
+        lambda: TableFunction(functions.MatchedTables(), _PAIR), _bucket_sums, inputs=2
+    ),
+    "table function beside a broadcast table": with_rules(lambda out: TableFunction(functions.pairs, out)),
     "process by sequence": journals(False),
     "process of rows that come again": journals(True),
     "map in order": over_events(

@@ -5,7 +5,8 @@ Those over ordered inputs rely on the order of rows; the others give the same fo
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pyarrow as pa
 
@@ -19,11 +20,17 @@ from asyncstate import (
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     ListStateDescriptor,
+    ListView,
     MapFunction,
     MapStateDescriptor,
+    MapView,
     ProcessWindowFunction,
+    RecordContext,
+    Row,
+    Timer,
     ValueStateDescriptor,
 )
+from asyncstate.functions import ProcessTableFunction, SetTable, StateHint, TableHint
 
 SECOND = 1_000_000
 BUCKET = 5 * SECOND
@@ -180,6 +187,66 @@ class Matched(KeyedCoProcessFunction):
         left, right = await self.sums.async_get(timer.time + 1)
         await self.sums.async_remove(timer.time + 1)
         ctx.emit(ctx.key[0], left, right)
+
+
+@dataclass
+class Limit:
+    """The limit that was set last."""
+
+    value: int | None = None
+
+
+def over_limit(limit: Limit, left: SetTable | None, right: SetTable | None) -> Any:
+    """``OverLimit`` as a table function."""
+    if right is not None:
+        limit.value = right.w
+    elif left is not None and limit.value is not None and left.v > limit.value:
+        yield left.k, left.v, limit.value
+
+
+class MatchedTables(ProcessTableFunction):
+    """``Matched`` as a table function."""
+
+    async def eval(
+        self,
+        ctx: RecordContext,
+        sums: Annotated[MapView[int, list[int]], StateHint(int, pa.list_(pa.int64()))],
+        left: SetTable | None,
+        right: SetTable | None,
+    ) -> None:
+        assert ctx.timestamp is not None
+        end = ctx.timestamp // BUCKET * BUCKET + BUCKET
+        ctx.timers.register_event_time(end - 1)
+        before = await sums.async_get(end) or [0, 0]
+        more = [0 if left is None else left.v, 0 if right is None else right.w]
+        await sums.async_put(end, [before[0] + more[0], before[1] + more[1]])
+
+    def on_timer(
+        self,
+        timer: Timer,
+        sums: Annotated[MapView[int, list[int]], StateHint(int, pa.list_(pa.int64()))],
+        ctx: RecordContext,
+    ) -> Any:
+        yield (*ctx.key, *(sums[timer.time + 1] or ()))
+        sums.remove(timer.time + 1)
+
+
+def pairs(
+    row: SetTable | None,
+    rule: Annotated[Row | None, TableHint("broadcast", notify_stateful_sets=True)],
+    rows: ListView[int] | None,
+    rules: Annotated[MapView[int, bool], StateHint(broadcast=True)],
+    ctx: RecordContext,
+) -> Any:
+    """``Pairs`` as a table function."""
+    if row is not None and rows is not None:
+        rows.add(row.v)
+        return [(row.k, row.v, each) for each, _ in rules.items()]
+    assert rule is not None
+    if rows is None:
+        rules[rule.rule] = True
+        return None
+    return [(*ctx.key, value, rule.rule) for value in rows]
 
 
 class Pairs(KeyedBroadcastProcessFunction):

@@ -117,6 +117,33 @@ def test_functions_of_arrow_columns_and_unions() -> None:
         assert "union" in harness.explain()
 
 
+def test_side_outputs(async_enabled: bool) -> None:
+    def late(orders: Stream, payments: Stream) -> None:
+        counts = WindowAggregate(tumble("10 seconds"), [count()], late_output="late")
+        windows = orders.apply(counts, key="customer", uid="windows")
+        windows.to(print, name="windows")
+        windows.output("late").select("id").to(print, name="late")
+
+    with PipelineHarness(late, SOURCES, async_enabled=async_enabled) as harness:
+        harness.push("orders", [(1, "a", 1, 30 * SECOND)])
+        assert harness.end_batch() == {"windows": [], "late": []}
+        harness.push("orders", [(2, "a", 1, 2 * SECOND), (3, "a", 1, 31 * SECOND)])
+        harness.end_batch()
+        harness.push("orders", [(4, "a", 1, 3 * SECOND)])
+        found = harness.end_batch()
+        assert sorted(harness.rows("late")) in ([("+I", 2), ("+I", 4)], [("+I", 4)])
+        assert found["late"] == [("+I", 4)]
+        assert "side output 'late'" in harness.explain()
+    with pytest.raises(JobError, match="other"):
+        PipelineHarness(lambda orders, payments: _asking_for(orders, "other"), SOURCES)
+    with pytest.raises(JobError, match="is no operator"):
+        PipelineHarness(lambda orders, payments: orders.output("late"), SOURCES)
+
+
+def _asking_for(orders: Stream, name: str) -> None:
+    orders.apply(GroupAggregate([count()]), key="customer", uid="counts").output(name)
+
+
 def test_all_problems_at_once() -> None:
     def wrong(orders: Stream, payments: Stream) -> None:
         orders.where("nothing > 2").apply(GroupAggregate([count()]), key="id", uid="behind")

@@ -10,7 +10,7 @@ Source: ``apply`` and ``process`` of Flink's ``WindowedStream``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -20,8 +20,9 @@ from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError, StateAccessError
 from asyncstate.functions import Function, ProcessWindowFunction, TimeWindow, WindowFunction
 from asyncstate.futures import StateFuture
-from asyncstate.operator import InputSpec, OperatorContext, RecordContext, Row, Timer
+from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row, Timer
 from operators.core.checks import TimeDomain, check_distinct_names, check_has_time, check_time_domain
+from operators.core.late import check_late_output
 from operators.core.row_shape import RowShape
 from operators.process.operator import FunctionOperator
 from operators.process.results import emit_rows, resolved
@@ -45,10 +46,13 @@ class _WindowOperator(FunctionOperator):
         allowed_lateness: Duration,
         time: TimeDomain,
         window_columns: bool,
+        late_output: str | None,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
     ) -> None:
-        super().__init__(function, output)
+        super().__init__(function, output, side_outputs, late_output)
         check_window(window, self.owner)
         check_time_domain(time, self.owner)
+        check_late_output(late_output, time, self.owner)
         self.window = window
         self.allowed_lateness = microseconds(allowed_lateness, self.owner, "allowed_lateness")
         self.time: TimeDomain = time
@@ -63,25 +67,33 @@ class _WindowOperator(FunctionOperator):
                 f"{self.owner}: allowed_lateness has no meaning in processing time, where no row is late; leave it out"
             )
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
+        """See ``Operator``: windows say themselves which rows are late."""
+        return [None]
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """The declared output, behind the key and window columns if they are asked for."""
         spec = inputs[0]
         check_has_time(spec, self.time, self.owner)
         if not self.window_columns:
-            return self.output
+            return self._outputs(self.output, spec)
         times = [pa.field(name, window_time_type(spec)) for name in WINDOW_COLUMNS]
         fields = [*spec.key_schema, *times, *self.output]
         check_distinct_names([column.name for column in fields], self.owner)
-        return pa.schema(fields)
+        return self._outputs(pa.schema(fields), spec)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the windows' rows, then open the function."""
         time = WindowTime.of(self.time, self.allowed_lateness, context)
         self._windows: WindowRows
         if isinstance(self.window, SessionWindow):
-            self._windows = SessionRows(self.window, time, context, self._fire, self._expire)
+            self._windows = SessionRows(
+                self.window, time, context, self._fire, self._expire, self.late_output
+            )
         else:
-            self._windows = AlignedRows(self.window, time, context, self._fire, self._expire)
+            self._windows = AlignedRows(
+                self.window, time, context, self._fire, self._expire, self.late_output
+            )
         super().open(context)
         self._shape = RowShape(self.output, self.owner)
 
@@ -120,7 +132,8 @@ class WindowApply(_WindowOperator):
     which micro-batches start. Event-time windows fire as WindowAggregate's: at the end of the micro-batch whose
     watermark reaches the window's end - 1 us. For ``allowed_lateness`` longer their rows are kept, and a late row fires
     its window at once, again with all rows; the function's consumer must then overwrite what it got before. Rows for
-    windows that are gone are dropped and counted (``late_rows_dropped``). The input must be insert-only.
+    windows that are gone are counted (``late_rows_dropped``) and dropped, or go to the side output that ``late_output``
+    names, with the input's columns. The input must be insert-only.
 
     State: all rows of open windows, in ``_rows``; a row is stored for each of its windows, and read as a whole when a
     window fires. Where aggregates will do use WindowAggregate, which stores one row a slice.
@@ -151,8 +164,9 @@ class WindowApply(_WindowOperator):
         allowed_lateness: Duration = 0,
         time: TimeDomain = "event",
         window_columns: bool = False,
+        late_output: str | None = None,
     ) -> None:
-        super().__init__(function, window, output, allowed_lateness, time, window_columns)
+        super().__init__(function, window, output, allowed_lateness, time, window_columns, late_output)
 
     async def _fire(
         self, ctx: RecordContext, window: TimeWindow, namespace: int, rows: Sequence[Row]
@@ -169,7 +183,8 @@ class WindowProcess(_WindowOperator):
 
     The states it declares belong to the key, across windows. One that is declared with ``namespaced=True`` is of a
     window: use it as ``state.at(ctx.window_namespace)`` and clear it in ``clear``, which is called once the window
-    will not fire again. The other parameters, the times and the state are those of ``WindowApply``.
+    will not fire again. ``side_outputs`` as ``KeyedProcess``; window columns stand in the main output only. The other
+    parameters, the times and the state are those of ``WindowApply``.
     """
 
     function_type: ClassVar[type[Function]] = ProcessWindowFunction
@@ -185,8 +200,12 @@ class WindowProcess(_WindowOperator):
         allowed_lateness: Duration = 0,
         time: TimeDomain = "event",
         window_columns: bool = False,
+        late_output: str | None = None,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
     ) -> None:
-        super().__init__(function, window, output, allowed_lateness, time, window_columns)
+        super().__init__(
+            function, window, output, allowed_lateness, time, window_columns, late_output, side_outputs
+        )
 
     async def _fire(
         self, ctx: RecordContext, window: TimeWindow, namespace: int, rows: Sequence[Row]
@@ -239,9 +258,10 @@ class _FiringWindow:
             )
         return self._namespace
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT) -> None:
+    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
         """See ``WindowContext``."""
-        self._record.emit(*self._leading, *values, kind=kind)
+        leading = self._leading if output is None else ()
+        self._record.emit(*leading, *values, kind=kind, output=output)
 
     def call(
         self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None

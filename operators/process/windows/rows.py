@@ -42,7 +42,13 @@ class WindowRows(ABC):
     """Takes rows and timers; calls ``fire`` and ``expire``."""
 
     def __init__(
-        self, window: Window, time: WindowTime, context: OperatorContext, fire: Fire, expire: Expire
+        self,
+        window: Window,
+        time: WindowTime,
+        context: OperatorContext,
+        fire: Fire,
+        expire: Expire,
+        late_output: str | None,
     ) -> None:
         schema = context.inputs[0].schema
         self._first_time, self._last_time = window.time_span
@@ -51,6 +57,7 @@ class WindowRows(ABC):
         self._expire = expire
         self._row = row_type(schema)
         self._late = context.counter("late_rows_dropped")
+        self._late_output = late_output
         self._outside = context.counter(OUT_OF_RANGE)
         self._rows: ListState[dict[str, Any]] = context.get_state(
             ListStateDescriptor(
@@ -68,6 +75,11 @@ class WindowRows(ABC):
     @abstractmethod
     async def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
         """Fire or expire the window whose timer has come due."""
+
+    def _add_late(self, row: Row, ctx: RecordContext) -> None:
+        self._late.add()
+        if self._late_output is not None:
+            ctx.emit(*row, kind=ctx.row_kind, output=self._late_output)
 
     async def _fire_rows(self, ctx: RecordContext, window: TimeWindow, namespace: int) -> None:
         stored = await to_iterable(self._rows.at(namespace).async_get())
@@ -91,9 +103,15 @@ class AlignedRows(WindowRows):
     """Windows that are the same for all keys: their namespace is their end."""
 
     def __init__(
-        self, window: SlicedWindow, time: WindowTime, context: OperatorContext, fire: Fire, expire: Expire
+        self,
+        window: SlicedWindow,
+        time: WindowTime,
+        context: OperatorContext,
+        fire: Fire,
+        expire: Expire,
+        late_output: str | None,
     ) -> None:
-        super().__init__(window, time, context, fire, expire)
+        super().__init__(window, time, context, fire, expire, late_output)
         self._window = window
 
     def add(self, row: Row, ctx: RecordContext) -> Any:
@@ -107,7 +125,7 @@ class AlignedRows(WindowRows):
         ends = range(first, window.last_window(first) + 1, window.step)
         open_ends = [end for end in ends if not time.is_over(end)]
         if not open_ends:
-            self._late.add()
+            self._add_late(row, ctx)
             return None
         values = row.as_dict()
         for end in open_ends:
@@ -141,9 +159,15 @@ class SessionRows(WindowRows):
     """Windows that grow and merge. Those of a key are disjoint and do not touch: two that touch are one."""
 
     def __init__(
-        self, window: SessionWindow, time: WindowTime, context: OperatorContext, fire: Fire, expire: Expire
+        self,
+        window: SessionWindow,
+        time: WindowTime,
+        context: OperatorContext,
+        fire: Fire,
+        expire: Expire,
+        late_output: str | None,
     ) -> None:
-        super().__init__(window, time, context, fire, expire)
+        super().__init__(window, time, context, fire, expire, late_output)
         self._gap = window.gap
         # One value, not a map: it is read for every row, and a key has few sessions open at once.
         self._sessions: ValueState[list[dict[str, int]]] = context.get_state(
@@ -160,7 +184,7 @@ class SessionRows(WindowRows):
         touched = [one for one in sessions if one.start <= at + self._gap and at <= one.end]
         merged = _union(touched, Session(at, at + self._gap, at))
         if not touched and self._time.is_over(merged.end):
-            self._late.add()
+            self._add_late(row, ctx)
             return
         if touched != [merged]:
             others = [one for one in sessions if one not in touched]

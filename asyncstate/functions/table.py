@@ -1,0 +1,131 @@
+"""Process table functions: what they declare by type hints.
+
+Owns: ``ProcessTableFunction``, the hints of its tables (``SetTable``, ``RowTable``, ``BroadcastTable``, ``TableHint``)
+and of its states (``StateHint``), and ``table_function``, which declares a plain function. ``operators`` runs them.
+Invariant: declarations only; a function sees rows, views and contexts and knows nothing of who runs it.
+Must not import state, storage, execution, runtime or Spark.
+
+Source: Flink's ``ProcessTableFunction`` (FLIP-440, FLINK-39254), its ``ArgumentTrait`` and ``StateHint``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+
+import pyarrow as pa
+
+from asyncstate.functions.process import Function
+from asyncstate.operator import Row
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TableSemantics = Literal["row", "set", "broadcast"]
+
+_DECLARED: Final = "__table_function__"
+
+
+@dataclass(frozen=True)
+class TableHint:
+    """How the rows of a table reach a function: ``Annotated[Row, TableHint("set", ...)]``.
+
+    ``semantics``: "set": the rows of a key are one set, with state and timers of its own. "row": each row is for
+    itself. "broadcast": every partition gets all rows, which may write broadcast state and nothing else.
+    ``changelog``: the function can take rows back; without it an input that is a changelog is refused. ``on_time``: the
+    input must have an event time. ``notify_stateful_sets``, of a broadcast table: behind that each of its rows is also
+    shown to every set that has state.
+    """
+
+    semantics: TableSemantics
+    changelog: bool = False
+    on_time: bool = False
+    notify_stateful_sets: bool = False
+
+
+SetTable = Annotated[Row, TableHint("set")]
+"""A row of a set. ``SetTable | None`` where a function has several tables: all but one argument are None."""
+RowTable = Annotated[Row, TableHint("row")]
+"""A row for itself."""
+BroadcastTable = Annotated[Row, TableHint("broadcast")]
+"""A row that every partition gets."""
+
+
+@dataclass(frozen=True, init=False)
+class StateHint:
+    """More about a state than its hint says: ``Annotated[ValueView[list[int]], StateHint(pa.list_(pa.int64()))]``.
+
+    ``types``: Arrow types, or ``int``, ``float``, ``str``, ``bytes``, ``bool``, in place of those in the brackets of
+    the hint: one, of a MapView two. ``default``: of a ValueView. ``ttl``: a StateTtl. ``broadcast``: a MapView that is
+    the same for all sets, and written by rows of the broadcast table alone. ``pickled``: see the descriptors.
+    """
+
+    types: tuple[Any, ...]
+    default: Any
+    ttl: Any
+    broadcast: bool
+    pickled: bool
+
+    def __init__(
+        self,
+        *types: Any,
+        default: Any = None,
+        ttl: Any = None,
+        broadcast: bool = False,
+        pickled: bool = False,
+    ) -> None:
+        given = {"types": types, "default": default, "ttl": ttl, "broadcast": broadcast, "pickled": pickled}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+
+class ProcessTableFunction(Function):
+    """Rows of one or several tables, with state and timers that it declares as parameters.
+
+    ``eval`` is called for each row, with the row as the argument of its table and None for the other tables. Its
+    parameters are found by their type hints, in any order:
+
+    * ``SetTable``, ``RowTable``, ``BroadcastTable`` or ``Annotated[Row, TableHint(...)]``: a table, in the order in
+      which the inputs are given. There are tables with set semantics, or one with row semantics, and at most one
+      broadcast.
+    * ``ValueView[T]``, ``ListView[T]``, ``MapView[K, V]``: state of the set under the parameter's name, read when it is
+      asked for. With ``Annotated[..., StateHint(...)]`` there is more to be said.
+    * a dataclass of which all fields have defaults: a value of the set that is read before each call, and written after
+      it if it has changed. One that equals a new one is not kept.
+    * ``RecordContext``: times, the key, timers, ``emit``.
+
+    ``eval`` yields rows of ``output``, returns an iterable of them, or puts them out with ``ctx.emit``; it may be an
+    ``async def``. ``on_timer`` has the same states, by name, and a ``Timer``. For a broadcast row the states of sets
+    are None; in a notification they are those of the set that is notified.
+    """
+
+    output: ClassVar[pa.Schema | None] = None
+    """The columns of the rows that it puts out; None: they are given to the operator."""
+    side_outputs: ClassVar[Mapping[str, pa.Schema] | None] = None
+    """Further outputs, for ``ctx.emit(..., output=name)``; None: they are given to the operator."""
+    eval: Callable[..., Any]
+
+
+def table_function(
+    output: pa.Schema, side_outputs: Mapping[str, pa.Schema] | None = None
+) -> Callable[[F], F]:
+    """Decorator of a plain function that is the ``eval`` of a process table function: it says what is put out.
+
+    The function stays what it is, and can be called and tested as one.
+    """
+
+    def declare(function: F) -> F:
+        setattr(function, _DECLARED, (output, side_outputs))
+        return function
+
+    return declare
+
+
+def declared_outputs(function: object) -> tuple[pa.Schema | None, Mapping[str, pa.Schema] | None]:
+    """What a function's class or decorator says that it puts out: output and side outputs, None where it does not."""
+    if isinstance(function, ProcessTableFunction):
+        return function.output, function.side_outputs
+    found: tuple[pa.Schema | None, Mapping[str, pa.Schema] | None] = getattr(
+        function, _DECLARED, (None, None)
+    )
+    return found
