@@ -1,4 +1,4 @@
-"""Runs docs/examples as a user runs them: each makes its own input, ends by itself, and prints what it says it prints."""
+"""Runs docs/examples as a user runs them: each makes its own input, ends by itself, and prints what it says."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import base64
 import datetime as dt
 import json
 from decimal import Decimal
+from random import Random
 from typing import Any
 
 import pytest
@@ -136,6 +137,45 @@ def test_what_is_malformed_and_the_rest(spark: SparkSession) -> None:
     assert [row.value for row in one.collect()] == [json.dumps(change("t"))]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_formats_agree_with_a_model(spark: SparkSession, seed: int) -> None:
+    """One history as each tool writes it: the same changelog, that of the history."""
+    random = Random(seed)
+    there: dict[int, tuple[int, str | None, int | None]] = {}
+    expected = []
+    lines: dict[str, list[Any]] = {"debezium": [], "maxwell": [], "canal": []}
+    for number in range(60):
+        new = random.randrange(5), random.choice(["a", "it's", None]), random.choice([0, 7, None])
+        old = there.pop(new[0], None)
+        gone = old is not None and random.random() < 0.3
+        if not gone:
+            there[new[0]] = new
+        word = "delete" if gone else "insert" if old is None else "update"
+        before, after = (
+            old and dict(zip("kxy", old, strict=True)),
+            None if gone else dict(zip("kxy", new, strict=True)),
+        )
+        changed = {name: value for name, value in (before or {}).items() if after and after[name] != value}
+        data, kept = after or before, changed if word == "update" else None
+        lines["debezium"].append(change({"insert": "c", "update": "u", "delete": "d"}[word], before, after))
+        lines["maxwell"].append({"type": word, "data": data, "old": kept})
+        lines["canal"].append(
+            {"type": word.upper(), "data": [_texts(data)], "old": None if kept is None else [_texts(kept)]}
+        )
+        if old is not None:
+            expected.append((*old, number, "-D" if gone else "-U"))
+        if not gone:
+            expected.append((*new, number, "+I" if old is None else "+U"))
+    for read, name in ((debezium_json, "debezium"), (maxwell_json, "maxwell"), (canal_json, "canal")):
+        found = read(events(spark, *lines[name]), "k int, x string, y bigint", keep="n")
+        assert rows(found) == expected
+
+
+def _texts(row: dict[str, Any] | None) -> dict[str, str | None]:
+    """As Canal writes it."""
+    return {name: None if value is None else str(value) for name, value in (row or {}).items()}
+
+
 def test_a_malformed_row_ends_the_query_with_an_example(spark: SparkSession) -> None:
     for read in (
         debezium_json(events(spark, change("c", None, {"id": "it's"})), ITEMS),
@@ -211,7 +251,8 @@ def test_texts_of_numbers_and_times_in_any_session(spark: SparkSession) -> None:
     ]
     bad = [
         {"at": 1_700_000_000_000}, {"at": "12:00:00"}, {"at": "2024-02-30 12:00:00"}, {"day": "soon"}, {"b": "yes"},
-        {"price": "a lot"}, {"price": 10**30}, {"at": "infinity"},
+        {"price": "a lot"}, {"price": 10**30}, {"at": "infinity"}, {"price": ""},
+        {"day": "2024-02-29 12:00:00"}, {"at": ""},
     ]  # fmt: skip
     found = debezium_json(
         events(session, *(change("c", None, row) for row in bad)), schema, decimals="text", malformed="only"
