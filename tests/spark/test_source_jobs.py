@@ -186,7 +186,7 @@ def test_a_snapshot_and_changes_as_duckdb_over_the_final_tables(
     assert stale >= len([line for lines in files for line in lines if "upserted" in line]) / 3
 
 
-def test_a_malformed_event_ends_the_micro_batch(
+def test_a_malformed_event_of_a_stream_ends_the_micro_batch(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
     (tmp_path / "events.json").write_text('{"op": "c", "after": {"id": "one"}}\n')
@@ -194,9 +194,14 @@ def test_a_malformed_event_ends_the_micro_batch(
 
     @job.micro_batch
     def run(df: DataFrame, batch: MicroBatch) -> None:
-        batch.apply(GroupAggregate([count()]), debezium_json(df, "id int"), key="id", uid="counted")
+        batch.apply(GroupAggregate([count()]), df, key="id", uid="counted")
 
-    stream = spark.readStream.text(str(tmp_path / "*.json")).writeStream.foreachBatch(run)
-    query = stream.option("checkpointLocation", str(tmp_path / "query")).trigger(availableNow=True).start()
+    stream = debezium_json(spark.readStream.text(str(tmp_path / "*.json")), "id int")
+    query = (
+        stream.writeStream.foreachBatch(run)
+        .option("checkpointLocation", str(tmp_path / "query"))
+        .trigger(availableNow=True)
+        .start()
+    )
     with pytest.raises(SchemaError, match='column \'id\': \'one\' is no int .*, in: {"op": "c", "after"'):
         job.await_termination(query)
