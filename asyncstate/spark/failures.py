@@ -49,6 +49,14 @@ def marked(error: AsyncStateError) -> str:
     return f"{error} {_note(error)}"
 
 
+def marked_in_sql(message: str, kind: type[AsyncStateError] = errors.SchemaError) -> str:
+    """In SQL what ``marked`` gives: for errors that the JVM finds. ``message`` is an expression."""
+    sent = f"to_json(named_struct('kind', '{kind.__name__}', 'message', {message}, 'traceback', ''))"
+    # Spark's base64 breaks its lines.
+    note = f"translate(base64(encode({sent}, 'UTF-8')), concat(char(13), char(10)), '')"
+    return f"concat({message}, ' [asyncstate-error ', {note}, ']')"
+
+
 def _note(error: AsyncStateError) -> str:
     sent = _Sent(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
     return f"[asyncstate-error {base64.b64encode(msgspec.json.encode(sent)).decode()}]"

@@ -1,0 +1,247 @@
+"""Events with the row before and the row after, whatever tool wrote them, as the rows of a changelog.
+
+Owns: ``Event``, what a format says of its events, and ``changelog_of``, which makes rows of them.
+Invariant: an event gives all its rows or none: -U and +U of an update are never parted.
+Must not import runtime, storage or execution.
+
+Source: ``DebeziumJsonDeserializationSchema`` and its siblings in Flink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StringType, StructField, StructType
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.errors import SchemaError
+from asyncstate.spark.columns import quoted
+from asyncstate.spark.sources.malformed import as_map, check_mode, only_malformed, raised, text
+from asyncstate.spark.sources.typed import Typing, check_typing
+
+TEXT: Final = "__asyncstate_text"
+EVENT: Final = "__asyncstate_event"
+NAMES: Final = "__asyncstate_names"
+_CORRUPT: Final = "__asyncstate_corrupt"
+_OP: Final = "__asyncstate_op"
+_RAW: Final = "__asyncstate_raw"
+_CHANGES: Final = "__asyncstate_changes"
+_POSITION: Final = "__asyncstate_position"
+_STATED: Final = "__asyncstate_stated"
+_PROBLEM: Final = "__asyncstate_problem"
+_ROW: Final = "__asyncstate_row"
+
+INSERT, UPDATE, DELETE = "I", "U", "D"
+PHASE: Final = "source_phase"
+"""The first column of a position: 0 for rows of a snapshot, 1 for changes, which are newer whatever their place."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A format, in SQL over the parsed event (``EVENT``, a struct as ``wire``) and its ``TEXT``.
+
+    ``op``: the source's word for the operation; ``ops``: which words are inserts, updates, deletes (``INSERT``,
+    ``UPDATE``, ``DELETE``) and ``silent`` which say nothing of rows. ``changes``: an array of structs ``before`` and
+    ``after``, each a struct as ``typing.wire()`` or null. ``position``: columns that order the changes of a row, by
+    name; ``is_change``: false for rows of a snapshot, which may be without position.
+    ``names``: another reading of the text, into ``NAMES``: which fields there are.
+    """
+
+    wire: StructType
+    op: str
+    ops: Mapping[str, str]
+    changes: str
+    typing: Typing
+    silent: Sequence[str] = ()
+    position: Mapping[str, str] = field(default_factory=dict)
+    is_change: str = "true"
+    names: StructType | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the caller of ``source``, a function of this package, asks for; see there."""
+
+    source: str
+    value: str
+    upsert_key: tuple[str, ...]
+    keep: tuple[str, ...]
+    skip: tuple[str, ...]
+    malformed: str
+
+
+def changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:
+    """The rows of the events in ``df``, or those that are ``malformed``. Nothing runs yet.
+
+    Raises SchemaError and ConfigurationError for columns and settings that cannot be.
+    """
+    _check(df, event, asked)
+    kept = df.columns if asked.malformed == "only" else list(asked.keep)
+    quoted_kept = [*map(quoted, kept), TEXT]
+    judged = (
+        _parsed(df, event, asked, kept)
+        .selectExpr(*quoted_kept, *_stated(event, asked))
+        .selectExpr(*quoted_kept, _OP, _RAW, _POSITION, _STATED, f"{_typed(event, asked)} as {_CHANGES}")
+        .selectExpr(*quoted_kept, _OP, _CHANGES, _POSITION, f"{_problem(event, asked)} as {_PROBLEM}")
+    )
+    if asked.malformed == "only":
+        return only_malformed(judged, kept, _PROBLEM)
+    return _rows(judged, event, asked)
+
+
+def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> DataFrame:
+    """``kept``, ``TEXT``, ``EVENT``, and ``NAMES`` if the format asks for them."""
+    wire = StructType([*event.wire, StructField(_CORRUPT, StringType())])
+    said = df.selectExpr(*map(quoted, kept), f"cast({quoted(asked.value)} as string) as {TEXT}")
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    parsed = said.withColumn(EVENT, sf.from_json(TEXT, wire, options))
+    return parsed if event.names is None else parsed.withColumn(NAMES, sf.from_json(TEXT, event.names))
+
+
+def _stated(event: Event, asked: Asked) -> list[str]:
+    """``_OP``: null where nothing is said of rows; ``_RAW`` changes, ``_POSITION``, and what is wrong so far."""
+    silent = f"{event.op} in ({', '.join(['null', *map(text, [*event.silent, *asked.skip])])})"
+    op = f"try_element_at({as_map(event.ops)}, {event.op})"
+    positions = ", ".join(f"{text(name)}, {sql}" for name, sql in _positions(event).items())
+    unplaced = " or ".join(f"{place} is null" for place in event.position.values()) or "false"
+    quote = text("operation '")
+    hint = text("' is no change of a row; name it in skip= if it may be ignored")
+    problem = f"""case when {TEXT} is null then null
+        when {EVENT} is null or {EVENT}.{_CORRUPT} is not null then 'not an event of this format'
+        when {event.op} is null then 'the event names no operation'
+        when {silent} then null
+        when {op} is null then concat({quote}, {event.op}, {hint})
+        when {event.is_change} and ({unplaced}) then 'the change has no position; is it from another connector?'
+        end"""
+    return [
+        f"if({TEXT} is null or {silent}, null, {op}) as {_OP}",
+        f"{event.changes} as {_RAW}",
+        f"{f'named_struct({positions})' if positions else 'null'} as {_POSITION}",
+        f"{problem} as {_STATED}",
+    ]
+
+
+def _typed(event: Event, asked: Asked) -> str:
+    """In SQL: the changes with typed rows; upserts have nothing but their key before."""
+    before = event.typing.row("c.before", asked.upsert_key or event.typing.columns.names)
+    after = event.typing.row("c.after", event.typing.columns.names)
+    return f"transform({_RAW}, c -> named_struct('before', {before}, 'after', {after}))"
+
+
+def _problem(event: Event, asked: Asked) -> str:
+    """In SQL: why the event cannot be read, null if it can."""
+    deletes = f"({_OP} = '{DELETE}')" if asked.upsert_key else f"({_OP} <> '{INSERT}')"
+    missing = text(
+        "no row before the change; let the source send full images (REPLICA IDENTITY FULL, binlog_row_image=FULL), "
+        "or give upsert_key"
+    )
+    return f"""coalesce({_STATED}, case when {_OP} is null then null
+        when {_RAW} is null then 'the event has no rows'
+        when {_OP} <> '{DELETE}' and exists({_RAW}, c -> c.after is null) then 'no row after the change'
+        when {deletes} and exists({_RAW}, c -> c.before is null) then {missing}
+        else {_misfit(event.typing, asked.upsert_key)} end)"""
+
+
+def _misfit(typing: Typing, upsert_key: tuple[str, ...]) -> str:
+    """In SQL: the first value that has not the form of its column."""
+    names = typing.columns.names
+    required = {*upsert_key, *(column.name for column in typing.columns if not column.nullable)}
+    before = typing.problem("r.before", "t.before", upsert_key or names, required)
+    after = typing.problem("r.after", "t.after", names, required)
+    found = f"zip_with({_RAW}, {_CHANGES}, (r, t) -> coalesce({before}, {after}))"
+    return f"get(filter({found}, p -> p is not null), 0)"
+
+
+def _rows(judged: DataFrame, event: Event, asked: Asked) -> DataFrame:
+    """A row each; the position belongs to all rows of its event."""
+    rows = f"if({_OP} is null, array(), flatten(transform({_CHANGES}, c -> {_changelog(asked.upsert_key)})))"
+    if asked.malformed == "fail":
+        rows = f"if({_PROBLEM} is null, {rows}, {raised(asked.source, _PROBLEM, TEXT)})"
+    else:
+        judged = judged.where(f"{_PROBLEM} is null")
+    kept = list(map(quoted, asked.keep))
+    columns = [f"{_ROW}.{quoted(name)}" for name in event.typing.columns.names]
+    places = [f"{_POSITION}.{name}" for name in _positions(event)]
+    exploded = judged.selectExpr(*kept, _POSITION, f"inline({rows})")
+    return exploded.selectExpr(*columns, *places, *kept, ROW_KIND_COLUMN)
+
+
+def _changelog(upsert_key: tuple[str, ...]) -> str:
+    """In SQL: the rows of the change ``c``. An upsert under another key takes the row of the old key away."""
+    come, go = _row("+U", "c.after"), _row("-U", "c.before")
+    if upsert_key:
+        same = " and ".join(f"c.before.{quoted(name)} <=> c.after.{quoted(name)}" for name in upsert_key)
+        gone = _row("-D", "c.before")
+        update = f"if(c.before is null or ({same}), array({come}), array({gone}, {come}))"
+    else:
+        update = f"array({go}, {come})"
+    insert, delete = _row("+I", "c.after"), _row("-D", "c.before")
+    return f"case {_OP} when '{INSERT}' then array({insert}) when '{DELETE}' then array({delete}) else {update} end"
+
+
+def _row(kind: str, row: str) -> str:
+    return f"named_struct('{ROW_KIND_COLUMN}', '{kind}', '{_ROW}', {row})"
+
+
+def _positions(event: Event) -> dict[str, str]:
+    if not event.position:
+        return {}
+    return {PHASE: f"cast({event.is_change} as int)", **event.position}
+
+
+def _check(df: DataFrame, event: Event, asked: Asked) -> None:
+    """Raise SchemaError or ConfigurationError for what cannot be."""
+    check_mode(asked.source, asked.malformed)
+    check_typing(asked.source, event.typing)
+    present = {name: kind for name, kind in df.dtypes}
+    for name in (asked.value, *asked.keep):
+        if name not in present:
+            raise SchemaError(
+                f"{asked.source}: the input has no column '{name}'; its columns are: {', '.join(present)}"
+            )
+    if present[asked.value] not in ("string", "binary"):
+        raise SchemaError(
+            f"{asked.source}: column '{asked.value}' is of type {present[asked.value]}; events are text or its bytes"
+        )
+    strange = [name for name in asked.upsert_key if name not in event.typing.columns.names]
+    if strange:
+        raise SchemaError(
+            f"{asked.source}: upsert_key names '{strange[0]}', which is no column of the schema: "
+            f"{', '.join(event.typing.columns.names)}"
+        )
+    _check_names(event, asked)
+
+
+def _check_names(event: Event, asked: Asked) -> None:
+    names = [*event.typing.columns.names, *_positions(event), *asked.keep, ROW_KIND_COLUMN]
+    double = [name for name in names if names.count(name) > 1]
+    if double:
+        raise SchemaError(
+            f"{asked.source}: the output would have more than one column '{double[0]}'; rename or leave out the one of "
+            "schema= or keep="
+        )
+
+
+def columns_of(source: str, schema: str | StructType) -> StructType:
+    """The wanted columns; a text is DDL. Raises SchemaError if it is none, or has none."""
+    try:
+        columns = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    except PySparkException as error:
+        raise SchemaError(
+            f"{source}: the schema {schema!r} cannot be read ({error}); write it as 'id bigint not null, name string'"
+        ) from error
+    if not isinstance(columns, StructType) or not columns.fields:
+        raise SchemaError(
+            f"{source}: the schema has no columns; give those of the table, as 'id bigint, name string' or a StructType"
+        )
+    return columns
+
+
+def names_of(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One name, several or none."""
+    return (given,) if isinstance(given, str) else tuple(given or ())

@@ -1,0 +1,254 @@
+"""What Debezium, Maxwell and Canal write into a topic or a file, as changelogs.
+
+Owns: one function a format: its envelope, its words for operations, what orders its changes.
+Invariant: beside what the caller chose nothing is guessed: a value that may mean two things is declared or refused.
+Must not import runtime, storage or execution.
+
+Source: Flink's formats debezium-json, maxwell-json and canal-json; the documents of the tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
+
+from asyncstate.errors import ConfigurationError
+from asyncstate.spark.columns import quoted
+from asyncstate.spark.sources.events import (
+    DELETE,
+    EVENT,
+    INSERT,
+    NAMES,
+    PHASE,
+    UPDATE,
+    Asked,
+    Event,
+    changelog_of,
+    columns_of,
+    names_of,
+)
+from asyncstate.spark.sources.malformed import Malformed, text
+from asyncstate.spark.sources.typed import Decimals, Typing, has_decimals
+
+_UNAVAILABLE: Final = "__debezium_unavailable_value"
+
+_PLACES: Final[Mapping[str, Mapping[str, str]]] = {
+    "postgresql": {"source_lsn": "try_cast({0}.lsn as bigint)"},
+    "mysql": {
+        "source_file": "try_cast(regexp_extract({0}.file, '[0-9]+$', 0) as bigint)",
+        "source_pos": "try_cast({0}.pos as bigint)",
+        "source_row": "coalesce(try_cast({0}.row as bigint), 0L)",
+    },
+    "sqlserver": {
+        "source_commit_lsn": "{0}.commit_lsn",
+        "source_change_lsn": "{0}.change_lsn",
+        "source_event": "coalesce(try_cast({0}.event_serial_no as bigint), 0L)",
+    },
+    "maxwell": {
+        "source_file": "try_cast(regexp_extract({0}, '([0-9]+):', 1) as bigint)",
+        "source_pos": "try_cast(regexp_extract({0}, ':([0-9]+)$', 1) as bigint)",
+    },
+}
+_SOURCE: Final = ("lsn", "file", "pos", "row", "commit_lsn", "change_lsn", "event_serial_no")
+
+POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {name: (PHASE, *places) for name, places in _PLACES.items()}
+"""The columns that order the changes of a row, by connector: what to give as ``sequence``."""
+
+
+def debezium_json(
+    df: DataFrame,
+    schema: str | StructType,
+    value: str = "value",
+    *,
+    upsert_key: str | Sequence[str] | None = None,
+    connector: str | None = None,
+    decimals: Decimals | None = None,
+    timestamps: str | Mapping[str, str] = "iso",
+    keep: str | Sequence[str] | None = None,
+    skip: str | Sequence[str] | None = None,
+    malformed: Malformed = "fail",
+) -> DataFrame:
+    """The changelog in Debezium's events, which stand in the column ``value`` (text or bytes), with or without their
+    ``schema`` and ``payload``.
+
+    ``schema``: the table's columns, as DDL or StructType; a column that an event does not have is null, or makes it
+    malformed where it is ``not null``. ``upsert_key``: the primary key, for a source without the row before a change:
+    updates are +U alone, -D has nothing but this key. ``connector``: "postgresql", "mysql" (MariaDB too) or
+    "sqlserver" adds the columns ``POSITIONS[connector]``. ``decimals``: "base64" is Debezium's precise mode, "text" its
+    string and double modes; needed if the schema has a decimal. ``timestamps``: the unit of those that are numbers,
+    "ms", "us" or "ns", for all or by column; "iso": none is. ``keep``: columns of ``df`` to keep. ``skip``: operations
+    to ignore, "t" (truncate) and "m" (message). ``malformed``: "fail" ends the query with an example, "drop" leaves
+    such rows out, "only" gives them alone, as they came, with the reason in the column ``malformed``.
+
+    Rows: the schema's columns, the position's, the kept ones, ``row_kind``. A null value (a tombstone) is no row.
+    Raises SchemaError and ConfigurationError before any row is read.
+    """
+    source = "debezium_json"
+    columns = columns_of(source, schema)
+    typing = Typing(
+        columns, _decimals(source, columns, decimals), *_units(timestamps), unavailable=_UNAVAILABLE
+    )
+    row = typing.wire()
+    body = StructType(
+        [
+            StructField("before", row),
+            StructField("after", row),
+            StructField("op", StringType()),
+            StructField("source", _texts(_SOURCE)),
+        ]
+    )
+    event = Event(
+        wire=StructType([StructField("payload", body), *body]),
+        op=_in_body("op"),
+        ops={"c": INSERT, "r": INSERT, "u": UPDATE, "d": DELETE},
+        changes=f"array(named_struct('before', {_in_body('before')}, 'after', {_in_body('after')}))",
+        typing=typing,
+        position=_position(source, connector, _in_body("source"), ("postgresql", "mysql", "sqlserver")),
+        is_change=f"({_in_body('op')} <> 'r')",
+    )
+    return changelog_of(df, event, _asked(source, value, upsert_key, keep, skip, malformed))
+
+
+def maxwell_json(
+    df: DataFrame,
+    schema: str | StructType,
+    value: str = "value",
+    *,
+    upsert_key: str | Sequence[str] | None = None,
+    position: bool = False,
+    keep: str | Sequence[str] | None = None,
+    skip: str | Sequence[str] | None = None,
+    malformed: Malformed = "fail",
+) -> DataFrame:
+    """The changelog in Maxwell's events. ``position``: add the columns ``POSITIONS["maxwell"]``, for which Maxwell must
+    run with ``output_binlog_position``.
+
+    The other arguments, the rows and the errors are those of ``debezium_json``. The row before an update is put
+    together from ``data`` and ``old``. Rows of a bootstrap are +I; its start and end say nothing. Changes of tables
+    are malformed unless ``skip`` has their type.
+    """
+    source = "maxwell_json"
+    typing = Typing(columns_of(source, schema))
+    row = typing.wire()
+    op, data = f"{EVENT}.type", f"{EVENT}.data"
+    before = f"case {op} when 'delete' then {data} when 'update' then {_before(typing, data, 'old')} end"
+    event = Event(
+        wire=StructType(
+            [
+                StructField("type", StringType()),
+                StructField("data", row),
+                StructField("old", row),
+                StructField("position", StringType()),
+            ]
+        ),
+        names=StructType([StructField("old", MapType(StringType(), StringType()))]),
+        op=op,
+        ops={"insert": INSERT, "bootstrap-insert": INSERT, "update": UPDATE, "delete": DELETE},
+        silent=("bootstrap-start", "bootstrap-complete"),
+        changes=f"array(named_struct('before', {before}, 'after', if({op} = 'delete', null, {data})))",
+        typing=typing,
+        position=_position(source, "maxwell" if position else None, f"{EVENT}.position", ("maxwell",)),
+        is_change=f"({op} <> 'bootstrap-insert')",
+    )
+    return changelog_of(df, event, _asked(source, value, upsert_key, keep, skip, malformed))
+
+
+def canal_json(
+    df: DataFrame,
+    schema: str | StructType,
+    value: str = "value",
+    *,
+    upsert_key: str | Sequence[str] | None = None,
+    keep: str | Sequence[str] | None = None,
+    skip: str | Sequence[str] | None = None,
+    malformed: Malformed = "fail",
+) -> DataFrame:
+    """The changelog in Canal's flat events, each of which may have several rows.
+
+    The arguments, the rows and the errors are those of ``debezium_json``. The row before an update is put together from
+    ``data`` and ``old``. Canal gives no position: keep Kafka's partition and offset for ``sequence``. Changes of
+    tables are malformed unless ``skip`` has their type. Raises SchemaError for binary columns: their text has no one
+    form.
+    """
+    source = "canal_json"
+    typing = Typing(columns_of(source, schema), binary=False)
+    row = typing.wire()
+    op, data = f"{EVENT}.type", f"{EVENT}.data"
+    updated = _before(typing, "d", "old", "i")
+    before = f"case {op} when 'DELETE' then d when 'UPDATE' then {updated} end"
+    change = f"named_struct('before', {before}, 'after', if({op} = 'DELETE', null, d))"
+    event = Event(
+        wire=StructType(
+            [
+                StructField("type", StringType()),
+                StructField("data", ArrayType(row)),
+                StructField("old", ArrayType(row)),
+            ]
+        ),
+        names=StructType([StructField("old", ArrayType(MapType(StringType(), StringType())))]),
+        op=op,
+        ops={"INSERT": INSERT, "UPDATE": UPDATE, "DELETE": DELETE},
+        changes=f"transform({data}, (d, i) -> {change})",
+        typing=typing,
+    )
+    return changelog_of(df, event, _asked(source, value, upsert_key, keep, skip, malformed))
+
+
+def _in_body(name: str) -> str:
+    """A field of Debezium's event, which stands in ``payload`` if it has an envelope."""
+    return f"coalesce({EVENT}.payload.{name}, {EVENT}.{name})"
+
+
+def _before(typing: Typing, data: str, old: str, index: str | None = None) -> str:
+    """In SQL: the row before an update: ``data``, with the columns that the object ``old`` names as they are there."""
+    at = f"{EVENT}.{old}" if index is None else f"get({EVENT}.{old}, {index})"
+    named = f"{NAMES}.{old}" if index is None else f"get({NAMES}.{old}, {index})"
+    fields = [
+        f"{text(name)}, if(map_contains_key({named}, {text(name)}), {at}.{quoted(name)}, {data}.{quoted(name)})"
+        for name in typing.columns.names
+    ]
+    return f"if({named} is null, null, named_struct({', '.join(fields)}))"
+
+
+def _texts(names: Sequence[str]) -> StructType:
+    return StructType([StructField(name, StringType()) for name in names])
+
+
+def _decimals(source: str, columns: StructType, decimals: Decimals | None) -> Decimals:
+    """Raise ConfigurationError where nothing says how decimals are written: their two forms look alike."""
+    if decimals not in ("text", "base64") and (decimals is not None or has_decimals(columns)):
+        raise ConfigurationError(
+            f"{source}: the schema has a decimal, and decimals={decimals!r} does not say how it is written; give "
+            "'base64' for decimal.handling.mode=precise (the connector's default), 'text' for string and double"
+        )
+    return decimals or "text"
+
+
+def _units(timestamps: str | Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+    return (timestamps, {}) if isinstance(timestamps, str) else ("iso", dict(timestamps))
+
+
+def _position(source: str, name: str | None, place: str, known: Sequence[str]) -> dict[str, str]:
+    """The columns of a position in SQL. Raises ConfigurationError for a connector that is not known."""
+    if name is None:
+        return {}
+    if name not in known:
+        raise ConfigurationError(
+            f"{source}: connector={name!r} is not known; known are {', '.join(known)}. For others leave it out and "
+            "keep Kafka's partition and offset"
+        )
+    return {column: sql.format(place) for column, sql in _PLACES[name].items()}
+
+
+def _asked(
+    source: str,
+    value: str,
+    upsert_key: str | Sequence[str] | None,
+    keep: str | Sequence[str] | None,
+    skip: str | Sequence[str] | None,
+    malformed: str,
+) -> Asked:
+    return Asked(source, value, names_of(upsert_key), names_of(keep), names_of(skip), malformed)

@@ -1,0 +1,61 @@
+"""What becomes of rows that a source cannot read: the query fails, they are dropped, or they are all that is left.
+
+Owns: the three modes, and the error with an example that the JVM raises.
+Invariant: a row is either read whole or malformed; ``drop`` and ``only`` of one input are its two parts.
+Must not import runtime, storage or execution.
+
+Source: Spark's FAILFAST and DROPMALFORMED, and dead letter queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal, get_args
+
+from pyspark.sql import DataFrame
+
+from asyncstate.errors import ConfigurationError
+from asyncstate.spark.columns import quoted
+from asyncstate.spark.failures import marked_in_sql
+
+Malformed = Literal["fail", "drop", "only"]
+
+REASON: Final = "malformed"
+"""The string column that ``only`` adds: why the row cannot be read."""
+EXAMPLE_CHARS: Final = 200
+
+
+def check_mode(source: str, mode: str) -> None:
+    """Raise ConfigurationError unless ``mode`` is one."""
+    if mode not in get_args(Malformed):
+        raise ConfigurationError(
+            f"{source}: malformed={mode!r} is none of {', '.join(get_args(Malformed))}; choose 'fail' (the query "
+            "ends), 'drop' (such rows are left out) or 'only' (such rows, as they came, with the reason)"
+        )
+
+
+def only_malformed(rows: DataFrame, columns: list[str], problem: str) -> DataFrame:
+    """The ``columns`` of the rows that have a ``problem`` (the name of a column), and the problem."""
+    kept = rows.where(f"{quoted(problem)} is not null")
+    return kept.selectExpr(*map(quoted, columns), f"{quoted(problem)} as {REASON}")
+
+
+def text(value: str) -> str:
+    """``value`` as a literal in SQL."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def as_map(words: Mapping[str, str]) -> str:
+    """``words`` as a map in SQL."""
+    return f"map({', '.join(f'{text(word)}, {text(meaning)}' for word, meaning in words.items())})"
+
+
+def raised(source: str, problem: str, example: str) -> str:
+    """In SQL: fails the query with the ``problem`` and the beginning of the ``example``, both expressions."""
+    shown = f"substr(coalesce({example}, 'null'), 1, {EXAMPLE_CHARS})"
+    advice = text(
+        ". Mend the source, or let malformed='drop' leave such rows out; malformed='only' lists them"
+    )
+    message = f"concat({text(f'{source}: ')}, {problem}, ', in: ', {shown}, {advice})"
+    return f"raise_error({marked_in_sql(message)})"

@@ -1,0 +1,398 @@
+"""Sources of changelogs: each format's events, types, malformed rows, and what is refused before a row is read.
+
+Few jobs over tiny frames: an event's form is one row of a frame, and what it must give stands beside it.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame, SparkSession
+
+from asyncstate.errors import AsyncStateError, ConfigurationError, SchemaError
+from asyncstate.spark.failures import restore
+from asyncstate.spark.sources import (
+    POSITIONS,
+    canal_json,
+    debezium_json,
+    delta_change_feed,
+    maxwell_json,
+    operation_column,
+)
+
+pytestmark = pytest.mark.spark
+
+ITEMS = "id bigint not null, name string"
+A, B = {"id": 1, "name": "a"}, {"id": 1, "name": "b"}
+
+
+def events(spark: SparkSession, *given: Any) -> DataFrame:
+    """A row each, numbered; what is no text becomes JSON."""
+    texts = [one if one is None or isinstance(one, str) else json.dumps(one) for one in given]
+    return spark.createDataFrame(list(enumerate(texts)), "n int, value string")
+
+
+def change(op: str, before: Any = None, after: Any = None, **source: Any) -> dict[str, Any]:
+    """An event of Debezium."""
+    return {"op": op, "before": before, "after": after, "source": source, "ts_ms": 5}
+
+
+def rows(df: DataFrame) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in df.collect()]
+
+
+def reasons(df: DataFrame) -> list[tuple[int, str]]:
+    return [(row.n, row.malformed) for row in df.orderBy("n").collect()]
+
+
+def test_debezium_with_and_without_its_envelope(spark: SparkSession) -> None:
+    given = [
+        change("r", None, A),
+        {"schema": {"type": "struct"}, "payload": change("u", A, B)},
+        change("d", B),
+        None,
+        change("c", None, {"name": None, "id": 2, "more": [1]}),
+    ]
+    read = debezium_json(events(spark, *given), ITEMS, keep="n")
+    assert read.columns == ["id", "name", "n", "row_kind"]
+    assert rows(read) == [
+        (1, "a", 0, "+I"), (1, "a", 1, "-U"), (1, "b", 1, "+U"), (1, "b", 2, "-D"), (2, None, 4, "+I"),
+    ]  # fmt: skip
+    as_bytes = events(spark, *given).selectExpr("n", "encode(value, 'UTF-8') as body")
+    assert rows(debezium_json(as_bytes, ITEMS, "body", keep="n")) == rows(read)
+
+
+def test_debezium_as_upserts(spark: SparkSession) -> None:
+    given = [
+        change("t"),
+        change("u", None, B),
+        change("u", {"id": 1, "name": None}, B),
+        change("d", {"id": 1, "name": "a default"}),
+        change("u", {"id": 1}, {"id": 3, "name": "c"}),
+    ]
+    read = debezium_json(
+        events(spark, *given), "id bigint, name string not null", upsert_key="id", skip=["t"]
+    )
+    assert rows(read) == [
+        (1, "b", "+U"), (1, "b", "+U"), (1, None, "-D"), (1, None, "-D"), (3, "c", "+U"),
+    ]  # fmt: skip
+
+
+def test_positions_put_snapshots_before_changes(spark: SparkSession) -> None:
+    postgres = [change("r", None, A, lsn=900, snapshot="true"), change("u", A, B, lsn=870)]
+    read = debezium_json(events(spark, *postgres), ITEMS, connector="postgresql")
+    assert read.columns == ["id", "name", *POSITIONS["postgresql"], "row_kind"]
+    assert rows(read) == [(1, "a", 0, 900, "+I"), (1, "a", 1, 870, "-U"), (1, "b", 1, 870, "+U")]
+    mysql = [
+        change("c", None, A, file="bin.000009", pos=77, row=2),
+        change("d", A, None, file="bin.1000010", pos=4),
+        change("r", None, A),
+    ]
+    places = [row[2:6] for row in rows(debezium_json(events(spark, *mysql), ITEMS, connector="mysql"))]
+    assert places == [(1, 9, 77, 2), (1, 1_000_010, 4, 0), (0, None, None, 0)]
+    server = [change("c", None, A, commit_lsn="0025:01", change_lsn="0025:00", event_serial_no=2)]
+    read = debezium_json(events(spark, *server), ITEMS, connector="sqlserver")
+    assert rows(read) == [(1, "a", 1, "0025:01", "0025:00", 2, "+I")]
+    elsewhere = debezium_json(events(spark, *mysql), ITEMS, connector="postgresql", malformed="only")
+    assert [n for n, reason in reasons(elsewhere) if "no position" in reason] == [0, 1]
+
+
+def test_what_is_malformed_and_the_rest(spark: SparkSession) -> None:
+    bad = [
+        '{"op": "c", "after": {"id"',
+        "",
+        "[]",
+        {"before": None, "after": A},
+        change("t"),
+        change("c"),
+        change("u", None, B),
+        change("d"),
+        change("u", A, {"id": "x", "name": "b"}),
+        change("c", None, {"name": "no id"}),
+        change("u", A, {"id": 1, "name": "__debezium_unavailable_value"}),
+        {"op": "c", "after": "text"},
+        change("c", None, {"id": 1.5, "name": "a"}),
+    ]
+    given = events(spark, *bad, change("c", None, A))
+    found = dict(reasons(debezium_json(given, ITEMS, malformed="only")))
+    expected = [
+        "not an event", "not an event", "not an event", "names no operation", "operation 't' is no change",
+        "no row after", "no row before the change; let the source send full images", "no row before",
+        "column 'id': 'x' is no bigint", "column 'id' has no value",
+        "column 'name': '__debezium_unavailable_value' is no string", "not an event", "column 'id': '1.5' is no bigint",
+    ]  # fmt: skip
+    assert sorted(found) == list(range(len(bad)))
+    for number, reason in enumerate(expected):
+        assert reason in found[number]
+    assert rows(debezium_json(given, ITEMS, malformed="drop")) == [(1, "a", "+I")]
+    assert 4 not in dict(reasons(debezium_json(given, ITEMS, malformed="only", skip="t")))
+    one = debezium_json(given, ITEMS, malformed="only").where("n = 4")
+    assert one.columns == ["n", "value", "malformed"]
+    assert [row.value for row in one.collect()] == [json.dumps(change("t"))]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_formats_agree_with_a_model(spark: SparkSession, seed: int) -> None:
+    """One history as each tool writes it: the same changelog, that of the history."""
+    random = Random(seed)
+    there: dict[int, tuple[int, str | None, int | None]] = {}
+    expected = []
+    lines: dict[str, list[Any]] = {"debezium": [], "maxwell": [], "canal": []}
+    for number in range(60):
+        new = random.randrange(5), random.choice(["a", "it's", None]), random.choice([0, 7, None])
+        old = there.pop(new[0], None)
+        gone = old is not None and random.random() < 0.3
+        if not gone:
+            there[new[0]] = new
+        word = "delete" if gone else "insert" if old is None else "update"
+        before, after = (
+            old and dict(zip("kxy", old, strict=True)),
+            None if gone else dict(zip("kxy", new, strict=True)),
+        )
+        changed = {name: value for name, value in (before or {}).items() if after and after[name] != value}
+        data, kept = after or before, changed if word == "update" else None
+        lines["debezium"].append(change({"insert": "c", "update": "u", "delete": "d"}[word], before, after))
+        lines["maxwell"].append({"type": word, "data": data, "old": kept})
+        lines["canal"].append(
+            {"type": word.upper(), "data": [_texts(data)], "old": None if kept is None else [_texts(kept)]}
+        )
+        if old is not None:
+            expected.append((*old, number, "-D" if gone else "-U"))
+        if not gone:
+            expected.append((*new, number, "+I" if old is None else "+U"))
+    for read, name in ((debezium_json, "debezium"), (maxwell_json, "maxwell"), (canal_json, "canal")):
+        found = read(events(spark, *lines[name]), "k int, x string, y bigint", keep="n")
+        assert rows(found) == expected
+
+
+def _texts(row: dict[str, Any] | None) -> dict[str, str | None]:
+    """As Canal writes it."""
+    return {name: None if value is None else str(value) for name, value in (row or {}).items()}
+
+
+def test_a_malformed_row_ends_the_query_with_an_example(spark: SparkSession) -> None:
+    for read in (
+        debezium_json(events(spark, change("c", None, {"id": "it's"})), ITEMS),
+        operation_column(events(spark, "it's"), "value", {"I": "+I"}),
+    ):
+        with pytest.raises(Exception, match="it's") as caught:
+            read.collect()
+        error = restore(str(caught.value))
+        assert isinstance(error, SchemaError)
+        assert "malformed='drop'" in str(error)
+        assert "it's" in str(error)
+
+
+EVERY_TYPE = (
+    "t tinyint, s smallint, i int, l bigint, f float, d double, b boolean, x string, at timestamp, zoned timestamp, "
+    "nano timestamp, day date, bytes binary, price decimal(38, 10), `odd 'n.a``me` string"
+)
+
+
+def test_types(spark: SparkSession) -> None:
+    moment = dt.datetime(2024, 2, 29, 23, 59, 59, 123_456, tzinfo=dt.UTC)
+    millis = int(moment.timestamp()) * 1000 + 123
+    unscaled = [0, 5, -5, 127, 128, -128, -129, 2**63, -(2**63) - 1, 10**37 + 1, -(10**37)]
+    after = {
+        "t": -128, "s": 32767, "i": 7, "l": 2**63 - 1, "f": 0.5, "d": 1e300, "b": 1, "x": {"k": [1, "ü"]},
+        "at": millis, "zoned": "2024-03-01T01:59:59.123456+02:00", "nano": -1_500, "day": 19_782,
+        "bytes": base64.b64encode(b"\x00\xff").decode(), "odd 'n.a`me": "odd",
+    }  # fmt: skip
+    given = [
+        change("c", None, {**after, "price": base64.b64encode(_signed(number)).decode()})
+        for number in unscaled
+    ]
+    units = {"at": "ms", "nano": "ns"}
+    read = debezium_json(events(spark, *given), EVERY_TYPE, decimals="base64", timestamps=units)
+    times = ["at", "zoned", "nano"]
+    plain = [name for name in read.columns if name not in (*times, "price", "row_kind")]
+    first = read.selectExpr(*(f"unix_micros({name}) as {name}" for name in times)).first()
+    micros = int(moment.timestamp()) * 1_000_000
+    assert first is not None
+    assert tuple(first) == (millis * 1000, micros + 123_456, -2)
+    row = read.select(*(f"`{name.replace('`', '``')}`" for name in plain)).first()
+    assert row is not None
+    assert tuple(row) == (
+        -128, 32767, 7, 2**63 - 1, 0.5, 1e300, True, '{"k":[1,"ü"]}', dt.date(2024, 2, 29), b"\x00\xff", "odd",
+    )  # fmt: skip
+    assert [row.price for row in read.select("price").collect()] == [
+        Decimal(f"{number}E-10") for number in unscaled
+    ]
+
+
+def _signed(number: int) -> bytes:
+    """As Java's BigInteger.toByteArray."""
+    size = 1
+    while not -(1 << (8 * size - 1)) <= number < 1 << (8 * size - 1):
+        size += 1
+    return number.to_bytes(size, "big", signed=True)
+
+
+def test_texts_of_numbers_and_times_in_any_session(spark: SparkSession) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    session.conf.set("spark.sql.ansi.enabled", "false")
+    schema = "price decimal(30, 8), at timestamp, day date, b boolean"
+    given = [
+        '{"op":"c","after":{"price":1234567890123456789012.12345678,"at":"2024-02-29 12:00:00","b":"true"}}',
+        change("c", None, {"price": "-0.5", "at": "2024-02-29T12:00:00Z", "day": "2024-02-29", "b": False}),
+    ]
+    read = debezium_json(events(session, *given), schema, decimals="text")
+    noon = int(dt.datetime(2024, 2, 29, 12, tzinfo=dt.UTC).timestamp()) * 1_000_000
+    assert rows(read.selectExpr("price", "unix_micros(at)", "day", "b")) == [
+        (Decimal("1234567890123456789012.12345678"), noon, None, True),
+        (Decimal("-0.50000000"), noon, dt.date(2024, 2, 29), False),
+    ]
+    bad = [
+        {"at": 1_700_000_000_000}, {"at": "12:00:00"}, {"at": "2024-02-30 12:00:00"}, {"day": "soon"}, {"b": "yes"},
+        {"price": "a lot"}, {"price": 10**30}, {"at": "infinity"}, {"price": ""},
+        {"day": "2024-02-29 12:00:00"}, {"at": ""},
+    ]  # fmt: skip
+    found = debezium_json(
+        events(session, *(change("c", None, row) for row in bad)), schema, decimals="text", malformed="only"
+    )
+    assert [n for n, _ in reasons(found)] == list(range(len(bad)))
+    far = debezium_json(
+        events(session, change("c", None, {"at": 2**62})), "at timestamp", timestamps="ms", malformed="only"
+    )
+    assert [reason for _, reason in reasons(far)] == [
+        f"column 'at': '{2**62}' is no timestamp in the form that was declared"
+    ]
+
+
+def test_maxwell(spark: SparkSession) -> None:
+    schema = "id int, name string, price decimal(20, 2)"
+    new = {"id": 1, "name": None, "price": 123456789012345678.12}
+    texts = [
+        '{"type":"bootstrap-start","table":"t"}',
+        '{"type":"bootstrap-insert","data":{"id":1,"name":"a","price":5.10}}',
+        '{"type":"update","position":"master.000006:800911","data":{"id":1,"price":123456789012345678.12},'
+        '"old":{"name":"a","price":5.10}}',
+        '{"type":"update","position":"m.000006:9","data":{"id":1,"name":"x","price":1},"old":{"name":null}}',
+        {"type": "delete", "position": "m.000007:4", "data": {"id": 1, "name": "x", "price": 1}},
+    ]
+    read = maxwell_json(events(spark, *texts), schema, position=True)
+    assert read.columns == ["id", "name", "price", *POSITIONS["maxwell"], "row_kind"]
+    cents = Decimal("5.10")
+    long = Decimal("123456789012345678.12")
+    assert float(long) == new["price"]
+    assert rows(read) == [
+        (1, "a", cents, 0, None, None, "+I"),
+        (1, "a", cents, 1, 6, 800911, "-U"), (1, None, long, 1, 6, 800911, "+U"),
+        (1, None, Decimal(1), 1, 6, 9, "-U"), (1, "x", Decimal(1), 1, 6, 9, "+U"),
+        (1, "x", Decimal(1), 1, 7, 4, "-D"),
+    ]  # fmt: skip
+    moved = {"type": "update", "data": {"id": 2, "name": "a"}, "old": {"id": 1}}
+    assert rows(maxwell_json(events(spark, moved), ITEMS, upsert_key=["id"])) == [
+        (1, None, "-D"), (2, "a", "+U"),
+    ]  # fmt: skip
+    bad = [
+        {"type": "table-drop"},
+        {"type": "update", "data": A},
+        {"type": "insert"},
+        {"type": "delete", "data": None},
+    ]
+    found = maxwell_json(events(spark, *bad), ITEMS, malformed="only", skip=["table-drop"])
+    assert [n for n, _ in reasons(found)] == [1, 2, 3]
+
+
+def test_canal(spark: SparkSession) -> None:
+    schema = "id int, name string, price decimal(10, 2)"
+    row = {"id": "1", "name": "a", "price": "5.18"}
+    given = [
+        {"type": "INSERT", "data": [row, {**row, "id": "2"}], "old": None, "isDdl": False},
+        {
+            "type": "UPDATE",
+            "data": [row, {**row, "id": "2", "name": None}],
+            "old": [{"price": "5"}, {"name": "b"}],
+        },
+        {"type": "DELETE", "data": [row], "old": None},
+    ]
+    cents = Decimal("5.18")
+    assert rows(canal_json(events(spark, *given), schema, keep="n")) == [
+        (1, "a", cents, 0, "+I"), (2, "a", cents, 0, "+I"),
+        (1, "a", Decimal(5), 1, "-U"), (1, "a", cents, 1, "+U"), (2, "b", cents, 1, "-U"), (2, None, cents, 1, "+U"),
+        (1, "a", cents, 2, "-D"),
+    ]  # fmt: skip
+    bad = [
+        {"type": "ALTER", "isDdl": True, "data": None},
+        {"type": "UPDATE", "data": [row, row], "old": [{"price": "5"}]},
+        {"type": "INSERT", "data": [row, {"id": "x"}]},
+        {"type": "INSERT", "data": [None]},
+    ]
+    found = dict(reasons(canal_json(events(spark, *bad), schema, malformed="only")))
+    assert sorted(found) == [0, 1, 2, 3]
+    assert "operation 'ALTER'" in found[0]
+    assert rows(canal_json(events(spark, *bad), schema, malformed="drop")) == []
+
+
+def test_operation_columns(spark: SparkSession) -> None:
+    feed = spark.createDataFrame(
+        [(1, "insert", 3), (1, "update_preimage", 4), (2, "update_postimage", 4), (2, "delete", 5)],
+        "`a.b` int, _change_type string, _commit_version long",
+    ).selectExpr("*", "current_timestamp() as _commit_timestamp")
+    read = delta_change_feed(feed)
+    assert read.columns == ["a.b", "_commit_version", "row_kind"]
+    assert rows(read) == [(1, 3, "+I"), (1, 4, "-U"), (2, 4, "+U"), (2, 5, "-D")]
+    given = spark.createDataFrame([(1, 0), (2, 1), (3, 7), (4, None)], "id int, op int")
+    kinds = {"0": "+I", "1": "-D"}
+    assert rows(operation_column(given, "op", kinds, malformed="drop")) == [(1, "+I"), (2, "-D")]
+    assert rows(operation_column(given, "op", kinds, malformed="only")) == [
+        (3, 7, "operation '7' in column 'op' is none of 0, 1"),
+        (4, None, "operation 'null' in column 'op' is none of 0, 1"),
+    ]
+    own = operation_column(spark.createDataFrame([("add",)], "row_kind string"), "row_kind", {"add": "+U"})
+    assert rows(own) == [("+U",)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"schema": "id bigint,"}, SchemaError, "cannot be read"),
+        ({"schema": ""}, SchemaError, "has no columns"),
+        ({"schema": "id array<int>"}, SchemaError, "'id' is of type array<int>.* declare it as string"),
+        ({"schema": "n int", "keep": "n"}, SchemaError, "more than one column 'n'"),
+        ({"schema": "row_kind string"}, SchemaError, "more than one column 'row_kind'"),
+        ({"schema": "source_lsn int", "connector": "postgresql"}, SchemaError, "one column 'source_lsn'"),
+        ({"value": "n"}, SchemaError, "column 'n' is of type int"),
+        ({"value": "v"}, SchemaError, "no column 'v'; its columns are: n, value"),
+        ({"keep": ["n", "offset"]}, SchemaError, "no column 'offset'"),
+        ({"upsert_key": "key"}, SchemaError, "upsert_key names 'key'"),
+        ({"malformed": "ignore"}, ConfigurationError, "none of fail, drop, only"),
+        ({"connector": "oracle"}, ConfigurationError, "known are postgresql, mysql, sqlserver"),
+        ({"schema": "p decimal(9, 2)"}, ConfigurationError, "'base64' for decimal.handling.mode=precise"),
+        ({"decimals": "float"}, ConfigurationError, "decimals='float'"),
+        ({"timestamps": "seconds"}, ConfigurationError, "the units are iso, ms, us, ns"),
+        ({"timestamps": {"id": "ms"}}, SchemaError, "names 'id', which is no timestamp"),
+    ],
+)
+def test_what_is_refused_before_a_row_is_read(
+    spark: SparkSession, settings: dict[str, Any], kind: type[AsyncStateError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        debezium_json(events(spark), **{"schema": ITEMS, **settings})
+
+
+def test_what_the_other_sources_refuse(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([("I", "+I", 1)], "op string, row_kind string, _change_type int")
+    with pytest.raises(SchemaError, match="'b' is of type binary"):
+        canal_json(events(spark), "b binary")
+    with pytest.raises(SchemaError, match="no column 'operation'"):
+        operation_column(frame, "operation", {"I": "+I"})
+    with pytest.raises(SchemaError, match="'row_kind' already"):
+        operation_column(frame, "op", {"I": "+I"})
+    with pytest.raises(ConfigurationError, match="maps to 'insert'"):
+        operation_column(frame.drop("row_kind"), "op", {"I": "insert"})
+    with pytest.raises(ConfigurationError, match="kinds is empty"):
+        operation_column(frame.drop("row_kind"), "op", {})
+    with pytest.raises(SchemaError, match="readChangeFeed"):
+        delta_change_feed(frame.drop("row_kind"))
