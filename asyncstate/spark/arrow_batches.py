@@ -1,8 +1,9 @@
 """Sparing Spark the measuring of Arrow batches that cannot become too large.
 
 Owns: ``ArrowBatches``, which lifts the session's bound in bytes while a stage runs alone.
-Invariant: no Arrow batch gets larger than the session allows. The bound in bytes is lifted only where the bound in rows
-keeps it: all columns that go to the stage have a fixed width, and nothing else of the job's plan runs in Python.
+Invariant: the bound in bytes is lifted only where the bound in rows keeps it, and nothing else of the job's plan runs
+in Python. Of columns with a fixed width that is certain; with texts and lists it holds as long as rows are at most four
+times as wide as the widest batch of the micro-batch before, which the workers measure.
 Must not import storage.
 
 Spark adds up the bytes of a batch after each row unless ``maxBytesPerBatch`` is the largest int: a fifth of the JVM's
@@ -11,6 +12,7 @@ time when rows of two numbers go through an exchange to Python.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -33,6 +35,7 @@ UNBOUNDED: Final = str(2**31 - 1)
 _QUERY_ID: Final = "sql.streaming.queryId"
 _PYTHON: Final = ("PYTHON_UDF",)
 _MARGIN: Final = 2  # Arrow's buffers grow by doubling
+_TEXT_MARGIN: Final = 4  # rows of a micro-batch may be so much wider than those of the one before
 
 
 class ArrowBatches:
@@ -44,17 +47,19 @@ class ArrowBatches:
         self._running = 0
         self._lifted: tuple[SparkSession, str] | None = None
         self._source_is_plain: bool | None = None
+        self._seen: dict[str, float] = {}
 
     @contextmanager
-    def stage(self, rows: DataFrame, inputs: Sequence[InputSpec]) -> Iterator[None]:
-        """While ``rows``, of ``inputs``, go to Python: the bound in bytes is lifted if that changes no batch.
+    def stage(self, rows: DataFrame, inputs: Sequence[InputSpec], uid: str) -> Iterator[None]:
+        """While ``rows``, the ``inputs`` of ``uid``, go to Python: the bound in bytes is lifted if that changes nothing.
 
         Jobs take the setting along when they are submitted. With another stage running it is as the session has it.
         """
         with self._lock:
             self._running += 1
             self._restore()
-            if self._running == 1 and (width := row_bytes(inputs)) is not None:
+            width = row_bytes(inputs) or math.ceil(_TEXT_MARGIN * self._seen.get(uid, 0.0))
+            if self._running == 1 and width:
                 self._lift(rows, width)
         try:
             yield
@@ -62,6 +67,12 @@ class ArrowBatches:
             with self._lock:
                 self._running -= 1
                 self._restore()
+
+    def saw(self, uid: str, bytes_a_row: float) -> None:
+        """The widest batch of operator ``uid`` in the micro-batch that has just run, by its mean row; 0: there was none
+        that tells."""
+        if bytes_a_row:
+            self._seen[uid] = bytes_a_row
 
     def _restore(self) -> None:
         if self._lifted is not None:

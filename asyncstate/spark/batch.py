@@ -68,7 +68,7 @@ from asyncstate.spark.failures import stage_explained, translated
 from asyncstate.spark.local_phase import can_limit, runs_locally
 from asyncstate.spark.pickling import shipped_copy
 from asyncstate.spark.stateless import mapped
-from asyncstate.spark.task import PartitionTask, RunPartition
+from asyncstate.spark.task import ROW_BYTES, PartitionTask, RunPartition
 from asyncstate.storage import Manifest, OperatorManifest
 
 if TYPE_CHECKING:
@@ -201,9 +201,10 @@ class MicroBatch:
         planned = time.perf_counter()
         with translated(), stage_explained(uid, operator, self.stateless):
             task = with_broadcast(prepared.task, inputs)
-            with self._frame.arrow.stage(rows, prepared.spec.inputs):
+            with self._frame.arrow.stage(rows, prepared.spec.inputs, uid):
                 stage = run_stage(rows, task, prepared.stage_schema, inputs)
         records = _checked_records(uid, prepared.spec.parallelism, stage)
+        self._frame.arrow.saw(uid, max(record.peaks.get(ROW_BYTES, 0.0) for record in records))
         warn_of_missing_rows(uid, self.batch_id, prepared.spec.config, records)
         self.applied[uid] = Applied(
             uid=uid,

@@ -14,7 +14,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,9 @@ _MAX_SLICES = 16
 # Rows a list of output: beyond some hundred there is nothing to gain, and Spark holds a list in one piece.
 _LIST_ROWS = 1_000
 _LIST_BYTES = 1 << 20
+ROW_BYTES: Final = "arrow_row_bytes_peak"
+"""Of a commit record's peaks: bytes of a row that came from Spark, the mean of the widest batch."""
+_TELLING_ROWS, _TELLING_BYTES = 100, 1 << 20  # of a batch of fewer rows the buffers' own size counts
 # Young collections are counted in allocations; the default of 700 makes them run all the time under
 # record-grain operators, whose objects live for one batch.
 _GC_YOUNG_ALLOCATIONS = 50_000
@@ -79,13 +82,15 @@ class PartitionTask:
         if first is None:
             raise JobError(f"operator '{self.spec.uid}': a task got no row, not even its marker; {_REPORT}")
         partition = int(first.column(ROUTE)[0].as_py()) >> TAG_BITS
-        rows = split_inputs(self.spec, partition, itertools.chain([first], batches))
+        widths: list[float] = []
+        rows = split_inputs(self.spec, partition, _measured(itertools.chain([first], batches), widths))
         attempt = uuid.uuid4().bytes
         yield self._commit_row(attempt)
         record: CommitRecord | None = None
         for out in run(self.spec, partition, rows):
             if isinstance(out, CommitRecord):
                 record = out
+                record.peaks[ROW_BYTES] = max(widths, default=0.0)
             elif isinstance(out, SideBatch):
                 if out.num_rows:
                     yield self._to_wire(SIDE + out.output, out.batch)
@@ -119,6 +124,15 @@ class PartitionTask:
 
 
 _REPORT = "nothing was committed; start the query again, and report this if it comes back"
+
+
+def _measured(batches: Iterator[pa.RecordBatch], widths: list[float]) -> Iterator[pa.RecordBatch]:
+    """The batches; ``widths`` gets the mean bytes of a row of each that is large enough to tell."""
+    for batch in batches:
+        size = batch.nbytes
+        if batch.num_rows >= _TELLING_ROWS or size >= _TELLING_BYTES:
+            widths.append(size / batch.num_rows)
+        yield batch
 
 
 def settle_worker() -> None:

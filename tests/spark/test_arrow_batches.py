@@ -170,9 +170,48 @@ class FakeRows:
 def test_the_bound_in_rows_has_to_keep_the_other(rows: str, allowed: str, lifted: bool) -> None:
     conf = FakeConf({BYTES: allowed, ROWS: rows})
     given: Any = FakeRows(conf)
-    with ArrowBatches(given).stage(given, [InputSpec(NUMBERS, ("key",))]):
+    with ArrowBatches(given).stage(given, [InputSpec(NUMBERS, ("key",))], "uid"):
         assert conf[BYTES] == (UNBOUNDED if lifted else allowed)
     assert conf[BYTES] == allowed
+
+
+@pytest.mark.parametrize(
+    ("seen_bytes", "lifted"), [(0.0, False), (20.0, True), (125.0, True), (125.1, False), (1e6, False)]
+)
+def test_texts_go_by_the_widest_batch_of_the_micro_batch_before(seen_bytes: float, lifted: bool) -> None:
+    """Rows may become four times as wide: 1,000 rows x 125 bytes x 4 x 2 is what is allowed."""
+    conf = FakeConf({BYTES: "1000000", ROWS: "1000"})
+    given: Any = FakeRows(conf)
+    texts = InputSpec(pa.schema([("key", pa.string())]), ("key",))
+    batches = ArrowBatches(given)
+    batches.saw("other", 1.0)
+    batches.saw("uid", seen_bytes)
+    batches.saw("uid", 0.0)  # a micro-batch of a few rows tells nothing
+    with batches.stage(given, [texts], "uid"):
+        assert conf[BYTES] == (UNBOUNDED if lifted else "1000000")
+
+
+@pytest.mark.spark
+def test_of_texts_the_second_micro_batch_is_not_measured(
+    spark: SparkSession, make_job: Callable[..., StreamingJob], seen: list[str], tmp_path: Path
+) -> None:
+    job = make_job(options={"async-state.parallelism": 1})
+
+    @job.micro_batch
+    def process(rows: DataFrame, batch: MicroBatch) -> None:
+        batch.apply(GroupAggregate([count().alias("n")]), with_text(rows), key="key", uid="counts")
+
+    for number in range(4):
+        wide = "repeat('x', 50000)" if number == 2 else "id"
+        rows = spark.range(0, 300, 1, 1).selectExpr(f"{wide} as key", "id as value")
+        rows.selectExpr("cast(key as string) as key", "value").write.mode("append").parquet(
+            str(tmp_path / "in")
+        )
+    stream = spark.readStream.schema("key string, value long").option("maxFilesPerTrigger", 1)
+    query = stream.parquet(str(tmp_path / "in")).writeStream.foreachBatch(process).trigger(availableNow=True)
+    job.await_termination(query.option("checkpointLocation", str(tmp_path / "query")).start())
+    bound = str(spark.conf.get(BYTES))
+    assert seen == [bound, UNBOUNDED, UNBOUNDED, bound]  # after the wide rows it is as the session has it
 
 
 def test_a_second_stage_puts_the_bound_back() -> None:
@@ -183,22 +222,22 @@ def test_a_second_stage_puts_the_bound_back() -> None:
     begun, over = threading.Event(), threading.Event()
 
     def other() -> None:
-        with batches.stage(rows, inputs):
+        with batches.stage(rows, inputs, "uid"):
             begun.set()
             assert over.wait(10)
 
-    with batches.stage(rows, inputs):
+    with batches.stage(rows, inputs, "uid"):
         assert conf[BYTES] == UNBOUNDED
         thread = threading.Thread(target=other)
         thread.start()
         assert begun.wait(10)
         assert conf[BYTES] == "67108864b"
     assert conf[BYTES] == "67108864b"
-    with batches.stage(rows, inputs):
+    with batches.stage(rows, inputs, "uid"):
         assert conf[BYTES] == "67108864b", "the other one still runs"
     over.set()
     thread.join()
-    with batches.stage(rows, inputs):
+    with batches.stage(rows, inputs, "uid"):
         assert conf[BYTES] == UNBOUNDED
     assert conf[BYTES] == "67108864b"
 
@@ -208,7 +247,7 @@ def test_the_bound_is_put_back_after_a_failure() -> None:
     rows: Any = FakeRows(conf)
     with (
         pytest.raises(ValueError, match="broken"),
-        ArrowBatches(rows).stage(rows, [InputSpec(NUMBERS, ("key",))]),
+        ArrowBatches(rows).stage(rows, [InputSpec(NUMBERS, ("key",))], "uid"),
     ):
         raise ValueError("broken")
     assert conf[BYTES] == "67108864b"
