@@ -51,7 +51,7 @@ class ArrowBatches:
 
     @contextmanager
     def stage(self, rows: DataFrame, inputs: Sequence[InputSpec], uid: str) -> Iterator[None]:
-        """While ``rows``, the ``inputs`` of ``uid``, go to Python: the bound in bytes is lifted if that changes nothing.
+        """While ``rows``, the ``inputs`` of ``uid``, go to Python: the bound in bytes is lifted if it is needless.
 
         Jobs take the setting along when they are submitted. With another stage running it is as the session has it.
         """
