@@ -25,6 +25,7 @@ from operators.process.connected import CoFlatMap, CoMap, CoProcess
 from operators.process.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
 from operators.process.reduce import KeyedReduce
 from operators.process.table_function import TableFunction
+from operators.process.windows import assigners, evictors, triggers
 from operators.process.windows.functions import WindowApply, WindowProcess
 from operators.rank.limit import Limit, SortLimit
 from operators.rank.operator import Rank
@@ -78,6 +79,7 @@ __all__ = [
     "WindowTableFunction",
     "approx_count_distinct",
     "asc",
+    "assigners",
     "avg",
     "bool_and",
     "bool_or",
@@ -88,6 +90,7 @@ __all__ = [
     "cumulate",
     "dense_rank",
     "desc",
+    "evictors",
     "first_value",
     "hop",
     "lag",
@@ -104,6 +107,7 @@ __all__ = [
     "stddev_samp",
     "string_agg",
     "sum_",
+    "triggers",
     "tumble",
     "udaf",
     "udtaf",

@@ -1,7 +1,7 @@
 """Functions of a keyed stream: what a user writes where a whole operator would be too much.
 
-Three rooms: ``process``, functions of rows, timers and windows; ``table``, functions of tables; ``aggregate``, what
-becomes of many values. ``operators`` runs all.
+Four rooms: ``process``, functions of rows, timers and windows; ``windows``, what decides when those fire; ``table``,
+functions of tables; ``aggregate``, what becomes of many values. ``operators`` runs all.
 Must not import storage, execution, runtime or Spark.
 """
 
@@ -46,6 +46,14 @@ from asyncstate.functions.table import (
     TableHint,
     table_function,
 )
+from asyncstate.functions.windows import (
+    Evictor,
+    TimedRow,
+    Trigger,
+    TriggerContext,
+    TriggerResult,
+    WindowAssigner,
+)
 
 __all__ = [
     "AggregateFunction",
@@ -53,6 +61,7 @@ __all__ = [
     "BundledAggregateFunction",
     "CoFlatMapFunction",
     "CoMapFunction",
+    "Evictor",
     "FilterFunction",
     "FlatMapFunction",
     "Function",
@@ -76,6 +85,11 @@ __all__ = [
     "TableAggregateFunction",
     "TableHint",
     "TimeWindow",
+    "TimedRow",
+    "Trigger",
+    "TriggerContext",
+    "TriggerResult",
+    "WindowAssigner",
     "WindowContext",
     "WindowFunction",
     "list_view",

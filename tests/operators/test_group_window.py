@@ -38,6 +38,13 @@ def harness_of(operator: Any, async_enabled: bool, **more: Any) -> OperatorHarne
     return OperatorHarness(operator, SCHEMA, ["k"], async_enabled=async_enabled, **settings_)
 
 
+def restarted(harness: OperatorHarness, **changes: Any) -> OperatorHarness:
+    """The same operator over what it has committed."""
+    saved = harness.snapshot()
+    harness.close()
+    return harness.restore(saved, **changes)
+
+
 def short(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Kind, key, start and end in ms, aggregates."""
     return [(row[0], row[1], row[2] // MS, row[3] // MS, *row[5:]) for row in rows]
@@ -254,15 +261,16 @@ def test_windows_of_rows_however_they_are_cut(
     )
     options = {"async-state.bundle-size": bundle}
     found = []
-    with OperatorHarness(
+    harness = OperatorHarness(
         operator, SCHEMA, ["k"], changelog=False, async_enabled=async_enabled, options=options
-    ) as harness:
-        for at, (key, value) in enumerate(rows):
-            harness.push([(key, value, 0)])
-            if at in cuts:
-                found += harness.end_batch()
-                harness.restore(harness.snapshot(), parallelism=2)
-        found += harness.end_batch()
+    )
+    for at, (key, value) in enumerate(rows):
+        harness.push([(key, value, 0)])
+        if at in cuts:
+            found += harness.end_batch()
+            harness = restarted(harness, parallelism=1 + at % 2)
+    found += harness.end_batch()
+    harness.close()
     if not cuts and bundle == "1000":
         assert found == expected
     for key in values:  # partitions put out their rows one after the other
@@ -335,17 +343,18 @@ def test_the_netted_rows_are_the_windows(
         window, AGGREGATES, early=early, late=late, allowed_lateness="100 milliseconds"
     )
     shown: list[Any] = []
-    with harness_of(operator, async_enabled, options={"async-state.bundle-size": bundle}) as harness:
-        for number, rows in enumerate(batches):
-            shown += step(harness, rows, watermark=number * 8)
-            harness.advance_processing_time(700_000)
-            harness.restore(harness.snapshot(), parallelism=1 + number % 2)
-            if early == 0 and late != 1_000_000:
-                so_far = [row for batch in batches[: number + 1] for row in batch]
-                assert netted(shown) == expected_of(window, so_far)
-        shown += step(harness, [], watermark=1_000)
-        assert harness.state_entries() == {}
-        assert harness.statistics().get("counter.late_rows", 0) == 0
+    harness = harness_of(operator, async_enabled, options={"async-state.bundle-size": bundle})
+    for number, rows in enumerate(batches):
+        shown += step(harness, rows, watermark=number * 8)
+        harness.advance_processing_time(700_000)
+        harness = restarted(harness, parallelism=1 + number % 2)
+        if early == 0 and late != 1_000_000:
+            so_far = [row for batch in batches[: number + 1] for row in batch]
+            assert netted(shown) == expected_of(window, so_far)
+    shown += step(harness, [], watermark=1_000)
+    assert harness.state_entries() == {}
+    assert harness.statistics().get("counter.late_rows", 0) == 0
+    harness.close()
     assert netted(shown) == expected_of(window, [row for batch in batches for row in batch])
 
 

@@ -11,14 +11,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError, StateAccessError
-from asyncstate.functions import Function, ProcessWindowFunction, TimeWindow, WindowFunction
+from asyncstate.functions import (
+    Evictor,
+    Function,
+    ProcessWindowFunction,
+    TimeWindow,
+    Trigger,
+    WindowAssigner,
+    WindowFunction,
+)
 from asyncstate.futures import StateFuture
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row, Timer
 from operators.core.checks import TimeDomain, check_distinct_names, check_has_time, check_time_domain
@@ -26,7 +34,9 @@ from operators.core.late import check_late_output
 from operators.core.row_shape import RowShape
 from operators.process.operator import FunctionOperator
 from operators.process.results import emit_rows, resolved
+from operators.process.windows.assigners import assigner_of
 from operators.process.windows.rows import AlignedRows, SessionRows, WindowRows
+from operators.process.windows.triggered import TriggeredRows
 from operators.window.plan import WINDOW_COLUMNS, window_time_type
 from operators.window.time import WindowTime
 from operators.window.windows import WINDOW_TIME_US, SessionWindow, Window, check_window
@@ -41,23 +51,38 @@ class _WindowOperator(FunctionOperator):
     def __init__(
         self,
         function: Any,
-        window: Window,
+        window: Window | None,
         output: pa.Schema,
         allowed_lateness: Duration,
         time: TimeDomain,
         window_columns: bool,
         late_output: str | None,
+        chosen: Chosen,
         side_outputs: Mapping[str, pa.Schema] | None = None,
     ) -> None:
         super().__init__(function, output, side_outputs, late_output)
-        check_window(window, self.owner)
+        chosen.check(window, self.owner)
+        if window is not None:
+            check_window(window, self.owner)
         check_time_domain(time, self.owner)
         check_late_output(late_output, time, self.owner)
         self.window = window
+        self.chosen = chosen
         self.allowed_lateness = microseconds(allowed_lateness, self.owner, "allowed_lateness")
         self.time: TimeDomain = time
         self.window_columns = window_columns
         self._check_lateness()
+        self._trigger()
+
+    def _trigger(self) -> Trigger:
+        """That of the windows. Raises SchemaError for one that cannot be theirs."""
+        trigger = self.chosen.trigger or self.assigner.default_trigger()
+        if self.assigner.merges and not trigger.merges:
+            raise SchemaError(
+                f"{self.owner}: the trigger {type(trigger).__name__} cannot be that of windows that merge; give it "
+                "merges = True, merge_states and on_merge, or take another window"
+            )
+        return trigger
 
     def _check_lateness(self) -> None:
         if self.allowed_lateness < 0:
@@ -85,8 +110,10 @@ class _WindowOperator(FunctionOperator):
     def open(self, context: OperatorContext) -> None:
         """Declare the windows' rows, then open the function."""
         time = WindowTime.of(self.time, self.allowed_lateness, context)
-        self._windows: WindowRows
-        if isinstance(self.window, SessionWindow):
+        self._windows: WindowRows | TriggeredRows
+        if self.chosen.any or self.window is None:
+            self._windows = self._triggered(time, context)
+        elif isinstance(self.window, SessionWindow):
             self._windows = SessionRows(
                 self.window, time, context, self._fire, self._expire, self.late_output
             )
@@ -96,6 +123,28 @@ class _WindowOperator(FunctionOperator):
             )
         super().open(context)
         self._shape = RowShape(self.output, self.owner)
+
+    @property
+    def assigner(self) -> WindowAssigner:
+        """Which windows a row is in."""
+        if self.chosen.assigner is not None:
+            return self.chosen.assigner
+        assert self.window is not None
+        return assigner_of(self.window, self.time)
+
+    def _triggered(self, time: WindowTime, context: OperatorContext) -> TriggeredRows:
+        span = () if self.window is None else (self.window.time_span,)
+        return TriggeredRows(
+            self.assigner,
+            self._trigger(),
+            self.chosen.evictor,
+            time,
+            context,
+            self._fire,
+            self._expire,
+            self.late_output,
+            *span,
+        )
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         """See ``RecordOperator``."""
@@ -121,6 +170,29 @@ class _WindowOperator(FunctionOperator):
         return (*ctx.key, window.start, window.end, window.end - WINDOW_TIME_US)
 
 
+class Chosen(NamedTuple):
+    """What the user has chosen of a window's trigger, evictor and assigner."""
+
+    trigger: Trigger | None
+    evictor: Evictor | None
+    assigner: WindowAssigner | None
+
+    @property
+    def any(self) -> bool:
+        """Whether it is anything."""
+        return any(one is not None for one in self)
+
+    def check(self, window: object, owner: str) -> None:
+        """SchemaError for what is none of them, or for two kinds of windows."""
+        if (window is None) == (self.assigner is None):
+            raise SchemaError(f"{owner}: give either a window or an assigner")
+        kinds = {"trigger": Trigger, "evictor": Evictor, "assigner": WindowAssigner}
+        for name, kind in kinds.items():
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, kind):
+                raise SchemaError(f"{owner}: {name} is {given!r}; give a {kind.__name__}")
+
+
 class WindowApply(_WindowOperator):
     """``function(key, window, rows)`` for each key and window: a WindowFunction or a plain function.
 
@@ -134,6 +206,10 @@ class WindowApply(_WindowOperator):
     its window at once, again with all rows; the function's consumer must then overwrite what it got before. Rows for
     windows that are gone are counted (``late_rows_dropped``) and dropped, or go to the side output that ``late_output``
     names, with the input's columns. The input must be insert-only.
+
+    ``trigger`` decides when a window fires (``operators.triggers``, or a ``Trigger`` of your own), ``evictor`` which
+    rows the function sees and which stay (``operators.evictors``), ``assigner``, in place of ``window``, which windows
+    a row is in (``operators.assigners``). Late rows within the allowed lateness go to the trigger.
 
     State: all rows of open windows, in ``_rows``; a row is stored for each of its windows, and read as a whole when a
     window fires. Where aggregates will do use WindowAggregate, which stores one row a slice.
@@ -158,15 +234,21 @@ class WindowApply(_WindowOperator):
     def __init__(
         self,
         function: WindowFunction | Callable[[tuple[Any, ...], TimeWindow, Sequence[Row]], Any],
-        window: Window,
+        window: Window | None,
         output: pa.Schema,
         *,
         allowed_lateness: Duration = 0,
         time: TimeDomain = "event",
         window_columns: bool = False,
         late_output: str | None = None,
+        trigger: Trigger | None = None,
+        evictor: Evictor | None = None,
+        assigner: WindowAssigner | None = None,
     ) -> None:
-        super().__init__(function, window, output, allowed_lateness, time, window_columns, late_output)
+        chosen = Chosen(trigger, evictor, assigner)
+        super().__init__(
+            function, window, output, allowed_lateness, time, window_columns, late_output, chosen
+        )
 
     async def _fire(
         self, ctx: RecordContext, window: TimeWindow, namespace: int, rows: Sequence[Row]
@@ -194,7 +276,7 @@ class WindowProcess(_WindowOperator):
     def __init__(
         self,
         function: ProcessWindowFunction,
-        window: Window,
+        window: Window | None,
         output: pa.Schema,
         *,
         allowed_lateness: Duration = 0,
@@ -202,9 +284,21 @@ class WindowProcess(_WindowOperator):
         window_columns: bool = False,
         late_output: str | None = None,
         side_outputs: Mapping[str, pa.Schema] | None = None,
+        trigger: Trigger | None = None,
+        evictor: Evictor | None = None,
+        assigner: WindowAssigner | None = None,
     ) -> None:
+        chosen = Chosen(trigger, evictor, assigner)
         super().__init__(
-            function, window, output, allowed_lateness, time, window_columns, late_output, side_outputs
+            function,
+            window,
+            output,
+            allowed_lateness,
+            time,
+            window_columns,
+            late_output,
+            chosen,
+            side_outputs,
         )
 
     async def _fire(
@@ -216,7 +310,7 @@ class WindowProcess(_WindowOperator):
         await resolved(self.function.clear(self._context(ctx, window, namespace)))
 
     def _context(self, ctx: RecordContext, window: TimeWindow, namespace: int) -> _FiringWindow:
-        merges = isinstance(self.window, SessionWindow)
+        merges = self.assigner.merges
         return _FiringWindow(ctx, window, None if merges else namespace, self._leading(ctx, window))
 
 
