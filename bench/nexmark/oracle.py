@@ -399,6 +399,18 @@ _SPECS = (
         _columns("auction bidder price category: bigint; dateTime: timestamp"),
         {"auction": ("id", "category", "dateTime"), "bid": ("auction", "bidder", "price", "dateTime")},
     ),
+    QuerySpec(
+        "over_range",
+        "Each bid with the number and the sum of its auction's bids in the ten seconds up to it, to the millisecond",
+        """
+        SELECT auction, bidder, price, count(*) OVER recent AS bids, CAST(sum(price) OVER recent AS BIGINT) AS total
+        FROM bid WINDOW recent AS (
+            PARTITION BY auction ORDER BY date_trunc('millisecond', dateTime)
+            RANGE BETWEEN INTERVAL 10 SECONDS PRECEDING AND CURRENT ROW
+        )""",
+        _columns("auction bidder price bids total: bigint"),
+        {"bid": ("auction", "bidder", "price", "dateTime")},
+    ),
 )
 
 QUERIES: Mapping[str, QuerySpec] = {spec.name: spec for spec in _SPECS}

@@ -12,7 +12,17 @@ from collections.abc import Callable, Mapping
 from asyncstate.dataflow import Stream
 from bench.nexmark.events import auctions, bids
 from bench.nexmark.stateful import WATERMARK_DELAY
-from operators import TemporalJoin, WindowJoin, WindowRank, desc, tumble
+from operators import (
+    OverAggregate,
+    TemporalJoin,
+    WindowJoin,
+    WindowRank,
+    count,
+    desc,
+    range_,
+    sum_,
+    tumble,
+)
 
 
 def window_join(events: Stream) -> Stream:
@@ -59,7 +69,15 @@ def temporal_join(events: Stream) -> Stream:
     return joined.select("auction", "bidder", "price", "category", "dateTime")
 
 
+def over_range(events: Stream) -> Stream:
+    """Bids with aggregates of their auction's bids in the ten seconds up to them."""
+    bid = bids(events).select("auction", "bidder", "price", at="date_trunc('millisecond', dateTime)")
+    recent = OverAggregate([count().alias("bids"), sum_("price").alias("total")], range_("10 seconds"))
+    over = bid.apply(recent, key="auction", event_time="at", watermark_delay=WATERMARK_DELAY, uid="recent")
+    return over.select("auction", "bidder", "price", "bids", "total")
+
+
 SINGLE_PLANS: Mapping[str, Callable[[Stream], Stream]] = {
-    plan.__name__: plan for plan in (window_join, window_rank, temporal_join)
+    plan.__name__: plan for plan in (window_join, window_rank, temporal_join, over_range)
 }
 """By name."""

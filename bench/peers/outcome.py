@@ -134,7 +134,10 @@ def facts(amount: Amount) -> dict[str, Any]:
             "input": f"the same Parquet files, {amount.cores} a micro-batch and table",
             "trigger": "availableNow, maxFilesPerTrigger",
             "sink": "foreachBatch, format noop; the last micro-batch, untimed, to Parquet and compared with DuckDB",
-            "output_mode": {name: mode for name, (_, mode) in (*NATIVE.items(), *PYTHON.items())},
+            "output_mode": {
+                **{work: mode for work, (_, mode) in NATIVE.items()},
+                **{f"{work}, {peer}": mode for (work, peer), (_, mode) in PYTHON.items()},
+            },
             "conf_of_all": local_conf(scratch, amount.cores),
             "conf_of_spark": {"changelog": spark_conf(True), "snapshots": spark_conf(False)},
             "conf_of_flink": {"sync": flink.conf(), "async": flink.conf(asynchronous=True)},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncstate import ListStateDescriptor, MapStateDescriptor, RecordOperator, StateTtl, ValueStateDescriptor
 from asyncstate.errors import SchemaError, StateDeclarationError
-from asyncstate.operator import InputSpec, OperatorContext, RecordContext, Row
+from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate, GroupAggregate, Join, WindowAggregate, count, max_, sum_, tumble
 from tests.state.evolving import (
@@ -419,7 +419,7 @@ def test_key_columns_do_not_change(sales: Any) -> None:
     from asyncstate.spark.checks import check_fingerprint, fingerprint
 
     def texts(schema: pa.Schema, *key: str) -> dict[str, str]:
-        return fingerprint([InputSpec(schema, key)], pa.schema([]))
+        return fingerprint([InputSpec(schema, key)], OutputSpec(pa.schema([])))
 
     check_fingerprint("op", texts(SALES, "shop"), texts(WIDE_SALES, "shop"))
     check_fingerprint("op", texts(WIDE_SALES, "shop"), texts(WIDE_SALES.remove(1), "shop"))

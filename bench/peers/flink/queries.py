@@ -40,6 +40,22 @@ def _tumble(view: str) -> str:
     return f"TABLE(TUMBLE(TABLE {view}, DESCRIPTOR(rt), INTERVAL '10' SECOND))"
 
 
+_LEVELS = {
+    "rank1": "price < 10000",
+    "rank2": "price >= 10000 AND price < 1000000",
+    "rank3": "price >= 1000000",
+}
+
+
+def _counts(counted: str, name: str) -> str:
+    """Over all prices and by level."""
+    levels = [f"{counted} FILTER (WHERE {level}) AS {rank}_{name}" for rank, level in _LEVELS.items()]
+    return ", ".join([f"{counted} AS total_{name}", *levels])
+
+
+_COUNTED = {"bids": "count(*)", "bidders": "count(DISTINCT bidder)", "auctions": "count(DISTINCT auction)"}
+_STATISTICS = ", ".join(_counts(counted, name) for name, counted in _COUNTED.items())
+
 _QUERIES = {
     "q4": """
         SELECT category AS id, AVG(final) AS final FROM (
@@ -76,6 +92,13 @@ _QUERIES = {
             CAST(window_end AS TIMESTAMP(6)) AS endtime
         FROM TABLE(SESSION(TABLE bid PARTITION BY bidder, DESCRIPTOR(rt), INTERVAL '10' SECOND))
         GROUP BY bidder, window_start, window_end""",
+    "q15": f"""
+        SELECT DATE_FORMAT(dateTime, 'yyyy-MM-dd') AS `day`, {_STATISTICS}
+        FROM bid GROUP BY DATE_FORMAT(dateTime, 'yyyy-MM-dd')""",
+    "q16": f"""
+        SELECT channel, DATE_FORMAT(dateTime, 'yyyy-MM-dd') AS `day`,
+            max(DATE_FORMAT(dateTime, 'HH:mm')) AS `minute`, {_STATISTICS}
+        FROM bid GROUP BY channel, DATE_FORMAT(dateTime, 'yyyy-MM-dd')""",
     "q17": """
         SELECT auction, DATE_FORMAT(dateTime, 'yyyy-MM-dd') AS `day`, count(*) AS total_bids,
             count(*) FILTER (WHERE price < 10000) AS rank1_bids,
@@ -104,6 +127,11 @@ _QUERIES = {
             ) AS place
             FROM {_tumble("bid")}
         ) WHERE place <= 3""",
+    "over_range": """
+        SELECT auction, bidder, price, count(*) OVER recent AS bids, sum(price) OVER recent AS total
+        FROM bid WINDOW recent AS (
+            PARTITION BY auction ORDER BY rt RANGE BETWEEN INTERVAL '10' SECOND PRECEDING AND CURRENT ROW
+        )""",
     "temporal_join": f"""
         SELECT B.auction, B.bidder, B.price, A.category, B.dateTime
         FROM bid AS B JOIN {_VERSIONS} FOR SYSTEM_TIME AS OF B.rt AS A ON B.auction = A.id""",
@@ -118,7 +146,9 @@ FLINK_QUERIES: Mapping[str, str] = {
 LAST_COUNTS: Mapping[str, str] = {"q9": "id"}
 """Queries of which Flink may leave the rows before an update out, as its asynchronous top 1 does, and their keys."""
 
-_EVENT_TIMED = frozenset(("q5", "q7", "q11", "q18", "window_join", "window_rank", "temporal_join"))
+_EVENT_TIMED = frozenset(
+    ("q5", "q7", "q11", "q18", "window_join", "window_rank", "temporal_join", "over_range")
+)
 
 
 def fields(spec: QuerySpec) -> list[tuple[str, str, str]]:
