@@ -104,7 +104,7 @@ def _run_mean(settings: dict[str, str], run: dict[str, Any]) -> float:
             accumulator[1] += args[1]
 
         def get_value(self, accumulator: Any) -> Any:
-            return accumulator[0] / accumulator[1]
+            return accumulator[0] / accumulator[1] if accumulator[1] else None
 
     builder = EnvironmentSettings.new_instance().in_streaming_mode()
     tables = TableEnvironment.create(builder.with_configuration(_configuration(settings)).build())
