@@ -5,8 +5,8 @@ Invariant: the SQL gives the table that a streaming run has made when its input 
 closed; it has one answer: where the benchmark leaves ties open (q6, q9, q18, q19) the event time decides.
 Must not import Spark.
 
-Source: ``queries/*.sql`` of github.com/nexmark/nexmark. q12 is not here: its windows are of processing time,
-so that no second engine can know its result.
+Source: ``queries/*.sql`` of github.com/nexmark/nexmark. The windows of q12 are of processing time: a run has a clock
+that moves by a window's length from micro-batch to micro-batch (``PROCESSING_START_US``), so its result is known.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ import duckdb
 
 EVENT_KINDS = ("person", "auction", "bid")
 """In the order of ``event_type``."""
+
+PROCESSING_START_US, PROCESSING_STEP_US = 1_700_000_000_000_000, 10_000_000
+"""Processing time of the first micro-batch of q12, and how much later each one is than the one before."""
 
 _BID = ("auction", "bidder", "price", "dateTime", "extra")
 _BID_ALL = ("auction", "bidder", "price", "channel", "url", "dateTime", "extra")
@@ -55,8 +58,11 @@ class QuerySpec:
     needs: Mapping[str, tuple[str, ...]]
 
 
-def register_events(connection: duckdb.DuckDBPyConnection, path: Path | str) -> None:
-    """Make the views ``person``, ``auction`` and ``bid`` over the event files in ``path``."""
+def register_events(
+    connection: duckdb.DuckDBPyConnection, path: Path | str, files_per_micro_batch: int = 1
+) -> None:
+    """Make the views ``person``, ``auction`` and ``bid`` over the event files in ``path``, and ``bid_arrival``: of each
+    bid the bidder and the number of its micro-batch."""
     connection.execute("SET TimeZone = 'UTC'")
     for event_type, kind in enumerate(EVENT_KINDS):
         files = str(Path(path) / "*.parquet").replace("'", "''")
@@ -67,6 +73,11 @@ def register_events(connection: duckdb.DuckDBPyConnection, path: Path | str) -> 
             f"CREATE OR REPLACE TEMP VIEW {kind} AS SELECT * REPLACE ({times}) FROM "
             f"(SELECT unnest({kind}) FROM read_parquet('{files}') WHERE event_type = {event_type})"
         )
+    number = "CAST(regexp_extract(filename, '(\\d+)\\.parquet$', 1) AS BIGINT)"
+    connection.execute(
+        f"CREATE OR REPLACE TEMP VIEW bid_arrival AS SELECT bid.bidder AS bidder, {number} // {files_per_micro_batch} "
+        f"AS micro_batch FROM read_parquet('{files}', filename = true) WHERE event_type = {EVENT_KINDS.index('bid')}"
+    )
 
 
 def _columns(text: str) -> dict[str, str]:
@@ -248,6 +259,17 @@ _SPECS = (
         FROM sessions GROUP BY bidder, session""",
         _columns("bidder bid_count: bigint; starttime endtime: timestamp"),
         {"bid": ("bidder", "dateTime")},
+    ),
+    QuerySpec(
+        "q12",
+        "Bids of each bidder in windows of 10 s of processing time",
+        f"""
+        SELECT bidder, count(*) AS bid_count,
+            make_timestamp({PROCESSING_START_US} + micro_batch * {PROCESSING_STEP_US}) AS starttime,
+            make_timestamp({PROCESSING_START_US} + (micro_batch + 1) * {PROCESSING_STEP_US}) AS endtime
+        FROM bid_arrival GROUP BY bidder, micro_batch""",
+        _columns("bidder bid_count: bigint; starttime endtime: timestamp"),
+        {"bid": ("bidder",)},
     ),
     QuerySpec(
         "q13",

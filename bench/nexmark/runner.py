@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
+from asyncstate.clock import ManualClock
 from asyncstate.dataflow import Stream
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark import StreamingJob
@@ -24,7 +25,7 @@ from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.config import GeneratorConfig
 from bench.nexmark.events import narrow
 from bench.nexmark.memory import reset_worker_peaks
-from bench.nexmark.oracle import QUERIES, register_events
+from bench.nexmark.oracle import PROCESSING_START_US, PROCESSING_STEP_US, QUERIES, register_events
 from bench.nexmark.queries import ALL_PLANS
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
 from bench.report import QueryResult
@@ -109,7 +110,7 @@ class NexmarkRunner:
         """Write the events."""
         if self._source is None:
             self._source = self._write("events", self._settings.events, self._settings.micro_batch_events)
-            register_events(self._duckdb, self._source.path)
+            register_events(self._duckdb, self._source.path, self._source.files_per_micro_batch)
         return self._source
 
     def warm_up(self, query: str, async_enabled: bool) -> None:
@@ -174,17 +175,19 @@ class NexmarkRunner:
         shutil.rmtree(folder, ignore_errors=True)
         own = {"async-state.enabled": async_enabled, "async-state.local-dir": str(folder / "local")}
         figures: list[BatchStatistics] = []
+        clock = ManualClock(PROCESSING_START_US) if query == "q12" else None
 
         def keep(progress: object) -> None:
             assert job.statistics is not None
             figures.append(job.statistics)
+            if clock is not None:
+                clock.advance(ms=PROCESSING_STEP_US // 1_000)
             if not job.statistics.final:
                 on_batch(job.statistics.batch_id + 1)
 
         options = {**self._settings.options, **own}
-        job = StreamingJob(
-            self._spark, str(folder / "state"), options, name=f"nexmark-{query}", on_progress=keep
-        )
+        name = f"nexmark-{query}"
+        job = StreamingJob(self._spark, str(folder / "state"), options, name, clock=clock, on_progress=keep)
         events = job.source("events", narrow(file_stream(self._spark, source), QUERIES[query]))
         declare(query, events).to(_writer(sink), name="result")
         started = time.perf_counter()
