@@ -64,8 +64,8 @@ def register_events(
     """Make the views ``person``, ``auction`` and ``bid`` over the event files in ``path``, and ``bid_arrival``: of each
     bid the bidder and the number of its micro-batch."""
     connection.execute("SET TimeZone = 'UTC'")
+    files = str(Path(path) / "*.parquet").replace("'", "''")
     for event_type, kind in enumerate(EVENT_KINDS):
-        files = str(Path(path) / "*.parquet").replace("'", "''")
         times = "CAST(dateTime AS TIMESTAMP) AS dateTime"
         if kind == "auction":
             times += ", CAST(expires AS TIMESTAMP) AS expires"
