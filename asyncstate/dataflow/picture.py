@@ -29,7 +29,7 @@ class NodeFigures(NamedTuple):
     @property
     def text(self) -> str:
         """In a line."""
-        return f"{self.rows_in:,} rows in, {self.rows_out:,} out, {self.seconds * 1e3:,.0f} ms"
+        return f"{self.seconds * 1e3:,.0f} ms, {self.rows_in:,} → {self.rows_out:,} rows"
 
 
 def explain(

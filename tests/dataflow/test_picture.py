@@ -1,0 +1,58 @@
+"""A dataflow as text and as a picture: every node once, every arrow, the slowest operator framed."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+from asyncstate.dataflow import Dataflow, NodeFigures, draw, explain
+from asyncstate.dataflow.nodes import Times
+from operators import GroupAggregate, Join, count
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def flow() -> Dataflow:
+    made = Dataflow()
+    orders = made.add_source("orders", Times("ts", "5 seconds"), None)
+    payments = made.add_source("payments", Times(sequence="lsn"), True)
+    paid = orders.join(payments, Join("left"), key=("id", "order_id"), uid="paid")
+    paid.where("a < 3 & b > '<'").apply(GroupAggregate([count()]), key="k", uid="totals").to(
+        print, name="out"
+    )
+    return made
+
+
+def test_every_node_and_arrow_is_drawn() -> None:
+    made = flow()
+    figures = {"paid": NodeFigures(250_000, 240_000, 1.4), "totals": NodeFigures(9, 8, 0.3)}
+    picture = ET.fromstring(draw(made, figures))
+    titles = [group.findtext(f"{SVG}title") or "" for group in picture.iter(f"{SVG}g")]
+    assert len(titles) == len(made.nodes) == 6
+    assert titles[3].startswith("where 1: where a < 3 & b > '<'")
+    assert all("test_picture.py:" in title for title in titles)
+    arrows = [path for path in picture.iter(f"{SVG}path") if "marker-end" in path.attrib]
+    assert len(arrows) == sum(len(node.inputs) for node in made.nodes)
+    framed = [
+        group for group in picture.iter(f"{SVG}g") if group.find(f"{SVG}rect").attrib["stroke"] == "#dc2626"
+    ]  # type: ignore[union-attr]
+    assert [group.findtext(f"{SVG}text") for group in framed] == ["paid"]
+    places = [tuple(rect.attrib[name] for name in "xy") for rect in picture.iter(f"{SVG}rect")]
+    assert len(set(places)) == len(places)
+    assert "1,400 ms, 250,000 → 240,000 rows" in [text.text for text in picture.iter(f"{SVG}text")]
+
+
+def test_text_says_where_nodes_run() -> None:
+    made = flow()
+    lines = explain(
+        made, {"totals": NodeFigures(9, 8, 0.3)}, {made.nodes[3]: "in the task of 'paid'"}
+    ).splitlines()
+    assert lines[0] == "orders    source, event time ts, watermark 5 seconds behind [read by Spark]"
+    assert lines[3].endswith("of paid [in the task of 'paid']")
+    assert lines[4].endswith("(300 ms, 9 → 8 rows)")
+    assert lines[-1] == "2 exchanges a micro-batch"
+    assert len(lines) == len(made.nodes) + 1
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    assert ET.fromstring(draw(Dataflow())).tag == f"{SVG}svg"
+    assert explain(Dataflow()) == "0 exchanges a micro-batch"
