@@ -72,7 +72,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     batches=st.lists(ROWS, min_size=1, max_size=4),
     crash=st.sampled_from(["paid", "large", "totals", "windows", None]),
