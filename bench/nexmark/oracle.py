@@ -58,11 +58,8 @@ class QuerySpec:
     needs: Mapping[str, tuple[str, ...]]
 
 
-def register_events(
-    connection: duckdb.DuckDBPyConnection, path: Path | str, files_per_micro_batch: int = 1
-) -> None:
-    """Make the views ``person``, ``auction`` and ``bid`` over the event files in ``path``, and ``bid_arrival``: of each
-    bid the bidder and the number of its micro-batch."""
+def register_events(connection: duckdb.DuckDBPyConnection, path: Path | str) -> None:
+    """Make the views ``person``, ``auction`` and ``bid`` over the event files in ``path``."""
     connection.execute("SET TimeZone = 'UTC'")
     files = str(Path(path) / "*.parquet").replace("'", "''")
     for event_type, kind in enumerate(EVENT_KINDS):
@@ -73,6 +70,13 @@ def register_events(
             f"CREATE OR REPLACE TEMP VIEW {kind} AS SELECT * REPLACE ({times}) FROM "
             f"(SELECT unnest({kind}) FROM read_parquet('{files}') WHERE event_type = {event_type})"
         )
+
+
+def register_arrival(
+    connection: duckdb.DuckDBPyConnection, path: Path | str, files_per_micro_batch: int
+) -> None:
+    """Make the view ``bid_arrival``: of each bid the bidder and the number of its micro-batch, from 0."""
+    files = str(Path(path) / "*.parquet").replace("'", "''")
     number = "CAST(regexp_extract(filename, '(\\d+)\\.parquet$', 1) AS BIGINT)"
     connection.execute(
         f"CREATE OR REPLACE TEMP VIEW bid_arrival AS SELECT bid.bidder AS bidder, {number} // {files_per_micro_batch} "

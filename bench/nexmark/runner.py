@@ -25,7 +25,13 @@ from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.config import GeneratorConfig
 from bench.nexmark.events import narrow
 from bench.nexmark.memory import reset_worker_peaks
-from bench.nexmark.oracle import PROCESSING_START_US, PROCESSING_STEP_US, QUERIES, register_events
+from bench.nexmark.oracle import (
+    PROCESSING_START_US,
+    PROCESSING_STEP_US,
+    QUERIES,
+    register_arrival,
+    register_events,
+)
 from bench.nexmark.queries import ALL_PLANS
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
 from bench.report import QueryResult
@@ -110,7 +116,8 @@ class NexmarkRunner:
         """Write the events."""
         if self._source is None:
             self._source = self._write("events", self._settings.events, self._settings.micro_batch_events)
-            register_events(self._duckdb, self._source.path, self._source.files_per_micro_batch)
+            register_events(self._duckdb, self._source.path)
+            register_arrival(self._duckdb, self._source.path, self._source.files_per_micro_batch)
         return self._source
 
     def warm_up(self, query: str, async_enabled: bool) -> None:

@@ -29,7 +29,8 @@ def db() -> Iterator[duckdb.DuckDBPyConnection]:
                 reserve BIGINT, dateTime TIMESTAMP, expires TIMESTAMP, seller BIGINT, category BIGINT,
                 extra VARCHAR);
             CREATE TABLE bid (auction BIGINT, bidder BIGINT, price BIGINT, channel VARCHAR, url VARCHAR,
-                dateTime TIMESTAMP, extra VARCHAR)""")
+                dateTime TIMESTAMP, extra VARCHAR);
+            CREATE TABLE bid_arrival (bidder BIGINT, micro_batch BIGINT)""")
         yield connection
 
 
@@ -90,7 +91,7 @@ def test_the_sql_has_the_documented_columns_and_types(db: duckdb.DuckDBPyConnect
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_the_fields_a_query_needs_are_enough(db: duckdb.DuckDBPyConnection, name: str) -> None:
-    tables = {row[0] for row in db.execute("SHOW TABLES").fetchall()}
+    tables = {row[0] for row in db.execute("SHOW TABLES").fetchall()} - {"bid_arrival"}
     for table in tables:
         kept = QUERIES[name].needs.get(table, ())
         for column, *_rest in db.execute(f"DESCRIBE {table}").fetchall():
