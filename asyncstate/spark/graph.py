@@ -24,7 +24,7 @@ from asyncstate.operator import unknown_output
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
 from asyncstate.spark.batch import Before
 from asyncstate.spark.columns import quoted
-from asyncstate.spark.fusion import call_of, places_of, tail_of
+from asyncstate.spark.fusion import Tail, call_of, places_of, tail_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +39,7 @@ class JobGraph:
 
     def __init__(self, spark: SparkSession) -> None:
         self.flow = Dataflow()
-        self._empty_rows: dict[Node, DataFrame] = {}
+        self._tails: dict[Apply, Tail] = {}
         self._side_outputs: dict[Node, Mapping[str, StructType]] = {}
         self.places: dict[Node, str] = {}
         """Where nodes run, of those that do not run where their kind usually does; after ``check``."""
@@ -90,7 +90,7 @@ class JobGraph:
         for node in self.flow.nodes:
             if isinstance(node, Apply):
                 inputs = [rows[one] for one in node.inputs]
-                tail = tail_of(self.flow, node, self._empty_rows, batch)
+                tail = self._tails[node]
                 out = batch.run(call_of(node), inputs, tail.after, done.get(node))
                 rows[tail.last] = out.drop(ROW_KIND_COLUMN) if tail.without_kinds else out
                 if tail.next is not None and tail.before is not None:
@@ -118,10 +118,9 @@ class JobGraph:
         if problems:
             many = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
             raise JobError("\n  ".join([f"the job's graph has {many}; nothing was read:", *problems]))
-        self._empty_rows = {node: df for node, df in found.items() if df is not None}
-        self.places = places_of(
-            {node: tail_of(self.flow, node, self._empty_rows, batch) for node in self._applied()}
-        )
+        empty = {node: df for node, df in found.items() if df is not None}
+        self._tails = {node: tail_of(self.flow, node, empty, batch) for node in self._applied()}
+        self.places = places_of(self._tails)
 
     def _problems(self, batch: MicroBatch, found: dict[Node, DataFrame | None]) -> Iterator[str]:
         waiting: list[Apply] = []

@@ -242,11 +242,11 @@ class OperatorHarness:
 
     def end_batch(self) -> list[OutputRow]:
         """Run and commit the micro-batch; its output rows as ``(row kind text, *values)``, in order."""
-        return rows_of(self.run_batch(final=False))
+        return self._run(final=False)
 
     def finish(self) -> list[OutputRow]:
         """Run the last micro-batch with the final watermark."""
-        return rows_of(self.run_batch(final=True))
+        return self._run(final=True)
 
     # -- looking -------------------------------------------------------------------------------------
 
@@ -357,6 +357,11 @@ class OperatorHarness:
         self.close()
 
     # -- running -------------------------------------------------------------------------------------
+
+    def _run(self, final: bool) -> list[OutputRow]:
+        before = len(self.output)
+        self.run_batch(final)
+        return self.output[before:]
 
     def run_batch(self, final: bool, watermark: int | None = None) -> list[pa.RecordBatch]:
         """As ``end_batch`` or ``finish``, with the output as it comes; ``watermark``: that of the job whose part the

@@ -73,6 +73,7 @@ class _WindowOperator(FunctionOperator):
         self.window_columns = window_columns
         self._check_lateness()
         self._trigger()
+        self._merges = self.assigner.merges
 
     def _trigger(self) -> Trigger:
         """That of the windows. Raises SchemaError for one that cannot be theirs."""
@@ -310,8 +311,7 @@ class WindowProcess(_WindowOperator):
         await resolved(self.function.clear(self._context(ctx, window, namespace)))
 
     def _context(self, ctx: RecordContext, window: TimeWindow, namespace: int) -> _FiringWindow:
-        merges = self.assigner.merges
-        return _FiringWindow(ctx, window, None if merges else namespace, self._leading(ctx, window))
+        return _FiringWindow(ctx, window, None if self._merges else namespace, self._leading(ctx, window))
 
 
 class _FiringWindow:
