@@ -561,6 +561,12 @@ class Operator(ABC):
         """
         return [None] * len(inputs)
 
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """The output columns that have, in each row, the values of the key that it was put out for, in the key's order:
+        none, or several where columns are equal. An operator of a graph with these columns as its key can run in the
+        same task. Called on the driver, after ``bind``."""
+        return ()
+
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Of each input the columns that identify a row within a key; None: rows are known by their content.
 

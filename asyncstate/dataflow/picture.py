@@ -16,6 +16,7 @@ from asyncstate.dataflow.nodes import Apply, Node, Sink, Source
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 220, 58, 46, 18, 12
 _CHARACTERS: Final = 34  # of a line in a box
+_EXCHANGE: Final = "an exchange"
 _FILLS: Final = {Source: "#dbeafe", Apply: "#dcfce7", Sink: "#fef3c7"}
 
 
@@ -42,7 +43,7 @@ def explain(
     figures, places = figures or {}, places or {}
     width = max((len(node.name) for node in flow.nodes), default=0)
     lines = [_line(node, width, figures, places) for node in flow.nodes]
-    stages = sum(isinstance(node, Apply) and not node.operator.stateless for node in flow.nodes)
+    stages = sum(_EXCHANGE in (places.get(node) or _runs(node)) for node in flow.nodes)
     return "\n".join([*lines, f"{stages} {'exchange' if stages == 1 else 'exchanges'} a micro-batch"])
 
 
@@ -64,7 +65,7 @@ def _runs(node: Node) -> str:
         return "written by the driver's call"
     if not isinstance(node, Apply):
         return "in Spark's plan of whatever reads it"
-    return "no exchange, no state" if node.operator.stateless else "an exchange, one task a partition, state"
+    return "no exchange, no state" if node.operator.stateless else f"{_EXCHANGE}, one task a partition, state"
 
 
 def draw(

@@ -41,7 +41,15 @@ from asyncstate.runtime.sort_keys import (
     sequences_of_inputs,
     sort_keys_of_inputs,
 )
-from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, SideBatch, TaskSpec
+from asyncstate.runtime.spec import (
+    CommitRecord,
+    InputBatch,
+    OutBatch,
+    SideBatch,
+    TaskSpec,
+    pack_records,
+    unpack_records,
+)
 from asyncstate.runtime.stateless_checks import check_stateless
 from asyncstate.runtime.stores import read_state, retries_of
 from asyncstate.runtime.task import run_partition
@@ -83,6 +91,7 @@ __all__ = [
     "operator_after",
     "ordered_by",
     "pack_broadcast",
+    "pack_records",
     "previous_processing_time",
     "previous_watermark",
     "read_state",
@@ -94,6 +103,7 @@ __all__ = [
     "sort_keys_of_inputs",
     "sum_records",
     "times_of_inputs",
+    "unpack_records",
     "warn_of_missing_rows",
     "watermark_after",
 ]

@@ -8,6 +8,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -94,11 +95,12 @@ class CommitRecord(msgspec.Struct, kw_only=True):
     statistics: dict[str, float] = msgspec.field(default_factory=dict)
     peaks: dict[str, float] = msgspec.field(default_factory=dict)
 
-    def to_bytes(self) -> bytes:
-        """JSON."""
-        return msgspec.json.encode(self)
 
-    @staticmethod
-    def from_bytes(data: bytes) -> CommitRecord:
-        """The inverse of ``to_bytes``."""
-        return msgspec.json.decode(data, type=CommitRecord)
+def pack_records(records: Sequence[CommitRecord]) -> bytes:
+    """The commit records of the operators of a task, in their order."""
+    return msgspec.json.encode(records)
+
+
+def unpack_records(data: bytes) -> list[CommitRecord]:
+    """The inverse of ``pack_records``."""
+    return msgspec.json.decode(data, type=list[CommitRecord])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,11 +46,13 @@ from asyncstate.runtime import (
     sequences_of_inputs,
     sort_keys_of_inputs,
     times_of_inputs,
+    unpack_records,
     warn_of_missing_rows,
     watermark_after,
 )
 from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.broadcast import with_broadcast
+from asyncstate.spark.chain import Link, RunPartition
 from asyncstate.spark.checks import check_fingerprint, check_operator_options, check_uid, fingerprint
 from asyncstate.spark.exchange import (
     Stage,
@@ -68,7 +70,7 @@ from asyncstate.spark.failures import stage_explained, translated
 from asyncstate.spark.local_phase import can_limit, runs_locally
 from asyncstate.spark.pickling import shipped_copy
 from asyncstate.spark.stateless import mapped
-from asyncstate.spark.task import ROW_BYTES, PartitionTask, RunPartition
+from asyncstate.spark.task import ROW_BYTES, PartitionTask
 from asyncstate.storage import Manifest, OperatorManifest
 
 if TYPE_CHECKING:
@@ -93,7 +95,8 @@ class JobFrame:
 @dataclass(frozen=True)
 class Applied:
     """One operator of the batch: what it was and what its partitions reported. ``ordered``: its first input whose rows
-    wait for the watermark, if there is one."""
+    wait for the watermark, if there is one. ``stage`` has its rows, None if another operator has taken them in the same
+    task; the seconds of such a stage are those of its last operator."""
 
     uid: str
     operator: str
@@ -101,7 +104,7 @@ class Applied:
     delays: Sequence[int | None]
     schemas: Mapping[str, str]
     ordered: InputSpec | None
-    stage: Stage
+    stage: Stage | None
     records: list[CommitRecord]
     plan_seconds: float
     stage_seconds: float
@@ -176,56 +179,79 @@ class MicroBatch:
         inputs: Sequence[DataFrame],
         after: After | None = None,
         before: Before | None = None,
+        then: Sequence[Behind] = (),
     ) -> DataFrame:
         """``apply``, as a graph does it: ``after`` is done to the output in the operator's own task, ``before`` was
-        done to the rows of its only input in that of the operator before."""
+        done to the rows of its only input in that of the operator before; ``then`` run behind it in the same task, and
+        the rows are those of the last one."""
         started = time.perf_counter()
-        operator, uid = call.operator, call.uid
         with self._lock:
-            self._check_open(uid)
-            check_uid(uid, self._uids)
-            self._uids.append(uid)
-        check_is_operator(uid, operator)
+            for one in (call, *(behind.call for behind in then)):
+                self._check_open(one.uid)
+                check_uid(one.uid, self._uids)
+                self._uids.append(one.uid)
+        check_is_operator(call.uid, call.operator)
         seen = inputs if before is None else [before.rows]
-        checked = self._check(operator, seen, uid, call.declared, call.options)
-        if operator.stateless:
-            return self._map(operator, inputs[0], uid, checked)
-        prepared = self._prepare(operator, seen, uid, checked, after, before)
-        rows = exchange(
-            inputs,
-            prepared.spec.inputs,
-            prepared.spec.parallelism,
-            prepared.spec.max_parallelism,
-            done=before is not None,
-        )
+        checked = self._check(call, seen)
+        if call.operator.stateless:
+            return self._map(call.operator, inputs[0], call.uid, checked)
+        chain = [self._prepare(call, checked, after, self._done_before(call.operator, seen, checked, before))]
+        for behind in then:
+            checked = self._check(behind.call, [behind.rows])
+            chain.append(self._prepare(behind.call, checked, behind.after, checked.ready))
+        return self._run_stage(chain, inputs, before is not None, started)
+
+    def _run_stage(
+        self, chain: Sequence[_Prepared], inputs: Sequence[DataFrame], done: bool, started: float
+    ) -> DataFrame:
+        first, last = chain[0].spec, chain[-1].spec
+        rows = exchange(inputs, first.inputs, first.parallelism, first.max_parallelism, done)
         planned = time.perf_counter()
-        with translated(), stage_explained(uid, operator, self.stateless):
-            task = with_broadcast(prepared.task, inputs)
-            with self._frame.arrow.stage(rows, prepared.spec.inputs, uid):
-                stage = run_stage(rows, task, prepared.stage_schema, inputs)
-        records = _checked_records(uid, prepared.spec.parallelism, stage)
-        self._frame.arrow.saw(uid, max(record.peaks.get(ROW_BYTES, 0.0) for record in records))
-        warn_of_missing_rows(uid, self.batch_id, prepared.spec.config, records)
-        self.applied[uid] = Applied(
-            uid=uid,
-            operator=type(operator).__name__,
-            parallelism=prepared.spec.parallelism,
-            delays=prepared.delays,
-            schemas=prepared.schemas,
-            ordered=next((given for given in prepared.spec.inputs if _waits_for_watermark(given)), None),
-            stage=stage,
-            records=records,
-            plan_seconds=planned - started,
-            stage_seconds=time.perf_counter() - planned,
+        uids = "' or '".join(one.spec.uid for one in chain)
+        with translated(), stage_explained(uids, last.operator, self.stateless):
+            task = PartitionTask(
+                first,
+                wire_schema(chain[-1].stage_schema),
+                self._frame.run,
+                chain[0].after,
+                tuple(Link(one.spec, one.after) for one in chain[1:]),
+            )
+            task = with_broadcast(task, inputs)
+            with self._frame.arrow.stage(rows, first.inputs, first.uid):
+                stage = run_stage(rows, task, chain[-1].stage_schema, inputs)
+        records = _checked_records(chain, stage)
+        self._frame.arrow.saw(first.uid, max(record.peaks.get(ROW_BYTES, 0.0) for record in records[0]))
+        ended = time.perf_counter()
+        for one, reported in zip(chain, records, strict=True):
+            is_last = one is chain[-1]
+            self._applied(one, reported, stage if is_last else None)
+        self.applied[last.uid] = replace(
+            self.applied[last.uid], plan_seconds=planned - started, stage_seconds=ended - planned
         )
         return stage.rows
+
+    def _applied(self, one: _Prepared, records: list[CommitRecord], stage: Stage | None) -> None:
+        spec = one.spec
+        warn_of_missing_rows(spec.uid, self.batch_id, spec.config, records)
+        self.applied[spec.uid] = Applied(
+            uid=spec.uid,
+            operator=type(spec.operator).__name__,
+            parallelism=spec.parallelism,
+            delays=one.delays,
+            schemas=one.schemas,
+            ordered=next((given for given in spec.inputs if _waits_for_watermark(given)), None),
+            stage=stage,
+            records=records,
+            plan_seconds=0.0,
+            stage_seconds=0.0,
+        )
 
     def check(self, call: Call, inputs: Sequence[DataFrame]) -> Expected:
         """What ``run`` would return; nothing runs. Raises what ``run`` raises before any row is read."""
         operator, uid = call.operator, call.uid
         check_uid(uid, ())
         check_is_operator(uid, operator)
-        checked = self._check(operator, inputs, uid, call.declared, call.options)
+        checked = self._check(call, inputs)
         if checked.stored is not None and not operator.stateless:
             check_fingerprint(uid, checked.stored.schema, fingerprint(checked.specs.inputs, checked.output))
         self._parallelism(uid, checked.config, checked.stored)
@@ -258,7 +284,9 @@ class MicroBatch:
                 f"side output {name!r}: no operator {uid!r} with state has been applied in this micro-batch (applied: "
                 f"{known}); call apply(..., uid={uid!r}) first"
             )
-        return self.applied[uid].stage.side(name)
+        stage = self.applied[uid].stage
+        assert stage is not None  # operators with side outputs are the last ones of their tasks
+        return stage.side(name)
 
     @property
     def failed_uids(self) -> list[str]:
@@ -272,7 +300,8 @@ class MicroBatch:
             withdraw(rows, over(f"the output of operator '{uid}' in batch {self.batch_id}"))
         with ExitStack() as releasing:
             for applied in self.applied.values():
-                releasing.callback(applied.stage.release)
+                if applied.stage is not None:
+                    releasing.callback(applied.stage.release)
 
     def _check_open(self, uid: str) -> None:
         if not self._open:
@@ -288,14 +317,8 @@ class MicroBatch:
         self.stateless[uid] = rows
         return rows
 
-    def _check(
-        self,
-        operator: Operator,
-        inputs: Sequence[DataFrame],
-        uid: str,
-        declared: _Declared,
-        options: Mapping[str, object],
-    ) -> _Checked:
+    def _check(self, call: Call, inputs: Sequence[DataFrame]) -> _Checked:
+        operator, uid, declared, options = call
         check_num_inputs(uid, operator, len(inputs))
         check_operator_options(uid, options)
         config: Config = self._frame.resolve(options)
@@ -313,39 +336,64 @@ class MicroBatch:
         )
         return _Checked(config, specs, stored, output, ready)
 
+    def _done_before(
+        self, operator: Operator, inputs: Sequence[DataFrame], checked: _Checked, before: Before | None
+    ) -> tuple[InputSpec, ...]:
+        """The inputs with what is done to their rows before they are exchanged."""
+        config, _, stored, _, ready = checked
+        if before is not None:
+            return (replace(ready[0], local=before.local),)
+        phase = chosen_local_phase(operator, ready, config, stored, self.batch_id)
+        if phase is not None and runs_locally(inputs[0], ready[0], phase):
+            ready = (replace(ready[0], local=phase),)
+        limit = chosen_local_limit(operator, ready, config)
+        if limit is not None and can_limit(inputs[0], limit):
+            ready = (replace(ready[0], limit=limit),)
+        return ready
+
     def _prepare(
-        self,
-        operator: Operator,
-        inputs: Sequence[DataFrame],
-        uid: str,
-        checked: _Checked,
-        after: After | None,
-        before: Before | None,
+        self, call: Call, checked: _Checked, after: After | None, inputs: tuple[InputSpec, ...]
     ) -> _Prepared:
-        config, specs, stored, output, ready = checked
+        config, specs, stored, output, _ = checked
         schemas = fingerprint(specs.inputs, output)
         if stored is not None:
-            check_fingerprint(uid, stored.schema, schemas)
+            check_fingerprint(call.uid, stored.schema, schemas)
         sent = output if after is None else OutputSpec(after.schema, output.side_outputs)
-        schema = stage_schema(uid, sent)
-        if before is not None:
-            ready = (replace(ready[0], local=before.local),)
-        else:
-            phase = chosen_local_phase(operator, ready, config, stored, self.batch_id)
-            if phase is not None and runs_locally(inputs[0], ready[0], phase):
-                ready = (replace(ready[0], local=phase),)
-            limit = chosen_local_limit(operator, ready, config)
-            if limit is not None and can_limit(inputs[0], limit):
-                ready = (replace(ready[0], limit=limit),)
-        parallelism = self._parallelism(uid, config, stored)
-        spec = self._task_spec(operator, uid, ready, config, stored, parallelism)
-        task = PartitionTask(spec, wire_schema(schema), self._frame.run, after)
-        return _Prepared(spec, task, schema, specs.delays, schemas)
+        schema = stage_schema(call.uid, sent)
+        parallelism = self._parallelism(call.uid, config, stored)
+        spec = self._task_spec(call.operator, call.uid, inputs, config, stored, parallelism)
+        return _Prepared(spec, after, schema, specs.delays, schemas)
+
+    def keyed_output(self, call: Call, inputs: Sequence[DataFrame]) -> list[tuple[str, ...]]:
+        """Columns of what ``call`` puts out that have its key; none if rows leave beside them, which go no further."""
+        checked = self._check(call, inputs)
+        return [] if checked.output.side_outputs else list(call.operator.keyed_output(checked.ready))
+
+    def can_follow(
+        self,
+        first: Call,
+        inputs: Sequence[DataFrame],
+        following: Call,
+        rows: DataFrame,
+        keys: Collection[tuple[str, ...]],
+    ) -> bool:
+        """Whether ``following`` can run in the task of ``first``, whose key its input ``rows`` has in each of
+        ``keys``: with one of these as its own, and the same keys in each partition."""
+        ours, theirs = self._check(first, inputs), self._check(following, [rows])
+        own = next(spec for spec in ours.ready if not spec.broadcast).key_schema
+        return (
+            theirs.config.fusion
+            and theirs.ready[0].key in keys
+            and theirs.ready[0].key_schema.types == own.types
+            and ours.config.max_parallelism == theirs.config.max_parallelism
+            and self._parallelism(first.uid, ours.config, ours.stored)
+            == self._parallelism(following.uid, theirs.config, theirs.stored)
+        )
 
     def first_step(self, call: Call, rows: DataFrame) -> tuple[Step, pa.Schema, Before] | None:
         """What the operator of ``call`` can have done to its rows, which have the columns of ``rows``, in the task that
         they leave: the step, the columns of what leaves it, and what ``run`` is to be told. None: nothing."""
-        checked = self._check(call.operator, [rows], call.uid, call.declared, call.options)
+        checked = self._check(call, [rows])
         (spec,) = checked.ready
         if not checked.config.fusion or spec.ordering is not None or spec.sequence or spec.broadcast:
             return None
@@ -436,6 +484,15 @@ class Before(NamedTuple):
     local: LocalPhase | None
 
 
+class Behind(NamedTuple):
+    """An operator that runs in the task of the one before it, whose rows have the columns of ``rows``, which has no
+    rows itself; ``after`` is done to its output there."""
+
+    call: Call
+    rows: DataFrame
+    after: After | None
+
+
 class _Checked(NamedTuple):
     config: Config
     specs: _Inputs
@@ -447,8 +504,8 @@ class _Checked(NamedTuple):
 @dataclass(frozen=True)
 class _Prepared:
     spec: TaskSpec
-    task: PartitionTask
-    stage_schema: Any
+    after: After | None
+    stage_schema: StructType
     delays: Sequence[int | None]
     schemas: Mapping[str, str]
 
@@ -522,13 +579,16 @@ def _waits_for_watermark(spec: InputSpec) -> bool:
     return spec.ordering is not None and spec.ordering.time == "event"
 
 
-def _checked_records(uid: str, parallelism: int, stage: Stage) -> list[CommitRecord]:
-    records = [CommitRecord.from_bytes(record) for record in stage.records]
-    reported = sorted(record.partition for record in records)
-    if reported != list(range(parallelism)):
-        stage.release()
-        raise JobError(
-            f"operator '{uid}': partitions {reported} reported, expected each of 0..{parallelism - 1} once; "
-            "nothing was committed, start the query again"
-        )
-    return records
+def _checked_records(chain: Sequence[_Prepared], stage: Stage) -> list[list[CommitRecord]]:
+    """Of each operator of the stage the records of its partitions."""
+    tasks = [unpack_records(packed) for packed in stage.records]
+    found = [[task[number] for task in tasks] for number in range(len(chain))]
+    for one, records in zip(chain, found, strict=True):
+        reported = sorted(record.partition for record in records)
+        if reported != list(range(one.spec.parallelism)):
+            stage.release()
+            raise JobError(
+                f"operator '{one.spec.uid}': partitions {reported} reported, expected each of "
+                f"0..{one.spec.parallelism - 1} once; nothing was committed, start the query again"
+            )
+    return found

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asyncstate.runtime import InputBatch, pack_broadcast
-from asyncstate.spark.task import PartitionTask, payload_of
+from asyncstate.spark.payload import payload_of
+from asyncstate.spark.task import PartitionTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

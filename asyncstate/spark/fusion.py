@@ -19,7 +19,7 @@ from asyncstate.dataflow import Apply, Dataflow, Node, Output, Transform
 from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
 from asyncstate.dataflow.nodes import array_of
 from asyncstate.runtime import After, Kept, Renamed, Step
-from asyncstate.spark.batch import Before, Call
+from asyncstate.spark.batch import Before, Behind, Call
 from asyncstate.spark.exchange import arrow_schema_of
 
 if TYPE_CHECKING:
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 
 class Tail(NamedTuple):
     """What runs in an operator's task behind it: ``last`` is the node whose rows leave. ``without_kinds``: a changelog
-    leaves as insertions. ``before``: what ``next``, the operator that gets the rows, is to be told. ``inside``: the
-    nodes that run there; ``stopped``: why nothing more does."""
+    leaves as insertions. ``next``: the node that gets the rows; ``before``: what it is to be told if it is an operator;
+    ``joined``: that operator, with the key of this one, runs in the same task. ``inside``: the nodes that run there;
+    ``stopped``: why nothing more does."""
 
     last: Node
     after: After | None = None
     without_kinds: bool = False
     next: Node | None = None
     before: Before | None = None
+    joined: Behind | None = None
     inside: tuple[Node, ...] = ()
     stopped: str = ""
 
@@ -53,25 +55,40 @@ def tail_of(flow: Dataflow, node: Apply, empty: Mapping[Node, DataFrame], batch:
         return Tail(node, stopped="async-state.fusion is false" if not batch.fusion else "")
     steps: list[Step] = []
     schema, without_kinds = arrow_schema_of(empty[node]), False
+    inputs = [empty[one] for one in node.inputs]
+    keys = batch.keyed_output(call_of(node), inputs)
     last: Node = node
     inside: list[Node] = []
     following = _only_consumer(flow, node)
     while isinstance(following, Transform) and (found := _step(following, schema)) is not None:
         step, schema = found
         steps += [] if step is None else [step]
+        keys = [key for one in keys if (key := _renamed_key(one, step)) is not None]
         without_kinds |= following.kind == "drop" and ROW_KIND_COLUMN in following.expressions
         inside.append(following)
         last, following = following, _only_consumer(flow, following)
+    after = After(tuple(steps), schema) if steps else None
     if isinstance(following, Apply) and len(following.inputs) == 1 and not following.operator.stateless:
-        first = batch.first_step(call_of(following), empty[last])
+        behind = call_of(following)
+        if batch.can_follow(call_of(node), inputs, behind, empty[last], keys):
+            joined = Behind(behind, empty[last], None)
+            return Tail(last, after, without_kinds, following, joined=joined, inside=tuple(inside))
+        first = batch.first_step(behind, empty[last])
         if first is not None:
             step, schema, before = first
             after = After((*steps, step), schema)
-            return Tail(last, after, without_kinds, following, before, tuple(inside))
-    after_steps = After(tuple(steps), schema) if steps else None
+            return Tail(last, after, without_kinds, following, before, inside=tuple(inside))
     stopped = _reason(flow, last, following)
     next_one = following if isinstance(following, Transform) else None
-    return Tail(last, after_steps, without_kinds, next_one, None, tuple(inside), stopped)
+    return Tail(last, after, without_kinds, next_one, inside=tuple(inside), stopped=stopped)
+
+
+def _renamed_key(key: tuple[str, ...], step: Step | None) -> tuple[str, ...] | None:
+    """The columns of the key behind a step; None: not all of them are left."""
+    if not isinstance(step, Renamed):
+        return key
+    new = {name: renamed for name, renamed in reversed(step.columns)}
+    return tuple(new[name] for name in key) if all(name in new for name in key) else None
 
 
 def places_of(tails: Mapping[Apply, Tail]) -> dict[Node, str]:
@@ -79,7 +96,9 @@ def places_of(tails: Mapping[Apply, Tail]) -> dict[Node, str]:
     places: dict[Node, str] = {}
     for node, tail in tails.items():
         places |= {inner: f"in the task of '{node.name}'" for inner in tail.inside}
-        if tail.next is not None and tail.before is not None:
+        if tail.joined is not None and tail.next is not None:
+            places[tail.next] = f"in the task of '{node.name}', which has the same key; state, no exchange"
+        elif tail.next is not None and tail.before is not None:
             what = "the best rows of each key" if tail.before.local is None else "rows of a key put together"
             places[tail.next] = (
                 f"{what} in the task of '{node.name}'; an exchange, one task a partition, state"

@@ -22,7 +22,7 @@ from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import unknown_output
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
-from asyncstate.spark.batch import Before
+from asyncstate.spark.batch import Before, Behind
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.fusion import Tail, call_of, places_of, tail_of
 
@@ -88,13 +88,13 @@ class JobGraph:
         """What ``foreachBatch`` gets: every operator runs, then every sink, in the order of their declaration."""
         rows, done = self._unpacked(df), dict[Node, Before]()
         for node in self.flow.nodes:
-            if isinstance(node, Apply):
+            if isinstance(node, Apply) and all(one in rows for one in node.inputs):
                 inputs = [rows[one] for one in node.inputs]
-                tail = self._tails[node]
-                out = batch.run(call_of(node), inputs, tail.after, done.get(node))
-                rows[tail.last] = out.drop(ROW_KIND_COLUMN) if tail.without_kinds else out
-                if tail.next is not None and tail.before is not None:
-                    done[tail.next] = tail.before
+                behind, last = self._chain(node)
+                out = batch.run(call_of(node), inputs, self._tails[node].after, done.get(node), behind)
+                rows[last.last] = out.drop(ROW_KIND_COLUMN) if last.without_kinds else out
+                if last.next is not None and last.before is not None:
+                    done[last.next] = last.before
             elif isinstance(node, Output):
                 rows[node] = batch.side_output(node.inputs[0].name, node.side)
             elif node in rows:
@@ -106,6 +106,14 @@ class JobGraph:
                 write(rows[node.inputs[0]], batch.batch_id)
             elif not isinstance(node, Source):
                 rows[node] = _frame(node, [rows[one] for one in node.inputs])
+
+    def _chain(self, node: Apply) -> tuple[list[Behind], Tail]:
+        """The operators that run in the task of ``node``, and what is behind the last one."""
+        tail, behind = self._tails[node], list[Behind]()
+        while tail.joined is not None and isinstance(tail.next, Apply):
+            joined, tail = tail.joined, self._tails[tail.next]
+            behind.append(joined._replace(after=tail.after))
+        return behind, tail
 
     # -- before the first row -------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
 from asyncstate.runtime import Delay, SequenceBy, advance_sources, operator_after, sum_records
 from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.batch import Applied, JobFrame, MicroBatch, check_watermark_of_ordered
+from asyncstate.spark.chain import RunPartition
 from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
 from asyncstate.spark.graph import JobGraph
@@ -38,7 +39,6 @@ from asyncstate.spark.progress import (
 )
 from asyncstate.spark.progress_log import ProgressReports
 from asyncstate.spark.session import settle_session
-from asyncstate.spark.task import RunPartition
 from asyncstate.storage import Manifest, OperatorManifest
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from asyncstate.errors import AsyncStateError
 from asyncstate.spark.failures import mark
-from asyncstate.spark.task import cast, payload_of, sent_names, settle_worker
+from asyncstate.spark.payload import cast, payload_of, sent_names
+from asyncstate.spark.task import settle_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,28 +12,25 @@ from __future__ import annotations
 import gc
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
-from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.errors import AsyncStateError, JobError
+from asyncstate.spark.chain import REPORT, Link, RunPartition, run_chain
 from asyncstate.spark.columns import COMMIT, MARKER_TAG, OUTPUT, ROUTE, SIDE, TAG_BITS, TAG_MASK, struct_name
 from asyncstate.spark.failures import mark
+from asyncstate.spark.payload import cast, payload_of, sent_names
 
 if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
     from asyncstate.runtime.after import After
-    from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
+    from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
 
-RunPartition = Callable[["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[OutBatch | CommitRecord]"]
-
-_KIND_TEXTS = pa.array(ROW_KIND_TEXTS, pa.string())
 # A batch whose inputs alternate more often than this is split by input with a copy instead of by slices.
 _MAX_SLICES = 16
 # Rows a list of output: beyond some hundred there is nothing to gain, and Spark holds a list in one piece.
@@ -53,7 +50,8 @@ _settled = False
 class PartitionTask:
     """``mapInArrow``'s function: runs ``spec`` on the partition that the rows name.
 
-    ``after`` makes of the operator's main output the rows that leave. ``wire`` is the schema Spark expects back: lists
+    ``after`` makes of the operator's main output the rows that leave it. ``then``: operators with the same partitions
+    that run behind it; the rows that leave are those of the last one. ``wire`` is the schema Spark expects back: lists
     of structs, with the output columns and ``row_kind``, the commit column, and such lists for each side output.
     """
 
@@ -61,9 +59,10 @@ class PartitionTask:
     wire: pa.Schema
     run: RunPartition | None = None
     after: After | None = None
+    then: tuple[Link, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The attempt's id, output rows, then the CommitRecord; the first and the last are one row each.
+        """The attempt's id, output rows, then the CommitRecords; the first and the last are one row each.
 
         Raises AsyncStateError marked for the driver.
         """
@@ -74,33 +73,30 @@ class PartitionTask:
             raise
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from asyncstate.runtime.spec import CommitRecord, SideBatch
+        from asyncstate.runtime.spec import CommitRecord, SideBatch, pack_records
 
         run = self.run or _run_partition()
         settle_worker()
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
-            raise JobError(f"operator '{self.spec.uid}': a task got no row, not even its marker; {_REPORT}")
+            raise JobError(f"operator '{self.spec.uid}': a task got no row, not even its marker; {REPORT}")
         partition = int(first.column(ROUTE)[0].as_py()) >> TAG_BITS
         widths: list[float] = []
         rows = split_inputs(self.spec, partition, _measured(itertools.chain([first], batches), widths))
         attempt = uuid.uuid4().bytes
         yield self._commit_row(attempt)
-        record: CommitRecord | None = None
-        for out in run(self.spec, partition, rows):
+        records: list[CommitRecord] = []
+        for out in run_chain((Link(self.spec, self.after), *self.then), partition, rows, run):
             if isinstance(out, CommitRecord):
-                record = out
-                record.peaks[ROW_BYTES] = max(widths, default=0.0)
-            elif isinstance(out, SideBatch):
-                if out.num_rows:
-                    yield self._to_wire(SIDE + out.output, out.batch)
-            else:
-                left = out if self.after is None else self.after(out)
-                if left.num_rows:
-                    yield self._to_wire(OUTPUT, left)
-        if record is None:
-            raise JobError(f"operator '{self.spec.uid}', partition {partition}: no commit record; {_REPORT}")
-        yield self._commit_row(attempt + record.to_bytes())
+                records.append(out)
+            elif out.num_rows:
+                yield (
+                    self._to_wire(SIDE + out.output, out.batch)
+                    if isinstance(out, SideBatch)
+                    else self._to_wire(OUTPUT, out)
+                )
+        records[0].peaks[ROW_BYTES] = max(widths, default=0.0)
+        yield self._commit_row(attempt + pack_records(records))
 
     def _to_wire(self, name: str, out: pa.RecordBatch) -> pa.RecordBatch:
         """Some rows to a list: Spark makes, copies and keeps an object for each row that it gets."""
@@ -121,9 +117,6 @@ class PartitionTask:
         """Rows with one column; the others are null."""
         columns = [values if field.name == name else pa.nulls(len(values), field.type) for field in self.wire]
         return pa.RecordBatch.from_arrays(columns, schema=self.wire)
-
-
-_REPORT = "nothing was committed; start the query again, and report this if it comes back"
 
 
 def _measured(batches: Iterator[pa.RecordBatch], widths: list[float]) -> Iterator[pa.RecordBatch]:
@@ -158,7 +151,7 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
         if (route >> TAG_BITS != partition).any():
             raise JobError(
                 f"operator '{spec.uid}': a task got rows of partitions "
-                f"{sorted(set((route >> TAG_BITS).tolist()))}, each task must have one; {_REPORT}"
+                f"{sorted(set((route >> TAG_BITS).tolist()))}, each task must have one; {REPORT}"
             )
         for index, rows in _runs(route & TAG_MASK, batch, regular):
             if len(regular) > 1:
@@ -167,11 +160,6 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
                 rows = rows.select(range(1, rows.num_columns)).rename_columns(sent_names(spec.inputs[index]))
             payload, kinds = payload_of(spec.inputs[index], rows)
             yield InputBatch(payload, kinds, index)
-
-
-def sent_names(spec: InputSpec) -> list[str]:
-    """The columns that an input sends, in their order."""
-    return [*spec.row_schema.names, *([ROW_KIND_COLUMN] if spec.changelog and spec.local is None else [])]
 
 
 def regular_inputs(inputs: Sequence[InputSpec]) -> list[int]:
@@ -192,37 +180,6 @@ def _runs(
     for start, end in itertools.pairwise([*starts, len(tags)]):
         if tags[start] != MARKER_TAG:
             yield int(tags[start]), batch.slice(start, end - start)
-
-
-def payload_of(spec: InputSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int8] | None]:
-    """The payload columns with the declared types, and the kinds (None where no row can be taken back)."""
-    named = dict(zip(rows.schema.names, rows.columns, strict=True))
-    schema = spec.row_schema
-    columns = [cast(named[field.name], field.type) for field in schema]
-    payload = (
-        pa.RecordBatch.from_arrays(columns, schema=schema)
-        if columns
-        else pa.RecordBatch.from_struct_array(pa.array([{}] * rows.num_rows, pa.struct([])))
-    )
-    with_kinds = spec.changelog and spec.local is None
-    return payload, _kinds(spec, named[ROW_KIND_COLUMN]) if with_kinds else None
-
-
-def _kinds(spec: InputSpec, texts: pa.Array) -> npt.NDArray[np.int8]:
-    codes = pc.index_in(texts, value_set=_KIND_TEXTS)
-    if codes.null_count:
-        wrong = texts.filter(pc.is_null(codes))[0].as_py()
-        raise SchemaError(
-            f"{spec.name}: column '{ROW_KIND_COLUMN}' has the value {wrong!r}; "
-            f"write one of {', '.join(ROW_KIND_TEXTS)}, or drop the column if every row is an insert"
-        )
-    kinds: npt.NDArray[np.int8] = codes.to_numpy().astype(np.int8)
-    return kinds
-
-
-def cast(column: Any, wanted: pa.DataType) -> Any:
-    """``column`` as ``wanted``; Spark sends timestamps in the session's zone, for us they are always UTC."""
-    return column if column.type.equals(wanted) else column.cast(wanted)
 
 
 def _run_partition() -> RunPartition:

@@ -53,6 +53,7 @@ from asyncstate.runtime import (
     keys_of_inputs,
     operator_after,
     pack_broadcast,
+    pack_records,
     previous_processing_time,
     previous_watermark,
     read_state,
@@ -63,6 +64,7 @@ from asyncstate.runtime import (
     sort_keys_of_inputs,
     sum_records,
     times_of_inputs,
+    unpack_records,
     warn_of_missing_rows,
     watermark_after,
 )
@@ -377,7 +379,7 @@ class OperatorHarness:
         records: list[CommitRecord] = []
         for out in self._stateless(spec) if spec.operator.stateless else self._partitions(spec):
             if isinstance(out, CommitRecord):
-                records.append(CommitRecord.from_bytes(out.to_bytes()))
+                records += unpack_records(pack_records([out]))
             elif isinstance(out, SideBatch):
                 aside.append(out)
             elif isinstance(out, pa.RecordBatch):

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.spark import ledger as driver
-from asyncstate.spark.task import RunPartition
+from asyncstate.spark.chain import RunPartition
 from bench.checkpoints.bare import memory_files, run_without_checkpoint
 from bench.checkpoints.commits import AIM, WARM_UP, CommitResult, Pair, compared, in_turns
 from bench.checkpoints.driven import BATCH_ROWS, aggregate, fill_keys, settings

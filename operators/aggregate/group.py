@@ -101,6 +101,10 @@ class GroupAggregate(AggregateOperator):
         check_distinct_names([field.name for field in fields], self.owner)
         return pa.schema(fields)
 
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
+
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """What is aggregated, and the conditions. With a ttl whole rows are compared: of a row that is replaced, the
         old one may have expired."""

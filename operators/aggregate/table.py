@@ -63,6 +63,10 @@ class GroupTableAggregate(AggregateOperator):
         check_distinct_names([field.name for field in fields], self.owner)
         return pa.schema(fields)
 
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
+
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """What is aggregated, and the condition; whole rows where those that are taken back may have expired."""
         return [None if self.ttl is not None and inputs[0].changelog else columns_of(self.aggregates)]

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
-from asyncstate.operator import InputSpec
+from asyncstate.operator import InputSpec, OutputSpec
 from operators.core.arrays import BoolArray, Int64Array, index_among
 from operators.join.rules import JoinKind
 
@@ -53,6 +53,21 @@ def joined_schema(
                 f"{suffixes!r}, or rename the column in one of the inputs"
             )
     return pa.schema(fields)
+
+
+def kept_keys(
+    kind: JoinKind, inputs: Sequence[InputSpec], output: pa.Schema | OutputSpec
+) -> list[tuple[str, ...]]:
+    """The columns of ``output``, left ones first, that have the key in every row: of an input that is never padded."""
+    left, right = inputs
+    names = OutputSpec.of(output).schema.names
+    kept = []
+    if kind not in ("right", "full"):
+        kept.append(tuple(names[left.schema.get_field_index(name)] for name in left.key))
+    if kind in ("inner", "right"):
+        first = len(left.schema)
+        kept.append(tuple(names[first + right.schema.get_field_index(name)] for name in right.key))
+    return kept
 
 
 def matchable_keys(keys: KeyBatch, null_safe: bool) -> BoolArray | None:

@@ -29,7 +29,7 @@ from operators.core.expiring import key_times, row_times
 from operators.core.netting import Identified, net_by_content, net_by_unique_key
 from operators.join.changes import Changes, changes_of, insertions
 from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_keys, joined_schema, matching
+from operators.join.inputs import check_keys, joined_schema, kept_keys, matching
 from operators.join.matches import Emission, Matches, Residual, Rows, equal_keys, join, oriented, partners
 from operators.join.rules import JoinKind, Rules, rules
 from operators.join.sides import Added, ListSide, Own, SideState, UniqueSide
@@ -120,6 +120,10 @@ class Join(Named, BundleOperator):
         if self.condition is not None:
             Condition(self.condition, joined, self.owner).check()
         return left.schema if self.kind in ("semi", "anti") else joined
+
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``: the keys of inputs whose rows are never padded."""
+        return kept_keys(self.kind, inputs, self.bind(inputs))
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of the unique keys."""

@@ -38,7 +38,7 @@ from operators.core.condition import check_condition
 from operators.core.late import check_late_output, with_late_output
 from operators.core.payload import Payload
 from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_keys, joined_schema, matching
+from operators.join.inputs import check_keys, joined_schema, kept_keys, matching
 from operators.join.versions import Versions, versions_of
 
 TemporalJoinKind = Literal["inner", "left"]
@@ -129,6 +129,10 @@ class TemporalJoin(Named, BundleOperator):
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``: of left rows; late versions may still be the newest ones."""
         return [self.late_output, None]
+
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``: the keys of inputs whose rows are never padded."""
+        return kept_keys(self.kind, inputs, self.bind(inputs))
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Changes of a right row need each other, whatever they change; the key knows it."""

@@ -113,6 +113,10 @@ class OverAggregate(AggregateOperator):
             )
         return with_late_output(pa.schema([*spec.schema, *plan.result_fields]), self.late_output, spec)
 
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
+
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``: of rows in order of time."""
         return [self.late_output]

@@ -117,6 +117,10 @@ class Rank(Named, BundleOperator):
             )
         return spec.schema.append(pa.field(self.rank_column, pa.int64(), nullable=False))
 
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
+
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of ``unique``."""
         return [self.settings.unique]

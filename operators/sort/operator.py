@@ -76,6 +76,10 @@ class TemporalSort(Named, BundleOperator):
         check_order(self.then, spec, self.owner)
         return with_late_output(spec.schema, self.late_output, spec)
 
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
+
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``."""
         return [self.late_output]
@@ -124,6 +128,10 @@ class Sort(Named, BundleOperator):
         (spec,) = inputs
         check_order(self.order_by, spec, self.owner)
         return spec.schema
+
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """At the end, by the columns."""

@@ -79,6 +79,10 @@ class Deduplicate(Named, BundleOperator):
         check_has_time(spec, self.time, self.owner)
         return spec.schema
 
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
+
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         spec = context.inputs[0]

@@ -88,6 +88,10 @@ class UpsertMaterialize(Named, BundleOperator):
             spec.column(name)
         return spec.schema
 
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
+
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of the upsert key."""
         return [self.upsert_key]

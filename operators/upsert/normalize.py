@@ -87,6 +87,10 @@ class ChangelogNormalize(Named, BundleOperator):
             condition.check()
         return inputs[0].schema
 
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
+
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """None but the key: it identifies a row."""
         return [()]

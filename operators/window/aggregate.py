@@ -107,6 +107,10 @@ class WindowAggregate(AggregateOperator):
     def _plan(self, spec: InputSpec) -> WindowPlan:
         return WindowPlan(self.window, self.aggregates, spec, self.time, self.owner)
 
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
+
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """What is aggregated, and the conditions; of rows that may be late all columns."""
         return [columns_of(self.aggregates) if self.late_output is None else None]

@@ -35,7 +35,7 @@ from operators.core.late import LateRows, check_late_pair
 from operators.core.netting import Net, net_by_content
 from operators.core.payload import Payload
 from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_keys, joined_schema, matchable_keys
+from operators.join.inputs import check_keys, joined_schema, kept_keys, matchable_keys
 from operators.join.matches import Rows
 from operators.join.rules import JoinKind, rules
 from operators.join.sides import Added, ListSide, Own
@@ -153,6 +153,10 @@ class WindowJoin(Named, BundleOperator):
 
     def _joined_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         return joined_schema(self.kind, inputs, self.suffixes, self.owner)
+
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``: the keys of inputs whose rows are never padded."""
+        return kept_keys(self.kind, inputs, self.bind(inputs))
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -127,6 +127,10 @@ class WindowRank(Named, BundleOperator):
                 )
         return fields
 
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
+
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         spec = context.inputs[0]

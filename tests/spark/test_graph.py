@@ -20,6 +20,7 @@ from asyncstate.dataflow import Stream
 from asyncstate.errors import JobError
 from asyncstate.spark import MicroBatch, StreamingJob, read_state
 from operators import (
+    Deduplicate,
     GroupAggregate,
     Join,
     Rank,
@@ -234,9 +235,34 @@ def sums_of_payments(orders: Stream, payments: Stream, into: Callable[[str], Any
     large.apply(GroupAggregate(aggregates), key="customer", uid="sums").to(into("sums"), name="sums")
 
 
+def chain_of_payments(orders: Stream, payments: Stream, into: Callable[[str], Any]) -> None:
+    """Three operators with one key, whose column has another name behind the join."""
+    paid = orders.join(payments, Join("left"), key=("id", "order_id"), uid="paid").where("customer != 'c9'")
+    totals = paid.select("id AS number", "amount", "paid").apply(
+        GroupAggregate([count().alias("n"), sum_("paid").alias("sum")]), key="number", uid="totals"
+    )
+    many = totals.where("n > 0").apply(GroupAggregate([max_("sum")]), key="number", uid="chained")
+    many.to(into("chained"), name="chained")
+
+
+def chain_into_another_key(orders: Stream, payments: Stream, into: Callable[[str], Any]) -> None:
+    """Behind a chain the rows of another key are put together in its task."""
+    once = (
+        orders.join(payments, Join(), key=("id", "order_id"), uid="paid")
+        .drop("row_kind")
+        .apply(Deduplicate(), key="order_id", uid="once")
+    )
+    sums = once.drop("row_kind").apply(
+        GroupAggregate([sum_("paid").alias("sum")]), key="customer", uid="sums"
+    )
+    sums.to(into("sums"), name="sums")
+
+
 @pytest.mark.parametrize(
     ("declare", "words"),
     [
+        (chain_of_payments, "in the task of 'totals', which has the same key; state, no exchange"),
+        (chain_into_another_key, "rows of a key put together in the task of 'once'"),
         (best_payments, "the best rows of each key in the task of 'paid'"),
         (sums_of_payments, "rows of a key put together in the task of 'paid'"),
     ],
@@ -255,7 +281,7 @@ def test_what_runs_in_the_task_before_changes_nothing(
             job.source("payments", read(spark, PAYMENTS, payments)),
             kept,
         )
-        told = job.explain()
+        assert "exchange" in (told := job.explain())
         assert (words in told) == fusion
         assert ("in the task of 'paid'" in told) == fusion
         job.await_termination(job.start(trigger={"availableNow": True}))
@@ -265,3 +291,28 @@ def test_what_runs_in_the_task_before_changes_nothing(
     assert all(found[0].values())
     assert states[0] == states[1]
     assert states[0]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_checkpoint_opens_in_both_forms(
+    first: bool, spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
+) -> None:
+    orders, payments = written(spark, tmp_path, batches=2)
+    kept, expected = Kept(), Kept()
+
+    def run(fusion: bool, kept: Kept, place: str) -> StreamingJob:
+        mode = {"async-state.enabled": async_enabled, "async-state.fusion": fusion}
+        job = make_job(options={**mode, "async-state.parallelism": 2}, checkpoint_dir=str(tmp_path / place))
+        sources = read(spark, ORDERS, orders), read(spark, PAYMENTS, payments)
+        chain_of_payments(job.source("orders", sources[0]), job.source("payments", sources[1]), kept)
+        job.await_termination(job.start(trigger={"availableNow": True}))
+        return job
+
+    run(first, kept, "changing")
+    written(spark, tmp_path, 2, 2)
+    job = run(not first, kept, "changing")
+    run(True, expected, "whole")
+    assert +kept.rows["chained"] == +expected.rows["chained"]
+    assert kept.rows["chained"]
+    seconds = {uid: one.stage_seconds > 0 for uid, one in job.statistics.operators.items()}
+    assert seconds == {"paid": first, "totals": first, "chained": True}

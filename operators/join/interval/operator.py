@@ -40,7 +40,7 @@ from operators.core.checks import (
 )
 from operators.core.condition import check_condition
 from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_keys, joined_schema, matchable_keys
+from operators.join.inputs import check_keys, joined_schema, kept_keys, matchable_keys
 from operators.join.interval.found import Found, IntervalSide, Traits
 from operators.join.interval.interval import BOUND_MAX_US, Interval
 from operators.join.interval.matches import IntervalMatches
@@ -124,6 +124,10 @@ class IntervalJoin(Named, BundleOperator):
         if self.condition is not None:
             Condition(self.condition, joined, self.owner).check()
         return left.schema if self.kind in _LEFT_ONLY else joined
+
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``: the keys of inputs whose rows are never padded."""
+        return kept_keys(self.kind, inputs, self.bind(inputs))
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -1,0 +1,137 @@
+"""Operators with one key that run in one task, one after the other.
+
+Owns: ``Link`` and ``run_chain``: the rows of an operator on their way to the next one, which has the same partitions.
+Invariant: an operator has ended, its store is given back and what it asks to commit is known when the next one begins;
+rows come in the order in which they were put out.
+Must not import pyspark: workers import this module.
+
+Source: the operator chains of Flink's job graphs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import pyarrow as pa
+
+from asyncstate.errors import JobError, StoreError
+from asyncstate.spark.payload import payload_of
+
+if TYPE_CHECKING:
+    from asyncstate.runtime.after import After
+    from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
+
+RunPartition = Callable[["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[OutBatch | CommitRecord]"]
+REPORT = "nothing was committed; start the query again, and report this if it comes back"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One operator of a chain; ``after`` makes of its main output the rows that leave it."""
+
+    spec: TaskSpec
+    after: After | None = None
+
+
+def run_chain(
+    links: Sequence[Link], partition: int, rows: Iterator[InputBatch], run: RunPartition
+) -> Iterator[OutBatch | CommitRecord]:
+    """Run the operators of ``links`` over ``rows`` of one partition; gives what leaves the last one, then a commit
+    record for each. Operators before the last one have no side outputs."""
+    records: list[CommitRecord] = []
+    with ExitStack() as spools:
+        for link, following in itertools.pairwise(links):
+            spool = spools.enter_context(Spool(following.spec))
+            for out in _output(link, partition, rows, run, records):
+                spool.add(out)
+            rows = spool.rows()
+        yield from _output(links[-1], partition, rows, run, records)
+    yield from records
+
+
+def _output(
+    link: Link, partition: int, rows: Iterator[InputBatch], run: RunPartition, records: list[CommitRecord]
+) -> Iterator[OutBatch]:
+    """Run one operator to its end; gives its output. What it asks to commit goes to ``records``."""
+    from asyncstate.runtime.spec import CommitRecord, SideBatch
+
+    before = len(records)
+    for out in run(link.spec, partition, rows):
+        if isinstance(out, CommitRecord):
+            records.append(out)
+        else:
+            yield out if isinstance(out, SideBatch) or link.after is None else link.after(out)
+    if len(records) == before:
+        raise JobError(f"operator '{link.spec.uid}', partition {partition}: no commit record; {REPORT}")
+
+
+class Spool:
+    """The rows that the operator of ``spec`` gets: in memory, beyond ``async-state.gather-memory`` in a file that has
+    no name and goes with the process."""
+
+    def __init__(self, spec: TaskSpec) -> None:
+        self._spec = spec
+        self._limit_bytes = spec.config.gather_memory_bytes
+        self._batches: deque[pa.RecordBatch] = deque()
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, out: OutBatch) -> None:
+        """Some rows more."""
+        assert isinstance(out, pa.RecordBatch)  # operators with side outputs are not chained
+        if out.num_rows:
+            self._batches.append(out)
+            self._bytes += out.nbytes
+            if self._bytes > self._limit_bytes:
+                self._write()
+
+    def rows(self) -> Iterator[InputBatch]:
+        """The rows, once, in their order."""
+        from asyncstate.runtime.spec import InputBatch
+
+        spec = self._spec.inputs[0]
+        yield from (InputBatch(*payload_of(spec, batch)) for batch in self._written())
+        while self._batches:
+            yield InputBatch(*payload_of(spec, self._batches.popleft()))
+
+    def _write(self) -> None:
+        if self._writer is None:
+            self._file = _open_file(self._spec)
+            self._writer = pa.ipc.new_stream(self._file, self._batches[0].schema)
+        while self._batches:
+            self._writer.write_batch(self._batches.popleft())
+        self._bytes = 0
+
+    def _written(self) -> Iterator[pa.RecordBatch]:
+        if self._file is None or self._writer is None:
+            return
+        self._writer.close()
+        self._file.seek(0)
+        yield from pa.ipc.open_stream(self._file)
+
+
+def _open_file(spec: TaskSpec) -> IO[bytes]:
+    try:
+        if spec.local_dir is not None:
+            Path(spec.local_dir).mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(prefix="asyncstate-chain-", dir=spec.local_dir)
+    except OSError as error:
+        raise StoreError(
+            f"operator '{spec.uid}': no file for input rows that exceed memory: {error}. Check the disk's space and "
+            "permissions, or set async-state.local-dir to another folder"
+        ) from error
