@@ -7,11 +7,12 @@ is fixed, so that every run must end with the same state, byte for byte, and the
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +33,13 @@ from tests.cluster.points import Plan, PlannedRun, hook_driver
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from asyncstate.spark import MicroBatch
+    from asyncstate.dataflow import Stream
+    from asyncstate.spark import StreamingJob
+    from asyncstate.spark.job import BatchFunction
 
 DONE, FAILED, REGROUPED = 0, 1, 3
-SINKS = ("totals", "latest", "sold")
-UIDS = SINKS
+SINKS = ("totals", "latest", "spread")
+UIDS = ("totals", "latest", "sold", "best", "spread")
 PARALLELISM = 2
 _SECOND = 1_000_000
 _BATCH_SECONDS = 10
@@ -155,35 +158,53 @@ class BatchClock:
 
 
 class Query:
-    """The micro-batch function and its sink: a folder a micro-batch, replaced as a whole by a replay."""
+    """The job's graph and its sinks: a folder a micro-batch, replaced as a whole by a replay.
+
+    Two operators of their own, and a chain: "best" runs in the task of "sold", which has the same key, and puts the
+    rows of "spread" together there.
+    """
 
     def __init__(self, settings: Settings, plan: Plan) -> None:
         self._settings = settings
         self._plan = plan
 
-    def __call__(self, df: DataFrame, batch: MicroBatch) -> None:
-        reached = self._plan.reached
-        reached("before stage", batch.batch_id)
+    def declare(self, bids: Stream) -> None:
+        self._reach("before stage", bids)
         aggregate = GroupAggregate([count(), sum_("price"), max_("price")])
-        totals = batch.apply(aggregate, df.drop("opens", "at"), uid="totals", key="auction")
-        latest = batch.apply(
-            LastBid(), df, uid="latest", key="bidder", event_time="at", watermark_delay="2 seconds"
+        totals = bids.drop("opens", "at").apply(aggregate, uid="totals", key="auction")
+        latest = bids.apply(
+            LastBid(), uid="latest", key="bidder", event_time="at", watermark_delay="2 seconds"
         )
-        reached("between stages", batch.batch_id)
-        opened = df.where("opens").selectExpr("auction", "id as opened_by")
-        bids = df.select("auction", "id", "price")
-        sold = batch.apply(Join(), bids, opened, uid="sold", key=("auction", "auction"))
-        reached("before sink", batch.batch_id)
-        self._write(totals, "totals", batch.batch_id)
-        reached("in sink", batch.batch_id)
-        self._write(latest, "latest", batch.batch_id)
-        self._collect(sold, "sold", batch.batch_id)
-        reached("after sink", batch.batch_id)
+        self._reach("between stages", bids)
+        opened = bids.where("opens").select("auction AS of", "id AS opened_by")
+        sold = bids.select("auction", "id", "price").join(opened, Join(), uid="sold", key=("auction", "of"))
+        best = sold.where("price > 100").apply(
+            GroupAggregate([count().alias("pairs"), max_("price").alias("most")]), uid="best", key="of"
+        )
+        self._reach("before sink", bids)
+        totals.to(self._into("totals"), name="into totals")
+        self._reach("in sink", bids)
+        latest.to(self._into("latest"), name="into latest")
+        self._write_chain(best)
+        self._reach("after sink", bids)
 
-    def _write(self, df: DataFrame, name: str, batch_id: int) -> None:
-        df.write.mode("overwrite").parquet(str(self._folder(name, batch_id)))
+    def _write_chain(self, best: Stream) -> None:
+        """Rows of "best" go on in its task, so that they are not written."""
+        spread = best.where("most > 500").apply(
+            GroupAggregate([count().alias("auctions"), sum_("most")]), uid="spread", key="pairs"
+        )
+        spread.to(functools.partial(self._collect, "spread"), name="into spread")
 
-    def _collect(self, df: DataFrame, name: str, batch_id: int) -> None:
+    def _reach(self, point: str, bids: Stream) -> None:
+        bids.to(lambda df, batch_id: self._plan.reached(point, batch_id), name=point)
+
+    def _into(self, name: str) -> Callable[[DataFrame, int], None]:
+        def write(df: DataFrame, batch_id: int) -> None:
+            df.write.mode("overwrite").parquet(str(self._folder(name, batch_id)))
+
+        return write
+
+    def _collect(self, name: str, df: DataFrame, batch_id: int) -> None:
         folder = self._folder(name, batch_id)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -266,8 +287,6 @@ def is_done(settings: Settings) -> bool:
 
 def run_query(spark: SparkSession, settings: Settings, plan: Plan) -> None:
     """Start the query where it stands, run it to its end and finish the job."""
-    from asyncstate.spark import StreamingJob
-
     if is_done(settings):
         return
     clock = BatchClock()
@@ -278,32 +297,38 @@ def run_query(spark: SparkSession, settings: Settings, plan: Plan) -> None:
         "async-state.snapshot-interval": 3,
         "async-state.retained-versions": 3,
     }
-    job = StreamingJob(
-        spark,
-        str(settings.folder("checkpoint")),
-        options,
-        name="cluster",
-        clock=clock,
-        run=PlannedRun(settings.story),
-    )
-    apply = job.micro_batch(Query(settings, plan))
-
-    def on_batch(df: DataFrame, batch_id: int) -> None:
-        if source_offset(settings.folder("query"), batch_id) != batch_id:
-            # Killed between two of its own logs, Spark groups the files anew: right, but not comparable.
-            os._exit(REGROUPED)
-        clock.batch_id = batch_id
-        apply(df, batch_id)
-        plan.reached("after batch", batch_id)
-
+    checkpoint = str(settings.folder("checkpoint"))
+    run = PlannedRun(settings.story)
+    job = watched(settings, plan, clock)(spark, checkpoint, options, name="cluster", clock=clock, run=run)
     schema = spark.read.parquet(settings.source).schema
     stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(settings.source)
-    writer = stream.writeStream.foreachBatch(on_batch)
-    writer = writer.option("checkpointLocation", str(settings.folder("query")))
-    query = writer.trigger(availableNow=True).start()
+    Query(settings, plan).declare(job.source("bids", stream))
+    assert "in the task of 'sold', which has the same key" in job.explain()
+    query = job.start(trigger={"availableNow": True}, query_checkpoint=str(settings.folder("query")))
     job.await_termination(query)
     clock.batch_id = settings.batches
     job.finish()
+
+
+def watched(settings: Settings, plan: Plan, clock: BatchClock) -> type[StreamingJob]:
+    """A job that sets the clock before a micro-batch, and reaches a point behind it."""
+    from asyncstate.spark import StreamingJob
+
+    class WatchedJob(StreamingJob):
+        def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
+            apply = super().micro_batch(function)
+
+            def on_batch(df: DataFrame, batch_id: int) -> None:
+                if source_offset(settings.folder("query"), batch_id) != batch_id:
+                    # Killed between two of its own logs, Spark groups the files anew: right, but not comparable.
+                    os._exit(REGROUPED)
+                clock.batch_id = batch_id
+                apply(df, batch_id)
+                plan.reached("after batch", batch_id)
+
+            return on_batch
+
+    return WatchedJob
 
 
 def main(arguments: Sequence[str]) -> int:
