@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN, RowKind, accumulates
-from asyncstate.codec import KeyBatch
+from asyncstate.codec import KeyBatch, KeyCodec
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalLimit, LocalPhase
@@ -86,6 +86,7 @@ class InputSpec:
     ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_seen`` rows of a key whose
     sequence is not higher than all that micro-batches before had are dropped.
     ``order``: the order that the operator itself asked for (``BundleOperator.ordered_inputs``).
+    ``route_by``: the key columns that decide in which key group a row is; empty: all of them.
     ``local``: what was done to the rows before they came (None: nothing); they then are of ``row_schema``, all +I, and
     ``changelog`` tells of the rows that they were made of. ``limit``: only such rows came; they are as they were.
     """
@@ -102,6 +103,7 @@ class InputSpec:
     local: LocalPhase | None = None
     limit: LocalLimit | None = None
     order: InputOrder | None = None
+    route_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -167,6 +169,17 @@ class InputSpec:
     def key_schema(self) -> pa.Schema:
         """The key columns, in key order."""
         return pa.schema([self.column(name) for name in self.key])
+
+    @property
+    def route(self) -> tuple[str, ...]:
+        """The key columns that decide a row's key group, in order of hashing."""
+        return self.route_by or self.key
+
+    def key_codec(self, max_parallelism: int) -> KeyCodec:
+        """What encodes the input's keys."""
+        key = self.key_schema
+        route = [self.key.index(name) for name in self.route]
+        return KeyCodec(key.types, key.names, max_parallelism, route)
 
     @property
     def row_schema(self) -> pa.Schema:
@@ -271,6 +284,10 @@ class OperatorContext(Protocol):
     @property
     def key_schema(self) -> pa.Schema:
         """Names (of the first keyed input) and types of the key."""
+
+    @property
+    def key_codec(self) -> KeyCodec:
+        """What encodes keys of ``key_schema``."""
 
     @property
     def watermark(self) -> int:

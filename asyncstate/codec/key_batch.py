@@ -336,14 +336,17 @@ def group_rows(
     namespace: Int64Array | None,
     num_rows: int,
     max_parallelism: int,
+    route: Sequence[int],
 ) -> KeyBatch:
-    """Find the unique keys of the rows (and namespaces) and put them in store order."""
+    """Find the unique keys of the rows (and namespaces) and put them in store order; the columns ``route`` decide the
+    key groups."""
     if num_rows == 0:
         empty = np.empty(0, np.int64)
         none = None if namespace is None else empty
         return KeyBatch(fields, list(columns), empty.astype(np.uint16), none, empty.astype(np.int32), 0)
     codes, unique = _unique_keys(columns, num_rows)
-    groups = key_groups(unique, max_parallelism, int(codes.max()) + 1).astype(np.uint16)
+    routed = [unique[at] for at in route]
+    groups = key_groups(routed, max_parallelism, int(codes.max()) + 1).astype(np.uint16)
     if namespace is None:
         order = np.argsort(groups, kind="stable")
         return _ordered_batch(fields, unique, groups[order], order, None, codes, order)

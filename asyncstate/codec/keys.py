@@ -36,6 +36,8 @@ _NAMESPACE = struct.Struct(">Q")
 class KeyCodec:
     """Encodes the key columns ``names`` of ``types`` for ``max_parallelism`` key groups.
 
+    ``route``: the positions of the columns that decide a key's group, in order of hashing; empty: all of them.
+
     ``SchemaError`` for a type that cannot be a key. Without columns there is one key, empty, of group 0.
     All methods raise ``CodecError`` naming the column if a value or stored bytes do not fit its type.
     """
@@ -48,6 +50,7 @@ class KeyCodec:
         "group_prefix_one",
         "max_parallelism",
         "names",
+        "route",
         "types",
         "width",
     )
@@ -61,7 +64,13 @@ class KeyCodec:
     group_prefix_one: EncodeKey
     """Two big-endian bytes of the key group of one key tuple."""
 
-    def __init__(self, types: Sequence[pa.DataType], names: Sequence[str], max_parallelism: int) -> None:
+    def __init__(
+        self,
+        types: Sequence[pa.DataType],
+        names: Sequence[str],
+        max_parallelism: int,
+        route: Sequence[int] = (),
+    ) -> None:
         check_max_parallelism(max_parallelism)
         if len(types) != len(names):
             raise SchemaError(
@@ -72,12 +81,13 @@ class KeyCodec:
         self.types = tuple(types)
         self.names = tuple(names)
         self.max_parallelism = max_parallelism
+        self.route = tuple(route) or tuple(range(len(names)))
         self._fields = tuple(key_field(*field) for field in zip(self.names, self.types, strict=True))
         widths = [field.width for field in self._fields]
         self.width = None if None in widths else sum(width + 1 for width in widths if width is not None)
         self.encode_one, self.decode_one = _row_functions(self._fields)
         self.decode_page = key_pages(self.types, self.decode_one)
-        self.group_prefix_one = _group_prefixer(self.types, self.names, max_parallelism)
+        self.group_prefix_one = _group_prefixer(self.types, self.names, max_parallelism, self.route)
 
     def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
         """The key bytes of each row."""
@@ -87,12 +97,12 @@ class KeyCodec:
     def encode_with_group(self, columns: Sequence[pa.Array]) -> list[bytes]:
         """``[key group: 2 bytes big endian][key]`` of each row."""
         plain = self._plain(columns)
-        groups = key_groups(plain, self.max_parallelism).astype(np.uint16)
+        groups = key_groups(self._routed(plain), self.max_parallelism).astype(np.uint16)
         return encoded_rows(encode_columns(self._fields, plain, len(groups)), group_matrix(groups))
 
     def groups(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
         """The key group of each row."""
-        return key_groups(self._plain(columns), self.max_parallelism)
+        return key_groups(self._routed(self._plain(columns)), self.max_parallelism)
 
     def decode(self, keys: Sequence[bytes], skip: int | Int64Array = 0) -> list[pa.Array]:
         """Key columns of stored keys; ``skip`` bytes (one number, or one a key) precede each, nothing may follow."""
@@ -132,7 +142,10 @@ class KeyCodec:
                 f"key: namespaces are {namespace.dtype} of shape {namespace.shape}; "
                 f"give int64 of shape ({num_rows},)"
             )
-        return group_rows(self._fields, plain, namespace, num_rows, self.max_parallelism)
+        return group_rows(self._fields, plain, namespace, num_rows, self.max_parallelism, self.route)
+
+    def _routed(self, columns: list[pa.Array]) -> list[pa.Array]:
+        return [columns[at] for at in self.route]
 
     def _plain(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         return plain_columns(columns, self.types, self.names, "key")
@@ -188,15 +201,21 @@ def _general_functions(fields: tuple[KeyField, ...]) -> tuple[EncodeKey, DecodeK
 
 
 def _group_prefixer(
-    types: tuple[pa.DataType, ...], names: tuple[str, ...], max_parallelism: int
+    types: tuple[pa.DataType, ...], names: tuple[str, ...], max_parallelism: int, route: tuple[int, ...]
 ) -> EncodeKey:
     prefixes = [group.to_bytes(2, "big") for group in range(max_parallelism)]
-    group_of = row_grouper(types, max_parallelism, names)
+    routed_types, routed_names = tuple(types[at] for at in route), tuple(names[at] for at in route)
+    group_of = row_grouper(routed_types, max_parallelism, routed_names)
 
     def group_prefix_one(values: tuple[Any, ...]) -> bytes:
         return prefixes[group_of(values)]
 
-    return group_prefix_one
+    def routed_prefix_one(values: tuple[Any, ...]) -> bytes:
+        if len(values) != len(names):
+            raise wrong_arity("key", values, names)
+        return prefixes[group_of(tuple(values[at] for at in route))]
+
+    return group_prefix_one if route == tuple(range(len(names))) else routed_prefix_one
 
 
 def encode_namespace(namespace: int) -> bytes:

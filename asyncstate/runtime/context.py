@@ -67,7 +67,9 @@ class TaskContext:
         self.page_size = config.iterate_response_batch_size
         self.max_parallelism = max_parallelism
         self.key_groups = key_groups
-        self.key_schema = next(spec for spec in inputs if not spec.broadcast).key_schema
+        keyed = next(spec for spec in inputs if not spec.broadcast)
+        self.key_schema = keyed.key_schema
+        self.key_codec = keyed.key_codec(max_parallelism)
         self.watermark = watermark
         self.processing_time = processing_time
         self.previous_watermark = previous_watermark

@@ -78,6 +78,7 @@ def operator_after(
     parallelism: int,
     records: Sequence[CommitRecord],
     schemas: Mapping[str, str],
+    route: Sequence[int] = (),
 ) -> OperatorManifest:
     """The operator's entry in the manifest of ``batch_id``. Raises JobError unless each partition
     reported once, and all the same about broadcast state."""
@@ -94,6 +95,7 @@ def operator_after(
         parallelism=parallelism,
         schema=dict(schemas),
         states=_agreed_states(uid, records),
+        route=list(route),
         partitions=[
             msgspec.structs.replace(record.content, statistics=record.statistics)
             for record in sorted(records, key=lambda record: record.partition)

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import RowKind
-from asyncstate.codec import KeyCodec
 from asyncstate.local_phase import LOCAL_ROWS, LOW_BITS, LocalColumn, LocalFunction, LocalPhase, local_name
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.rows import microseconds
@@ -31,7 +30,7 @@ def put_together(given: InputBatch, spec: InputSpec, max_parallelism: int) -> In
     """``given`` after the local phase of ``spec``."""
     assert spec.local is not None
     batch = given.batch
-    codec = KeyCodec([field.type for field in spec.key_schema], list(spec.key), max_parallelism)
+    codec = spec.key_codec(max_parallelism)
     keys = codec.group([batch.column(name) for name in spec.key], num_rows=batch.num_rows)
     keys = keys.in_namespaces(_parts(batch, spec, spec.local))
     groups = pa.array(keys.inverse, pa.int32())

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import RowKind
-from asyncstate.codec import KeyCodec
 from asyncstate.execution import ExecutionController
 from asyncstate.local_phase import local_rows
 from asyncstate.runtime.context import TaskContext
@@ -54,10 +53,7 @@ class Runner(ABC):
         self._side_outputs: Mapping[str, pa.Schema] = {
             name: schema for name, schema in context.side_outputs.items() if name not in self._late_outputs
         }
-        self._codecs = [
-            KeyCodec([field.type for field in given.key_schema], list(given.key), spec.max_parallelism)
-            for given in spec.inputs
-        ]
+        self._codecs = [given.key_codec(spec.max_parallelism) for given in spec.inputs]
 
         self._ordered = OrderedInputs(
             controller, spec, context.ordered, self._codecs, lambda: context.counter("late_rows_dropped")

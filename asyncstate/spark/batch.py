@@ -104,6 +104,7 @@ class Applied:
     delays: Sequence[int | None]
     schemas: Mapping[str, str]
     ordered: InputSpec | None
+    route: list[int]
     stage: Stage | None
     records: list[CommitRecord]
     plan_seconds: float
@@ -197,7 +198,7 @@ class MicroBatch:
             return self._map(call.operator, inputs[0], call.uid, checked)
         chain = [self._prepare(call, checked, after, self._done_before(call.operator, seen, checked, before))]
         for behind in then:
-            checked = self._check(behind.call, [behind.rows])
+            checked = self._check(behind.call, [behind.rows], behind.route)
             chain.append(self._prepare(behind.call, checked, behind.after, checked.ready))
         return self._run_stage(chain, inputs, before is not None, started)
 
@@ -240,6 +241,7 @@ class MicroBatch:
             delays=one.delays,
             schemas=one.schemas,
             ordered=next((given for given in spec.inputs if _waits_for_watermark(given)), None),
+            route=[spec.inputs[0].key.index(name) for name in spec.inputs[0].route_by],
             stage=stage,
             records=records,
             plan_seconds=0.0,
@@ -317,7 +319,8 @@ class MicroBatch:
         self.stateless[uid] = rows
         return rows
 
-    def _check(self, call: Call, inputs: Sequence[DataFrame]) -> _Checked:
+    def _check(self, call: Call, inputs: Sequence[DataFrame], route: tuple[str, ...] = ()) -> _Checked:
+        """``route``: the key columns that a new operator is routed by, if not all; a stored one keeps to its own."""
         operator, uid, declared, options = call
         check_num_inputs(uid, operator, len(inputs))
         check_operator_options(uid, options)
@@ -326,6 +329,7 @@ class MicroBatch:
         if operator.stateless:
             check_stateless(uid, operator, specs.inputs, specs.delays)
         stored = self._base.operators.get(uid) if self._base is not None else None
+        specs = _routed(specs, route, stored)
         output, ready = checked_inputs(
             uid,
             operator,
@@ -364,31 +368,43 @@ class MicroBatch:
         spec = self._task_spec(call.operator, call.uid, inputs, config, stored, parallelism)
         return _Prepared(spec, after, schema, specs.delays, schemas)
 
-    def keyed_output(self, call: Call, inputs: Sequence[DataFrame]) -> list[tuple[str, ...]]:
-        """Columns of what ``call`` puts out that have its key; none if rows leave beside them, which go no further."""
-        checked = self._check(call, inputs)
-        return [] if checked.output.side_outputs else list(call.operator.keyed_output(checked.ready))
+    def routed_output(
+        self, call: Call, inputs: Sequence[DataFrame], route: tuple[str, ...]
+    ) -> list[tuple[str, ...]]:
+        """Columns of what ``call`` puts out that have the values its rows are routed by; none if rows leave beside
+        them, which go no further. ``route``: the key columns that a new operator is routed by; empty: all."""
+        checked = self._check(call, inputs, route)
+        if checked.output.side_outputs:
+            return []
+        own = next(spec for spec in checked.ready if not spec.broadcast)
+        at = [own.key.index(name) for name in own.route]
+        return [tuple(key[i] for i in at) for key in call.operator.keyed_output(checked.ready)]
 
-    def can_follow(
+    def behind(
         self,
         first: Call,
         inputs: Sequence[DataFrame],
         following: Call,
         rows: DataFrame,
-        keys: Collection[tuple[str, ...]],
-    ) -> bool:
-        """Whether ``following`` can run in the task of ``first``, whose key its input ``rows`` has in each of
-        ``keys``: with one of these as its own, and the same keys in each partition."""
+        routes: Collection[tuple[str, ...]],
+    ) -> Behind | None:
+        """How ``following`` can run in the task of ``first``, which is routed by what its input ``rows`` has in each of
+        the column groups ``routes``; None: it cannot, because its rows are or have to be distributed otherwise."""
         ours, theirs = self._check(first, inputs), self._check(following, [rows])
-        own = next(spec for spec in ours.ready if not spec.broadcast).key_schema
-        return (
-            theirs.config.fusion
-            and theirs.ready[0].key in keys
-            and theirs.ready[0].key_schema.types == own.types
-            and ours.config.max_parallelism == theirs.config.max_parallelism
-            and self._parallelism(first.uid, ours.config, ours.stored)
-            == self._parallelism(following.uid, theirs.config, theirs.stored)
-        )
+        parallelism = self._parallelism(first.uid, ours.config, ours.stored)
+        if (
+            not theirs.config.fusion
+            or ours.config.max_parallelism != theirs.config.max_parallelism
+            or parallelism != self._parallelism(following.uid, theirs.config, theirs.stored)
+        ):
+            return None
+        own = theirs.ready[0]
+        if theirs.stored is not None:
+            return Behind(following, rows, None, own.route_by) if own.route in routes else None
+        for route in routes:
+            if set(route) <= set(own.key) and (route or not own.key):
+                return Behind(following, rows, None, () if route == own.key else route)
+        return None
 
     def first_step(self, call: Call, rows: DataFrame) -> tuple[Step, pa.Schema, Before] | None:
         """What the operator of ``call`` can have done to its rows, which have the columns of ``rows``, in the task that
@@ -486,11 +502,12 @@ class Before(NamedTuple):
 
 class Behind(NamedTuple):
     """An operator that runs in the task of the one before it, whose rows have the columns of ``rows``, which has no
-    rows itself; ``after`` is done to its output there."""
+    rows itself; ``after`` is done to its output there. ``route``: the key columns that it is routed by; empty: all."""
 
     call: Call
     rows: DataFrame
     after: After | None
+    route: tuple[str, ...] = ()
 
 
 class _Checked(NamedTuple):
@@ -551,6 +568,14 @@ def _input_specs(
         for i, df in enumerate(inputs)
     ]
     return _Inputs(tuple(specs), delays)
+
+
+def _routed(specs: _Inputs, route: tuple[str, ...], stored: OperatorManifest | None) -> _Inputs:
+    """The inputs, the only one routed by ``route``, or by what is stored."""
+    first = specs.inputs[0]
+    if stored is not None:
+        route = tuple(first.key[at] for at in stored.route if at < len(first.key))
+    return replace(specs, inputs=(replace(first, route_by=route), *specs.inputs[1:])) if route else specs
 
 
 def _names(uid: str, count: int, broadcast: int | None) -> list[str]:

@@ -182,7 +182,7 @@ def _rows(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
 
 
 def _route(index: int, spec: InputSpec, parallelism: int, max_parallelism: int) -> str:
-    key = ", ".join(map(quoted, spec.key))
+    key = ", ".join(map(quoted, spec.route))
     group = f"pmod(xxhash64({key}), {max_parallelism})" if spec.key else "0"
     partition = f"({group} * {parallelism}) div {max_parallelism}"
     return f"cast({partition} * {1 << TAG_BITS} + {index} as int) as {ROUTE}"

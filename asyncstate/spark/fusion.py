@@ -1,6 +1,6 @@
 """Which parts of a graph run in the task of the operator before them.
 
-Owns: ``tail_of``: behind an operator the filters and projections that its rows alone go through, and the first step of
+Owns: ``tails_of``: behind an operator the filters and projections that its rows alone go through, and the first step of
 the operator that they come to.
 Invariant: states, results and what is stored are those of the parts run one after the other by Spark.
 Must not import storage.
@@ -49,29 +49,43 @@ def call_of(node: Apply) -> Call:
     return Call.of(node.operator, **node.arguments())
 
 
-def tail_of(flow: Dataflow, node: Apply, empty: Mapping[Node, DataFrame], batch: MicroBatch) -> Tail:
-    """What runs in the task of ``node``; ``empty`` has the columns of each node's rows."""
+def tails_of(flow: Dataflow, empty: Mapping[Node, DataFrame], batch: MicroBatch) -> dict[Apply, Tail]:
+    """What runs in the task of each operator; ``empty`` has the columns of each node's rows."""
+    tails: dict[Apply, Tail] = {}
+    routes: dict[Node, tuple[str, ...]] = {}
+    for node in flow.nodes:
+        if isinstance(node, Apply):
+            tail = tails[node] = _tail_of(flow, node, empty, batch, routes.get(node, ()))
+            if tail.joined is not None and tail.next is not None:
+                routes[tail.next] = tail.joined.route
+    return tails
+
+
+def _tail_of(
+    flow: Dataflow, node: Apply, empty: Mapping[Node, DataFrame], batch: MicroBatch, route: tuple[str, ...]
+) -> Tail:
+    """What runs in the task of ``node``, which is routed by ``route``."""
     if node.operator.stateless or not batch.fusion or node not in empty:
         return Tail(node, stopped="async-state.fusion is false" if not batch.fusion else "")
     steps: list[Step] = []
     schema, without_kinds = arrow_schema_of(empty[node]), False
     inputs = [empty[one] for one in node.inputs]
-    keys = batch.keyed_output(call_of(node), inputs)
+    routes = batch.routed_output(call_of(node), inputs, route)
     last: Node = node
     inside: list[Node] = []
     following = _only_consumer(flow, node)
     while isinstance(following, Transform) and (found := _step(following, schema)) is not None:
         step, schema = found
         steps += [] if step is None else [step]
-        keys = [key for one in keys if (key := _renamed_key(one, step)) is not None]
+        routes = [new for one in routes if (new := _renamed_route(one, step)) is not None]
         without_kinds |= following.kind == "drop" and ROW_KIND_COLUMN in following.expressions
         inside.append(following)
         last, following = following, _only_consumer(flow, following)
     after = After(tuple(steps), schema) if steps else None
     if isinstance(following, Apply) and len(following.inputs) == 1 and not following.operator.stateless:
         behind = call_of(following)
-        if batch.can_follow(call_of(node), inputs, behind, empty[last], keys):
-            joined = Behind(behind, empty[last], None)
+        joined = batch.behind(call_of(node), inputs, behind, empty[last], routes)
+        if joined is not None:
             return Tail(last, after, without_kinds, following, joined=joined, inside=tuple(inside))
         first = batch.first_step(behind, empty[last])
         if first is not None:
@@ -83,12 +97,12 @@ def tail_of(flow: Dataflow, node: Apply, empty: Mapping[Node, DataFrame], batch:
     return Tail(last, after, without_kinds, next_one, inside=tuple(inside), stopped=stopped)
 
 
-def _renamed_key(key: tuple[str, ...], step: Step | None) -> tuple[str, ...] | None:
-    """The columns of the key behind a step; None: not all of them are left."""
+def _renamed_route(route: tuple[str, ...], step: Step | None) -> tuple[str, ...] | None:
+    """The columns behind a step; None: not all of them are left."""
     if not isinstance(step, Renamed):
-        return key
+        return route
     new = {name: renamed for name, renamed in reversed(step.columns)}
-    return tuple(new[name] for name in key) if all(name in new for name in key) else None
+    return tuple(new[name] for name in route) if all(name in new for name in route) else None
 
 
 def places_of(tails: Mapping[Apply, Tail]) -> dict[Node, str]:
@@ -97,7 +111,7 @@ def places_of(tails: Mapping[Apply, Tail]) -> dict[Node, str]:
     for node, tail in tails.items():
         places |= {inner: f"in the task of '{node.name}'" for inner in tail.inside}
         if tail.joined is not None and tail.next is not None:
-            places[tail.next] = f"in the task of '{node.name}', which has the same key; state, no exchange"
+            places[tail.next] = f"in the task of '{node.name}', {_why(tail.joined)}; state, no exchange"
         elif tail.next is not None and tail.before is not None:
             what = "the best rows of each key" if tail.before.local is None else "rows of a key put together"
             places[tail.next] = (
@@ -106,6 +120,10 @@ def places_of(tails: Mapping[Apply, Tail]) -> dict[Node, str]:
         elif tail.stopped and isinstance(tail.next, Transform):
             places[tail.next] = f"in Spark's plan of whatever reads it: {tail.stopped}"
     return places
+
+
+def _why(joined: Behind) -> str:
+    return f"routed by {', '.join(joined.route)} as it is" if joined.route else "which has the same key"
 
 
 def _reason(flow: Dataflow, last: Node, following: Node | None) -> str:

@@ -24,7 +24,7 @@ from asyncstate.operator import unknown_output
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
 from asyncstate.spark.batch import Before, Behind
 from asyncstate.spark.columns import quoted
-from asyncstate.spark.fusion import Tail, call_of, places_of, tail_of
+from asyncstate.spark.fusion import Tail, call_of, places_of, tails_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,7 +127,7 @@ class JobGraph:
             many = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
             raise JobError("\n  ".join([f"the job's graph has {many}; nothing was read:", *problems]))
         empty = {node: df for node, df in found.items() if df is not None}
-        self._tails = {node: tail_of(self.flow, node, empty, batch) for node in self._applied()}
+        self._tails = tails_of(self.flow, empty, batch)
         self.places = places_of(self._tails)
 
     def _problems(self, batch: MicroBatch, found: dict[Node, DataFrame | None]) -> Iterator[str]:

@@ -324,6 +324,7 @@ class StreamingJob:
                 applied.parallelism,
                 applied.records,
                 {**applied.schemas, BATCH_SCHEMA: self._schema or ""},
+                applied.route,
             )
         check_watermark_of_ordered(batch.applied, sources)
         return self._ledger.manifest(

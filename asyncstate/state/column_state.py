@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, KeyCodec, RowCodec
+from asyncstate.codec import KeyBatch, RowCodec
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
 from asyncstate.requests import Page, StateSink
@@ -84,11 +84,7 @@ class ColumnState:
         self._id = state_id
         self._codec = codec
         self._groups = context.key_groups
-        self._key_codec = KeyCodec(
-            [field.type for field in context.key_schema],
-            list(context.key_schema.names),
-            context.max_parallelism,
-        )
+        self._key_codec = context.key_codec
         self._page_size = context.page_size
 
     def stamps_at(self, times: Int64Array | None, count: int) -> Int64Array | None:

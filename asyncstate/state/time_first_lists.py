@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyCodec, RowCodec
+from asyncstate.codec import RowCodec
 from asyncstate.errors import CodecError
 from asyncstate.operator import MIN_WATERMARK, BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import Page, StateSink
@@ -56,9 +56,8 @@ class TimeFirstListState(ListColumnState):
         self, sink: StateSink, state_id: int, codec: RowCodec, owner: str, context: OperatorContext
     ) -> None:
         super().__init__(sink, state_id, codec, owner)
-        key = context.key_schema
         self._groups = context.key_groups
-        self._key_codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._key_codec = context.key_codec
         self._page_size = context.page_size
 
     def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:

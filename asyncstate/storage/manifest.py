@@ -99,7 +99,10 @@ def summed(statistics: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One operator: its class, its parallelism, what its schema was, its states and partitions."""
+    """One operator: its class, its parallelism, what its schema was, its states and partitions.
+
+    ``route``: the positions of the key columns that decide a key's group; empty: all of them.
+    """
 
     uid: str
     operator: str
@@ -107,6 +110,7 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partitions: list[PartitionManifest]
     schema: dict[str, str] = {}
     states: list[StateSpec] = []
+    route: list[int] = []
 
     def summed_statistics(self) -> dict[str, float]:
         """Figures of the micro-batch that committed it, summed over the partitions."""

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
 from asyncstate.clock import Clock, ManualClock
-from asyncstate.codec import KeyCodec, schema_to_text
+from asyncstate.codec import schema_to_text
 from asyncstate.codec.times import integers
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.errors import JobError, SchemaError
@@ -454,9 +454,7 @@ class OperatorHarness:
                 pushed = put_together(pushed, spec, self._config.max_parallelism)
             else:
                 pushed = replace(pushed, batch=pushed.batch.select(spec.schema.names))
-            codec = KeyCodec(
-                [field.type for field in spec.key_schema], list(spec.key), self._config.max_parallelism
-            )
+            codec = spec.key_codec(self._config.max_parallelism)
             columns = [pushed.batch.column(name) for name in spec.key]
             groups = codec.groups(columns) if columns else np.zeros(pushed.batch.num_rows, np.int32)
             owners = groups.astype(np.int64) * self.parallelism // self._config.max_parallelism

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyCodec
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalPhase
@@ -114,8 +113,7 @@ class GroupAggregate(AggregateOperator):
         """Declare the state."""
         spec = context.inputs[0]
         self._aggregation = self._plan(spec)
-        key = context.key_schema
-        self._codec = KeyCodec(key.types, list(key.names), context.max_parallelism)
+        self._codec = context.key_codec
         self._mark_only = not self.aggregates and not spec.changelog
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema

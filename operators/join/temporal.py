@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind, accumulates
-from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import event_times
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
@@ -156,8 +156,7 @@ class TemporalJoin(Named, BundleOperator):
         self._state: ColumnState = context.get_state(
             ColumnStateDescriptor("current", schema, ttl=self.ttl, belongs_to=made_for)
         )
-        key = context.key_schema
-        self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._codec = context.key_codec
         self._residual = None
         if self.condition is not None:
             self._residual = Condition(self.condition, self._joined_schema(context.inputs), self.owner)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import event_times
 from asyncstate.operator import (
     MIN_WATERMARK,
@@ -167,8 +167,7 @@ class WindowJoin(Named, BundleOperator):
         )
         states = tuple(side.state for side in self._sides)
         self._reader = DueReader(states, self._windows, context.key_groups)
-        key = context.key_schema
-        self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._codec = context.key_codec
         self._residual = None
         if self.condition is not None:
             self._residual = Condition(self.condition, self._joined_schema(context.inputs), self.owner)

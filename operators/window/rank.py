@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyCodec
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import (
@@ -142,8 +141,7 @@ class WindowRank(Named, BundleOperator):
         )
         self._best = BestRows(self._plan, context, top=self._top)
         self._reader = DueReader(self._top, self._windows, context.key_groups)
-        key = context.key_schema
-        self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._codec = context.key_codec
         self._spec = spec
         self._fired = due_until(context.previous_watermark)
         self._late = LateRows(self.late_output, context)

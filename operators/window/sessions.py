@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorContext
 from asyncstate.state.columns import ColumnState, ColumnStateDescriptor
@@ -54,8 +54,7 @@ class SessionAggregation:
             ColumnStateDescriptor("session_ends", _INDEX, time_first=True, belongs_to=plan.belongs_to)
         )
         self._reader = DueReader(self._ends, window, context.key_groups)
-        key = context.key_schema
-        self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._codec = context.key_codec
         self._time = BundleTime(plan.domain, window, self._codec, context)
         # In processing time a session is over when a micro-batch starts at its end, and rows are taken back in any.
         self._reach = 1 if self._time.processing else window.gap

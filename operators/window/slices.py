@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalSlices
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
@@ -72,8 +72,7 @@ class SliceAggregation:
         local = context.inputs[0].local is not None
         self._local = local_layout(plan, window) if local else None
         self._reader = DueReader(self._slices, self._window, context.key_groups)
-        key = context.key_schema
-        self._codec = KeyCodec([field.type for field in key], list(key.names), context.max_parallelism)
+        self._codec = context.key_codec
         self._time = BundleTime(plan.domain, window, self._codec, context)
         self._late = late
         self._ahead: dict[int, _Grouped] = {}  # by id of a bundle that is to come

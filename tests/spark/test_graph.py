@@ -40,10 +40,12 @@ PAYMENTS = "order_id long, paid long"
 MakeJob = Callable[..., StreamingJob]
 
 
-def written(spark: SparkSession, folder: Path, first: int = 0, batches: int = 3) -> tuple[str, str]:
-    """Files of orders and of payments, one of each a micro-batch."""
+def written(
+    spark: SparkSession, folder: Path, first: int = 0, batches: int = 3, shift: int = 20
+) -> tuple[str, str]:
+    """Files of orders and of payments, one of each a micro-batch, each with 20 ids, ``shift`` behind the one before."""
     for number in range(first, first + batches):
-        ids = spark.range(number * 20, number * 20 + 20, 1, 1)
+        ids = spark.range(number * shift, number * shift + 20, 1, 1)
         columns = ("id", "concat('c', id % 3) AS customer", "id % 7 AS amount", "timestamp_seconds(id) AS ts")
         orders = ids.selectExpr(*columns)
         orders.write.mode("append").parquet(str(folder / "orders"))
@@ -245,12 +247,25 @@ def chain_of_payments(orders: Stream, payments: Stream, into: Callable[[str], An
     many.to(into("chained"), name="chained")
 
 
+def chain_with_more_key_columns(orders: Stream, payments: Stream, into: Callable[[str], Any]) -> None:
+    """Behind the join operators by its key and another column, by both in another order, and by its key again."""
+    paid = orders.join(payments, Join(), key=("id", "order_id"), uid="paid")
+    sums = paid.drop("row_kind").apply(
+        GroupAggregate([sum_("paid").alias("sum")]), key=("customer", "order_id"), uid="sums"
+    )
+    again = sums.select("order_id AS o", "customer AS c", "sum").apply(
+        GroupAggregate([max_("sum").alias("most")]), key=["o", "c"], uid="again"
+    )
+    last = again.apply(GroupAggregate([count(), sum_("most")]), key="o", uid="last")
+    last.to(into("last"), name="last")
+
+
 def chain_into_another_key(orders: Stream, payments: Stream, into: Callable[[str], Any]) -> None:
     """Behind a chain the rows of another key are put together in its task."""
     once = (
         orders.join(payments, Join(), key=("id", "order_id"), uid="paid")
         .drop("row_kind")
-        .apply(Deduplicate(), key="order_id", uid="once")
+        .apply(Deduplicate(time="processing"), key="order_id", uid="once")
     )
     sums = once.drop("row_kind").apply(
         GroupAggregate([sum_("paid").alias("sum")]), key="customer", uid="sums"
@@ -262,6 +277,12 @@ def chain_into_another_key(orders: Stream, payments: Stream, into: Callable[[str
     ("declare", "words"),
     [
         (chain_of_payments, "in the task of 'totals', which has the same key; state, no exchange"),
+        (
+            chain_with_more_key_columns,
+            "in the task of 'paid', routed by order_id as it is; state, no exchange",
+        ),
+        (chain_with_more_key_columns, "in the task of 'sums', routed by o as it is; state, no exchange"),
+        (chain_with_more_key_columns, "in the task of 'again', which has the same key; state, no exchange"),
         (chain_into_another_key, "rows of a key put together in the task of 'once'"),
         (best_payments, "the best rows of each key in the task of 'paid'"),
         (sums_of_payments, "rows of a key put together in the task of 'paid'"),
@@ -286,33 +307,44 @@ def test_what_runs_in_the_task_before_changes_nothing(
         assert ("in the task of 'paid'" in told) == fusion
         job.await_termination(job.start(trigger={"availableNow": True}))
         found.append({name: +net for name, net in kept.rows.items()})
-        states.append(Counter(map(str, read_state(spark, place).drop("version").collect())))
+        states.append(state_of(spark, Path(place)))
     assert found[0] == found[1]
     assert all(found[0].values())
     assert states[0] == states[1]
     assert states[0]
 
 
+@pytest.mark.parametrize("declare", [chain_of_payments, chain_with_more_key_columns])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_checkpoint_opens_in_both_forms(
-    first: bool, spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
+    declare: Any, first: bool, spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:
-    orders, payments = written(spark, tmp_path, batches=2)
+    """And with another parallelism each time."""
+    orders, payments = written(spark, tmp_path, batches=1)
     kept, expected = Kept(), Kept()
 
-    def run(fusion: bool, kept: Kept, place: str) -> StreamingJob:
+    def run(fusion: bool, kept: Kept, place: str, parallelism: int) -> StreamingJob:
         mode = {"async-state.enabled": async_enabled, "async-state.fusion": fusion}
-        job = make_job(options={**mode, "async-state.parallelism": 2}, checkpoint_dir=str(tmp_path / place))
+        mode |= {"async-state.parallelism": parallelism}
+        job = make_job(options=mode, checkpoint_dir=str(tmp_path / place))
         sources = read(spark, ORDERS, orders), read(spark, PAYMENTS, payments)
-        chain_of_payments(job.source("orders", sources[0]), job.source("payments", sources[1]), kept)
+        declare(job.source("orders", sources[0]), job.source("payments", sources[1]), kept)
         job.await_termination(job.start(trigger={"availableNow": True}))
         return job
 
-    run(first, kept, "changing")
-    written(spark, tmp_path, 2, 2)
-    job = run(not first, kept, "changing")
-    run(True, expected, "whole")
-    assert +kept.rows["chained"] == +expected.rows["chained"]
-    assert kept.rows["chained"]
-    seconds = {uid: one.stage_seconds > 0 for uid, one in job.statistics.operators.items()}
-    assert seconds == {"paid": first, "totals": first, "chained": True}
+    run(first, kept, "changing", 2)
+    for number, fusion in enumerate([not first, first], 1):
+        written(spark, tmp_path, number, 1, shift=7)
+        job = run(fusion, kept, "changing", 3 - number)
+    run(True, expected, "whole", 2)
+    (name,) = kept.rows
+    assert +kept.rows[name] == +expected.rows[name]
+    assert kept.rows[name]
+    assert state_of(spark, tmp_path / "changing") == state_of(spark, tmp_path / "whole")
+    stages = [one.stage_seconds > 0 for one in job.statistics.operators.values()]
+    fused = first and (declare is chain_of_payments or first)
+    assert stages == [*[not fused] * (len(stages) - 1), True]
+
+
+def state_of(spark: SparkSession, place: Path) -> Counter[str]:
+    return Counter(map(str, read_state(spark, str(place)).drop("version", "partition").collect()))
