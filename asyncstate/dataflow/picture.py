@@ -8,53 +8,72 @@ Must not import Spark.
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from asyncstate.dataflow.graph import Dataflow
 from asyncstate.dataflow.nodes import Apply, Node, Sink, Source
 
-_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 220, 58, 46, 18, 12
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 220, 74, 46, 18, 12
 _CHARACTERS: Final = 34  # of a line in a box
 _EXCHANGE: Final = "an exchange"
+_MIB: Final = 1 << 20
 _FILLS: Final = {Source: "#dbeafe", Apply: "#dcfce7", Sink: "#fef3c7"}
 
 
 class NodeFigures(NamedTuple):
-    """Of an operator in the last micro-batch: rows, and seconds with those of whatever Spark computes before it."""
+    """Of an operator in the last micro-batch: rows, seconds with those of whatever Spark computes before it, and how
+    much it has stored."""
 
     rows_in: int
     rows_out: int
     seconds: float
+    state_bytes: int = 0
 
     @property
     def text(self) -> str:
         """In a line."""
         return f"{self.seconds * 1e3:,.0f} ms, {self.rows_in:,} → {self.rows_out:,} rows"
 
+    @property
+    def state_text(self) -> str:
+        """How much it has stored."""
+        return f"{self.state_bytes / _MIB:,.1f} MiB of state"
+
 
 def explain(
     flow: Dataflow,
     figures: Mapping[str, NodeFigures] | None = None,
     places: Mapping[Node, str] | None = None,
+    states: Mapping[Node, Sequence[str]] | None = None,
 ) -> str:
-    """A line a node in the order of declaration, with where its rows come from and where it runs; ``places`` says it of
-    those that do not run where nodes of their kind usually do."""
-    figures, places = figures or {}, places or {}
+    """A line a node in the order of declaration, with where its rows come from, where it runs and what it keeps;
+    ``places`` says it of those that do not run where nodes of their kind usually do."""
+    figures, places, states = figures or {}, places or {}, states or {}
     width = max((len(node.name) for node in flow.nodes), default=0)
-    lines = [_line(node, width, figures, places) for node in flow.nodes]
+    lines = [_line(node, width, figures, places, states.get(node, ())) for node in flow.nodes]
     stages = sum(_EXCHANGE in (places.get(node) or _runs(node)) for node in flow.nodes)
     return "\n".join([*lines, f"{stages} {'exchange' if stages == 1 else 'exchanges'} a micro-batch"])
 
 
-def _line(node: Node, width: int, figures: Mapping[str, NodeFigures], places: Mapping[Node, str]) -> str:
+def _line(
+    node: Node,
+    width: int,
+    figures: Mapping[str, NodeFigures],
+    places: Mapping[Node, str],
+    states: Sequence[str],
+) -> str:
     said = [node.text]
     if node.inputs:
         said.append(f"of {', '.join(one.name for one in node.inputs)}")
-    said.append(f"[{places.get(node) or _runs(node)}]")
+    said.append(f"[{places.get(node) or _runs(node)}{_kept(states)}]")
     if node.name in figures and isinstance(node, Apply):
-        said.append(f"({figures[node.name].text})")
+        said.append(f"({figures[node.name].text}, {figures[node.name].state_text})")
     return f"{node.name:<{width}}  {' '.join(said)}"
+
+
+def _kept(states: Sequence[str]) -> str:
+    return f": {', '.join(states)}" if states else ""
 
 
 def _runs(node: Node) -> str:
@@ -71,19 +90,26 @@ def _runs(node: Node) -> str:
 def draw(
     flow: Dataflow,
     figures: Mapping[str, NodeFigures] | None = None,
-    runs: Mapping[Node, str] | None = None,
+    places: Mapping[Node, str] | None = None,
+    states: Mapping[Node, Sequence[str]] | None = None,
 ) -> str:
     """An SVG: boxes from left to right, arrows between them; of operators with figures the slowest has a red frame."""
-    figures, runs = figures or {}, runs or {}
-    places = _places(flow)
+    figures, places, states = figures or {}, places or {}, states or {}
+    corners = _places(flow)
     slowest = max(figures, key=lambda name: figures[name].seconds, default=None)
-    columns = max((column for column, _ in places.values()), default=0) + 1
-    rows = max((row for _, row in places.values()), default=0) + 1
+    columns = max((column for column, _ in corners.values()), default=0) + 1
+    rows = max((row for _, row in corners.values()), default=0) + 1
     width = 2 * _MARGIN + columns * (_WIDTH + _GAP_X) - _GAP_X
     height = 2 * _MARGIN + rows * (_HEIGHT + _GAP_Y) - _GAP_Y
-    parts = [_arrow(places[one], places[node]) for node in flow.nodes for one in node.inputs]
+    parts = [_arrow(corners[one], corners[node]) for node in flow.nodes for one in node.inputs]
     parts += [
-        _box(node, places[node], figures, runs.get(node) or _runs(node), node.name == slowest)
+        _box(
+            node,
+            corners[node],
+            figures.get(node.name) if isinstance(node, Apply) else None,
+            f"{places.get(node) or _runs(node)}{_kept(states.get(node, ()))}",
+            node.name == slowest,
+        )
         for node in flow.nodes
     ]
     return (
@@ -123,14 +149,13 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
     )
 
 
-def _box(
-    node: Node, place: tuple[int, int], figures: Mapping[str, NodeFigures], runs: str, is_slowest: bool
-) -> str:
+def _box(node: Node, place: tuple[int, int], figures: NodeFigures | None, runs: str, is_slowest: bool) -> str:
     x, y = _corner(place)
     fill = next((color for kind, color in _FILLS.items() if isinstance(node, kind)), "#f1f5f9")
     stroke = 'stroke="#dc2626" stroke-width="2"' if is_slowest else 'stroke="#94a3b8"'
-    known = isinstance(node, Apply) and node.name in figures
-    lines = [node.name, node.text, figures[node.name].text if known else runs]
+    where, _, kept = runs.partition(": ")
+    known = [where, kept] if figures is None else [figures.text, figures.state_text]
+    lines = [node.name, node.text, *known]
     texts = "".join(
         _text(x + 8, y + 17 + 16 * number, line, number == 0) for number, line in enumerate(lines)
     )

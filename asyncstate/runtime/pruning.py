@@ -29,8 +29,9 @@ def checked_inputs(
     config: Config,
     stored: Sequence[StateSpec],
     copied: Callable[[Operator], Operator],
-) -> tuple[OutputSpec, tuple[InputSpec, ...]]:
-    """The operator's outputs, and ``inputs`` with the columns that its tasks need. ``copied``: see ``check_operator``.
+) -> tuple[OutputSpec, tuple[InputSpec, ...], list[StateSpec]]:
+    """The operator's outputs, ``inputs`` with the columns that its tasks need, and its states. ``copied``: see
+    ``check_operator``.
 
     Raises SchemaError for the inputs, or if the operator needs more than it says, StateDeclarationError where states
     disagree with ``stored``.
@@ -47,7 +48,7 @@ def checked_inputs(
                 f"operator '{uid}' ({type(operator).__name__}): its output or its states are other ones without the "
                 "columns that required_columns() leaves out; name there all columns that bind() and open() look at"
             )
-    return output, pruned
+    return output, pruned, states
 
 
 def ordered_by(uid: str, operator: BundleOperator, inputs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:

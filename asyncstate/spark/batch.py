@@ -71,7 +71,7 @@ from asyncstate.spark.local_phase import can_limit, runs_locally
 from asyncstate.spark.pickling import shipped_copy
 from asyncstate.spark.stateless import mapped
 from asyncstate.spark.task import ROW_BYTES, PartitionTask
-from asyncstate.storage import Manifest, OperatorManifest
+from asyncstate.storage import Manifest, OperatorManifest, StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -261,6 +261,7 @@ class MicroBatch:
             output_rows(uid, checked.output.schema),
             {name: output_rows(uid, schema) for name, schema in checked.output.side_outputs.items()},
             any(map(_waits_for_watermark, checked.ready)),
+            [f"{state.name} ({state.kind.replace('_', ' ')})" for state in checked.states],
         )
 
     @property
@@ -330,7 +331,7 @@ class MicroBatch:
             check_stateless(uid, operator, specs.inputs, specs.delays)
         stored = self._base.operators.get(uid) if self._base is not None else None
         specs = _routed(specs, route, stored)
-        output, ready = checked_inputs(
+        output, ready, states = checked_inputs(
             uid,
             operator,
             specs.inputs,
@@ -338,13 +339,13 @@ class MicroBatch:
             stored.states if stored is not None else (),
             lambda given: shipped_copy(uid, given),
         )
-        return _Checked(config, specs, stored, output, ready)
+        return _Checked(config, specs, stored, output, ready, states)
 
     def _done_before(
         self, operator: Operator, inputs: Sequence[DataFrame], checked: _Checked, before: Before | None
     ) -> tuple[InputSpec, ...]:
         """The inputs with what is done to their rows before they are exchanged."""
-        config, _, stored, _, ready = checked
+        config, _, stored, _, ready, _ = checked
         if before is not None:
             return (replace(ready[0], local=before.local),)
         phase = chosen_local_phase(operator, ready, config, stored, self.batch_id)
@@ -358,7 +359,7 @@ class MicroBatch:
     def _prepare(
         self, call: Call, checked: _Checked, after: After | None, inputs: tuple[InputSpec, ...]
     ) -> _Prepared:
-        config, specs, stored, output, _ = checked
+        config, specs, stored, output, _, _ = checked
         schemas = fingerprint(specs.inputs, output)
         if stored is not None:
             check_fingerprint(call.uid, stored.schema, schemas)
@@ -485,11 +486,13 @@ class Call(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The columns of an operator's rows and of those of its side outputs, and whether rows wait for the watermark."""
+    """The columns of an operator's rows and of those of its side outputs, whether rows wait for the watermark, and what
+    states it keeps, each in words."""
 
     rows: StructType
     side_outputs: Mapping[str, StructType]
     waits: bool
+    states: Sequence[str]
 
 
 class Before(NamedTuple):
@@ -516,6 +519,7 @@ class _Checked(NamedTuple):
     stored: OperatorManifest | None
     output: OutputSpec
     ready: tuple[InputSpec, ...]
+    states: list[StateSpec]
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def places_of(tails: Mapping[Apply, Tail]) -> dict[Node, str]:
     for node, tail in tails.items():
         places |= {inner: f"in the task of '{node.name}'" for inner in tail.inside}
         if tail.joined is not None and tail.next is not None:
-            places[tail.next] = f"in the task of '{node.name}', {_why(tail.joined)}; state, no exchange"
+            places[tail.next] = f"in the task of '{node.name}', {_why(tail.joined)}; no exchange, state"
         elif tail.next is not None and tail.before is not None:
             what = "the best rows of each key" if tail.before.local is None else "rows of a key put together"
             places[tail.next] = (

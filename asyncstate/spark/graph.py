@@ -8,7 +8,7 @@ Must not import storage.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import PySparkException
@@ -43,6 +43,8 @@ class JobGraph:
         self._side_outputs: dict[Node, Mapping[str, StructType]] = {}
         self.places: dict[Node, str] = {}
         """Where nodes run, of those that do not run where their kind usually does; after ``check``."""
+        self.states: dict[Node, Sequence[str]] = {}
+        """What operators keep; after ``check``."""
         self._spark = spark
         self._frames: dict[str, DataFrame] = {}
 
@@ -163,6 +165,7 @@ class JobGraph:
             expected = batch.check(call_of(node), inputs)
             waiting += [node] if expected.waits else []
             self._side_outputs[node] = expected.side_outputs
+            self.states[node] = expected.states
             return self._spark.createDataFrame([], expected.rows)
         if isinstance(node, Output):
             (operator,) = node.inputs

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -182,10 +182,12 @@ class StreamingJob:
         Raises JobError as ``check`` does.
         """
         self.check()
-        return explain(self._graph.flow, self._figures(), self._graph.places)
+        return explain(self._graph.flow, self._figures(), self._graph.places, self._graph.states)
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(self.name)}</b></p>{draw(self._graph.flow, self._figures(), self._graph.places)}"
+        graph = self._graph
+        picture = draw(graph.flow, self._figures(), graph.places, graph.states)
+        return f"<p><b>{html.escape(self.name)}</b></p>{picture}"
 
     def start(
         self,
@@ -222,15 +224,15 @@ class StreamingJob:
             batch.close()
 
     def _figures(self) -> dict[str, NodeFigures]:
-        if self.statistics is None:
-            return {}
+        operators = {} if self.statistics is None else self.statistics.operators
         return {
             uid: NodeFigures(
                 rows_in=int(one.sums.get("rows_in", 0)),
                 rows_out=int(one.sums.get("rows_out", 0)),
-                seconds=one.stage_seconds + one.plan_seconds,
+                seconds=seconds,
+                state_bytes=int(one.sums.get("state_bytes", 0)),
             )
-            for uid, one in self.statistics.operators.items()
+            for (uid, one), seconds in zip(operators.items(), _seconds(operators.values()), strict=True)
         }
 
     def _check_no_function(self) -> None:
@@ -360,6 +362,16 @@ def _carried(
         source: time for source, time in base.sources.items() if source.rpartition(":")[0] not in stateless
     }
     return operators, sources
+
+
+def _seconds(operators: Iterable[OperatorStatistics]) -> Iterator[float]:
+    """Of each operator; of a stage with several the last one has what is left of it."""
+    inside = 0.0
+    for one in operators:
+        whole = one.stage_seconds + one.plan_seconds
+        own = whole - inside if whole else one.sums.get("run_seconds", 0.0) / one.parallelism
+        inside = 0.0 if whole else inside + own
+        yield max(own, 0.0)
 
 
 def _operator_statistics(applied: Applied) -> OperatorStatistics:

@@ -194,7 +194,7 @@ class OperatorHarness:
         self._watermark: int | None = None
         self.output: list[OutputRow] = []
         self.batches: list[dict[str, float]] = []
-        self._output, self._task_inputs = checked_inputs(
+        self._output, self._task_inputs, _ = checked_inputs(
             _UID, operator, self._specs, self._config, self.states(), lambda _: self._operator()
         )
         self.last_aside: list[SideBatch] = []

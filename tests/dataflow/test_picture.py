@@ -24,7 +24,7 @@ def flow() -> Dataflow:
 
 def test_every_node_and_arrow_is_drawn() -> None:
     made = flow()
-    figures = {"paid": NodeFigures(250_000, 240_000, 1.4), "totals": NodeFigures(9, 8, 0.3)}
+    figures = {"paid": NodeFigures(250_000, 240_000, 1.4, 3 << 20), "totals": NodeFigures(9, 8, 0.3)}
     picture = ET.fromstring(draw(made, figures))
     titles = [group.findtext(f"{SVG}title") or "" for group in picture.iter(f"{SVG}g")]
     assert len(titles) == len(made.nodes) == 6
@@ -38,17 +38,20 @@ def test_every_node_and_arrow_is_drawn() -> None:
     assert [group.findtext(f"{SVG}text") for group in framed] == ["paid"]
     places = [tuple(rect.attrib[name] for name in "xy") for rect in picture.iter(f"{SVG}rect")]
     assert len(set(places)) == len(places)
-    assert "1,400 ms, 250,000 → 240,000 rows" in [text.text for text in picture.iter(f"{SVG}text")]
+    texts = [text.text for text in picture.iter(f"{SVG}text")]
+    assert {"1,400 ms, 250,000 → 240,000 rows", "3.0 MiB of state"} <= set(texts)
 
 
 def test_text_says_where_nodes_run() -> None:
     made = flow()
-    lines = explain(
-        made, {"totals": NodeFigures(9, 8, 0.3)}, {made.nodes[3]: "in the task of 'paid'"}
-    ).splitlines()
+    places = {made.nodes[3]: "in the task of 'paid'"}
+    states = {made.nodes[4]: ["accumulators (column)", "log (map)"]}
+    figures = {"totals": NodeFigures(9, 8, 0.3)}
+    lines = explain(made, figures, places, states).splitlines()
     assert lines[0] == "orders    source, event time ts, watermark 5 seconds behind [read by Spark]"
     assert lines[3].endswith("of paid [in the task of 'paid']")
-    assert lines[4].endswith("(300 ms, 9 → 8 rows)")
+    assert "state: accumulators (column), log (map)]" in lines[4]
+    assert lines[4].endswith("(300 ms, 9 → 8 rows, 0.0 MiB of state)")
     assert lines[-1] == "2 exchanges a micro-batch"
     assert len(lines) == len(made.nodes) + 1
 

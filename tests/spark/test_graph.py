@@ -110,7 +110,7 @@ def test_a_graph_gives_what_the_function_gives(
     start(kept)
     written(spark, tmp_path, 3, 1)  # a restart goes on with the files that are new
     job = start(kept)
-    assert re.search(r"paid .* \([\d,]+ ms, 3[\d,]* → [\d,]+ rows\)", job.explain())
+    assert re.search(r"paid .* \([\d,]+ ms, 3[\d,]* → [\d,]+ rows, [\d.]+ MiB of state\)", job.explain())
     job.finish()
     assert [name for name, batch in kept.batches if batch == 0] == ["large", "totals", "windows"]
 
@@ -276,13 +276,13 @@ def chain_into_another_key(orders: Stream, payments: Stream, into: Callable[[str
 @pytest.mark.parametrize(
     ("declare", "words"),
     [
-        (chain_of_payments, "in the task of 'totals', which has the same key; state, no exchange"),
+        (chain_of_payments, "in the task of 'totals', which has the same key; no exchange, state"),
         (
             chain_with_more_key_columns,
-            "in the task of 'paid', routed by order_id as it is; state, no exchange",
+            "in the task of 'paid', routed by order_id as it is; no exchange, state",
         ),
-        (chain_with_more_key_columns, "in the task of 'sums', routed by o as it is; state, no exchange"),
-        (chain_with_more_key_columns, "in the task of 'again', which has the same key; state, no exchange"),
+        (chain_with_more_key_columns, "in the task of 'sums', routed by o as it is; no exchange, state"),
+        (chain_with_more_key_columns, "in the task of 'again', which has the same key; no exchange, state"),
         (chain_into_another_key, "rows of a key put together in the task of 'once'"),
         (best_payments, "the best rows of each key in the task of 'paid'"),
         (sums_of_payments, "rows of a key put together in the task of 'paid'"),
