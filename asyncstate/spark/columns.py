@@ -27,11 +27,6 @@ MARKER_TAG: Final = 3
 """The tag of the one row a partition that has no payload; other tags are the index of the input."""
 
 
-def struct_name(index: int) -> str:
-    """With several inputs: the struct column that has the payload of input ``index``."""
-    return f"__asyncstate_input{index}"
-
-
 def quoted(name: str) -> str:
     """A column name in SQL, dots and backticks taken literally."""
     return "`" + name.replace("`", "``") + "`"

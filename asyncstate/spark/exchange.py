@@ -41,10 +41,10 @@ from asyncstate.spark.columns import (
     SIDE,
     TAG_BITS,
     quoted,
-    struct_name,
 )
 from asyncstate.spark.failures import marked
 from asyncstate.spark.local_phase import first_rows, put_together
+from asyncstate.spark.payload import slots_of
 from asyncstate.spark.plans import adaptive_where_it_pays
 from asyncstate.spark.task import PartitionTask, regular_inputs
 
@@ -189,17 +189,17 @@ def _route(index: int, spec: InputSpec, parallelism: int, max_parallelism: int) 
 
 
 def _payloads(specs: Sequence[InputSpec], regular: Sequence[int]) -> list[list[str]]:
-    """The columns that each regular input sends; with several a struct each, null in the rows of the others."""
-    columns = {index: _columns(specs[index]) for index in regular}
-    if len(regular) == 1:
-        return [plain_columns(specs[regular[0]])]
-    return [
-        [
-            f"{_struct(columns[index]) if other == index else 'null'} as {struct_name(other)}"
-            for other in regular
-        ]
-        for index in regular
-    ]
+    """The columns that each regular input sends: its own in their slots, null in those of the others."""
+    inputs = [specs[index] for index in regular]
+    slots = slots_of(inputs)
+    number = 1 + max((slot for own in slots for slot in own), default=-1)
+    payloads = []
+    for spec, own in zip(inputs, slots, strict=True):
+        columns = ["null"] * number
+        for slot, column in zip(own, _columns(spec), strict=True):
+            columns[slot] = column
+        payloads.append([f"{column} as c{slot}" for slot, column in enumerate(columns)])
+    return payloads
 
 
 def plain_columns(spec: InputSpec) -> list[str]:
@@ -211,10 +211,6 @@ def plain_columns(spec: InputSpec) -> list[str]:
 def _columns(spec: InputSpec) -> list[str]:
     kinds = [ROW_KIND_COLUMN] if spec.changelog and spec.local is None else []
     return [quoted(name) for name in (*spec.row_schema.names, *kinds)]
-
-
-def _struct(columns: Sequence[str]) -> str:
-    return f"struct({', '.join(columns)})"
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Rows as Spark or an operator gives them to rows as an operator takes them.
 
-Owns: ``payload_of``: the declared columns and types, row kinds as codes.
+Owns: ``payload_of``: the declared columns and types, row kinds as codes; ``slots_of``: where they are on their way.
 Invariant: what an operator gets has the types of its InputSpec, whichever way its rows came.
 Must not import pyspark: workers import this module.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,6 +22,30 @@ if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
 
 _KIND_TEXTS: Final = pa.array(ROW_KIND_TEXTS, pa.string())
+
+
+def slots_of(inputs: Sequence[InputSpec]) -> list[list[int]]:
+    """Of each input that shares an exchange, which of its columns each of the columns that it sends is, by number.
+
+    Columns of one fixed width and type are shared, so that few are null in the rows of another input.
+    """
+    taken: list[pa.DataType | None] = []
+    slots = []
+    for spec in inputs:
+        own: list[int] = []
+        kinds = [pa.string()] * (len(sent_names(spec)) - len(spec.row_schema))
+        for kind in [*spec.row_schema.types, *kinds]:
+            free = (at for at, other in enumerate(taken) if other == kind and at not in own)
+            at = (
+                next(free, len(taken))
+                if pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
+                else len(taken)
+            )
+            if at == len(taken):
+                taken.append(kind)
+            own.append(at)
+        slots.append(own)
+    return slots
 
 
 def sent_names(spec: InputSpec) -> list[str]:

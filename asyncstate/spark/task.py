@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from asyncstate.errors import AsyncStateError, JobError
 from asyncstate.spark.chain import REPORT, Link, RunPartition, run_chain
-from asyncstate.spark.columns import COMMIT, MARKER_TAG, OUTPUT, ROUTE, SIDE, TAG_BITS, TAG_MASK, struct_name
+from asyncstate.spark.columns import COMMIT, MARKER_TAG, OUTPUT, ROUTE, SIDE, TAG_BITS, TAG_MASK
 from asyncstate.spark.failures import mark
-from asyncstate.spark.payload import cast, payload_of, sent_names
+from asyncstate.spark.payload import cast, payload_of, sent_names, slots_of
 
 if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
@@ -146,6 +146,7 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
     from asyncstate.runtime.spec import InputBatch
 
     regular = regular_inputs(spec.inputs)
+    slots = dict(zip(regular, slots_of([spec.inputs[index] for index in regular]), strict=True))
     for batch in batches:
         route = batch.column(ROUTE).to_numpy()
         if (route >> TAG_BITS != partition).any():
@@ -154,17 +155,14 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
                 f"{sorted(set((route >> TAG_BITS).tolist()))}, each task must have one; {REPORT}"
             )
         for index, rows in _runs(route & TAG_MASK, batch, regular):
-            if len(regular) > 1:
-                rows = pa.RecordBatch.from_struct_array(rows.column(struct_name(index)))
-            else:
-                rows = rows.select(range(1, rows.num_columns)).rename_columns(sent_names(spec.inputs[index]))
-            payload, kinds = payload_of(spec.inputs[index], rows)
+            given = spec.inputs[index]
+            rows = rows.select([1 + slot for slot in slots[index]]).rename_columns(sent_names(given))
+            payload, kinds = payload_of(given, rows)
             yield InputBatch(payload, kinds, index)
 
 
 def regular_inputs(inputs: Sequence[InputSpec]) -> list[int]:
-    """The inputs whose rows go through the exchange: all but the broadcast one. A single one sends plain columns,
-    several send a struct each."""
+    """The inputs whose rows go through the exchange: all but the broadcast one."""
     return [index for index, spec in enumerate(inputs) if not spec.broadcast]
 
 
