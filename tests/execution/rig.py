@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from asyncstate.codec import KeyCodec
 from asyncstate.execution import (
     AsyncExecutionController,
     AsyncLimits,
@@ -51,6 +52,10 @@ class _Context:
     previous_watermark: int = MIN_WATERMARK
     processing_time: int = 0
     previous_processing_time: int = 0
+
+    @property
+    def key_codec(self) -> KeyCodec:
+        return KeyCodec(self.key_schema.types, self.key_schema.names, self.max_parallelism)
 
     def get_state(self, descriptor: StateDescriptor[Any]) -> Any:
         names = dict(self.sink.state_names)

@@ -43,6 +43,7 @@ class Runner:
         self.output_schema = join.bind(self.inputs)
         self.uid, self.page_size, self.max_parallelism, self.key_groups = "join", 100, 128, range(128)
         self.key_schema = self.inputs[0].key_schema
+        self.key_codec = self.inputs[0].key_codec(self.max_parallelism)
         self.dropped = StatCounter("retractions_without_state")
         self.reads = 0
         self.watermark = self.previous_watermark = op.MIN_WATERMARK

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from asyncstate.codec import KeyCodec
 from asyncstate.futures import StateFuture, completed_future, failed_future
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, StateDescriptor
 from asyncstate.requests import Decoder, LevelOne, Page, StateSink
@@ -183,6 +184,10 @@ class FakeContext:
     watermark: int = MIN_WATERMARK
     processing_time: int = 0
     _next_id: int = 8
+
+    @property
+    def key_codec(self) -> KeyCodec:
+        return KeyCodec(self.key_schema.types, self.key_schema.names, self.max_parallelism)
 
     def get_state(self, descriptor: StateDescriptor[Any]) -> Any:
         self._next_id += 1
