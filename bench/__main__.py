@@ -23,6 +23,7 @@ from bench.checkpoints.command import checkpoints
 from bench.paradigms.command import paradigms
 from bench.peers.command import peers
 from bench.report import QueryResult, results_table, write_json, write_plot
+from bench.sinks import sinks
 from bench.slowdisk.command import slow_disk
 from bench.sparing.command import sparing
 from bench.twophase.command import two_phase
@@ -134,6 +135,7 @@ app.command()(aggregates)
 app.command()(backfill)
 app.command()(checkpoints)
 app.command()(paradigms)
+app.command()(sinks)
 app.command()(slow_disk)
 app.command()(sparing)
 app.command()(two_phase)

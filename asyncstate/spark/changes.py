@@ -50,8 +50,9 @@ def last_changes(rows: DataFrame, key: str | Sequence[str]) -> DataFrame:
             else "last_changes: key names no column; give those that identify a row"
         )
     row = ", ".join(map(quoted, names))
+    # Rows of a key are brought together once, which serves both groupings.
     last = (
-        _counted(rows, names)
+        _counted(rows.repartition(*map(quoted, keys)), names)
         .groupBy(*map(quoted, keys))
         .agg(sf.expr(f"max_by(struct({row}, {_COUNT}), {_COUNT}) as last"))
     )

@@ -5,9 +5,26 @@ Invariant: what a target has of a micro-batch and that it has it are written tog
 Must not import runtime, storage or execution.
 """
 
+from asyncstate.spark.sinks.delta import DeltaTarget
+from asyncstate.spark.sinks.iceberg import IcebergTarget
+from asyncstate.spark.sinks.kafka import KafkaTarget
+from asyncstate.spark.sinks.mysql import MySqlTarget
+from asyncstate.spark.sinks.parquet import ParquetTarget
 from asyncstate.spark.sinks.postgres import PostgresTarget
 from asyncstate.spark.sinks.sqlite import SqliteTarget
 from asyncstate.spark.sinks.target import Changes, Target
 from asyncstate.spark.sinks.upserts import UpsertSink, write_upserts
 
-__all__ = ["Changes", "PostgresTarget", "SqliteTarget", "Target", "UpsertSink", "write_upserts"]
+__all__ = [
+    "Changes",
+    "DeltaTarget",
+    "IcebergTarget",
+    "KafkaTarget",
+    "MySqlTarget",
+    "ParquetTarget",
+    "PostgresTarget",
+    "SqliteTarget",
+    "Target",
+    "UpsertSink",
+    "write_upserts",
+]

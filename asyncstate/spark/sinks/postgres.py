@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import csv
 
-from asyncstate.errors import ConfigurationError, StoreError
-from asyncstate.spark.sinks.sql import BATCHES, DELETES, LAST, UPSERTS, check_columns, identifier, statements
-from asyncstate.spark.sinks.target import Changes, is_written
+from asyncstate.errors import StoreError
+from asyncstate.spark.sinks.sql import BATCHES, DELETES, LAST, UPSERTS, check_table, identifier, statements
+from asyncstate.spark.sinks.target import Changes, extra, is_written
 
 if TYPE_CHECKING:
     import psycopg
@@ -45,7 +45,7 @@ class PostgresTarget:
         with self._connected() as database:
             columns = [name for (name,) in database.execute(_COLUMNS, [self.table]).fetchall()]
             unique = [names for (names,) in database.execute(_UNIQUE, [self.table]).fetchall()]
-        check_columns(self.table, schema, keys, columns, unique)
+        check_table(self.table, schema, keys, columns, unique)
 
     def write(self, writer: str, batch_id: int, changes: Changes) -> bool:
         """See ``Target``."""
@@ -71,12 +71,8 @@ class PostgresTarget:
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
         """A transaction on a connection of its own."""
-        try:
+        with extra("postgres", "PostgresTarget"):
             import psycopg
-        except ImportError as error:
-            raise ConfigurationError(
-                "PostgresTarget needs psycopg; install it with: pip install 'asyncstate[postgres]'"
-            ) from error
         try:
             with psycopg.connect(self.conninfo) as database:
                 yield database

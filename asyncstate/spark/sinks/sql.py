@@ -1,6 +1,6 @@
-"""The SQL that SQLite and PostgreSQL have in common: from a staged table of changes into the one that is written.
+"""The SQL that databases have in common: from a staged table of changes into the one that is written.
 
-Owns: ``Statements`` and the check of a table's columns.
+Owns: ``Statements``, those of SQLite and PostgreSQL, the refusal of what a database's column cannot take.
 Invariant: names are always quoted.
 Must not import pyspark.
 
@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from asyncstate.errors import SchemaError
+from asyncstate.spark.sinks.target import check_columns
 
 BATCHES: Final = (
     "CREATE TABLE IF NOT EXISTS asyncstate_batches (writer text PRIMARY KEY, batch_id bigint NOT NULL)"
@@ -55,7 +56,7 @@ def identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def check_columns(
+def check_table(
     table: str,
     schema: pa.Schema,
     keys: Sequence[str],
@@ -65,18 +66,8 @@ def check_columns(
     """Raise SchemaError unless ``table`` has the columns ``schema``, and one of its ``unique`` keys is ``keys``."""
     if not known:
         raise SchemaError(f"table {table} does not exist; create it with a primary key ({', '.join(keys)})")
-    missing = [name for name in keys if name not in schema.names]
-    if missing or not keys:
-        raise SchemaError(
-            f"table {table}: key column '{', '.join(missing)}' is none of the rows' columns "
-            f"({', '.join(schema.names)}); name those of its primary key"
-        )
+    check_columns(f"table {table}", schema, keys, known)
     for field in schema:
-        if field.name not in known:
-            raise SchemaError(
-                f"table {table} has no column '{field.name}'; its columns are {', '.join(known)}: drop or rename it "
-                "before the sink, or add it to the table"
-            )
         if pa.types.is_nested(field.type):
             raise SchemaError(
                 f"table {table}: column '{field.name}' is of type {field.type}, which the sink does not write; make a "

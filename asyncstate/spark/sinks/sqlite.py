@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from asyncstate.errors import StoreError
-from asyncstate.spark.sinks.sql import BATCHES, DELETES, LAST, UPSERTS, check_columns, identifier, statements
+from asyncstate.spark.sinks.sql import BATCHES, DELETES, LAST, UPSERTS, check_table, identifier, statements
 from asyncstate.spark.sinks.target import Changes, is_written
 
 
@@ -40,7 +40,7 @@ class SqliteTarget:
                 for index in indexes
             ]
         unique.append([name for name, place in columns if place])
-        check_columns(self.table, schema, keys, [name for name, _ in columns], unique)
+        check_table(self.table, schema, keys, [name for name, _ in columns], unique)
 
     def write(self, writer: str, batch_id: int, changes: Changes) -> bool:
         """See ``Target``."""

@@ -1,0 +1,185 @@
+"""Every kind of target, with the way to look at what it has.
+
+A place is made of a text, so that another process can make the same one.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from asyncstate.spark.sinks import (
+    Changes,
+    DeltaTarget,
+    IcebergTarget,
+    KafkaTarget,
+    MySqlTarget,
+    ParquetTarget,
+    PostgresTarget,
+    SqliteTarget,
+)
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("total", pa.decimal128(10, 2))])
+TABLE = "CREATE TABLE totals (id bigint PRIMARY KEY, name {text}, total numeric(10, 2))"
+SQL = ("sqlite", "postgres", "mysql")
+KINDS = (*SQL, "delta", "iceberg", "parquet", "kafka")
+
+
+def changes(upserts: list[tuple[Any, ...]], deletes: list[int] | None = None) -> Changes:
+    """Rows of ``SCHEMA``, and ids that go."""
+    rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in upserts]
+    gone = pa.table({"id": pa.array(deletes or [], pa.int64())})
+    return Changes(pa.Table.from_pylist(rows, SCHEMA), gone, ("id",))
+
+
+class Place:
+    """``place``: a file, folder or what to connect with."""
+
+    def __init__(self, kind: str, place: Any) -> None:
+        self.kind, self.place = kind, place
+
+    def target(self, table: str = "totals") -> Any:
+        match self.kind:
+            case "sqlite":
+                return SqliteTarget(self.place, table)
+            case "postgres":
+                return PostgresTarget(self.place, table)
+            case "mysql":
+                return MySqlTarget(self.place, table)
+            case "delta":
+                return DeltaTarget(f"{self.place}/{table}")
+            case "iceberg":
+                return IcebergTarget(f"shop.{table}", "tests", self._catalog)
+            case "parquet":
+                return ParquetTarget(f"{self.place}/{table}")
+        servers, topic = self.place
+        return KafkaTarget(servers, topic if table == "totals" else table)
+
+    def create(self) -> None:
+        """An empty table of totals."""
+        if self.kind in SQL:
+            self.run("DROP TABLE IF EXISTS totals")
+            self.run("DROP TABLE IF EXISTS asyncstate_batches")
+            self.run(TABLE.format(text="varchar(40)" if self.kind == "mysql" else "text"))
+        elif self.kind == "delta":
+            from deltalake import write_deltalake
+
+            write_deltalake(f"{self.place}/totals", SCHEMA.empty_table())
+        elif self.kind == "iceberg":
+            from pyiceberg.catalog import load_catalog
+
+            catalog = load_catalog("tests", **self._catalog)
+            catalog.create_namespace("shop")
+            catalog.create_table("shop.totals", SCHEMA)
+        elif self.kind == "kafka":
+            from confluent_kafka import Producer
+
+            servers, topic = self.place
+            Producer({"bootstrap.servers": servers}).list_topics(topic, timeout=10)  # these brokers make it
+
+    @property
+    def _catalog(self) -> dict[str, str]:
+        return {
+            "type": "sql",
+            "uri": f"sqlite:///{self.place}/catalog.db",
+            "warehouse": f"file://{self.place}",
+        }
+
+    def run(self, statement: str) -> list[tuple[Any, ...]]:
+        """SQL, in databases."""
+        if self.kind == "sqlite":
+            with sqlite3.connect(self.place) as database:
+                return list(database.execute(statement))
+        if self.kind == "mysql":
+            import pymysql
+
+            with pymysql.connect(**self.place) as connection, connection.cursor() as cursor:
+                cursor.execute(statement)
+                connection.commit()
+                return list(cursor.fetchall())
+        import psycopg
+
+        with psycopg.connect(self.place) as connected:
+            done = connected.execute(statement)
+            return done.fetchall() if done.description else []
+
+    def table(self) -> dict[int, tuple[Any, ...]]:
+        """Names and totals by id."""
+        match self.kind:
+            case "delta":
+                from deltalake import DeltaTable
+
+                rows = pa.table(DeltaTable(f"{self.place}/totals").to_pyarrow_table()).to_pylist()
+            case "iceberg":
+                from pyiceberg.catalog import load_catalog
+
+                rows = (
+                    load_catalog("tests", **self._catalog)
+                    .load_table("shop.totals")
+                    .scan()
+                    .to_arrow()
+                    .to_pylist()
+                )
+            case "parquet":
+                return self._replayed()
+            case "kafka":
+                return self._consumed()
+            case _:
+                found = self.run("SELECT id, name, total FROM totals")
+                return {row[0]: (row[1], None if row[2] is None else float(row[2])) for row in found}
+        return {row["id"]: _shown(row) for row in rows}
+
+    def rows(self) -> dict[int, str | None]:
+        """Names by id."""
+        return {key: name for key, (name, _) in self.table().items()}
+
+    def _replayed(self) -> dict[int, tuple[Any, ...]]:
+        table: dict[int, tuple[Any, ...]] = {}
+        files = Path(self.place).glob("totals/*/*/[!_]*")
+        for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):
+            for row in pq.ParquetFile(file).read().to_pylist():
+                table.pop(row["id"], None)
+                if row["row_kind"] == "+U":
+                    table[row["id"]] = _shown(row)
+        return table
+
+    def _consumed(self) -> dict[int, tuple[Any, ...]]:
+        from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+        servers, topic = self.place
+        consumer = Consumer(
+            {
+                "bootstrap.servers": servers,
+                "group.id": "reader",
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+            }
+        )
+        parts = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, part, OFFSET_BEGINNING) for part in parts])
+        table: dict[int, tuple[Any, ...]] = {}
+        ended = 0
+        while ended < len(parts):
+            message = consumer.poll(20)
+            assert message is not None
+            error = message.error()
+            if error:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                ended += 1
+                continue
+            key = json.loads(message.key() or b"{}")["id"]
+            value = message.value()
+            table.pop(key, None)
+            if value is not None:
+                table[key] = _shown(json.loads(value))
+        consumer.close()
+        return table
+
+
+def _shown(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["name"], None if row["total"] is None else float(row["total"])
