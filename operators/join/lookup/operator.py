@@ -394,7 +394,7 @@ class StatelessLookupJoin(LookupJoin):
     >>> bids = pa.schema([("auction", pa.int64()), ("price", pa.int64())])
     >>> titles = pa.schema([("title", pa.string())])
     >>> join = StatelessLookupJoin(lambda keys: [[(f"lot {lot}",)] for lot, in keys], titles, on=["auction"])
-    >>> with OperatorHarness(join, bids, None) as harness:
+    >>> with OperatorHarness(join, bids, None, changelog=False) as harness:
     ...     harness.push([(1, 10), (2, 7)])
     ...     print(harness.end_batch())
     [('+I', 1, 10, 'lot 1'), ('+I', 2, 7, 'lot 2')]

@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import stamina
-from cachetools import TTLCache
+from cachetools import LRUCache
 
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.lookups.base import Key, Rows
 from asyncstate.operator import BundleContext
 from operators.core.checks import check_number
-
-_MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -45,16 +43,13 @@ _ONCE = Retry(1, 0.0)
 
 @dataclass(frozen=True)
 class LookupCache:
-    """Answers that are remembered for ``seconds`` of processing time, empty ones too; at most ``rows`` rows of them,
-    an empty answer counting as one."""
+    """Answers that are remembered, empty ones too, from one bundle to the next of a micro-batch and partition; at most
+    ``rows`` rows of them, an empty answer counting as one. The next micro-batch asks again."""
 
     rows: int = 10_000
-    seconds: float = 60.0
 
     def __post_init__(self) -> None:
         check_number(self.rows, 1, "rows", "LookupCache")
-        if not self.seconds > 0:
-            raise SchemaError(f"LookupCache: seconds is {self.seconds!r}; give more than 0")
 
 
 class _NotFoundYetError(Exception):
@@ -78,15 +73,9 @@ class Requests:
     cache: LookupCache | None = None
 
     def __post_init__(self) -> None:
-        self._now = 0.0
-        self._known: TTLCache[Key, Rows] | None = None
+        self._known: LRUCache[Key, Rows] | None = None
         if self.cache is not None:
-            self._known = TTLCache(
-                self.cache.rows,
-                self.cache.seconds,
-                timer=lambda: self._now,
-                getsizeof=lambda rows: max(len(rows), 1),
-            )
+            self._known = LRUCache(self.cache.rows, getsizeof=lambda rows: max(len(rows), 1))
         calls = getattr(self.function, "__call__", None)  # noqa: B004 - an object with an async __call__, not a check
         waits = inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(calls)
         self._request: Callable[[Sequence[Key]], Any] = self._ask_async if waits else self._ask
@@ -95,7 +84,6 @@ class Requests:
         self, keys: Sequence[Key], ctx: BundleContext
     ) -> list[tuple[list[int], StateFuture[list[Rows]]]]:
         """Ask for distinct ``keys``: the places of some of the keys, and a future of the rows of each of these."""
-        self._now = ctx.processing_time / _MICROSECONDS
         asked = list(range(len(keys)))
         parts: list[tuple[list[int], StateFuture[list[Rows]]]] = []
         known = self._known
