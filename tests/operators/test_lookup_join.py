@@ -138,7 +138,8 @@ def test_changes_against_a_model(
     batches: Any, answers: Any, how: Any, enabled: bool, size: str, restart: int
 ) -> None:
     """The model keeps what each live row was joined with; the oldest of equal rows goes."""
-    place, live, shown = Place(), {}, Counter[Row]()
+    place, shown = Place(), Counter[Row]()
+    live: dict[Row, list[list[Row]]] = {}
     harness = OperatorHarness(
         LookupJoin(place.ask, FOUND, how=how, batch=2),
         ROWS,
