@@ -40,7 +40,7 @@ class HttpLookup(Lookup):
     url: str
     parse: Callable[[httpx.Response], Rows] = json_rows
     headers: Mapping[str, str] = field(default_factory=dict)
-    connections: int = 256
+    connections: int = 32  # the pool of httpx costs more time with each one
     timeout: float = 10.0
 
     async def open(self) -> None:

@@ -139,12 +139,16 @@ class Requests:
         return found
 
     def _once(self, keys: Sequence[Key]) -> Any:
+        if self.retry is None:
+            return self.function(keys)
         for request in _attempts(self.retry, Exception):
             with request:
                 return self.function(keys)
         raise AssertionError("the last attempt returns or raises")
 
     async def _once_async(self, keys: Sequence[Key]) -> Any:
+        if self.retry is None:
+            return await self.function(keys)
         async for request in _attempts(self.retry, Exception):
             with request:
                 return await self.function(keys)
