@@ -20,6 +20,7 @@ from asyncstate.errors import AsyncStateError
 from bench.aggregates import aggregates
 from bench.backfill.command import backfill
 from bench.checkpoints.command import checkpoints
+from bench.lookup import lookup
 from bench.paradigms.command import paradigms
 from bench.peers.command import peers
 from bench.report import QueryResult, results_table, write_json, write_plot
@@ -134,6 +135,7 @@ def micro(
 app.command()(aggregates)
 app.command()(backfill)
 app.command()(checkpoints)
+app.command()(lookup)
 app.command()(paradigms)
 app.command()(sinks)
 app.command()(slow_disk)

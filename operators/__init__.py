@@ -15,6 +15,8 @@ from operators.aggregate.table import GroupTableAggregate
 from operators.aggregate.user.udaf import udaf, udtaf
 from operators.core.ordering import OrderColumn, asc, desc
 from operators.join.interval.operator import IntervalJoin
+from operators.join.lookup.operator import LookupJoin, StatelessLookupJoin
+from operators.join.lookup.requests import LookupCache, Retry
 from operators.join.regular import Join
 from operators.join.temporal import TemporalJoin
 from operators.over.frames import range_, rows, unbounded
@@ -61,11 +63,15 @@ __all__ = [
     "KeyedProcess",
     "KeyedReduce",
     "Limit",
+    "LookupCache",
+    "LookupJoin",
     "OrderColumn",
     "OverAggregate",
     "Rank",
+    "Retry",
     "Sort",
     "SortLimit",
+    "StatelessLookupJoin",
     "TableFunction",
     "TemporalJoin",
     "TemporalSort",

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import pyarrow as pa
+
 from asyncstate.dataflow import Stream
+from asyncstate.lookups import TableLookup
 from bench.nexmark.events import bids, inserts
 from bench.nexmark.single import SINGLE_PLANS
 from bench.nexmark.stateful import STATEFUL_PLANS
+from operators import StatelessLookupJoin
 
 Plan = Callable[[Stream], Stream]
 """From the events, narrowed to what the query needs, to its changelog."""
 
+_SIDES = 10_000
 _EUROS = "CAST(0.908BD * price AS DECIMAL(23, 3))"
 _CHANNEL_ID = "nullif(regexp_extract(url, '(&|^)channel_id=([^&]*)', 2), '')"
 
@@ -63,6 +68,18 @@ def q14(events: Stream) -> Stream:
     )
 
 
+def q13(events: Stream) -> Stream:
+    """Each bid with the text of its auction number modulo 10,000, looked up in a bounded table."""
+    sides = pa.table({"key": range(_SIDES), "value": [str(key) for key in range(_SIDES)]})
+    lookup = TableLookup(sides, ["key"], ["value"])
+    # All keys of a bundle go into one request: the table is in memory.
+    join = StatelessLookupJoin(
+        lookup, pa.schema([("value", pa.string())]), on=["side"], how="inner", batch=_SIDES
+    )
+    asked = bids(events).select("auction", "bidder", "price", "dateTime", f"auction % {_SIDES} AS side")
+    return asked.apply(join, uid="sides").drop("side")
+
+
 def q21(events: Stream) -> Stream:
     """Add the channel id."""
     by_name = "CASE lower(channel) WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2' "
@@ -77,7 +94,7 @@ def q22(events: Stream) -> Stream:
     return inserts(bids(events).select("auction", "bidder", "price", "channel", *directories))
 
 
-_PLANS: dict[str, Plan] = {plan.__name__: plan for plan in (q0, q1, q2, q10, q14, q21, q22)}
+_PLANS: dict[str, Plan] = {plan.__name__: plan for plan in (q0, q1, q2, q10, q13, q14, q21, q22)}
 _PLANS.update(STATEFUL_PLANS)
 
 PLANS: Mapping[str, Plan] = {name: _PLANS[name] for name in sorted(_PLANS, key=lambda name: int(name[1:]))}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-STATELESS = {"q0", "q1", "q2", "q10", "q14", "q21", "q22"}
+STATELESS = {"q0", "q1", "q2", "q10", "q13", "q14", "q21", "q22"}
 FIRES_BEFORE_THE_END = {"q5", "q7", "q8", "q11", "q12", "window_rank"}
 EVENTS, MICRO_BATCH_EVENTS, MICRO_BATCHES = 2_000, 1_001, 2
 # 80 seconds of event time: windows of 10 seconds and sessions end in the second micro-batch and at the end.

@@ -1,0 +1,11 @@
+"""Where a lookup join finds its rows: functions, tables in memory, HTTP services and databases.
+
+Only re-exports. The adapters need packages of their own, which are imported when they are opened.
+"""
+
+from asyncstate.lookups.base import Key, Lookup, Rows
+from asyncstate.lookups.database import DatabaseLookup, PostgresLookup
+from asyncstate.lookups.http import HttpLookup
+from asyncstate.lookups.table import TableLookup
+
+__all__ = ["DatabaseLookup", "HttpLookup", "Key", "Lookup", "PostgresLookup", "Rows", "TableLookup"]

@@ -1,0 +1,68 @@
+"""Databases as the places that a lookup join asks: any with a DB-API driver, and PostgreSQL through asyncpg.
+
+Owns: ``DatabaseLookup`` and ``PostgresLookup``.
+Invariant: values of keys reach the database as parameters, never as text of the query.
+Must not import anything of ``asyncstate`` but ``lookups.base``; drivers only where they are opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from asyncstate.lookups.base import Key, Lookup, Rows, rows_by_key
+
+
+@dataclass
+class DatabaseLookup(Lookup):
+    """A query over a DB-API connection: ``select id, name from items where id in ({keys})``.
+
+    ``query``: selects the key's columns first, in the order that is sent, then those of the answer; ``{keys}``
+    becomes a ``placeholder`` a key ("?", or "%s"), in brackets where keys have several columns. ``connect`` makes a
+    connection on the thread of a request, which closes it: pass ``pool.get_connection``, say, where that is dear. Give
+    the operator a ``batch`` of some hundred keys.
+    """
+
+    connect: Callable[[], Any]
+    query: str
+    placeholder: str = "?"
+
+    def lookup(self, keys: Sequence[Key]) -> list[Rows]:
+        """See ``Lookup``."""
+        one = ", ".join([self.placeholder] * len(keys[0]))
+        group = f"({one})" if len(keys[0]) > 1 else one
+        query = self.query.replace("{keys}", ", ".join([group] * len(keys)))
+        with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(query, [value for key in keys for value in key])
+            return rows_by_key(keys, cursor.fetchall())
+
+
+@dataclass
+class PostgresLookup(Lookup):
+    """A query over a pool of asyncpg: ``select id, name from items where id = any($1)``.
+
+    ``query``: selects the key's columns first, in the order in which they are sent, then those of the answer. Parameter
+    i has a list of the values of the i-th column of the keys; with several columns compare with
+    ``(a, b) in (select * from unnest($1::bigint[], $2::text[]))``. Needs ``asyncpg``.
+    """
+
+    dsn: str
+    query: str
+    connections: int = 8
+
+    async def open(self) -> None:
+        """See ``Lookup``."""
+        import asyncpg
+
+        self._pool = await asyncpg.create_pool(self.dsn, min_size=0, max_size=self.connections)
+
+    async def close(self) -> None:
+        """See ``Lookup``."""
+        await self._pool.close()
+
+    async def lookup(self, keys: Sequence[Key]) -> list[Rows]:
+        """See ``Lookup``."""
+        values = [list(column) for column in zip(*keys, strict=True)]
+        return rows_by_key(keys, await self._pool.fetch(self.query, *values))

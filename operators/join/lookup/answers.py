@@ -1,0 +1,60 @@
+"""The rows that a lookup has found for the keys of a bundle, as columns.
+
+Owns: ``Answers``.
+Invariant: the rows of a key stand one behind the other, in the order in which the lookup gave them.
+Must not know of state, of row kinds, or of how the keys were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec.times import arrow_values
+from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.lookups.base import Key, Rows
+from operators.core.arrays import Int64Array, count_up
+from operators.core.row_shape import RowShape
+
+
+class Answers(NamedTuple):
+    """Rows (m) of u keys: a column a field of ``columns``, and how many rows each key has (u)."""
+
+    columns: list[pa.Array]
+    counts: Int64Array
+
+    @staticmethod
+    def of(keys: Sequence[Key], rows: Sequence[Rows], schema: pa.Schema, owner: str) -> Answers:
+        """The ``rows`` of each of ``keys``; OperatorError with the key for what does not fit ``schema``."""
+        shape = RowShape(schema, owner)
+        try:
+            values = [shape.values(row) for found in rows for row in found]
+        except SchemaError as error:
+            raise OperatorError(f"{error} (the lookup of {len(keys)} keys, the first {keys[0]!r})") from error
+        by_column: Sequence[Sequence[Any]] = list(zip(*values, strict=True)) or [()] * len(schema)
+        columns = [
+            _column(field, list(column), keys, owner) for field, column in zip(schema, by_column, strict=True)
+        ]
+        return Answers(columns, np.fromiter(map(len, rows), np.int64, len(rows)))
+
+    def of_rows(self, keys: Int64Array, pads: bool) -> tuple[Int64Array, Int64Array]:
+        """For rows (n) with these keys: the row, and the found row (-1: none), of each pair. ``pads``: a row for which
+        nothing was found makes a pair, too."""
+        found = self.counts[keys]
+        pairs = np.maximum(found, 1) if pads else found
+        starts = (np.cumsum(self.counts) - self.counts)[keys]
+        answers = np.where(np.repeat(found > 0, pairs), np.repeat(starts, pairs) + count_up(pairs), -1)
+        return np.repeat(np.arange(len(keys)), pairs), answers
+
+
+def _column(field: pa.Field, values: list[Any], keys: Sequence[Key], owner: str) -> pa.Array:
+    try:
+        return arrow_values(values, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise OperatorError(
+            f"{owner}: the lookup of {len(keys)} keys, the first {keys[0]!r}, found, for column '{field.name}', what "
+            f"is no {field.type}: {error}. Mend the lookup, or the types in columns="
+        ) from error

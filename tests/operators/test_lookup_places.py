@@ -1,0 +1,136 @@
+"""The places that a lookup join asks: a table, an HTTP server, SQLite, PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.lookups import DatabaseLookup, HttpLookup, Lookup, PostgresLookup, TableLookup
+from asyncstate.testing import OperatorHarness
+from operators.join.lookup.operator import LookupJoin
+from tests.sinks import postgres as postgres_server
+
+ROWS = pa.schema([("k", pa.int64()), ("id", pa.int64())])
+FOUND = pa.schema([("name", pa.string())])
+TABLE = [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}, {"id": 3, "name": "c"}]
+GIVEN = [(1, 0), (2, 1), (3, 2), (1, 3)]
+WANTED = [
+    ("+I", 1, 0, "a"),
+    ("+I", 1, 0, "b"),
+    ("+I", 2, 1, None),
+    ("+I", 3, 2, "c"),
+    ("+I", 1, 3, "a"),
+    ("+I", 1, 3, "b"),
+]
+
+
+def joined(lookup: Lookup, async_enabled: bool, batch: int = 1, changelog: bool = False) -> list[Any]:
+    join = LookupJoin(lookup, FOUND, batch=batch)
+    with OperatorHarness(join, ROWS, ["k"], async_enabled=async_enabled, changelog=changelog) as harness:
+        harness.push(GIVEN)
+        return harness.end_batch()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers /items/<id> from TABLE; /items/broken is an error of the server."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    asked: Counter[str]
+
+    def do_GET(self) -> None:
+        self.asked[self.path] += 1
+        item = self.path.rpartition("/")[2]
+        rows = [{"name": row["name"]} for row in TABLE if str(row["id"]) == item]
+        body = json.dumps(rows).encode()
+        self.send_response(500 if "broken" in self.path else 200 if rows else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the output of tests is their own."""
+
+
+@pytest.fixture
+def http() -> Iterator[tuple[str, Counter[str]]]:
+    """The address of a server, and how often each path was asked for."""
+    asked: Counter[str] = Counter()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Counting", (Handler,), {"asked": asked}))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_http_is_asked_once_a_key(async_enabled: bool, http: tuple[str, Counter[str]]) -> None:
+    address, asked = http
+    assert joined(HttpLookup(address + "/items/{0}"), async_enabled) == WANTED
+    assert asked == {"/items/1": 1, "/items/2": 1, "/items/3": 1}
+
+
+def test_an_error_of_the_server_fails_the_batch(async_enabled: bool, http: tuple[str, Counter[str]]) -> None:
+    with pytest.raises(OperatorError, match="the service answers with status 500"):
+        joined(HttpLookup(http[0] + "/broken/{0}"), async_enabled)
+
+
+def test_values_in_an_address_are_quoted() -> None:
+    assert HttpLookup("http://h/{0}/{1}")._url(("a/b c", 2)) == "http://h/a%2Fb%20c/2"
+
+
+@pytest.mark.parametrize("table", [TABLE, pa.Table.from_pylist(TABLE), pd.DataFrame(TABLE)])
+@pytest.mark.parametrize("changelog", [False, True])
+def test_tables_in_memory(async_enabled: bool, table: Any, changelog: bool) -> None:
+    assert joined(TableLookup(table, ["id"], ["name"]), async_enabled, changelog=changelog) == WANTED
+
+
+def test_a_table_without_the_column_is_refused() -> None:
+    with pytest.raises(SchemaError, match="no column 'title'; its columns are: id, name"):
+        TableLookup(TABLE, ["id"], ["title"])
+
+
+@pytest.mark.parametrize("batch", [1, 100])
+def test_a_database_through_its_driver(async_enabled: bool, batch: int, tmp_path: Path) -> None:
+    file = tmp_path / "items.db"
+    connection = sqlite3.connect(file)
+    connection.execute("create table items (id integer, name text)")
+    connection.executemany("insert into items values (:id, :name)", TABLE)
+    connection.commit()
+    connection.close()
+    query = "select id, name from items where id in ({keys}) order by name"
+    lookup = DatabaseLookup(partial(sqlite3.connect, file), query)
+    assert joined(lookup, async_enabled, batch) == WANTED
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a PostgreSQL with the table."""
+    if postgres_server.INITDB is None:
+        pytest.skip(postgres_server.MISSING)
+    psycopg = pytest.importorskip("psycopg")
+    folder = tmp_path_factory.mktemp("pg")
+    with postgres_server.server(folder) as place:
+        with psycopg.connect(place) as database:
+            database.execute("create table items (id bigint, name text)")
+            database.cursor().executemany("insert into items values (%(id)s, %(name)s)", TABLE)
+        yield f"postgresql://tests@/postgres?host={folder / 's'}"
+
+
+@pytest.mark.parametrize("batch", [1, 100])
+def test_postgres(async_enabled: bool, batch: int, postgres: str) -> None:
+    query = "select id, name from items where id = any($1) order by name"
+    assert joined(PostgresLookup(postgres, query), async_enabled, batch) == WANTED
