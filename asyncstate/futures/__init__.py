@@ -6,7 +6,7 @@ Must not import any other part of the project except ``errors``.
 Source: FLIP-424 (asynchronous state APIs) and FLIP-473 (paradigms); ``recover`` and ``finally_`` are ours.
 """
 
-from asyncstate.futures.combine import combine_all, combineAll
+from asyncstate.futures.combine import as_completed, combine_all, combineAll
 from asyncstate.futures.future import (
     StateFuture,
     completed_future,
@@ -26,6 +26,7 @@ __all__ = [
     "FutureOwner",
     "StateFuture",
     "StateIterator",
+    "as_completed",
     "combineAll",
     "combine_all",
     "completed_future",

@@ -1,7 +1,7 @@
-"""Many futures as one.
+"""Many futures as one, or in the order in which they are settled.
 
-Owns: ``combine_all``.
-Invariant: the combined future is settled once, whatever the order in which its sources are.
+Owns: ``combine_all``, ``as_completed``.
+Invariant: each future made here is settled once, whatever the order in which its sources are.
 """
 
 from __future__ import annotations
@@ -64,6 +64,31 @@ def _watch(fn: Any, child: StateFuture[Any], state: int, value: Any, work: Work)
         failed(value)
     # the failure went on to the combined future, so the watcher itself ends well
     work.append((child, DONE, None))
+
+
+def as_completed(futures: Iterable[StateFuture[T]]) -> list[StateFuture[T]]:
+    """As many futures: the first is settled when the first of ``futures`` is, as that one is, and so on.
+
+    Source: ``asyncio.as_completed``.
+    """
+    sources = list(futures)
+    ordered: list[StateFuture[T]] = [pending_future(current_owner()) for _ in sources]
+    waiting = iter(ordered)
+
+    def settled(state: int, value: Any) -> None:
+        settle(next(waiting), state, value)
+
+    for future in sources:
+        if future._state == DONE:
+            settled(DONE, future._value)
+        else:
+            future._derive(_forward, settled)
+    return ordered
+
+
+def _forward(fn: Any, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
+    fn(state, value)
+    work.append((child, DONE, None))  # as in ``_watch``
 
 
 combineAll = combine_all  # noqa: N816 - the FLIP's spelling, the same object

@@ -17,6 +17,7 @@ from asyncstate.errors import FutureStateError
 from asyncstate.futures import (
     StateFuture,
     StateIterator,
+    as_completed,
     combine_all,
     completed_future,
     completed_void_future,
@@ -193,6 +194,28 @@ def test_combine_all_keeps_the_order_given(values: list[int], order: list[int]) 
             assert not combined.done
             sources[index].complete(values[index])
     assert combined.get() == values
+
+
+@given(st.permutations(range(5)), st.sets(st.integers(0, 4)))
+def test_as_completed_is_in_the_order_of_settling(order: list[int], fails: set[int]) -> None:
+    sources: list[StateFuture[int]] = [StateFuture() for _ in order]
+    settled = as_completed(sources)
+    for place, index in enumerate(order):
+        assert [future.done or future.failed for future in settled] == [at < place for at in range(5)]
+        if index in fails:
+            sources[index].fail(ValueError(str(index)))
+            assert str(settled[place].exception()) == str(index)
+        else:
+            sources[index].complete(index)
+            assert settled[place].get() == index
+
+
+def test_as_completed_of_what_is_settled(later: Later) -> None:
+    ordered = as_completed([later(1), later(ValueError("second")), completed_future(3)])
+    later.settle()
+    assert sorted(future.get() for future in ordered if not future.failed) == [1, 3]
+    assert [str(future.exception()) for future in ordered if future.failed] == ["second"]
+    assert as_completed([]) == []
 
 
 def test_combine_all_fails_once_with_the_first_failure(later: Later) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import anyio.to_thread
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from asyncstate import StateTtl
 from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.operator import Bundle, BundleContext
 from asyncstate.testing import OperatorHarness
 from operators.join.lookup import requests
 from operators.join.lookup.operator import LookupJoin, StatelessLookupJoin
@@ -96,6 +99,34 @@ def test_unordered_rows_are_the_same_rows(async_enabled: bool) -> None:
         harness.push(rows)
         wanted = Counter(("+I", *row) for row in joined("left", rows, place.rows))
         assert Counter(harness.end_batch()) == wanted
+
+
+class Watching(LookupJoin):
+    """Says when the rows of two keys have left: what a step has put out has, when the next one begins."""
+
+    others_left: ClassVar[threading.Event]
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        for number, step in enumerate(super().process_bundle(bundle, ctx)):
+            yield step
+            if number == 1:
+                self.others_left.set()
+
+
+async def slow_for_1(keys: Sequence[tuple[Any, ...]]) -> list[list[Row]]:
+    if keys == [(1,)]:
+        assert await anyio.to_thread.run_sync(Watching.others_left.wait, 30)
+    return [[("found",)] for _ in keys]
+
+
+def test_a_slow_key_holds_no_other() -> None:
+    Watching.others_left = threading.Event()
+    join = Watching(slow_for_1, FOUND, ordered=False)
+    with OperatorHarness(join, ROWS, ["k"], async_enabled=True, changelog=False) as harness:
+        harness.push([(1, 0), (2, 1), (3, 2)])
+        out = harness.end_batch()
+    assert sorted(out[:2]) == [("+I", 2, 1, "found"), ("+I", 3, 2, "found")]
+    assert out[2:] == [("+I", 1, 0, "found")]
 
 
 def test_rows_that_do_not_meet_the_condition_ask_for_nothing(async_enabled: bool) -> None:

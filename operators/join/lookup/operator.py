@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind, accumulates
 from asyncstate.errors import SchemaError
-from asyncstate.futures import StateFuture, combine_all
+from asyncstate.futures import StateFuture, as_completed, combine_all
 from asyncstate.lookups.base import Key, Lookup, Rows
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.list_blocks import ListHeads
@@ -287,7 +287,7 @@ class LookupJoin(Named, BundleOperator):
 
         parts = [(places, future) for places, future in self._requests.start(keys, ctx) if places]
         steps = [future.then_accept(functools.partial(put_out, places)) for places, future in parts]
-        yield from steps
+        yield from as_completed(steps)
 
     def _emit(
         self, out: _Out, rows: Int64Array, answers: Int64Array, found: Sequence[pa.Array], ctx: BundleContext
