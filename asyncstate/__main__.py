@@ -1,4 +1,4 @@
-"""``python -m asyncstate``: see ``asyncstate.cli``. Needs the extra ``cli``."""
+"""``asyncstate``, or ``python -m asyncstate``: see ``asyncstate.cli``. Needs the extra ``cli``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        sys.exit(f"python -m asyncstate needs the package {error.name}; install asyncstate[cli]")
-    app(prog_name="python -m asyncstate")
+        sys.exit(f"asyncstate needs the package {error.name}; install asyncstate[cli]")
+    app()
 
 
 if __name__ == "__main__":

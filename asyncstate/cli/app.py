@@ -1,12 +1,15 @@
-"""The commands of ``python -m asyncstate`` and their groups.
+"""The commands of ``asyncstate``, or ``python -m asyncstate``, and their groups.
 
 Owns: the tree of commands. Must not import Spark.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from asyncstate import __version__
 from asyncstate.cli import inspecting, migrating, upkeep
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -16,8 +19,18 @@ state = typer.Typer(
 app.add_typer(state, name="state")
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"asyncstate {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it and exit.")
+    ] = False,
+) -> None:
     """Looks after the checkpoints of asyncstate jobs; needs no Spark."""
 
 

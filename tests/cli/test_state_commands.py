@@ -16,6 +16,7 @@ pytest.importorskip("typer")
 
 from typer.testing import CliRunner, Result
 
+import asyncstate
 from asyncstate import (
     InputSpec,
     MapStateDescriptor,
@@ -303,3 +304,14 @@ def test_it_runs_as_a_module_without_spark(place: str) -> None:
     done = subprocess.run([sys.executable, "-c", code, place], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "@timers" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [[sys.executable, "-m", "asyncstate"], [str(Path(sys.executable).parent / "asyncstate")]]
+)
+def test_both_ways_of_calling_it(command: list[str]) -> None:
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"asyncstate {asyncstate.__version__}\n", "")
+    helped = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
+    assert "state" in helped.stdout
+    assert ("python -m asyncstate" in helped.stdout) == ("-m" in command)
