@@ -41,18 +41,15 @@ def server(folder: Path) -> Iterator[dict[str, Any]]:
         )
     try:
         deadline = time.monotonic() + 60
-        while True:  # the server says nowhere else that it is up
-            try:
-                with (
-                    pymysql.connect(unix_socket=str(folder / "s"), user="root") as connection,
-                    connection.cursor() as cursor,
-                ):
-                    cursor.execute("CREATE DATABASE tests CHARACTER SET utf8mb4")
-                break
-            except pymysql.err.OperationalError:
-                assert running.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < deadline, (folder / "log").read_text()
-                time.sleep(0.05)
+        while "ready for connections" not in (folder / "log").read_text():
+            assert running.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.05)  # it says so nowhere else, and an attempt that fails leaves a socket behind
+        with (
+            pymysql.connect(unix_socket=str(folder / "s"), user="root") as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute("CREATE DATABASE tests CHARACTER SET utf8mb4")
         yield place
     finally:
         running.kill()
