@@ -15,6 +15,7 @@ from bench.__main__ import app
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_it_runs_tiny(tmp_path: Path) -> None:

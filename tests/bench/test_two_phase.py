@@ -16,6 +16,7 @@ from bench.twophase.measure import cpu_seconds
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_two_phase_runs_tiny(tmp_path: Path) -> None:
