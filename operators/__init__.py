@@ -4,44 +4,44 @@ Only re-exports. Operators stand on ``asyncstate.operator`` and the state object
 store and no Spark.
 """
 
-from operators.aggregate.aggregates import avg, count, max_, min_, sum_
-from operators.aggregate.collected import collect, first_value, last_value, string_agg
-from operators.aggregate.declared import Aggregate
-from operators.aggregate.group import GroupAggregate
-from operators.aggregate.incremental import IncrementalGroupAggregate
-from operators.aggregate.moments import bool_and, bool_or, stddev_pop, stddev_samp, var_pop, var_samp
-from operators.aggregate.sketch import approx_count_distinct
-from operators.aggregate.table import GroupTableAggregate
-from operators.aggregate.user.udaf import udaf, udtaf
-from operators.core.ordering import OrderColumn, asc, desc
-from operators.join.interval.operator import IntervalJoin
-from operators.join.lookup.operator import LookupJoin, StatelessLookupJoin
-from operators.join.lookup.requests import LookupCache, Retry
-from operators.join.regular import Join
-from operators.join.temporal import TemporalJoin
-from operators.over.frames import range_, rows, unbounded
-from operators.over.functions import dense_rank, lag, lead, rank_, row_number
-from operators.over.operator import OverAggregate
-from operators.process.broadcast import BroadcastProcess
-from operators.process.connected import CoFlatMap, CoMap, CoProcess
-from operators.process.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
-from operators.process.reduce import KeyedReduce
-from operators.process.table_function import TableFunction
-from operators.process.windows import assigners, evictors, triggers
-from operators.process.windows.functions import WindowApply, WindowProcess
-from operators.rank.limit import Limit, SortLimit
-from operators.rank.operator import Rank
-from operators.sort.operator import Sort, TemporalSort
-from operators.upsert.deduplicate import Deduplicate
-from operators.upsert.materialize import UpsertMaterialize
-from operators.upsert.normalize import ChangelogNormalize
-from operators.window.aggregate import WindowAggregate
-from operators.window.counts import count_hop, count_tumble
-from operators.window.group_window import GroupWindowAggregate
-from operators.window.join import WindowJoin
-from operators.window.rank import WindowDeduplicate, WindowRank
-from operators.window.table_function import WindowTableFunction
-from operators.window.windows import cumulate, hop, session, tumble
+from .aggregate.aggregates import avg, count, max_, min_, sum_
+from .aggregate.collected import collect, first_value, last_value, string_agg
+from .aggregate.declared import Aggregate
+from .aggregate.group import GroupAggregate
+from .aggregate.incremental import IncrementalGroupAggregate
+from .aggregate.moments import bool_and, bool_or, stddev_pop, stddev_samp, var_pop, var_samp
+from .aggregate.sketch import approx_count_distinct
+from .aggregate.table import GroupTableAggregate
+from .aggregate.user.udaf import udaf, udtaf
+from .core.ordering import OrderColumn, asc, desc
+from .join.interval.operator import IntervalJoin
+from .join.lookup.operator import LookupJoin, StatelessLookupJoin
+from .join.lookup.requests import LookupCache, Retry
+from .join.regular import Join
+from .join.temporal import TemporalJoin
+from .over.frames import range_, rows, unbounded
+from .over.functions import dense_rank, lag, lead, rank_, row_number
+from .over.operator import OverAggregate
+from .process.broadcast import BroadcastProcess
+from .process.connected import CoFlatMap, CoMap, CoProcess
+from .process.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
+from .process.reduce import KeyedReduce
+from .process.table_function import TableFunction
+from .process.windows import assigners, evictors, triggers
+from .process.windows.functions import WindowApply, WindowProcess
+from .rank.limit import Limit, SortLimit
+from .rank.operator import Rank
+from .sort.operator import Sort, TemporalSort
+from .upsert.deduplicate import Deduplicate
+from .upsert.materialize import UpsertMaterialize
+from .upsert.normalize import ChangelogNormalize
+from .window.aggregate import WindowAggregate
+from .window.counts import count_hop, count_tumble
+from .window.group_window import GroupWindowAggregate
+from .window.join import WindowJoin
+from .window.rank import WindowDeduplicate, WindowRank
+from .window.table_function import WindowTableFunction
+from .window.windows import cumulate, hop, session, tumble
 
 __all__ = [
     "Aggregate",

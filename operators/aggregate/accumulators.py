@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 
 from asyncstate.errors import OperatorError
 from asyncstate.local_phase import LocalColumn, LocalFunction
-from operators.aggregate.aggregator import KeyedRows, MergingAggregator, State
-from operators.core.arrays import Int8Array
-from operators.core.segments import (
+
+from ..core.arrays import Int8Array
+from ..core.segments import (
     Groups,
     group_extreme,
     group_sum,
@@ -31,6 +31,7 @@ from operators.core.segments import (
     narrow_decimal,
     pair_extreme,
 )
+from .aggregator import KeyedRows, MergingAggregator, State
 
 _LOCAL_DIGITS = 28
 """Decimals of more digits are not summed by a local phase: ten billion others still fit the 38 digits of a sum."""

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.aggregate.accumulators import Extreme
-from operators.aggregate.aggregator import State
-from operators.aggregate.declared import Aggregate, Binding, Kind, Output
+from .accumulators import Extreme
+from .aggregator import State
+from .declared import Aggregate, Binding, Kind, Output
 
 
 def count(column: str | None = None) -> Aggregate:

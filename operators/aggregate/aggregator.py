@@ -21,8 +21,9 @@ from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalColumn, LocalFunction
 from asyncstate.operator import BundleContext, OperatorContext
 from asyncstate.state.columns import ColumnState
-from operators.core.arrays import BoolArray, Int8Array
-from operators.core.segments import Groups
+
+from ..core.arrays import BoolArray, Int8Array
+from ..core.segments import Groups
 
 State = list[pa.Array]
 """An array for each of an aggregator's ``fields``; a row of nulls stands for a key of which nothing is known."""

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from asyncstate.errors import SchemaError
 from asyncstate.functions.aggregate import AggregateFunction
-from operators.aggregate.declared import Aggregate, Binding, Kind, Output
-from operators.aggregate.user.udaf import UserAggregate
+
+from .declared import Aggregate, Binding, Kind, Output
+from .user.udaf import UserAggregate
 
 
 def first_value(column: str) -> Aggregate:

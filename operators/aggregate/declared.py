@@ -20,9 +20,10 @@ import pyarrow as pa
 
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
-from operators.aggregate.accumulators import Count, Sum, sum_type
-from operators.aggregate.aggregator import Aggregator, State
-from operators.aggregate.distinct import DistinctValues
+
+from .accumulators import Count, Sum, sum_type
+from .aggregator import Aggregator, State
+from .distinct import DistinctValues
 
 
 @dataclass(frozen=True)

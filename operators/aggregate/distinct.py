@@ -22,8 +22,9 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
 from asyncstate.state.column_maps import ColumnMapState, ColumnMapStateDescriptor
 from asyncstate.state.columns import Columns, ColumnState
-from operators.aggregate.aggregator import chosen_rows
-from operators.core.arrays import BoolArray, Int8Array, Int64Array
+
+from ..core.arrays import BoolArray, Int8Array, Int64Array
+from .aggregator import chosen_rows
 
 
 class DistinctValues:

@@ -22,17 +22,18 @@ from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.aggregate.aggregator import State
-from operators.aggregate.declared import Aggregate, columns_of
-from operators.aggregate.local_layout import LocalLayout
-from operators.aggregate.operator import AggregateOperator
-from operators.aggregate.plan import AggregatePlan
-from operators.aggregate.states import Addition, AggregateStates, Change
-from operators.core.arrays import Int64Array, place_in_run
-from operators.core.changelog import arrival_order, distinct, net_changes, take_changes
-from operators.core.checks import check_choice, check_distinct_names
-from operators.core.expiring import key_times
-from operators.core.segments import Groups
+
+from ..core.arrays import Int64Array, place_in_run
+from ..core.changelog import arrival_order, distinct, net_changes, take_changes
+from ..core.checks import check_choice, check_distinct_names
+from ..core.expiring import key_times
+from ..core.segments import Groups
+from .aggregator import State
+from .declared import Aggregate, columns_of
+from .local_layout import LocalLayout
+from .operator import AggregateOperator
+from .plan import AggregatePlan
+from .states import Addition, AggregateStates, Change
 
 _SEEN_SCHEMA = pa.schema([pa.field("seen", pa.bool_(), nullable=False)])
 

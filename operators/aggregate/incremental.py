@@ -18,14 +18,15 @@ from asyncstate.codec import KeyCodec
 from asyncstate.errors import SchemaError
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columns import ColumnStateDescriptor
-from operators.aggregate.accumulators import Count, Extreme, Sum
-from operators.aggregate.aggregator import State
-from operators.aggregate.declared import Aggregate, columns_of
-from operators.aggregate.group import GroupAggregate
-from operators.aggregate.operator import AggregateOperator
-from operators.aggregate.plan import AggregatePlan
-from operators.aggregate.states import Addition, AggregateStates, Change
-from operators.core.segments import Groups
+
+from ..core.segments import Groups
+from .accumulators import Count, Extreme, Sum
+from .aggregator import State
+from .declared import Aggregate, columns_of
+from .group import GroupAggregate
+from .operator import AggregateOperator
+from .plan import AggregatePlan
+from .states import Addition, AggregateStates, Change
 
 
 class IncrementalGroupAggregate(AggregateOperator):

@@ -13,8 +13,9 @@ from __future__ import annotations
 import pyarrow as pa
 
 from asyncstate.local_phase import LOCAL_ROWS, LocalColumn, LocalPhase, LocalSlices, local_columns
-from operators.aggregate.plan import AggregatePlan
-from operators.core.segments import Groups
+
+from ..core.segments import Groups
+from .plan import AggregatePlan
 
 
 class LocalLayout:

@@ -18,11 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.operator import BundleContext
-from operators.aggregate.accumulators import sum_type
-from operators.aggregate.aggregator import KeyedRows, MergingAggregator, State, Updated
-from operators.aggregate.declared import Aggregate, Binding, Kind, Output
-from operators.core.arrays import Int8Array
-from operators.core.segments import Groups, group_sum
+
+from ..core.arrays import Int8Array
+from ..core.segments import Groups, group_sum
+from .accumulators import sum_type
+from .aggregator import KeyedRows, MergingAggregator, State, Updated
+from .declared import Aggregate, Binding, Kind, Output
 
 Floats = npt.NDArray[np.float64]
 

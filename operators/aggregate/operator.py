@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from asyncstate.operator import BundleOperator
-from operators.aggregate.declared import Aggregate, check_aggregates, functions_of
-from operators.core.checks import Named
+
+from ..core.checks import Named
+from .declared import Aggregate, check_aggregates, functions_of
 
 
 class AggregateOperator(Named, BundleOperator):

@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
-from operators.aggregate.accumulators import Count, Extreme
-from operators.aggregate.aggregator import KeyedRows, MergingAggregator, State, Updated
-from operators.aggregate.declared import Aggregate, Binding, Parts, functions_of
-from operators.aggregate.value_log import Multiset
-from operators.core.arrays import Int8Array
-from operators.core.checks import check_distinct_names
-from operators.core.segments import Groups
+
+from ..core.arrays import Int8Array
+from ..core.checks import check_distinct_names
+from ..core.segments import Groups
+from .accumulators import Count, Extreme
+from .aggregator import KeyedRows, MergingAggregator, State, Updated
+from .declared import Aggregate, Binding, Parts, functions_of
+from .value_log import Multiset
 
 
 class Changed(NamedTuple):

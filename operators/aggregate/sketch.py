@@ -21,10 +21,11 @@ import pyarrow as pa
 from asyncstate.codec.hashing import hash_columns
 from asyncstate.codec.types import check_key_type
 from asyncstate.errors import SchemaError
-from operators.aggregate.aggregator import KeyedRows, MergingAggregator, State
-from operators.aggregate.declared import Aggregate, Binding, Kind, Output
-from operators.core.arrays import BoolArray, Int8Array
-from operators.core.segments import Groups
+
+from ..core.arrays import BoolArray, Int8Array
+from ..core.segments import Groups
+from .aggregator import KeyedRows, MergingAggregator, State
+from .declared import Aggregate, Binding, Kind, Output
 
 Matrix = npt.NDArray[np.uint8]
 _BITS: Final = 64

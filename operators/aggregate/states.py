@@ -19,12 +19,13 @@ from asyncstate.futures import StateFuture, combine_all
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState
 from asyncstate.state.list_blocks import ListHeads
-from operators.aggregate.aggregator import KeyedRows, State
-from operators.aggregate.distinct import DistinctState, ReadValues
-from operators.aggregate.plan import AggregatePlan, Changed
-from operators.aggregate.value_log import MultisetState
-from operators.core.arrays import BoolArray, Int8Array, Int64Array
-from operators.core.segments import Groups, content_of, without_missing
+
+from ..core.arrays import BoolArray, Int8Array, Int64Array
+from ..core.segments import Groups, content_of, without_missing
+from .aggregator import KeyedRows, State
+from .distinct import DistinctState, ReadValues
+from .plan import AggregatePlan, Changed
+from .value_log import MultisetState
 
 
 class Addition(NamedTuple):

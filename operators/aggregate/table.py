@@ -17,15 +17,16 @@ from asyncstate.changelog import RowKind
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columns import ColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.aggregate.declared import Aggregate, columns_of
-from operators.aggregate.operator import AggregateOperator
-from operators.aggregate.plan import AggregatePlan
-from operators.aggregate.states import Addition, AggregateStates, Change
-from operators.aggregate.user.table import RowsOfKeys, TableAggregator
-from operators.core.arrays import BoolArray, Int64Array, concat_rows, place_among_equals, row_ids, take_rows
-from operators.core.changelog import arrival_order
-from operators.core.checks import check_distinct_names
-from operators.core.expiring import key_times
+
+from ..core.arrays import BoolArray, Int64Array, concat_rows, place_among_equals, row_ids, take_rows
+from ..core.changelog import arrival_order
+from ..core.checks import check_distinct_names
+from ..core.expiring import key_times
+from .declared import Aggregate, columns_of
+from .operator import AggregateOperator
+from .plan import AggregatePlan
+from .states import Addition, AggregateStates, Change
+from .user.table import RowsOfKeys, TableAggregator
 
 
 class GroupTableAggregate(AggregateOperator):

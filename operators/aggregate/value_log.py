@@ -26,11 +26,12 @@ from asyncstate.operator import OperatorContext
 from asyncstate.state.columns import ColumnState
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from operators.aggregate.accumulators import Extreme
-from operators.aggregate.aggregator import counted_rows
-from operators.core.arrays import BoolArray, Int8Array, Int64Array
-from operators.core.changelog import distinct
-from operators.core.segments import Groups, group_extreme, pair_extreme, value_order
+
+from ..core.arrays import BoolArray, Int8Array, Int64Array
+from ..core.changelog import distinct
+from ..core.segments import Groups, group_extreme, pair_extreme, value_order
+from .accumulators import Extreme
+from .aggregator import counted_rows
 
 _SPARE_ROWS = 64
 """Rows a log may have beyond twice the values that are left: those of one head."""

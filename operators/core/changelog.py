@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyBatch
-from operators.core.arrays import BoolArray, Int64Array
+
+from .arrays import BoolArray, Int64Array
 
 
 class NetChanges(NamedTuple):

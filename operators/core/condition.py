@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from pyarrow import acero
 
 from asyncstate.errors import OperatorError, SchemaError
-from operators.core.arrays import BoolArray
+
+from .arrays import BoolArray
 
 ConditionLike: TypeAlias = Callable[[pa.RecordBatch], Any] | pc.Expression
 """A function of a batch of rows to one boolean a row, or a pyarrow expression over their columns."""

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from asyncstate.operator import MIN_WATERMARK, Bundle
 from asyncstate.state.ttl import StateTtl, TtlTime
-from operators.core.arrays import Int64Array
+
+from .arrays import Int64Array
 
 
 def row_times(bundle: Bundle, ttl: StateTtl | None) -> Int64Array | None:

@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from asyncstate.errors import SchemaError
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
-from operators.core.arrays import BoolArray
-from operators.core.checks import TimeDomain
+
+from .arrays import BoolArray
+from .checks import TimeDomain
 
 LATE_ROWS = "late_rows"
 """The counter of rows that come too late for their windows."""

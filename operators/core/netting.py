@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncstate.changelog import RowKind, accumulates
-from operators.core.arrays import BoolArray, Int8Array, Int64Array, place_among_equals
+
+from .arrays import BoolArray, Int8Array, Int64Array, place_among_equals
 
 _NO_ROWS: Int64Array = np.empty(0, np.int64)
 

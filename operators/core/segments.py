@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.codec import KeyBatch
-from operators.core.arrays import BoolArray, Int8Array, Int64Array, place_among_equals, row_ids
-from operators.core.netting import net_by_content
+
+from .arrays import BoolArray, Int8Array, Int64Array, place_among_equals, row_ids
+from .netting import net_by_content
 
 _INT64_LIMIT = 1 << 63
 _LOW_BITS = 0xFFFFFFFF

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncstate.changelog import RowKind, accumulates
-from operators.core.arrays import BoolArray, Int8Array, Int64Array
-from operators.core.netting import Net
+
+from ..core.arrays import BoolArray, Int8Array, Int64Array
+from ..core.netting import Net
 
 
 @dataclass(frozen=True)

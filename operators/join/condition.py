@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from operators.core.arrays import BoolArray
-from operators.core.condition import ConditionLike, RowCondition
+from ..core.arrays import BoolArray
+from ..core.condition import ConditionLike, RowCondition
 
 JoinCondition: TypeAlias = ConditionLike
 """A function of a batch of joined candidate rows to booleans, or a pyarrow expression over their columns."""

@@ -15,8 +15,9 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec, OutputSpec
-from operators.core.arrays import BoolArray, Int64Array, index_among
-from operators.join.rules import JoinKind
+
+from ..core.arrays import BoolArray, Int64Array, index_among
+from .rules import JoinKind
 
 
 def check_keys(left: InputSpec, right: InputSpec, owner: str) -> None:

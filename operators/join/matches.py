@@ -18,8 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind, accumulates
-from operators.core.arrays import BoolArray, Int8Array, Int64Array
-from operators.join.rules import Rules
+
+from ..core.arrays import BoolArray, Int8Array, Int64Array
+from .rules import Rules
 
 PAIRS = 1 << 18
 """Candidate pairs that are looked at together; bounds the memory of a skewed key."""

@@ -22,17 +22,18 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.list_columns import ListColumns
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.core.arrays import BoolArray, Int64Array, row_ids, take_rows
-from operators.core.checks import Named, check_choice
-from operators.core.condition import check_condition
-from operators.core.expiring import key_times, row_times
-from operators.core.netting import Identified, net_by_content, net_by_unique_key
-from operators.join.changes import Changes, changes_of, insertions
-from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_keys, joined_schema, kept_keys, matching
-from operators.join.matches import Emission, Matches, Residual, Rows, equal_keys, join, oriented, partners
-from operators.join.rules import JoinKind, Rules, rules
-from operators.join.sides import Added, ListSide, Own, SideState, UniqueSide
+
+from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
+from ..core.checks import Named, check_choice
+from ..core.condition import check_condition
+from ..core.expiring import key_times, row_times
+from ..core.netting import Identified, net_by_content, net_by_unique_key
+from .changes import Changes, changes_of, insertions
+from .condition import Condition, JoinCondition
+from .inputs import check_keys, joined_schema, kept_keys, matching
+from .matches import Emission, Matches, Residual, Rows, equal_keys, join, oriented, partners
+from .rules import JoinKind, Rules, rules
+from .sides import Added, ListSide, Own, SideState, UniqueSide
 
 UniqueKey = Literal["join_key"] | Sequence[str] | None
 """What identifies a row of an input: the join key alone, columns, or nothing (equal rows may repeat)."""

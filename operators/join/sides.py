@@ -21,7 +21,8 @@ from asyncstate.state.columns import Columns, ColumnStateDescriptor
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl
-from operators.core.arrays import BoolArray, Int64Array, concat_rows, index_among, take_rows
+
+from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, take_rows
 
 
 @dataclass(frozen=True)

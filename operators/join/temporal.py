@@ -32,14 +32,15 @@ from asyncstate.operator import (
 )
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl, TtlTime, check_ttl
-from operators.core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, take_rows
-from operators.core.checks import Named, TimeDomain, check_choice, check_has_time, check_time_domain
-from operators.core.condition import check_condition
-from operators.core.late import check_late_output, with_late_output
-from operators.core.payload import Payload
-from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_keys, joined_schema, kept_keys, matching
-from operators.join.versions import Versions, versions_of
+
+from ..core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, take_rows
+from ..core.checks import Named, TimeDomain, check_choice, check_has_time, check_time_domain
+from ..core.condition import check_condition
+from ..core.late import check_late_output, with_late_output
+from ..core.payload import Payload
+from .condition import Condition, JoinCondition
+from .inputs import check_keys, joined_schema, kept_keys, matching
+from .versions import Versions, versions_of
 
 TemporalJoinKind = Literal["inner", "left"]
 

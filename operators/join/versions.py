@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind, accumulates
-from operators.core.arrays import BoolArray, Int8Array, Int64Array, row_ids
+
+from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids
 
 
 @dataclass(frozen=True)

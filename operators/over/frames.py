@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
-from operators.core.arrays import BoolArray, Int64Array, take_rows
-from operators.core.checks import check_number
+
+from ..core.arrays import BoolArray, Int64Array, take_rows
+from ..core.checks import check_number
 
 States = list[pa.Array]
 Merge = Callable[[States, States], States]

@@ -15,8 +15,9 @@ from typing import Literal
 import pyarrow as pa
 
 from asyncstate.errors import SchemaError
-from operators.aggregate.declared import Aggregate, Binding, Kind, Output
-from operators.core.checks import check_number
+
+from ..aggregate.declared import Aggregate, Binding, Kind, Output
+from ..core.checks import check_number
 
 PlaceName = Literal["row_number", "rank", "dense_rank", "lag", "lead"]
 

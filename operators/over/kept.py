@@ -21,15 +21,16 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnStateDescriptor
-from operators.aggregate.user.slide import Frames
-from operators.core.arrays import BoolArray, Int64Array, concat_rows, row_ids, take_rows
-from operators.core.changelog import arrival_order, distinct
-from operators.core.netting import net_by_content
-from operators.core.ordering import OrderColumn, order_codes, sorted_by
-from operators.core.payload import Payload
-from operators.over.frames import Frame, first_in_range, first_in_rows
-from operators.over.plan import Ordered, OverPlan
-from operators.over.running import changes_of, with_places
+
+from ..aggregate.user.slide import Frames
+from ..core.arrays import BoolArray, Int64Array, concat_rows, row_ids, take_rows
+from ..core.changelog import arrival_order, distinct
+from ..core.netting import net_by_content
+from ..core.ordering import OrderColumn, order_codes, sorted_by
+from ..core.payload import Payload
+from .frames import Frame, first_in_range, first_in_rows
+from .plan import Ordered, OverPlan
+from .running import changes_of, with_places
 
 
 class _Table(NamedTuple):

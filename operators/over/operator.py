@@ -16,16 +16,17 @@ from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.aggregate.declared import Aggregate
-from operators.aggregate.operator import AggregateOperator
-from operators.core.checks import TimeDomain, check_has_time, check_time_domain
-from operators.core.late import check_late_output, with_late_output
-from operators.core.ordering import OrderBy, OrderColumn, check_order, order_columns
-from operators.over.frames import Frame, check_frame, unbounded
-from operators.over.kept import KeptRows
-from operators.over.plan import OverPlan
-from operators.over.recent import RecentRange, RecentRows
-from operators.over.running import RunningRows
+
+from ..aggregate.declared import Aggregate
+from ..aggregate.operator import AggregateOperator
+from ..core.checks import TimeDomain, check_has_time, check_time_domain
+from ..core.late import check_late_output, with_late_output
+from ..core.ordering import OrderBy, OrderColumn, check_order, order_columns
+from .frames import Frame, check_frame, unbounded
+from .kept import KeptRows
+from .plan import OverPlan
+from .recent import RecentRange, RecentRows
+from .running import RunningRows
 
 
 class _Form(Protocol):

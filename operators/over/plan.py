@@ -17,17 +17,18 @@ from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, InputSpec, OperatorContext
-from operators.aggregate.aggregator import KeyedRows, State
-from operators.aggregate.declared import Aggregate
-from operators.aggregate.plan import AggregatePlan
-from operators.aggregate.user.bundled import BundledAggregator
-from operators.aggregate.user.function import UserAggregator
-from operators.aggregate.user.slide import Frames
-from operators.core.arrays import BoolArray, Int64Array, take_rows
-from operators.core.checks import check_distinct_names
-from operators.core.segments import Groups
-from operators.over.frames import Frame, last_peers, reduce, scan
-from operators.over.functions import PlaceFunction
+
+from ..aggregate.aggregator import KeyedRows, State
+from ..aggregate.declared import Aggregate
+from ..aggregate.plan import AggregatePlan
+from ..aggregate.user.bundled import BundledAggregator
+from ..aggregate.user.function import UserAggregator
+from ..aggregate.user.slide import Frames
+from ..core.arrays import BoolArray, Int64Array, take_rows
+from ..core.checks import check_distinct_names
+from ..core.segments import Groups
+from .frames import Frame, last_peers, reduce, scan
+from .functions import PlaceFunction
 
 Part = UserAggregator | BundledAggregator
 

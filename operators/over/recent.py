@@ -22,13 +22,14 @@ from asyncstate.operator import MIN_WATERMARK, Bundle, BundleContext, OperatorCo
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnStateDescriptor
 from asyncstate.state.time_first_lists import TimeFirstListDescriptor
-from operators.aggregate.declared import Aggregate, columns_of
-from operators.aggregate.user.slide import Frames
-from operators.core.arrays import Int64Array, concat_rows, take_rows
-from operators.core.checks import TimeDomain
-from operators.over.frames import Frame, first_in_range, first_in_rows
-from operators.over.plan import Ordered, OverPlan, Values
-from operators.over.running import changes_of, with_places
+
+from ..aggregate.declared import Aggregate, columns_of
+from ..aggregate.user.slide import Frames
+from ..core.arrays import Int64Array, concat_rows, take_rows
+from ..core.checks import TimeDomain
+from .frames import Frame, first_in_range, first_in_rows
+from .plan import Ordered, OverPlan, Values
+from .running import changes_of, with_places
 
 _TIME = pa.field("over:time", pa.int64(), nullable=False)
 

@@ -18,13 +18,14 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columns import Columns, ColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl
-from operators.aggregate.user.slide import Frames
-from operators.core.arrays import BoolArray, Int64Array
-from operators.core.checks import TimeDomain
-from operators.core.expiring import key_times
-from operators.over.frames import Frame
-from operators.over.functions import PlaceFunction
-from operators.over.plan import Ordered, OverPlan, Values
+
+from ..aggregate.user.slide import Frames
+from ..core.arrays import BoolArray, Int64Array
+from ..core.checks import TimeDomain
+from ..core.expiring import key_times
+from .frames import Frame
+from .functions import PlaceFunction
+from .plan import Ordered, OverPlan, Values
 
 _PEERS = pa.field("peer_groups", pa.int64(), nullable=False)
 

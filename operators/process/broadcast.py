@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from asyncstate.functions import Function, KeyedBroadcastProcessFunction
 from asyncstate.operator import RecordContext, Row, Timer
-from operators.process.operator import FunctionOperator
+
+from .operator import FunctionOperator
 
 
 class BroadcastProcess(FunctionOperator):

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from asyncstate.functions import CoFlatMapFunction, CoMapFunction, Function, KeyedCoProcessFunction
 from asyncstate.operator import RecordContext, Row, Timer
-from operators.process.operator import FunctionOperator
-from operators.process.results import deliver, emit_rows
+
+from .operator import FunctionOperator
+from .results import deliver, emit_rows
 
 
 class CoMap(FunctionOperator):

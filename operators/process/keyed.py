@@ -23,8 +23,9 @@ from asyncstate.functions import (
     MapFunction,
 )
 from asyncstate.operator import OperatorContext, RecordContext, Row, Timer
-from operators.process.operator import FunctionOperator
-from operators.process.results import deliver, emit_rows
+
+from .operator import FunctionOperator
+from .results import deliver, emit_rows
 
 
 class _PlainOperator(FunctionOperator):

@@ -17,10 +17,11 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, RecordOperator
-from operators.core.checks import Named
-from operators.core.late import check_late_output
-from operators.core.row_shape import RowShape
-from operators.process.results import Emit
+
+from ..core.checks import Named
+from ..core.late import check_late_output
+from ..core.row_shape import RowShape
+from .results import Emit
 
 
 class FunctionOperator(Named, RecordOperator):

@@ -17,8 +17,9 @@ from asyncstate.codec.times import microsecond_struct
 from asyncstate.functions import Function, ReduceFunction
 from asyncstate.operator import OperatorContext, RecordContext, Row, row_type
 from asyncstate.state import ValueState, ValueStateDescriptor
-from operators.process.operator import FunctionOperator
-from operators.process.results import resolved
+
+from .operator import FunctionOperator
+from .results import resolved
 
 REDUCED_STATE = "_reduced"
 

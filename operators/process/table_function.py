@@ -23,11 +23,12 @@ from asyncstate.functions.table import ProcessTableFunction, declared_outputs
 from asyncstate.futures import combine_all
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row, Timer
 from asyncstate.state import ValueState
-from operators.core.checks import check_has_time, check_insert_only
-from operators.core.late import check_late_output
-from operators.process.operator import FunctionOperator
-from operators.process.results import emit_rows, resolved
-from operators.process.signature import Signature, StateParameter, read_signature
+
+from ..core.checks import check_has_time, check_insert_only
+from ..core.late import check_late_output
+from .operator import FunctionOperator
+from .results import emit_rows, resolved
+from .signature import Signature, StateParameter, read_signature
 
 Given = dict[str, Any]
 """Arguments by parameter."""

@@ -25,11 +25,12 @@ from asyncstate.operator import OperatorContext
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl
-from operators.core.arrays import BoolArray, Int64Array, take_rows
-from operators.core.expiring import key_times, row_times
-from operators.core.ordering import Codes, order_levels
-from operators.rank.numbers import Outcome, Ranked, RankTable, sequences_differ
-from operators.rank.plan import RankPlan, RankRows
+
+from ..core.arrays import BoolArray, Int64Array, take_rows
+from ..core.expiring import key_times, row_times
+from ..core.ordering import Codes, order_levels
+from .numbers import Outcome, Ranked, RankTable, sequences_differ
+from .plan import RankPlan, RankRows
 
 
 @dataclass(frozen=True)

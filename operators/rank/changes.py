@@ -23,9 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import accumulates
-from operators.core.arrays import BoolArray, Int64Array, place_among_equals, row_ids, take_rows
-from operators.core.changelog import distinct_rows, net_changes, take_changes
-from operators.rank.numbers import Ranked, RankTable
+
+from ..core.arrays import BoolArray, Int64Array, place_among_equals, row_ids, take_rows
+from ..core.changelog import distinct_rows, net_changes, take_changes
+from .numbers import Ranked, RankTable
 
 Identity = Literal["number", "unique", "nothing"]
 

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
-from operators.core.ordering import ARRIVAL, OrderBy
-from operators.rank.operator import Rank
+
+from ..core.ordering import ARRIVAL, OrderBy
+from .operator import Rank
 
 
 class SortLimit(Rank):

@@ -17,7 +17,8 @@ from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import Bundle, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
-from operators.core.arrays import BoolArray, Int64Array
+
+from ..core.arrays import BoolArray, Int64Array
 
 _SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 _MOST = 1 << 62

@@ -18,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import accumulates
-from operators.core.arrays import BoolArray, Int8Array, Int64Array, place_in_run, take_rows
-from operators.core.netting import Identified, net_by_content, net_by_unique_key
-from operators.core.ordering import Codes, differs_from_last, order_levels, sorted_by
+
+from ..core.arrays import BoolArray, Int8Array, Int64Array, place_in_run, take_rows
+from ..core.netting import Identified, net_by_content, net_by_unique_key
+from ..core.ordering import Codes, differs_from_last, order_levels, sorted_by
 
 RankFunction = Literal["row_number", "rank", "dense_rank"]
 

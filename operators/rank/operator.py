@@ -21,16 +21,17 @@ from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LimitColumn, LocalLimit
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.core.arrays import BoolArray, Int64Array
-from operators.core.changelog import arrival_order
-from operators.core.checks import Named, check_choice, check_number
-from operators.core.ordering import OrderBy, order_columns
-from operators.rank.all_rows.all_rows import AllRows
-from operators.rank.best import BestRows, Merged, RankState
-from operators.rank.changes import Identity, shown_changes
-from operators.rank.limits import RankLimits, check_limit
-from operators.rank.numbers import Ranked, RankFunction, RankTable
-from operators.rank.plan import RankPlan, RankRows, RankSettings
+
+from ..core.arrays import BoolArray, Int64Array
+from ..core.changelog import arrival_order
+from ..core.checks import Named, check_choice, check_number
+from ..core.ordering import OrderBy, order_columns
+from .all_rows.all_rows import AllRows
+from .best import BestRows, Merged, RankState
+from .changes import Identity, shown_changes
+from .limits import RankLimits, check_limit
+from .numbers import Ranked, RankFunction, RankTable
+from .plan import RankPlan, RankRows, RankSettings
 
 
 class Rank(Named, BundleOperator):

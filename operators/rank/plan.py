@@ -17,11 +17,12 @@ from asyncstate.changelog import accumulates
 from asyncstate.codec import RowCodec, check_key_type, hash_columns, type_to_text
 from asyncstate.errors import SchemaError
 from asyncstate.operator import BelongsTo, Bundle, InputSpec
-from operators.core.arrays import BoolArray, Int8Array, Int64Array, row_ids
-from operators.core.netting import Identified
-from operators.core.ordering import Codes, OrderColumn, check_order, order_codes
-from operators.core.payload import Payload
-from operators.rank.numbers import Outcome, RankFunction, RankTable, by_content, by_unique, rank_numbers
+
+from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids
+from ..core.netting import Identified
+from ..core.ordering import Codes, OrderColumn, check_order, order_codes
+from ..core.payload import Payload
+from .numbers import Outcome, RankFunction, RankTable, by_content, by_unique, rank_numbers
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,12 @@ from asyncstate.operator import (
     OutputSpec,
     SortKey,
 )
-from operators.core.arrays import row_ids, take_rows
-from operators.core.checks import Named, TimeDomain, check_has_time, check_time_domain
-from operators.core.late import check_late_output, with_late_output
-from operators.core.netting import net_by_content
-from operators.core.ordering import OrderBy, OrderColumn, check_order, order_columns
+
+from ..core.arrays import row_ids, take_rows
+from ..core.checks import Named, TimeDomain, check_has_time, check_time_domain
+from ..core.late import check_late_output, with_late_output
+from ..core.netting import net_by_content
+from ..core.ordering import OrderBy, OrderColumn, check_order, order_columns
 
 
 class TemporalSort(Named, BundleOperator):

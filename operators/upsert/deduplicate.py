@@ -18,9 +18,10 @@ from asyncstate.codec.times import event_times
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.core.arrays import BoolArray, Int64Array
-from operators.core.changelog import arrival_order
-from operators.core.checks import (
+
+from ..core.arrays import BoolArray, Int64Array
+from ..core.changelog import arrival_order
+from ..core.checks import (
     Named,
     TimeDomain,
     check_choice,
@@ -28,8 +29,8 @@ from operators.core.checks import (
     check_insert_only,
     check_time_domain,
 )
-from operators.core.segments import Groups
-from operators.upsert.latest import Chosen, LatestRows
+from ..core.segments import Groups
+from .latest import Chosen, LatestRows
 
 
 class Deduplicate(Named, BundleOperator):

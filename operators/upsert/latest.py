@@ -19,10 +19,11 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl
-from operators.core.arrays import BoolArray, Int64Array, take_rows
-from operators.core.changelog import arrival_order, distinct_rows, net_changes, take_changes
-from operators.core.expiring import key_times, row_times
-from operators.core.payload import Payload
+
+from ..core.arrays import BoolArray, Int64Array, take_rows
+from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
+from ..core.expiring import key_times, row_times
+from ..core.payload import Payload
 
 _MARK = pa.field("seen", pa.bool_(), nullable=False)
 

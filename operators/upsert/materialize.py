@@ -21,12 +21,13 @@ from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.core.arrays import Int64Array, concat_rows, index_among, row_ids, take_rows
-from operators.core.changelog import arrival_order, distinct_rows, net_changes, take_changes
-from operators.core.checks import Named
-from operators.core.expiring import row_times
-from operators.core.netting import Identified, Net, net_by_content, net_by_unique_key
-from operators.core.payload import Payload
+
+from ..core.arrays import Int64Array, concat_rows, index_among, row_ids, take_rows
+from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
+from ..core.checks import Named
+from ..core.expiring import row_times
+from ..core.netting import Identified, Net, net_by_content, net_by_unique_key
+from ..core.payload import Payload
 
 
 class UpsertMaterialize(Named, BundleOperator):

@@ -20,11 +20,12 @@ from asyncstate.changelog import RowKind
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.core.arrays import BoolArray, Int64Array, place_in_run, take_rows
-from operators.core.checks import Named
-from operators.core.condition import ConditionLike, RowCondition, check_condition
-from operators.core.segments import Groups
-from operators.upsert.latest import Chosen, LatestRows
+
+from ..core.arrays import BoolArray, Int64Array, place_in_run, take_rows
+from ..core.checks import Named
+from ..core.condition import ConditionLike, RowCondition, check_condition
+from ..core.segments import Groups
+from .latest import Chosen, LatestRows
 
 
 class ChangelogNormalize(Named, BundleOperator):

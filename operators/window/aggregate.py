@@ -15,15 +15,16 @@ import pyarrow as pa
 
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
-from operators.aggregate.declared import Aggregate, columns_of
-from operators.aggregate.operator import AggregateOperator
-from operators.core.checks import TimeDomain, check_insert_only, check_time_domain
-from operators.core.late import LateRows, check_late_output, with_late_output
-from operators.window.plan import WindowPlan
-from operators.window.session_values import SessionValues
-from operators.window.sessions import SessionAggregation
-from operators.window.slices import SliceAggregation, local_layout
-from operators.window.windows import SessionWindow, Window, check_window
+
+from ..aggregate.declared import Aggregate, columns_of
+from ..aggregate.operator import AggregateOperator
+from ..core.checks import TimeDomain, check_insert_only, check_time_domain
+from ..core.late import LateRows, check_late_output, with_late_output
+from .plan import WindowPlan
+from .session_values import SessionValues
+from .sessions import SessionAggregation
+from .slices import SliceAggregation, local_layout
+from .windows import SessionWindow, Window, check_window
 
 
 class Aggregation(Protocol):

@@ -18,11 +18,12 @@ import pyarrow as pa
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
-from operators.aggregate.declared import Aggregate
-from operators.aggregate.plan import AggregatePlan
-from operators.aggregate.states import Addition, AggregateStates, Change
-from operators.core.arrays import Int64Array, IntArray, count_up, place_among_equals, take_rows
-from operators.core.checks import check_distinct_names, check_insert_only, check_number
+
+from ..aggregate.declared import Aggregate
+from ..aggregate.plan import AggregatePlan
+from ..aggregate.states import Addition, AggregateStates, Change
+from ..core.arrays import Int64Array, IntArray, count_up, place_among_equals, take_rows
+from ..core.checks import check_distinct_names, check_insert_only, check_number
 
 _COUNT = pa.schema([pa.field("rows", pa.int64(), nullable=False)])
 

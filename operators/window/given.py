@@ -16,7 +16,8 @@ import pyarrow as pa
 from asyncstate.codec.times import event_times
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
-from operators.core.arrays import BoolArray, Int64Array
+
+from ..core.arrays import BoolArray, Int64Array
 
 START, END = "window_start", "window_end"
 

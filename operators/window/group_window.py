@@ -17,16 +17,17 @@ from asyncstate.durations import Duration
 from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
-from operators.aggregate.declared import Aggregate
-from operators.aggregate.operator import AggregateOperator
-from operators.core.checks import TimeDomain, check_has_time, check_time_domain
-from operators.core.late import LateRows, check_late_output, with_late_output
-from operators.window.aggregate import WindowAggregate
-from operators.window.counts import CountAggregation, CountWindow, count_schema
-from operators.window.plan import WindowPlan
-from operators.window.shown import Emission
-from operators.window.updated import UpdatedSessions, UpdatedSlices
-from operators.window.windows import SessionWindow, Window
+
+from ..aggregate.declared import Aggregate
+from ..aggregate.operator import AggregateOperator
+from ..core.checks import TimeDomain, check_has_time, check_time_domain
+from ..core.late import LateRows, check_late_output, with_late_output
+from .aggregate import WindowAggregate
+from .counts import CountAggregation, CountWindow, count_schema
+from .plan import WindowPlan
+from .shown import Emission
+from .updated import UpdatedSessions, UpdatedSlices
+from .windows import SessionWindow, Window
 
 
 class GroupWindowAggregate(WindowAggregate):

@@ -27,24 +27,25 @@ from asyncstate.operator import (
 )
 from asyncstate.state.columns import TimeRange
 from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
-from operators.core.arrays import BoolArray, Int8Array, Int64Array, row_ids, take_rows
-from operators.core.checks import Named, check_choice, check_has_time
-from operators.core.condition import check_condition
-from operators.core.due import DuePart, DueReader
-from operators.core.late import LateRows, check_late_pair
-from operators.core.netting import Net, net_by_content
-from operators.core.payload import Payload
-from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_keys, joined_schema, kept_keys, matchable_keys
-from operators.join.matches import Rows
-from operators.join.rules import JoinKind, rules
-from operators.join.sides import Added, ListSide, Own
-from operators.window.given import START, GivenWindows, check_given, given_ends
-from operators.window.pairs import final_rows, groups_of
-from operators.window.plan import WINDOW_COLUMNS, check_window_names, window_columns, window_time_type
-from operators.window.slices import windows_of
-from operators.window.time import OUT_OF_RANGE
-from operators.window.windows import SlicedWindow, check_sliced, due_until
+
+from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids, take_rows
+from ..core.checks import Named, check_choice, check_has_time
+from ..core.condition import check_condition
+from ..core.due import DuePart, DueReader
+from ..core.late import LateRows, check_late_pair
+from ..core.netting import Net, net_by_content
+from ..core.payload import Payload
+from ..join.condition import Condition, JoinCondition
+from ..join.inputs import check_keys, joined_schema, kept_keys, matchable_keys
+from ..join.matches import Rows
+from ..join.rules import JoinKind, rules
+from ..join.sides import Added, ListSide, Own
+from .given import START, GivenWindows, check_given, given_ends
+from .pairs import final_rows, groups_of
+from .plan import WINDOW_COLUMNS, check_window_names, window_columns, window_time_type
+from .slices import windows_of
+from .time import OUT_OF_RANGE
+from .windows import SlicedWindow, check_sliced, due_until
 
 _SIDES = ("left", "right")
 _LEFT_ONLY = ("semi", "anti")

@@ -17,9 +17,10 @@ import numpy as np
 
 from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyBatch
-from operators.core.arrays import Int8Array, Int64Array
-from operators.join.matches import Emission, Matches, Residual, Rows, equal_keys, join
-from operators.join.rules import JoinKind, rules
+
+from ..core.arrays import Int8Array, Int64Array
+from ..join.matches import Emission, Matches, Residual, Rows, equal_keys, join
+from ..join.rules import JoinKind, rules
 
 
 def groups_of(

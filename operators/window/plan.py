@@ -13,11 +13,12 @@ import pyarrow as pa
 
 from asyncstate.errors import SchemaError
 from asyncstate.operator import BelongsTo, BundleContext, InputSpec
-from operators.aggregate.declared import Aggregate
-from operators.aggregate.plan import AggregatePlan
-from operators.core.arrays import Int64Array
-from operators.core.checks import TimeDomain, check_distinct_names, check_has_time
-from operators.window.windows import WINDOW_TIME_US, SessionWindow, SlicedWindow, Window
+
+from ..aggregate.declared import Aggregate
+from ..aggregate.plan import AggregatePlan
+from ..core.arrays import Int64Array
+from ..core.checks import TimeDomain, check_distinct_names, check_has_time
+from .windows import WINDOW_TIME_US, SessionWindow, SlicedWindow, Window
 
 WINDOW_COLUMNS = ("window_start", "window_end", "window_time")
 

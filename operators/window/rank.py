@@ -26,18 +26,19 @@ from asyncstate.operator import (
     OutputSpec,
 )
 from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
-from operators.core.arrays import Int64Array, take_rows
-from operators.core.checks import Named, check_choice, check_has_time, check_insert_only, check_number
-from operators.core.due import DuePart, DueReader
-from operators.core.late import LateRows, check_late_output, with_late_output
-from operators.core.ordering import OrderBy, order_columns
-from operators.rank.best import BestRows
-from operators.rank.numbers import RankFunction, RankTable
-from operators.rank.plan import RankPlan, RankRows, RankSettings
-from operators.window.given import GivenWindows, check_given, given_ends
-from operators.window.plan import WINDOW_COLUMNS, window_columns, window_time_type
-from operators.window.time import OUT_OF_RANGE
-from operators.window.windows import SlicedWindow, check_sliced, due_until
+
+from ..core.arrays import Int64Array, take_rows
+from ..core.checks import Named, check_choice, check_has_time, check_insert_only, check_number
+from ..core.due import DuePart, DueReader
+from ..core.late import LateRows, check_late_output, with_late_output
+from ..core.ordering import OrderBy, order_columns
+from ..rank.best import BestRows
+from ..rank.numbers import RankFunction, RankTable
+from ..rank.plan import RankPlan, RankRows, RankSettings
+from .given import GivenWindows, check_given, given_ends
+from .plan import WINDOW_COLUMNS, window_columns, window_time_type
+from .time import OUT_OF_RANGE
+from .windows import SlicedWindow, check_sliced, due_until
 
 
 class WindowRank(Named, BundleOperator):

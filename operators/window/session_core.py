@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from operators.core.arrays import Int64Array, IntArray
+from ..core.arrays import Int64Array, IntArray
 
 
 class Spans(NamedTuple):

@@ -21,13 +21,14 @@ from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from operators.core.arrays import BoolArray, Int64Array, take_rows
-from operators.core.due import PART_ROWS
-from operators.core.payload import Payload
-from operators.window.plan import WindowPlan, window_columns
-from operators.window.session_core import Spans, sessions_at
-from operators.window.sessions import SessionAggregation
-from operators.window.windows import SessionWindow
+
+from ..core.arrays import BoolArray, Int64Array, take_rows
+from ..core.due import PART_ROWS
+from ..core.payload import Payload
+from .plan import WindowPlan, window_columns
+from .session_core import Spans, sessions_at
+from .sessions import SessionAggregation
+from .windows import SessionWindow
 
 
 class SessionRows(SessionAggregation):

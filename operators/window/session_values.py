@@ -14,14 +14,15 @@ import pyarrow as pa
 
 from asyncstate.futures import StateFuture
 from asyncstate.operator import BundleContext, OperatorContext
-from operators.aggregate.aggregator import KeyedRows, chosen_rows
-from operators.aggregate.distinct import DistinctValues
-from operators.aggregate.plan import AggregatePlan
-from operators.core.arrays import Int8Array, Int64Array, row_ids
-from operators.core.segments import Groups
-from operators.window.plan import WindowPlan, window_columns
-from operators.window.session_rows import SessionRows
-from operators.window.windows import SessionWindow
+
+from ..aggregate.aggregator import KeyedRows, chosen_rows
+from ..aggregate.distinct import DistinctValues
+from ..aggregate.plan import AggregatePlan
+from ..core.arrays import Int8Array, Int64Array, row_ids
+from ..core.segments import Groups
+from .plan import WindowPlan, window_columns
+from .session_rows import SessionRows
+from .windows import SessionWindow
 
 
 class SessionValues(SessionRows):

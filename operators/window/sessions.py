@@ -21,14 +21,15 @@ from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorCo
 from asyncstate.state.columns import ColumnState, ColumnStateDescriptor
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from operators.core.arrays import BoolArray, Int64Array
-from operators.core.due import DuePart, DueReader
-from operators.core.late import LATE_ROWS
-from operators.core.segments import Groups, content_of, without_missing
-from operators.window.plan import WindowPlan
-from operators.window.session_core import Merged, Spans, merge_sessions, sessions_at
-from operators.window.time import BundleTime
-from operators.window.windows import SessionWindow
+
+from ..core.arrays import BoolArray, Int64Array
+from ..core.due import DuePart, DueReader
+from ..core.late import LATE_ROWS
+from ..core.segments import Groups, content_of, without_missing
+from .plan import WindowPlan
+from .session_core import Merged, Spans, merge_sessions, sessions_at
+from .time import BundleTime
+from .windows import SessionWindow
 
 _SPAN = [pa.field("start", pa.int64()), pa.field("end", pa.int64())]
 _INDEX = pa.schema([pa.field("open", pa.bool_())])

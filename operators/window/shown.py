@@ -25,10 +25,11 @@ from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, BundleContext, OperatorContext
 from asyncstate.state.column_maps import ColumnMapStateDescriptor
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
-from operators.core.arrays import BoolArray, Int64Array
-from operators.core.changelog import distinct, net_changes, take_changes
-from operators.core.checks import TimeDomain
-from operators.window.plan import WindowPlan, window_columns
+
+from ..core.arrays import BoolArray, Int64Array
+from ..core.changelog import distinct, net_changes, take_changes
+from ..core.checks import TimeDomain
+from .plan import WindowPlan, window_columns
 
 _DUE, _START, _RESULTS = 0, 1, 2
 

@@ -24,15 +24,16 @@ from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalSlices
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columns import ColumnState, ColumnStateDescriptor, TimeRange
-from operators.aggregate.local_layout import LocalLayout
-from operators.aggregate.states import Addition, AggregateStates
-from operators.core.arrays import Int64Array, count_up
-from operators.core.due import DuePart, DueReader
-from operators.core.late import LateRows
-from operators.core.segments import Groups
-from operators.window.plan import WindowPlan
-from operators.window.time import BundleTime
-from operators.window.windows import SlicedWindow
+
+from ..aggregate.local_layout import LocalLayout
+from ..aggregate.states import Addition, AggregateStates
+from ..core.arrays import Int64Array, count_up
+from ..core.due import DuePart, DueReader
+from ..core.late import LateRows
+from ..core.segments import Groups
+from .plan import WindowPlan
+from .time import BundleTime
+from .windows import SlicedWindow
 
 MERGE_ROWS = 1 << 18
 """Slices that are merged into windows at a time; one window may have more."""

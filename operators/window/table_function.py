@@ -25,19 +25,20 @@ from asyncstate.operator import (
     OperatorContext,
     OutputSpec,
 )
-from operators.core.arrays import take_rows
-from operators.core.checks import Named, TimeDomain, check_has_time, check_insert_only, check_time_domain
-from operators.core.late import check_late_output, with_late_output
-from operators.window.plan import (
+
+from ..core.arrays import take_rows
+from ..core.checks import Named, TimeDomain, check_has_time, check_insert_only, check_time_domain
+from ..core.late import check_late_output, with_late_output
+from .plan import (
     WINDOW_COLUMNS,
     WindowPlan,
     check_window_names,
     window_columns,
     window_time_type,
 )
-from operators.window.session_rows import SessionRows
-from operators.window.time import OUT_OF_RANGE
-from operators.window.windows import SessionWindow, SlicedWindow, Window, check_sliced, check_window
+from .session_rows import SessionRows
+from .time import OUT_OF_RANGE
+from .windows import SessionWindow, SlicedWindow, Window, check_sliced, check_window
 
 
 class WindowTableFunction(Named, BundleOperator):

@@ -26,9 +26,10 @@ from asyncstate.operator import (
     OperatorContext,
     RecordContext,
 )
-from operators.core.arrays import Int64Array
-from operators.core.checks import TimeDomain
-from operators.window.windows import Window, due_until
+
+from ..core.arrays import Int64Array
+from ..core.checks import TimeDomain
+from .windows import Window, due_until
 
 OUT_OF_RANGE: Final = "event_times_out_of_range"
 """The counter of rows that are dropped because a window of theirs would begin or end beyond int64 microseconds."""

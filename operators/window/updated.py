@@ -20,16 +20,17 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import BundleContext, OperatorContext
 from asyncstate.state.columns import Columns, TimeRange
 from asyncstate.state.list_columns import ListColumns
-from operators.aggregate.states import Addition
-from operators.core.arrays import BoolArray, Int64Array, IntArray, row_ids, take_rows
-from operators.core.due import DueReader
-from operators.core.late import LateRows
-from operators.window.plan import WindowPlan
-from operators.window.session_core import Merged, Spans
-from operators.window.sessions import SessionAggregation
-from operators.window.shown import Emission, ShownWindows, Windows
-from operators.window.slices import SliceAggregation
-from operators.window.windows import SessionWindow, SlicedWindow
+
+from ..aggregate.states import Addition
+from ..core.arrays import BoolArray, Int64Array, IntArray, row_ids, take_rows
+from ..core.due import DueReader
+from ..core.late import LateRows
+from .plan import WindowPlan
+from .session_core import Merged, Spans
+from .sessions import SessionAggregation
+from .shown import Emission, ShownWindows, Windows
+from .slices import SliceAggregation
+from .windows import SessionWindow, SlicedWindow
 
 _ACCUMULATORS = 2  # of a stored session: behind its start and end
 

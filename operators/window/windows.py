@@ -18,7 +18,8 @@ import numpy as np
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from operators.core.arrays import Int64Array, count_up
+
+from ..core.arrays import Int64Array, count_up
 
 T = TypeVar("T", int, Int64Array)
 

@@ -24,8 +24,9 @@ from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.functions.aggregate import MutableRow, view_of
 from asyncstate.operator import OperatorContext
 from asyncstate.state.bundle_views import BundleViews, ListViews, MapViews, ValueViews
-from operators.aggregate.aggregator import State
-from operators.core.arrays import BoolArray
+
+from ...core.arrays import BoolArray
+from ..aggregator import State
 
 _VIEWS: dict[str, Callable[..., BundleViews[Any]]] = {"map": MapViews, "list": ListViews, "value": ValueViews}
 

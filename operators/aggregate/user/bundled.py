@@ -27,12 +27,13 @@ from asyncstate.functions.aggregate import (
 )
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import BundleContext
-from operators.aggregate.aggregator import Aggregator, KeyedRows, State, Updated, counted_rows
-from operators.aggregate.user.accumulator import AccumulatorForm
-from operators.aggregate.user.function import Segments
-from operators.aggregate.user.slide import Frames, Moves
-from operators.core.arrays import Int64Array, take_rows
-from operators.core.segments import Groups
+
+from ...core.arrays import Int64Array, take_rows
+from ...core.segments import Groups
+from ..aggregator import Aggregator, KeyedRows, State, Updated, counted_rows
+from .accumulator import AccumulatorForm
+from .function import Segments
+from .slide import Frames, Moves
 
 
 class BundledAggregator(Aggregator):

@@ -27,12 +27,13 @@ from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import AggregateFunction, has_method
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
-from operators.aggregate.aggregator import Aggregator, KeyedRows, State, Updated, counted_rows
-from operators.aggregate.user.accumulator import AccumulatorForm
-from operators.aggregate.user.slide import Frames, Moves
-from operators.core.arrays import BoolArray, Int8Array, Int64Array, index_among, row_ids
-from operators.core.netting import net_by_content
-from operators.core.segments import Groups
+
+from ...core.arrays import BoolArray, Int8Array, Int64Array, index_among, row_ids
+from ...core.netting import net_by_content
+from ...core.segments import Groups
+from ..aggregator import Aggregator, KeyedRows, State, Updated, counted_rows
+from .accumulator import AccumulatorForm
+from .slide import Frames, Moves
 
 
 class Segments(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from operators.core.arrays import BoolArray, Int8Array, Int64Array, count_up
+from ...core.arrays import BoolArray, Int8Array, Int64Array, count_up
 
 
 class Frames(NamedTuple):

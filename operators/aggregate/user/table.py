@@ -19,10 +19,11 @@ import pyarrow as pa
 from asyncstate.errors import SchemaError
 from asyncstate.functions.aggregate import TableAggregateFunction, has_method
 from asyncstate.operator import BundleContext
-from operators.aggregate.aggregator import KeyedRows, State, Updated
-from operators.aggregate.user.function import Segments, UserAggregator
-from operators.core.arrays import BoolArray, Int64Array
-from operators.core.row_shape import RowShape
+
+from ...core.arrays import BoolArray, Int64Array
+from ...core.row_shape import RowShape
+from ..aggregator import KeyedRows, State, Updated
+from .function import Segments, UserAggregator
 
 _ADDED = pa.field("added", pa.bool_(), nullable=False)
 

@@ -23,11 +23,12 @@ from asyncstate.functions.aggregate import (
     has_method,
     view_of,
 )
-from operators.aggregate.declared import Aggregate, Binding, Kind, Output
-from operators.aggregate.user.accumulator import as_type
-from operators.aggregate.user.bundled import BundledAggregator
-from operators.aggregate.user.function import UserAggregator
-from operators.aggregate.user.table import TableAggregator
+
+from ..declared import Aggregate, Binding, Kind, Output
+from .accumulator import as_type
+from .bundled import BundledAggregator
+from .function import UserAggregator
+from .table import TableAggregator
 
 ArrowType: TypeAlias = pa.DataType | pa.Schema
 AnyFunction = AggregateFunction | BundledAggregateFunction

@@ -20,16 +20,17 @@ from asyncstate.operator import InputSpec, OperatorContext
 from asyncstate.state.list_blocks import ListHeads, empty_heads
 from asyncstate.state.list_columns import ListColumns
 from asyncstate.state.time_first_lists import TimeFirstListDescriptor
-from operators.core.arrays import BoolArray, Int64Array, take_rows
-from operators.join.interval.interval import Interval
-from operators.join.interval.rows import (
+
+from ...core.arrays import BoolArray, Int64Array, take_rows
+from .interval import Interval
+from .rows import (
     NewRows,
     RowForm,
     by_cell,
     free_name,
     remove_over,
 )
-from operators.join.interval.unmatched import UnmatchedRows
+from .unmatched import UnmatchedRows
 
 REWRITE_ROWS: Final = 128
 """A list this long is written anew when a read finds that most of it is of no more use."""

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from operators.core.arrays import Int64Array
-from operators.join.matches import Candidates
+
+from ...core.arrays import Int64Array
+from ..matches import Candidates
 
 BOUND_MAX_US = 1 << 60
 """The longest bound, 36,000 years."""

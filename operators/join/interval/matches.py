@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from operators.core.arrays import BoolArray, Int64Array
-from operators.join.interval.interval import TimedRows
-from operators.join.interval.rows import NewRows
-from operators.join.matches import Matches, Residual, Rows
-from operators.join.rules import JoinKind, rules
+from ...core.arrays import BoolArray, Int64Array
+from ..matches import Matches, Residual, Rows
+from ..rules import JoinKind, rules
+from .interval import TimedRows
+from .rows import NewRows
 
 
 class IntervalMatches:

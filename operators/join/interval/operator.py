@@ -29,8 +29,9 @@ from asyncstate.operator import (
     OperatorContext,
 )
 from asyncstate.state.list_blocks import ListHeads
-from operators.core.arrays import BoolArray, Int64Array, take_rows
-from operators.core.checks import (
+
+from ...core.arrays import BoolArray, Int64Array, take_rows
+from ...core.checks import (
     Named,
     TimeDomain,
     check_choice,
@@ -38,15 +39,15 @@ from operators.core.checks import (
     check_insert_only,
     check_time_domain,
 )
-from operators.core.condition import check_condition
-from operators.join.condition import Condition, JoinCondition
-from operators.join.inputs import check_keys, joined_schema, kept_keys, matchable_keys
-from operators.join.interval.found import Found, IntervalSide, Traits
-from operators.join.interval.interval import BOUND_MAX_US, Interval
-from operators.join.interval.matches import IntervalMatches
-from operators.join.interval.rows import NewRows
-from operators.join.matches import oriented
-from operators.join.rules import JoinKind, rules
+from ...core.condition import check_condition
+from ..condition import Condition, JoinCondition
+from ..inputs import check_keys, joined_schema, kept_keys, matchable_keys
+from ..matches import oriented
+from ..rules import JoinKind, rules
+from .found import Found, IntervalSide, Traits
+from .interval import BOUND_MAX_US, Interval
+from .matches import IntervalMatches
+from .rows import NewRows
 
 _SIDES = ("left", "right")
 _LEFT_ONLY = ("semi", "anti")

@@ -16,8 +16,9 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import event_times
 from asyncstate.state.time_first_lists import TimeFirstListState
-from operators.core.arrays import BoolArray, Int64Array, take_rows
-from operators.join.interval.interval import Grid
+
+from ...core.arrays import BoolArray, Int64Array, take_rows
+from .interval import Grid
 
 
 @dataclass(frozen=True)

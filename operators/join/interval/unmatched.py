@@ -19,10 +19,11 @@ from asyncstate.operator import OperatorContext
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns
 from asyncstate.state.time_first_lists import TimeFirstListDescriptor
-from operators.core.arrays import BoolArray, Int64Array, take_rows
-from operators.core.due import DueReader
-from operators.join.interval.interval import FILE_US_MIN, Grid, TimedRows
-from operators.join.interval.rows import NewRows, RowForm, by_cell, remove_over
+
+from ...core.arrays import BoolArray, Int64Array, take_rows
+from ...core.due import DueReader
+from .interval import FILE_US_MIN, Grid, TimedRows
+from .rows import NewRows, RowForm, by_cell, remove_over
 
 
 class UnmatchedRows:

@@ -28,7 +28,8 @@ from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl, check_ttl
-from operators.core.arrays import (
+
+from ...core.arrays import (
     BoolArray,
     Int8Array,
     Int64Array,
@@ -37,14 +38,14 @@ from operators.core.arrays import (
     row_ids,
     take_rows,
 )
-from operators.core.checks import Named, check_choice, check_insert_only, check_number
-from operators.core.condition import ConditionLike, RowCondition, check_condition
-from operators.core.expiring import row_times
-from operators.core.netting import Net, net_by_content
-from operators.core.payload import Payload
-from operators.join.inputs import joined_schema
-from operators.join.lookup.answers import Answers
-from operators.join.lookup.requests import LookupCache, Requests, Retry
+from ...core.checks import Named, check_choice, check_insert_only, check_number
+from ...core.condition import ConditionLike, RowCondition, check_condition
+from ...core.expiring import row_times
+from ...core.netting import Net, net_by_content
+from ...core.payload import Payload
+from ..inputs import joined_schema
+from .answers import Answers
+from .requests import LookupCache, Requests, Retry
 
 LookupJoinKind = Literal["left", "inner"]
 LookupLike = Lookup | Callable[[Sequence[Key]], Any]

@@ -24,7 +24,8 @@ from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.lookups.base import Key, Rows
 from asyncstate.operator import BundleContext
-from operators.core.checks import check_number
+
+from ...core.checks import check_number
 
 
 @dataclass(frozen=True)

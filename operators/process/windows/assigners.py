@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from asyncstate.durations import Duration, microseconds
 from asyncstate.functions import TimeWindow, Trigger, WindowAssigner
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Row
-from operators.core.checks import TimeDomain
-from operators.process.windows.triggers import event_time, never, processing_time
-from operators.window.windows import SessionWindow, Window
+
+from ...core.checks import TimeDomain
+from ...window.windows import SessionWindow, Window
+from .triggers import event_time, never, processing_time
 
 
 class _Global(WindowAssigner):

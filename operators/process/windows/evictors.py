@@ -15,7 +15,8 @@ from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Evictor, TimedRow, TimeWindow
 from asyncstate.operator import Row
-from operators.core.checks import check_number
+
+from ...core.checks import check_number
 
 Left = Callable[[Sequence[TimedRow]], Sequence[TimedRow]]
 

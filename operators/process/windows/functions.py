@@ -29,17 +29,18 @@ from asyncstate.functions import (
 )
 from asyncstate.futures import StateFuture
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row, Timer
-from operators.core.checks import TimeDomain, check_distinct_names, check_has_time, check_time_domain
-from operators.core.late import check_late_output
-from operators.core.row_shape import RowShape
-from operators.process.operator import FunctionOperator
-from operators.process.results import emit_rows, resolved
-from operators.process.windows.assigners import assigner_of
-from operators.process.windows.rows import AlignedRows, SessionRows, WindowRows
-from operators.process.windows.triggered import TriggeredRows
-from operators.window.plan import WINDOW_COLUMNS, window_time_type
-from operators.window.time import WindowTime
-from operators.window.windows import WINDOW_TIME_US, SessionWindow, Window, check_window
+
+from ...core.checks import TimeDomain, check_distinct_names, check_has_time, check_time_domain
+from ...core.late import check_late_output
+from ...core.row_shape import RowShape
+from ...window.plan import WINDOW_COLUMNS, window_time_type
+from ...window.time import WindowTime
+from ...window.windows import WINDOW_TIME_US, SessionWindow, Window, check_window
+from ..operator import FunctionOperator
+from ..results import emit_rows, resolved
+from .assigners import assigner_of
+from .rows import AlignedRows, SessionRows, WindowRows
+from .triggered import TriggeredRows
 
 
 class _WindowOperator(FunctionOperator):

@@ -23,8 +23,9 @@ from asyncstate.functions import TimeWindow
 from asyncstate.futures import to_iterable
 from asyncstate.operator import OperatorContext, RecordContext, Row, Timer, row_type
 from asyncstate.state import ListState, ListStateDescriptor, ValueState, ValueStateDescriptor
-from operators.window.time import OUT_OF_RANGE, WindowTime
-from operators.window.windows import SessionWindow, SlicedWindow, Window
+
+from ...window.time import OUT_OF_RANGE, WindowTime
+from ...window.windows import SessionWindow, SlicedWindow, Window
 
 ROWS_STATE: Final = "_rows"
 SESSIONS_STATE: Final = "_sessions"

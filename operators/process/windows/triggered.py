@@ -34,9 +34,10 @@ from asyncstate.operator import (
     row_type,
 )
 from asyncstate.state import ListState, ListStateDescriptor, ValueState, ValueStateDescriptor
-from operators.process.results import resolved
-from operators.process.windows.rows import ROWS_STATE, Expire, Fire
-from operators.window.time import OUT_OF_RANGE, WindowTime
+
+from ...window.time import OUT_OF_RANGE, WindowTime
+from ..results import resolved
+from .rows import ROWS_STATE, Expire, Fire
 
 WINDOWS_STATE: Final = "_windows"
 _TIME: Final = "window:time"

@@ -19,7 +19,8 @@ from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.functions import TimeWindow, Trigger, TriggerContext, TriggerResult
 from asyncstate.operator import Row
-from operators.core.checks import check_number
+
+from ...core.checks import check_number
 
 _CONTINUE, _FIRE = TriggerResult.CONTINUE, TriggerResult.FIRE
 

@@ -26,12 +26,13 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns
-from operators.core.arrays import BoolArray, Int64Array, concat_rows, place_in_run, take_rows
-from operators.rank.all_rows.behind import ARRIVAL, Behind, Found
-from operators.rank.all_rows.blocks import BlockSizes, Bounds, block_of
-from operators.rank.best import Merged, RankState, Steps, top_lists
-from operators.rank.numbers import Outcome, Ranked, RankTable, sequences_differ
-from operators.rank.plan import RankPlan, RankRows
+
+from ...core.arrays import BoolArray, Int64Array, concat_rows, place_in_run, take_rows
+from ..best import Merged, RankState, Steps, top_lists
+from ..numbers import Outcome, Ranked, RankTable, sequences_differ
+from ..plan import RankPlan, RankRows
+from .behind import ARRIVAL, Behind, Found
+from .blocks import BlockSizes, Bounds, block_of
 
 SIZES = BlockSizes()
 

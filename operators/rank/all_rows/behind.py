@@ -24,8 +24,11 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from operators.core.arrays import BoolArray, Int64Array, concat_rows, place_in_run, take_rows
-from operators.rank.all_rows.blocks import (
+
+from ...core.arrays import BoolArray, Int64Array, concat_rows, place_in_run, take_rows
+from ..numbers import RankTable
+from ..plan import RankPlan
+from .blocks import (
     BlockSizes,
     Bounds,
     block_of,
@@ -34,8 +37,6 @@ from operators.rank.all_rows.blocks import (
     live_events,
     occurs_in,
 )
-from operators.rank.numbers import RankTable
-from operators.rank.plan import RankPlan
 
 Step = Generator[StateFuture[Any], None, Any]
 

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from operators.core.arrays import BoolArray, Int64Array, place_in_run, take_rows
-from operators.core.ordering import differs_from_last, sorted_by
-from operators.rank.numbers import RankTable
-from operators.rank.plan import RankPlan
+from ...core.arrays import BoolArray, Int64Array, place_in_run, take_rows
+from ...core.ordering import differs_from_last, sorted_by
+from ..numbers import RankTable
+from ..plan import RankPlan
 
 
 @dataclass(frozen=True)
