@@ -1,8 +1,8 @@
 """Fast keyed state for Spark Structured Streaming, driven by StateFutures.
 
 What an operator author needs. The Spark job is in ``asyncstate.spark``, the test harness in
-``asyncstate.testing``, ready-made operators in ``operators``. Importing this package starts nothing and loads
-neither Spark nor RocksDB.
+``asyncstate.testing``, ready-made operators in ``asyncstate.operators``. Importing this package starts nothing and
+loads neither Spark nor RocksDB.
 """
 
 from asyncstate.changelog import RowKind

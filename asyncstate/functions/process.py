@@ -1,7 +1,7 @@
 """Functions of rows, timers and windows.
 
 Owns: ``Function``, its kinds (map, flat map, filter, reduce, process; on one input, two inputs, windows, or beside a
-broadcast input), ``TimeWindow`` and ``WindowContext``. ``operators`` runs them.
+broadcast input), ``TimeWindow`` and ``WindowContext``. ``asyncstate.operators`` runs them.
 Invariant: abstract classes only; a function sees rows, state and contexts and knows nothing of who runs it.
 Must not import state, storage, execution, runtime or Spark.
 

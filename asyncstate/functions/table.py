@@ -1,7 +1,8 @@
 """Process table functions: what they declare by type hints.
 
 Owns: ``ProcessTableFunction``, the hints of its tables (``SetTable``, ``RowTable``, ``BroadcastTable``, ``TableHint``)
-and of its states (``StateHint``), and ``table_function``, which declares a plain function. ``operators`` runs them.
+and of its states (``StateHint``), and ``table_function``, which declares a plain function. ``asyncstate.operators``
+runs them.
 Invariant: declarations only; a function sees rows, views and contexts and knows nothing of who runs it.
 Must not import state, storage, execution, runtime or Spark.
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from asyncstate.operators import ChangelogNormalize, GroupAggregate, Join, count, sum_
 from asyncstate.spark import MicroBatch, StreamingJob, build_session, last_changes
 from asyncstate.spark.sources import POSITIONS, debezium_json
-from operators import ChangelogNormalize, GroupAggregate, Join, count, sum_
 
 ORDERS = "id bigint not null, customer int, amount decimal(10, 2), placed timestamp"
 CUSTOMERS = "id int not null, country string"

@@ -23,10 +23,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from asyncstate.operators import GroupAggregate, LookupJoin, Rank, desc, sum_
 from asyncstate.spark import StreamingJob, build_session
 from asyncstate.spark.sinks import SqliteTarget, UpsertSink
 from asyncstate.spark.sources import debezium_json
-from operators import GroupAggregate, LookupJoin, Rank, desc, sum_
 
 ORDERS = "id bigint not null, product string, amount bigint"
 CATEGORIES = {"lamp": "light", "candle": "light", "chair": "seat", "sofa": "seat"}

@@ -30,7 +30,7 @@ class SortLimit(Rank):
     is taken back. A changelog input takes rows back by their whole content, and the next row comes up.
 
     >>> from asyncstate.testing import OperatorHarness
-    >>> from operators import desc
+    >>> from asyncstate.operators import desc
     >>> bids = pa.schema([("bidder", pa.string()), ("price", pa.int64())])
     >>> with OperatorHarness(SortLimit(desc("price"), 2), bids, None) as harness:
     ...     harness.push([("ann", 5), ("bob", 9), ("eve", 7)])

@@ -44,7 +44,7 @@ class TemporalSort(Named, BundleOperator):
     Without a key the order is one over all rows, and one partition has them; with a key it holds for each key.
 
     >>> from asyncstate.testing import OperatorHarness
-    >>> from operators import desc
+    >>> from asyncstate.operators import desc
     >>> bids = pa.schema([("item", pa.string()), ("price", pa.int64()), ("at", pa.timestamp("us"))])
     >>> with OperatorHarness(TemporalSort(desc("price")), bids, None, event_time="at") as harness:
     ...     harness.push([("pen", 3, 20), ("cup", 4, 10), ("hat", 7, 10), ("bag", 1, 30)])

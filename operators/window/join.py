@@ -62,7 +62,7 @@ class WindowJoin(Named, BundleOperator):
 
     >>> import pyarrow as pa
     >>> from asyncstate.testing import OperatorHarness
-    >>> from operators.window.windows import tumble
+    >>> from asyncstate.operators import tumble
     >>> offers = pa.schema([("item", pa.string()), ("price", pa.int64()), ("at", pa.timestamp("us"))])
     >>> bids = pa.schema([("item", pa.string()), ("bid", pa.int64()), ("at", pa.timestamp("us"))])
     >>> join = WindowJoin("left", window=tumble("10 seconds"))

@@ -65,7 +65,7 @@ class WindowRank(Named, BundleOperator):
     belong to the state's declaration.
 
     >>> from asyncstate.testing import OperatorHarness
-    >>> from operators import desc, tumble
+    >>> from asyncstate.operators import desc, tumble
     >>> bids = pa.schema([("item", pa.string()), ("price", pa.int64()), ("at", pa.timestamp("us"))])
     >>> best = WindowRank(desc("price"), 1, window=tumble("10 seconds"))
     >>> with OperatorHarness(best, bids, ["item"], event_time="at") as harness:

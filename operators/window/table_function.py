@@ -61,7 +61,7 @@ class WindowTableFunction(Named, BundleOperator):
     ``late_output`` names. State: ``rows``, and ``sessions`` and ``session_ends`` as ``WindowAggregate`` has them.
 
     >>> from asyncstate.testing import OperatorHarness
-    >>> from operators import hop
+    >>> from asyncstate.operators import hop
     >>> bids = pa.schema([("item", pa.string()), ("at", pa.timestamp("us"))])
     >>> windows = WindowTableFunction(hop("10 seconds", "5 seconds"))
     >>> with OperatorHarness(windows, bids, None, event_time="at") as harness:

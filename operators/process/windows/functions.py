@@ -209,15 +209,16 @@ class WindowApply(_WindowOperator):
     windows that are gone are counted (``late_rows_dropped``) and dropped, or go to the side output that ``late_output``
     names, with the input's columns. The input must be insert-only.
 
-    ``trigger`` decides when a window fires (``operators.triggers``, or a ``Trigger`` of your own), ``evictor`` which
-    rows the function sees and which stay (``operators.evictors``), ``assigner``, in place of ``window``, which windows
-    a row is in (``operators.assigners``). Late rows within the allowed lateness go to the trigger.
+    ``trigger`` decides when a window fires (one of ``asyncstate.operators.triggers``, or a ``Trigger`` of your own),
+    ``evictor`` which rows the function sees and which stay (of ``evictors`` there), ``assigner``, in place of
+    ``window``, which windows a row is in (of ``assigners`` there). Late rows within the allowed lateness go to the
+    trigger.
 
     State: all rows of open windows, in ``_rows``; a row is stored for each of its windows, and read as a whole when a
     window fires. Where aggregates will do use WindowAggregate, which stores one row a slice.
 
     >>> from asyncstate.testing import OperatorHarness
-    >>> from operators import tumble
+    >>> from asyncstate.operators import tumble
     >>> sales = pa.schema([("shop", pa.string()), ("amount", pa.int64()), ("time", pa.timestamp("us"))])
     >>> largest = WindowApply(
     ...     lambda key, window, rows: [(*key, window.end, max(row.amount for row in rows))],
