@@ -27,7 +27,7 @@ from asyncstate.runtime.ordering import check_ordered, ordered_states
 from asyncstate.runtime.outputs import bound, late_outputs
 from asyncstate.runtime.sequencing import SeenSequence, check_sequences, seen_states
 from asyncstate.runtime.stateless_checks import check_keeps_nothing
-from asyncstate.state import ExpiringState, StateTtl, Trial, with_decoded_values
+from asyncstate.state import ExpiringState, StateTtl, Trial, with_known_values
 from asyncstate.state.versions import evolved, wrong_kind
 from asyncstate.storage import StateSpec
 
@@ -82,7 +82,7 @@ class TaskContext:
         self._trial_of = trial_of
         # That option is for waiting reads: whatever is answered without the sink would hide one. Writes that state
         # objects hold back are bounded by the cache of writes, too.
-        self._decoded_bytes = (
+        self._known_bytes = (
             0 if config.batch_hot_reads else min(config.read_cache_size_bytes, config.write_cache_size_bytes)
         )
         self._place = masked(config.checkpoint_dir or "")
@@ -112,7 +112,7 @@ class TaskContext:
         self._declared[name] = spec
         state = descriptor.bind(self._sink, spec.id, self, spec.types)
         if self._trial_of is not None:
-            state = with_decoded_values(state, self._decoded_bytes, self._trial_of(name))
+            state = with_known_values(state, self._known_bytes, self._trial_of(name))
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
         if ttl is not None:
             self.expiring.append((ttl, cast(ExpiringState, state)))

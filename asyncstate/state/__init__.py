@@ -4,10 +4,10 @@ Owns: the state kinds of both grains and the timers. Must not import storage, ex
 """
 
 from asyncstate.state.aggregating import AggregateFunction, AggregatingState
+from asyncstate.state.binding import with_known_values
 from asyncstate.state.broadcast import BroadcastState, BroadcastStateDescriptor
 from asyncstate.state.column_maps import ColumnMapState, ColumnMapStateDescriptor, MapEntries, MapTimeRange
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
-from asyncstate.state.decoded_states import with_decoded_values
 from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from asyncstate.state.expiry import time_of
 from asyncstate.state.fold_descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
@@ -80,5 +80,5 @@ __all__ = [
     "state_size",
     "time_of",
     "turn_of",
-    "with_decoded_values",
+    "with_known_values",
 ]

@@ -1,21 +1,25 @@
 """What all state objects of one declared state share, and the error for using one wrongly.
 
-Owns: ``Binding``, ``KeyedState`` (the base of the record-grain kinds) and the bytes that go behind the key.
+Owns: ``Binding``, ``KeyedState`` (the base of the record-grain kinds), ``with_known_values``, and the bytes that go
+behind the key.
 Invariant: a store key is ``[key group][state id][key][namespace: 8 bytes, if declared][user key or index]``.
 Must not import storage, execution or operators.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self, TypeVar
 
 from asyncstate.codec import PlainValues, encode_namespace
 from asyncstate.errors import StateAccessError
 from asyncstate.requests import StateSink
 from asyncstate.state.cursors import CursorRegistry
-from asyncstate.state.decoded import DecodedValues
 from asyncstate.state.expiry import Expiry
+from asyncstate.state.known import KnownValues
+from asyncstate.state.trials import Trial
+
+S = TypeVar("S")
 
 NO_NAMESPACE: Final = b""
 
@@ -29,7 +33,7 @@ class Binding:
     ``decode_packed`` and ``decode_keys`` do many at once (see ``ValueCodec`` and ``KeyCodec``). ``expiry`` is None
     without a ttl.
     ``function`` is what a state that folds what is added folds with. ``plain`` and ``plain_key`` tell whether values
-    and a map's user keys may be kept as Python objects; ``decoded`` has them if they are.
+    and a map's user keys may be kept as Python objects; ``known`` has them if they are.
     """
 
     name: str
@@ -50,7 +54,7 @@ class Binding:
     function: Any = None
     plain: PlainValues | None = None
     plain_key: type | None = None
-    decoded: DecodedValues | None = None
+    known: KnownValues | None = None
     cursors: CursorRegistry = field(default_factory=dict)
     waiting: dict[bytes, Any] = field(default_factory=dict)
 
@@ -92,6 +96,10 @@ class KeyedState:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} '{self._binding.name}' of '{self._binding.uid}'>"
 
+    def _may_know(self) -> bool:
+        """Whether the state can use ``KnownValues``, given values that nobody can change."""
+        return False
+
     def _prefix(self) -> bytes:
         context: Any = self._sink.current
         try:
@@ -99,6 +107,14 @@ class KeyedState:
         except (AttributeError, TypeError):
             raise self._misuse() from None
         return prefix
+
+    def _own_key(self) -> bytes:
+        """What stands for the record's key and the namespace in ``KnownValues``."""
+        context: Any = self._sink.current
+        try:
+            return context.encoded_key + self._suffix  # type: ignore[no-any-return]
+        except (AttributeError, TypeError):
+            raise self._misuse() from None
 
     def _misuse(self) -> StateAccessError:
         """The error for a store key that could not be built."""
@@ -114,3 +130,18 @@ class KeyedState:
             f"{label} was used without a current key; use it in process(), in on_timer(), or in a callback "
             "chained to a state future of the record"
         )
+
+
+def with_known_values(state: S, limit_bytes: int, trial: Trial) -> S:
+    """``state`` as it keeps what it knows, ``limit_bytes`` of it; as it is if it cannot, or should rest."""
+    if not isinstance(state, KeyedState) or not limit_bytes:
+        return state
+    binding = state._binding
+    values = binding.plain
+    if values is None or not state._may_know() or not trial.begin():
+        return state
+    default = None if binding.default is None else binding.decode_value(binding.default)
+    known = KnownValues(
+        binding.sink, values, binding.encode_value, binding.decode_value, default, limit_bytes, trial
+    )
+    return type(state)(replace(binding, known=known), state._suffix)

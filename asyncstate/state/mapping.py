@@ -15,12 +15,12 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from asyncstate.codec import prefix_end
 from asyncstate.errors import StateAccessError
-from asyncstate.futures import StateFuture, StateIterator, completed_future, completed_void_future
+from asyncstate.futures import DONE, StateFuture, StateIterator, completed_future, completed_void_future
 from asyncstate.requests import Page
 from asyncstate.state.binding import Binding, KeyedState
 from asyncstate.state.cursors import PageCursor, live_cursors
-from asyncstate.state.decoded import DecodedValues
 from asyncstate.state.dict_protocol import DictProtocol
+from asyncstate.state.known import UNKNOWN, KnownValues
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -46,16 +46,17 @@ class MapState(KeyedState, DictProtocol[K, V]):
         "_encode",
         "_encode_key",
         "_get",
-        "_known",  # of DecodedMapState, as the next one and the last
+        "_known",
         "_level",
         "_or_none",
         "_plain_key",
         "_put",
     )
 
-    _known: Callable[[Any, Any], Any]
-    _level: DecodedValues
-    _plain_key: type | None
+    # What is known of an entry goes by the record's key and the user key. Both are None where nothing is kept, and
+    # from the moment on at which the state has found it resting.
+    _level: KnownValues | None
+    _known: Callable[[Any, Any], Any] | None
 
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
@@ -69,28 +70,65 @@ class MapState(KeyedState, DictProtocol[K, V]):
         self._encode_key = binding.encode_key
         self._cursors = binding.cursors
         self._or_none = _or_none(binding.decode_value)
+        self._plain_key: Any = binding.plain_key
+        self._level = binding.known
+        self._known = None if binding.known is None else binding.known.values.get
 
     # -- one entry ----------------------------------------------------------------------------------
 
     def get(self, key: K) -> V | None:
         """The value under ``key``, or None."""
-        raw = self._get(self._entry(key))
-        return None if raw is None else self._decode(raw)
+        known = self._known
+        if known is None:
+            raw = self._get(self._entry(key))
+            return None if raw is None else self._decode(raw)
+        value: Any = known((self._own_key(), key), UNKNOWN) if type(key) is self._plain_key else UNKNOWN
+        if value is UNKNOWN:
+            return self._value(key)
+        self._level.hits += 1  # type: ignore[union-attr]
+        return value  # type: ignore[no-any-return]
 
     def async_get(self, key: K) -> StateFuture[V | None]:
         """A future of the value under ``key`` as it is now, or of None."""
-        return self._async_get(self._entry(key), self._or_none)
+        known = self._known
+        if known is None:
+            return self._async_get(self._entry(key), self._or_none)
+        value: Any = known((self._own_key(), key), UNKNOWN) if type(key) is self._plain_key else UNKNOWN
+        if value is UNKNOWN:
+            return self._async_value(key)
+        self._level.hits += 1  # type: ignore[union-attr]
+        return completed_future(value)
 
     def contains(self, key: K) -> bool:
         """True when there is a value under ``key``."""
-        return self._get(self._entry(key)) is not None
+        value = self._look(key)
+        return self._get(self._entry(key)) is not None if value is UNKNOWN else value is not None
 
     def async_contains(self, key: K) -> StateFuture[bool]:
         """A future of ``contains``, as it is now."""
-        return self._async_get(self._entry(key), is_there)
+        value = self._look(key)
+        if value is UNKNOWN:
+            return self._async_get(self._entry(key), is_there)
+        return completed_future(value is not None)
 
     def put(self, key: K, value: V) -> None:
         """Store ``value``. StateAccessError for None, CodecError for what is not of the declared types."""
+        level = self._level
+        if level is not None:
+            own = self._own_key()
+            # While an iteration is under way nothing is held.
+            if (
+                type(key) is self._plain_key
+                and (own, key) in level.held
+                and type(value) is level.type
+                and level.fits(value)
+            ):
+                level.values[own, key] = value
+                return
+            if not level.resting:
+                self._write(level, key, value)
+                return
+            self._level = self._known = None
         entry = self._entry(key)
         if value is None:
             self._refuse_none(key)
@@ -106,16 +144,19 @@ class MapState(KeyedState, DictProtocol[K, V]):
 
     def put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
         """``put`` each entry; none is stored if one is refused."""
-        pairs = entries.items() if isinstance(entries, Mapping) else entries
+        level = self._level
         encoded = []
-        for key, value in pairs:
+        for key, value in entries.items() if isinstance(entries, Mapping) else entries:
             if value is None:
                 self._refuse_none(key)
-            encoded.append((self._entry(key), self._encode(value)))
-        for entry, raw in encoded:
+            encoded.append((key, self._entry(key), self._encode(value), value))
+        for key, entry, raw, value in encoded:
             if self._cursors:
                 self._preserve(entry)
-            self._put(entry, raw)
+            if level is None or level.resting:
+                self._put(entry, raw)
+            else:
+                level.put(self._known_as(key, entry), entry, raw, value)
 
     def async_put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> StateFuture[None]:
         """``put_all``; every read that is asked for later sees it."""
@@ -124,10 +165,17 @@ class MapState(KeyedState, DictProtocol[K, V]):
 
     def remove(self, key: K) -> None:
         """Remove the entry of ``key``; nothing happens if there is none."""
+        level = self._level
         entry = self._entry(key)
         if self._cursors:
             self._preserve(entry)
-        self._delete(entry)
+        if level is None or level.resting:
+            self._delete(entry)
+        elif self._cursors:
+            level.drop(self._known_as(key, entry))
+            self._delete(entry)
+        else:
+            level.write(self._known_as(key, entry), entry, None)
 
     def async_remove(self, key: K) -> StateFuture[None]:
         """``remove``; every read that is asked for later sees it."""
@@ -228,8 +276,77 @@ class MapState(KeyedState, DictProtocol[K, V]):
     def _decode_values(self, page: Page, offset: int) -> list[V]:
         return self._binding.decode_values([value for _, value in page])  # type: ignore[no-any-return]
 
+    # -- what is known ------------------------------------------------------------------------------
+
+    def _may_know(self) -> bool:
+        return self._binding.expiry is None and self._plain_key is not None
+
+    def _known_as(self, key: Any, entry: bytes) -> tuple[bytes, Any]:
+        """What an entry is known as. A key of another type that can be stored is taken as it is read."""
+        if type(key) is not self._plain_key:
+            (key,), _ = self._binding.decode_key(entry, len(self._prefix()))
+        return self._own_key(), key
+
+    def _look(self, key: K) -> Any:
+        """What is known, None for an absent entry; UNKNOWN if nothing is."""
+        level = self._level
+        return (
+            UNKNOWN if level is None or level.resting else level.look(self._known_as(key, self._entry(key)))
+        )
+
+    def _value(self, key: K) -> V | None:
+        """Read what is not young, or was asked for by a key of another type."""
+        level = self._level
+        assert level is not None
+        if level.resting:
+            self._level = self._known = None
+            return self.get(key)
+        entry = self._entry(key)
+        known_as = self._known_as(key, entry)
+        value = level.look(known_as)
+        if value is not UNKNOWN:
+            return value  # type: ignore[no-any-return]
+        raw = self._get(entry)
+        value = None if raw is None else self._decode(raw)
+        if raw is None or value is not None:
+            level.add(known_as, value)
+        return value  # type: ignore[no-any-return]
+
+    def _async_value(self, key: K) -> StateFuture[V | None]:
+        level = self._level
+        assert level is not None
+        if level.resting:
+            self._level = self._known = None
+            return self.async_get(key)
+        entry = self._entry(key)
+        known_as = self._known_as(key, entry)
+        value = level.look(known_as)
+        if value is not UNKNOWN:
+            return completed_future(value)
+        future = self._async_get(entry, self._or_none)
+        # An answer that comes later may be older than a write by then.
+        if future._state == DONE and (value := future._value) is not None:
+            level.add(known_as, value)
+        return future
+
+    def _write(self, level: KnownValues, key: K, value: V) -> None:
+        entry = self._entry(key)  # what is wrong with the key comes first
+        if value is None:
+            self._refuse_none(key)
+        if not self._cursors:
+            level.write(self._known_as(key, entry), entry, value)
+            return
+        raw = self._encode(value)
+        self._preserve(entry)
+        level.put(self._known_as(key, entry), entry, raw, value)
+
     def _removed(self, page: Page, offset: int) -> None:
         """The entries of ``page`` have been removed."""
+        level = self._level
+        if level is not None and not level.resting:
+            own = self._own_key()
+            for key in self._binding.decode_keys([key for key, _ in page], offset):
+                level.drop((own, key))
 
     def _preserve(self, entry: bytes, raw: bytes | None = None) -> None:
         """Keep what is stored under ``entry`` for the iterations that have yet to come to it."""

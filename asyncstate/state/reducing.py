@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 from asyncstate.errors import OperatorError, StateAccessError
-from asyncstate.futures import StateFuture, completed_void_future
+from asyncstate.futures import StateFuture, completed_future, completed_void_future, failed_future
 from asyncstate.state.binding import Binding
-from asyncstate.state.decoded import DecodedValues
+from asyncstate.state.known import UNKNOWN, KnownValues
 from asyncstate.state.merging import MergingState, Source
 
 T = TypeVar("T")
@@ -27,32 +27,46 @@ _VOID: Final = completed_void_future()
 
 
 class FoldingState(MergingState):
-    """One stored value. ``binding.function`` is what its kind folds with."""
+    """One stored value. ``binding.function`` is what its kind folds with.
 
-    __slots__ = (
-        "_decode",
-        "_encode",
-        "_function",
-        "_known",
-        "_level",
-    )  # the last two are of the decoded ones
+    What is known of it goes by the store key, as the operations that wait do, and does not wait: whoever reads the
+    bytes makes it unknown, and writing them makes it known. ``_level`` is None where nothing is kept, and from the
+    moment on at which the state has found it resting.
+    """
 
-    _level: DecodedValues
+    __slots__ = ("_decode", "_encode", "_function", "_level")
 
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
         self._encode = binding.encode_value
         self._decode = binding.decode_value
         self._function = binding.function
+        self._level: KnownValues | None = binding.known
+        if binding.known is not None:
+            self._get, self._async_get = binding.known.get, binding.known.async_get
+            self._delete = binding.known.delete
 
     def get(self) -> Any:
         """What has been added, folded; None if nothing has been."""
         prefix = self._prefix()
-        return self._result_of(self._stored(prefix))
+        level = self._level
+        stored = UNKNOWN if level is None else level.look(prefix)
+        if stored is UNKNOWN:
+            stored = self._value_of(self._stored(prefix))
+            if level is not None:
+                self._keep(level, prefix, stored)
+        return None if stored is None else self._shown(stored)
 
     def async_get(self) -> StateFuture[Any]:
         """A future of ``get``, as it is now: what is added later does not change it."""
-        return self._when_read(self._read, None)
+        level = self._level
+        stored = UNKNOWN if level is None else level.look(self._prefix())
+        if stored is UNKNOWN:
+            return self._when_read(self._read, None)
+        try:
+            return completed_future(None if stored is None else self._shown(stored))
+        except Exception as error:
+            return failed_future(error)
 
     def add(self, value: Any) -> None:
         """Fold ``value`` in.
@@ -60,11 +74,30 @@ class FoldingState(MergingState):
         Raises OperatorError if the function fails, StateAccessError if it gives None, CodecError if it gives what is
         not of the declared type.
         """
-        self._do(self._prefix(), self._add, self._given(value))
+        value = self._given(value)
+        prefix = self._prefix()
+        level = self._level
+        stored = UNKNOWN if level is None else level.look(prefix)
+        if level is None or stored is UNKNOWN:
+            self._do(prefix, self._add, value)
+        else:
+            self._fold_in(level, prefix, stored, value)
 
     def async_add(self, value: Any) -> StateFuture[None]:
         """``add``; every operation that is asked for later sees it. Leave ``value`` as it is from now on."""
-        return self._when_read(self._add, self._given(value))
+        value = self._given(value)
+        level = self._level
+        if level is None:
+            return self._when_read(self._add, value)
+        prefix = self._prefix()
+        stored = level.look(prefix)
+        if stored is UNKNOWN:
+            return self._when_read(self._add, value)
+        try:
+            self._fold_in(level, prefix, stored, value)
+        except Exception as error:
+            return failed_future(error)
+        return _VOID
 
     def clear(self) -> None:
         """Remove what has been added."""
@@ -84,6 +117,39 @@ class FoldingState(MergingState):
     def _given(self, value: Any) -> Any:
         """``value``, or an error if it cannot be added."""
         return value
+
+    # -- what is known ------------------------------------------------------------------------------------
+
+    def _may_know(self) -> bool:
+        return self._binding.expiry is None
+
+    def _fold_in(self, level: KnownValues, prefix: bytes, stored: Any, value: Any) -> None:
+        after = self._folded(stored, value)
+        if prefix in level.held and type(after) is level.type and level.fits(after):
+            level.values[prefix] = after
+        elif after is None:
+            self._bytes_of(after)  # refuses it
+        else:
+            level.write(prefix, prefix, after)
+
+    def _write(self, prefix: bytes, before: bytes | None, after: bytes | None) -> None:
+        level = self._level
+        if level is None:
+            super()._write(prefix, before, after)
+            return
+        if after is not before:
+            level.drop(prefix)  # a plain call that overtook what waited knows what that left
+        super()._write(prefix, before, after)
+        self._keep(level, prefix, self._value_of(after))
+
+    def _keep(self, level: KnownValues, prefix: bytes, stored: Any) -> None:
+        """``stored`` is what is stored."""
+        if level.resting:
+            self._level = None
+            sink = self._sink
+            self._get, self._async_get, self._delete = sink.get, sink.async_get, sink.delete
+        elif prefix not in level.values and prefix not in self._waiting:
+            level.add(prefix, stored)
 
     # -- what a kind says ---------------------------------------------------------------------------------
 

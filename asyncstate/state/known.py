@@ -1,9 +1,10 @@
-"""Decoded values of one declared state: the first level of the state cache, above the raw bytes of the overlay.
+"""What is known of the values of one declared state: the first level of the state cache, above the overlay's bytes.
 
-Owns: ``DecodedValues`` and ``UNKNOWN``.
+Owns: ``KnownValues`` and ``UNKNOWN``.
 Invariants: what is known of a key is what a read of it has to show, so whoever writes past it drops the key; a held
 write is known to be storable, and reaches the sink before anything but its own state looks there (see
-``StateSink.attach``); only values that nobody can change are kept. While it rests nothing is known.
+``StateSink.attach``); only values that nobody can change are kept. While it rests nothing is known, and the states
+that find it resting let go of it for the rest of the micro-batch.
 Must not import storage, execution or operators.
 """
 
@@ -27,7 +28,7 @@ ENTRY_BYTES: Final = 200
 """What an entry weighs beside its value, its key and, once it was written, its store key: measured."""
 
 
-class DecodedValues(LevelOne):
+class KnownValues(LevelOne):
     """What is known of the values of one state in one micro-batch, in two generations of half of ``limit_bytes`` each.
 
     Keys are the state's own: what names a store key and is quicker to have. ``values`` is the young generation and
@@ -47,7 +48,6 @@ class DecodedValues(LevelOne):
         "_misses",
         "_room",
         "_sink",
-        "_stop",
         "_trial",
         "default",
         "fits",
@@ -87,12 +87,7 @@ class DecodedValues(LevelOne):
         self._trial = trial
         self._judged_misses = trial.judged_misses
         self._misses = self._judged_hits = 0
-        self._stop: Callable[[], object] | None = None
-
-    def begin(self, stop: Callable[[], object]) -> None:
-        """``stop`` is called when it is time to rest; the sink asks for held writes from now on."""
-        self._stop = stop
-        self._sink.attach(self)
+        sink.attach(self)
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -233,8 +228,6 @@ class DecodedValues(LevelOne):
         self.resting = True
         self.values.clear()
         self.old.clear()
-        if self._stop is not None:
-            self._stop()
 
     def finish(self) -> None:
         """See ``LevelOne``."""
@@ -243,4 +236,3 @@ class DecodedValues(LevelOne):
             self._judge()
         else:
             assert len(self.values) + len(self.old) == 0, "something is known though it rests"
-        self._stop = None  # a cycle otherwise

@@ -28,7 +28,7 @@ from asyncstate.execution import BatchFrame, Record, SyncExecutionController
 from asyncstate.execution.record import BroadcastRecord
 from asyncstate.futures import DONE, StateFuture
 from asyncstate.operator import InputSpec
-from asyncstate.state import Trial, Trials, decoded, trials, with_decoded_values
+from asyncstate.state import Trial, Trials, known, trials, with_known_values
 from asyncstate.storage import MemoryStore, WriteOverlay
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 from tests.state.programs import HypothesisDraw, MicroBatch, Model, ProgramRunner, generate, some_states
@@ -39,20 +39,20 @@ LIMITS = st.sampled_from([1, 700, 2_000, PLENTY])  # none, one or two entries a 
 JUDGED = st.sampled_from([1, 4, 1_000])  # misses after which it may rest: at once, soon, never
 
 
-class DecodedContext(FakeContext):
+class KnownContext(FakeContext):
     """Binds states that keep ``limit_bytes`` of decoded values and may rest after ``judged`` misses."""
 
     limit_bytes = PLENTY
     judged = trials.JUDGED_MISSES
 
     def get_state(self, descriptor: Any) -> Any:
-        return with_decoded_values(super().get_state(descriptor), self.limit_bytes, Trial(self.judged))
+        return with_known_values(super().get_state(descriptor), self.limit_bytes, Trial(self.judged))
 
 
-def decoded_context(
+def known_context(
     sink: Any, limit_bytes: int = PLENTY, judged: int = trials.JUDGED_MISSES, **more: Any
-) -> DecodedContext:
-    context = DecodedContext(sink, **more)
+) -> KnownContext:
+    context = KnownContext(sink, **more)
     context.limit_bytes, context.judged = limit_bytes, judged
     return context
 
@@ -80,7 +80,7 @@ def run_fake(
         }
         plain = limit_bytes is None
         context = (
-            FakeContext(sink, **more) if plain else decoded_context(sink, limit_bytes or 0, judged, **more)
+            FakeContext(sink, **more) if plain else known_context(sink, limit_bytes or 0, judged, **more)
         )
         runner = ProgramRunner(context)
         records = []
@@ -142,7 +142,7 @@ def both(descriptor: Any, limit_bytes: int, judged: int) -> list[tuple[FakeSink,
     plain, keeping = FakeSink(), FakeSink()
     return [
         (plain, FakeContext(plain).get_state(descriptor)),
-        (keeping, decoded_context(keeping, limit_bytes, judged).get_state(descriptor)),
+        (keeping, known_context(keeping, limit_bytes, judged).get_state(descriptor)),
     ]
 
 
@@ -303,14 +303,14 @@ TTL = StateTtl("10 minutes")
 )
 def test_values_that_can_be_changed_or_expire_are_not_kept(descriptor: Any) -> None:
     sink = FakeSink()
-    assert type(decoded_context(sink).get_state(descriptor)) is type(FakeContext(sink).get_state(descriptor))
+    known_context(sink).get_state(descriptor)
     assert sink.level_ones == []
 
 
 def test_what_a_read_of_a_list_gave_may_be_changed() -> None:
     sink = FakeSink()
     sink.current = record(1)
-    state = decoded_context(sink).get_state(ValueStateDescriptor("s", NUMBERS, [7]))
+    state = known_context(sink).get_state(ValueStateDescriptor("s", NUMBERS, [7]))
     state.value().append(8)
     assert state.value() == [7]
     state.update([1])
@@ -330,7 +330,7 @@ def reads(sink: FakeSink, state: Any, key: int) -> int:
 
 def test_a_value_that_was_read_or_written_is_not_asked_for_again() -> None:
     sink = FakeSink()
-    state = decoded_context(sink).get_state(ValueStateDescriptor("v", int))
+    state = known_context(sink).get_state(ValueStateDescriptor("v", int))
     assert [reads(sink, state, 1), reads(sink, state, 1)] == [1, 0]
     sink.current = record(2)
     state.update(5)
@@ -343,7 +343,7 @@ def test_a_value_that_was_read_or_written_is_not_asked_for_again() -> None:
 
 def test_the_least_recently_used_go_first() -> None:
     sink = FakeSink()
-    state = decoded_context(sink, 20_000).get_state(ValueStateDescriptor("v", int))
+    state = known_context(sink, 20_000).get_state(ValueStateDescriptor("v", int))
     for key in range(2, 1_000):
         assert reads(sink, state, 1) == (key == 2), "used all the time"
         assert reads(sink, state, key) == 1
@@ -355,15 +355,15 @@ def test_the_least_recently_used_go_first() -> None:
 def test_memory_is_bounded(value: Any) -> None:
     sink = FakeSink()
     arrow_type = pa.int64() if value == 7 else pa.string()
-    state = decoded_context(sink, 20_000).get_state(ValueStateDescriptor("v", arrow_type))
+    state = known_context(sink, 20_000).get_state(ValueStateDescriptor("v", arrow_type))
     for key in range(300):
         sink.current = record(key)
         state.update("") if value != 7 else None
         state.update(value)
         (level,) = sink.level_ones
-        assert isinstance(level, decoded.DecodedValues)
-        known = len(level.values) + len(level.old)
-        assert known * (decoded.ENTRY_BYTES + len(str(value))) <= 20_000 + len(str(value))
+        assert isinstance(level, known.KnownValues)
+        entries = len(level.values) + len(level.old)
+        assert entries * (known.ENTRY_BYTES + len(str(value))) <= 20_000 + len(str(value))
 
 
 # -- held writes -----------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def controller() -> SyncExecutionController:
 
 
 def test_scans_and_the_end_of_the_micro_batch_see_held_writes(controller: SyncExecutionController) -> None:
-    context = decoded_context(controller)
+    context = known_context(controller)
     value = context.get_state(ValueStateDescriptor("v", int))
     context.get_state(ValueStateDescriptor("w", int))
     controller.current = record(1)  # type: ignore[assignment]
@@ -392,13 +392,13 @@ def test_scans_and_the_end_of_the_micro_batch_see_held_writes(controller: SyncEx
 
 def test_a_removal_is_held_and_reaches_the_store() -> None:
     sink = FakeSink()
-    context = decoded_context(sink)
+    context = known_context(sink)
     sink.current = record(1)
     state = context.get_state(ValueStateDescriptor("v", int))
     state.update(1)
     sink.commit()
     state = FakeContext(sink).get_state(ValueStateDescriptor("v", int))
-    state = with_decoded_values(state, PLENTY, Trial())
+    state = with_known_values(state, PLENTY, Trial())
     state.clear()
     assert state.is_empty()
     assert len(sink.contents()) == 1
@@ -412,7 +412,7 @@ def test_an_answer_that_comes_after_a_write_is_not_kept(answered_late: bool) -> 
     sink.current = record(1)
     FakeContext(sink).get_state(ValueStateDescriptor("v", int)).update(1)
     sink.commit()
-    state = decoded_context(sink).get_state(ValueStateDescriptor("v", int))
+    state = known_context(sink).get_state(ValueStateDescriptor("v", int))
     given_before = state.async_value()
     state.update(2)
     (level,) = sink.level_ones
@@ -427,7 +427,7 @@ def test_an_answer_that_comes_after_a_write_is_not_kept(answered_late: bool) -> 
 def test_a_plain_call_that_overtakes_a_pending_one_leaves_what_it_wrote() -> None:
     sink = FakeSink(deferred=True)
     sink.current = record(1)
-    state = decoded_context(sink).get_state(ReducingStateDescriptor("r", _sum, int))
+    state = known_context(sink).get_state(ReducingStateDescriptor("r", _sum, int))
     given_before = state.async_get()
     state.add(-3)
     assert state.get() == -3
@@ -444,7 +444,7 @@ def test_a_plain_call_that_overtakes_a_pending_one_leaves_what_it_wrote() -> Non
 
 def test_no_key_is_no_key_even_where_the_key_is_empty(controller: SyncExecutionController) -> None:
     frame: Any = BatchFrame(0, 0, None, [])  # type: ignore[arg-type]
-    context = decoded_context(controller)
+    context = known_context(controller)
     value: Any = context.get_state(ValueStateDescriptor("v", int))
     entries: Any = context.get_state(MapStateDescriptor("m", int, int))
     windowed: Any = context.get_state(ValueStateDescriptor("w", int, namespaced=True))
@@ -481,9 +481,9 @@ def test_no_key_is_no_key_even_where_the_key_is_empty(controller: SyncExecutionC
 # -- resting ---------------------------------------------------------------------------------------
 
 
-def test_it_rests_when_keys_do_not_come_again_and_says_so_by_its_class() -> None:
+def test_it_rests_when_keys_do_not_come_again() -> None:
     sink = FakeSink()
-    context = decoded_context(sink, judged=10)
+    context = known_context(sink, judged=10)
     state = context.get_state(ValueStateDescriptor("v", int))
     windowed = context.get_state(ValueStateDescriptor("w", int, namespaced=True))
     twin, update, value = windowed.at(1), state.update, state.value
@@ -491,20 +491,22 @@ def test_it_rests_when_keys_do_not_come_again_and_says_so_by_its_class() -> None
         sink.current = record(key)
         state.update(key)
         windowed.at(1).update(key)
-    plain = type(FakeContext(sink).get_state(ValueStateDescriptor("p", int)))
-    assert type(state) is type(windowed) is plain
-    # objects and methods that somebody has kept
+    # objects and methods that somebody has kept, too
     assert twin.value() == 9
-    assert type(twin) is plain
+    assert [reads(sink, each, 9) for each in (state, twin, windowed.at(1))] == [1, 1, 1]
     update(11)
     assert (state.value(), value()) == (11, 11)
+    assert [reads(sink, each, 9) for each in (state, twin)] == [1, 1]
     twin.update(12)
     assert windowed.at(1).value() == 12
+    for level in sink.level_ones:
+        assert isinstance(level, known.KnownValues)
+        assert (level.resting, level.values, level.old, level.held) == (True, {}, {}, {})
 
 
 def test_nothing_is_known_when_it_rests_among_the_entries_of_a_put_all() -> None:
     sink = FakeSink()
-    windowed = decoded_context(sink, judged=10).get_state(MapStateDescriptor("m", int, int, namespaced=True))
+    windowed = known_context(sink, judged=10).get_state(MapStateDescriptor("m", int, int, namespaced=True))
     sink.current = record(1)
     state, twin = windowed.at(1), windowed.at(1)
     state.put_all({number: 0 for number in range(15)})
@@ -516,7 +518,7 @@ def test_nothing_is_known_when_it_rests_among_the_entries_of_a_put_all() -> None
 
 def test_it_does_not_rest_while_keys_come_again() -> None:
     sink = FakeSink()
-    state = decoded_context(sink, judged=10).get_state(ValueStateDescriptor("v", int))
+    state = known_context(sink, judged=10).get_state(ValueStateDescriptor("v", int))
     for turn in range(400):
         assert reads(sink, state, turn // 4) == (turn % 4 == 0)
 
@@ -545,17 +547,17 @@ def test_a_trial_takes_small_micro_batches_together() -> None:
 
 def test_trials_are_kept_by_name_and_the_oldest_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "_TRIALS_MAX", 2)
-    known = Trials()
-    one, two = known.of(1), known.of(2)
-    assert known.of(1) is one
-    known.of(3)
-    assert known.of(1) is one
-    assert known.of(2) is not two
+    kept = Trials()
+    one, two = kept.of(1), kept.of(2)
+    assert kept.of(1) is one
+    kept.of(3)
+    assert kept.of(1) is one
+    assert kept.of(2) is not two
 
 
 def test_a_float_that_equals_nothing_is_kept() -> None:
     sink = FakeSink()
     sink.current = record(1)
-    state = decoded_context(sink).get_state(ValueStateDescriptor("v", float))
+    state = known_context(sink).get_state(ValueStateDescriptor("v", float))
     state.update(math.nan)
     assert math.isnan(state.value())
