@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
-from asyncstate.futures import StateFuture
 from asyncstate.state.reducing import FoldingState
 
 IN = TypeVar("IN")
@@ -44,27 +43,14 @@ class AggregateFunction(ABC, Generic[IN, ACC, OUT]):
         """One accumulator with what was added to both. Needed where namespaces are merged."""
 
 
-class AggregatingState(FoldingState, Generic[IN, OUT]):
-    """The values added for the current key, in one accumulator; ``get`` gives its result."""
+class AggregatingState(FoldingState[IN, OUT], Generic[IN, OUT]):
+    """The values added for the current key, in one accumulator; ``get`` gives its result.
+
+    The function decides what it makes of None. What it fails with, and an accumulator that is None or not of the
+    declared type, is an error of ``add``.
+    """
 
     __slots__ = ()
-
-    def get(self) -> OUT | None:
-        """The result for what has been added; None if nothing has been."""
-        result: OUT | None = super().get()
-        return result
-
-    def add(self, value: IN) -> None:
-        """Add ``value`` to the accumulator; the function decides what it makes of None.
-
-        Raises OperatorError if the function fails, StateAccessError if it gives None, CodecError if it gives what is
-        not of the declared accumulator type.
-        """
-        super().add(value)
-
-    def async_add(self, value: IN) -> StateFuture[None]:
-        """``add``; every operation that is asked for later sees it. Leave ``value`` as it is from now on."""
-        return super().async_add(value)
 
     def _folded(self, stored: Any, value: Any) -> Any:
         function: AggregateFunction[Any, Any, Any] = self._function

@@ -22,11 +22,13 @@ from asyncstate.state.known import UNKNOWN, KnownValues
 from asyncstate.state.merging import MergingState, Source
 
 T = TypeVar("T")
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
 
 _VOID: Final = completed_void_future()
 
 
-class FoldingState(MergingState):
+class FoldingState(MergingState, Generic[IN, OUT]):
     """One stored value. ``binding.function`` is what its kind folds with.
 
     What is known of it goes by the store key, as the operations that wait do, and does not wait: whoever reads the
@@ -46,7 +48,7 @@ class FoldingState(MergingState):
             self._get, self._async_get = binding.known.get, binding.known.async_get
             self._delete = binding.known.delete
 
-    def get(self) -> Any:
+    def get(self) -> OUT | None:
         """What has been added, folded; None if nothing has been."""
         prefix = self._prefix()
         level = self._level
@@ -57,7 +59,7 @@ class FoldingState(MergingState):
                 self._keep(level, prefix, stored)
         return None if stored is None else self._shown(stored)
 
-    def async_get(self) -> StateFuture[Any]:
+    def async_get(self) -> StateFuture[OUT | None]:
         """A future of ``get``, as it is now: what is added later does not change it."""
         level = self._level
         stored = UNKNOWN if level is None else level.look(self._prefix())
@@ -68,7 +70,7 @@ class FoldingState(MergingState):
         except Exception as error:
             return failed_future(error)
 
-    def add(self, value: Any) -> None:
+    def add(self, value: IN) -> None:
         """Fold ``value`` in.
 
         Raises OperatorError if the function fails, StateAccessError if it gives None, CodecError if it gives what is
@@ -83,7 +85,7 @@ class FoldingState(MergingState):
         else:
             self._fold_in(level, prefix, stored, value)
 
-    def async_add(self, value: Any) -> StateFuture[None]:
+    def async_add(self, value: IN) -> StateFuture[None]:
         """``add``; every operation that is asked for later sees it. Leave ``value`` as it is from now on."""
         value = self._given(value)
         level = self._level
@@ -210,8 +212,11 @@ class FoldingState(MergingState):
         )
 
 
-class ReducingState(FoldingState, Generic[T]):
+class ReducingState(FoldingState[T, T], Generic[T]):
     """The values added for the current key, reduced to one of the same type; stored like a ValueState.
+
+    The first value is stored as it is; then ``reduce_function(stored value, value)`` is. None cannot be added:
+    StateAccessError.
 
     >>> from asyncstate import ReducingStateDescriptor
     >>> ReducingStateDescriptor("highest", max, int).kind
@@ -219,23 +224,6 @@ class ReducingState(FoldingState, Generic[T]):
     """
 
     __slots__ = ()
-
-    def get(self) -> T | None:
-        """What has been added, reduced; None if nothing has been."""
-        reduced: T | None = super().get()
-        return reduced
-
-    def add(self, value: T) -> None:
-        """Store ``value`` if it is the first, else ``reduce_function(stored value, value)``.
-
-        Raises OperatorError if the function fails, StateAccessError for None (given, or returned by the
-        function), CodecError for what is not of the declared type.
-        """
-        super().add(value)
-
-    def async_add(self, value: T) -> StateFuture[None]:
-        """``add``; every operation that is asked for later sees it. Leave ``value`` as it is from now on."""
-        return super().async_add(value)
 
     def _given(self, value: Any) -> Any:
         if value is None:

@@ -117,7 +117,7 @@ class TtlMapState(MapState[K, V], Generic[K, V]):
         return [key for key, raw in page if shows(raw)]
 
 
-class _TtlFoldingState(FoldingState):
+class _TtlFoldingState(FoldingState[IN, OUT], Generic[IN, OUT]):
     """A folded value that expires as a whole; adding to it, and merging into it, writes it."""
 
     __slots__ = ("_expiry",)
@@ -149,13 +149,13 @@ class _TtlFoldingState(FoldingState):
         return super()._value_of(self._expiry.shown(raw))
 
 
-class TtlReducingState(_TtlFoldingState, ReducingState[T], Generic[T]):
+class TtlReducingState(_TtlFoldingState[T, T], ReducingState[T], Generic[T]):
     """A ReducingState that expires."""
 
     __slots__ = ()
 
 
-class TtlAggregatingState(_TtlFoldingState, AggregatingState[IN, OUT], Generic[IN, OUT]):
+class TtlAggregatingState(_TtlFoldingState[IN, OUT], AggregatingState[IN, OUT], Generic[IN, OUT]):
     """An AggregatingState that expires."""
 
     __slots__ = ()
