@@ -1,6 +1,6 @@
 """Execution controllers: how state requests are answered, sync or async.
 
-Owns: the mailbox, key accounting, the request buffer, epochs and the threads that read; anyio lives here only.
+Owns: the mailbox, key accounting, the request buffer and the threads that read; anyio lives here only.
 Must not import runtime, Spark or operators.
 """
 
@@ -9,7 +9,6 @@ from asyncstate.execution.asynchronous import AsyncExecutionController
 from asyncstate.execution.buffer import StateRequestBuffer
 from asyncstate.execution.calls import OutsideCalls
 from asyncstate.execution.controller import ExecutionController
-from asyncstate.execution.epochs import Epoch, EpochManager
 from asyncstate.execution.limits import AsyncLimits, CallLimits
 from asyncstate.execution.loop import Completion, Completions
 from asyncstate.execution.pacing import ReadPacer, thread_waits
@@ -29,8 +28,6 @@ __all__ = [
     "ComingRows",
     "Completion",
     "Completions",
-    "Epoch",
-    "EpochManager",
     "ExecutionController",
     "Interests",
     "KeyAccountingUnit",

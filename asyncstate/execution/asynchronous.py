@@ -335,7 +335,7 @@ class AsyncExecutionController(MailboxController):
             **self.calls.statistics(),
             **self._ahead.statistics(),
             "io_wait_seconds": self._wait_seconds,
-            "overlapping_epochs": self._epochs_done,
+            "overlapping_epochs": self._overlapping_epochs,
             "in_flight_limit": self._limits.in_flight,
             "request_buffer_limit": self._limits.buffer_size,
             "buffer_timeout_ms_limit": self._limits.buffer_timeout_ms,

@@ -3,7 +3,8 @@
 Owns: ``LoopThread`` and ``Completions``, the way back from it.
 Invariant: nothing here blocks the calling thread but ``start`` and ``stop``, and each of them for a given time: a
 loop that somebody blocks must not take the mailbox thread with it.
-Only this module starts threads (and anyio's worker threads, from the loops that start here).
+This module and ``read_threads`` are the only ones that start threads (and anyio's worker threads, from the loops that
+start here).
 """
 
 from __future__ import annotations

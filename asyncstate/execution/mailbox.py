@@ -22,7 +22,6 @@ from asyncstate.execution.accounting import KeyAccountingUnit
 from asyncstate.execution.buffer import StateRequestBuffer
 from asyncstate.execution.calls import OutsideCalls
 from asyncstate.execution.controller import ExecutionController
-from asyncstate.execution.epochs import EpochManager
 from asyncstate.execution.limits import AsyncLimits
 from asyncstate.execution.record import Record
 from asyncstate.futures import PENDING, StateFuture, require_own
@@ -39,16 +38,15 @@ class MailboxController(ExecutionController):
 
     __slots__ = (
         "_buffer",
-        "_epochs_done",
         "_in_flight",
         "_keys",
         "_limits",
+        "_overlapping_epochs",
         "_peak_blocked",
         "_peak_in_flight",
         "_ready",
         "_submitted",
         "_unreleased",
-        "epochs",
     )
 
     def __init__(
@@ -60,14 +58,13 @@ class MailboxController(ExecutionController):
         calls: OutsideCalls | None,
     ) -> None:
         super().__init__(overlay, uid, state_names, calls)
-        self.epochs = EpochManager()
         self._limits = limits
         self._keys = KeyAccountingUnit()
         self._buffer = StateRequestBuffer(limits.buffer_size, limits.buffer_timeout_ms)
         self._ready: deque[Record] = deque()
         self._unreleased: deque[Record] = deque()
         self._in_flight = 0
-        self._epochs_done = 0
+        self._overlapping_epochs = 0
         self._submitted = 0
         self._peak_in_flight = 0
         self._peak_blocked = 0
@@ -100,7 +97,6 @@ class MailboxController(ExecutionController):
     def _enter(self, record: Record) -> bool:
         """Enter a record into the books; True if it may run now, False if its key is at work."""
         record.returned = record.coroutine = None
-        record.epoch = self.epochs.enter()
         self._unreleased.append(record)
         self._in_flight += 1
         return self._keys.occupy(record)
@@ -156,14 +152,15 @@ class MailboxController(ExecutionController):
         return False
 
     def end_epoch(self) -> None:
-        """See ``ExecutionController``. Serial: wait for the epoch; else its records and the next one's overlap."""
+        """See ``ExecutionController``. Serial: wait for the epoch; else its records and the next one's overlap.
+
+        What ends a micro-batch, or a phase of it, drains in either mode, so nothing has to remember where epochs end.
+        Source: Flink's modes SERIAL_BETWEEN_EPOCH and PARALLEL_BETWEEN_EPOCH.
+        """
         if self._limits.serial_epochs:
             self.drain()
-        else:
-            self.epochs.close(self._count_epoch)
-
-    def _count_epoch(self) -> None:
-        self._epochs_done += 1
+        elif self._in_flight:
+            self._overlapping_epochs += 1
 
     def settle(self, future: StateFuture[Any]) -> None:
         """See ``ExecutionController``."""
@@ -228,7 +225,6 @@ class MailboxController(ExecutionController):
         unreleased = self._unreleased
         if unreleased and unreleased[0] is record:
             self._release()
-        self.epochs.leave(record.epoch)
 
     def _release(self) -> None:
         """Pass on the rows of all records that have ended, up to the first that has not."""

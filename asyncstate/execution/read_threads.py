@@ -4,24 +4,21 @@ Owns: ``ReadThreads``.
 Invariant: a list get that was taken in comes back as exactly one Completion; no thread outlives ``close`` unless its
 read does not return.
 
-anyio starts and joins the threads; the list gets go to them directly, because handing over each of them through an
-event loop costs more than the read. A thread takes the interpreter lock once a list get: it posts the answer and
-takes the next keys in one go.
+Nothing here awaits, so no event loop is needed: a thread takes the interpreter lock once a list get, where it posts the
+answer and takes the next keys in one go.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import anyio
-import anyio.to_thread
-
 from asyncstate.errors import StoreError
-from asyncstate.execution.loop import Completion, Completions, LoopThread
+from asyncstate.execution.loop import Completion, Completions
 
 Values = list[bytes | None]
 
@@ -39,20 +36,17 @@ class ReadThreads:
     def __init__(self, read: Callable[[list[bytes]], Values], limit: int, completions: Completions) -> None:
         self.limit = limit
         self.threads_peak = 0
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
         self._read = read
         self._completions = completions
         self._waiting: queue.SimpleQueue[ListGet | None] = queue.SimpleQueue()
-        self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._loop: LoopThread | None = None
-        self._limiter: anyio.CapacityLimiter
 
     def submit(self, gets: Sequence[ListGet], threads: int) -> None:
         """Have ``gets`` read, on at least ``threads`` threads. Raises StoreError when none can be started."""
         for get in gets:
             self._completions.expect(get.ticket)
             self._waiting.put(get)
-        wanted = min(threads, self.limit) - self._threads
+        wanted = min(threads, self.limit) - len(self._threads)
         if wanted > 0:
             self._start(wanted)
 
@@ -61,44 +55,36 @@ class ReadThreads:
 
         False when reads still run after ``timeout_seconds``: their threads are then left to themselves.
         """
-        loop, self._loop = self._loop, None
-        if loop is None:
-            return True
+        threads, self._threads = self._threads, []
         with suppress(queue.Empty):
             while True:
                 self._waiting.get_nowait()
-        for _ in range(self._threads):
+        for _ in threads:
             self._waiting.put(None)
-        self._threads = 0
-        return loop.stop(cancel=False, timeout_seconds=timeout_seconds)
+        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        for thread in threads:
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
 
     def _start(self, count: int) -> None:
-        """Start threads and wait until they run: beside a thread that computes that would take twenty times as long."""
-        if self._loop is None:
-            self._loop = LoopThread("asyncstate-reads", self._open)
-            self._loop.start()
+        """Start threads; each is running when the next is started. With some, fewer than wanted will do."""
+        failure: RuntimeError | None = None
         for _ in range(count):
-            self._loop.run_soon(self._run)
-        failures = [failure for _ in range(count) if (failure := self._started.get()) is not None]
-        self._threads += count - len(failures)
-        self.threads_peak = max(self.threads_peak, self._threads)
+            thread = threading.Thread(target=self._serve, name="asyncstate-reads", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the machine has no more of them
+                failure = error
+                break
+            self._threads.append(thread)
+        self.threads_peak = max(self.threads_peak, len(self._threads))
         if not self._threads:
             raise StoreError(
-                f"no thread for reading state could be started: {failures[0]}. Raise the machine's limit of threads, "
-                "or lower async-state.io-parallelism"
-            ) from failures[0]
-
-    async def _open(self) -> None:
-        self._limiter = anyio.CapacityLimiter(self.limit)
-
-    async def _run(self) -> None:
-        try:
-            await anyio.to_thread.run_sync(self._serve, limiter=self._limiter)
-        except RuntimeError as failure:
-            self._started.put(failure)
+                f"no thread for reading state could be started: {failure}. Raise the machine's limit of threads, or "
+                "lower async-state.io-parallelism"
+            ) from failure
 
     def _serve(self) -> None:
-        self._started.put(None)
         take, read, answer = self._waiting.get, self._read, self._completions.put
         while (get := take()) is not None:
             started = time.perf_counter()

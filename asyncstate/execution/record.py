@@ -88,7 +88,6 @@ class Record:
     __slots__ = (
         "coroutine",
         "encoded_key",
-        "epoch",
         "following",
         "frame",
         "group",
@@ -128,7 +127,6 @@ class Record:
         # The asynchronous controller's own; set by it, because most records of a sync batch need none of them.
         self.pending: int
         self.following: Record | None
-        self.epoch: Any
         self.returned: StateFuture[Any] | None
         self.coroutine: CoroutineType[Any, Any, Any] | None
 

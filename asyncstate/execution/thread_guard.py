@@ -20,7 +20,7 @@ from asyncstate.execution.calls import running_call
 from asyncstate.futures import StateFuture, current_scope
 from asyncstate.requests import Page, StateSink
 
-_OURS: Final = ("asyncstate-", "AnyIO worker thread")  # the latter read below state, or run outside calls
+_OURS: Final = ("asyncstate-", "AnyIO worker thread")  # they read below state, or run outside calls
 
 Begun = Callable[[], None]
 _watching: Final[list[Begun]] = []

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from asyncstate.execution import (
     BatchFrame,
-    EpochManager,
     KeyAccountingUnit,
     Record,
 )
@@ -48,47 +47,6 @@ class TestKeyAccountingUnit:
                     running[key] = following
             assert unit.blocked == sum(map(len, waiting.values()))
             assert len(unit) == len(running)
-
-
-class TestEpochManager:
-    def test_an_action_waits_for_its_records(self) -> None:
-        manager, done = EpochManager(), []
-        epoch = manager.enter()
-        manager.close(lambda: done.append("first"))
-        assert done == []
-        manager.leave(epoch)
-        assert done == ["first"]
-
-    def test_a_later_epoch_waits_for_the_one_before(self) -> None:
-        manager, done = EpochManager(), []
-        first = manager.enter()
-        manager.close(lambda: done.append("first"))
-        second = manager.enter()
-        manager.close(lambda: done.append("second"))
-        manager.leave(second)
-        assert done == []
-        assert manager.waiting == 2
-        manager.leave(first)
-        assert done == ["first", "second"]
-        assert manager.waiting == 0
-
-    def test_an_empty_epoch_closes_at_once(self) -> None:
-        manager, done = EpochManager(), []
-        manager.close(lambda: done.append("empty"))
-        assert done == ["empty"]
-
-    def test_actions_may_start_and_end_records(self) -> None:
-        manager, done = EpochManager(), []
-
-        def action() -> None:
-            manager.leave(manager.enter())
-            done.append("action")
-
-        epoch = manager.enter()
-        manager.close(action)
-        manager.close(lambda: done.append("next"))
-        manager.leave(epoch)
-        assert done == ["action", "next"]
 
 
 def test_the_buffer_gives_sorted_requests_once() -> None:

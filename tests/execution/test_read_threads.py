@@ -104,10 +104,10 @@ def test_close_ends_every_thread_and_drops_what_waits() -> None:
 
 
 def test_a_machine_without_threads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(*_: object, **__: object) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(read_threads.anyio.to_thread, "run_sync", refuse)
+    monkeypatch.setattr(read_threads.threading.Thread, "start", refuse)
     with (
         _threads(ReadThreads(_echo, 4, Completions())) as threads,
         pytest.raises(StoreError, match=r"can't start new thread.*async-state\.io-parallelism"),
