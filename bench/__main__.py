@@ -20,6 +20,7 @@ from asyncstate.errors import AsyncStateError
 from bench.aggregates import aggregates
 from bench.backfill.command import backfill
 from bench.checkpoints.command import checkpoints
+from bench.compare import compare_command
 from bench.lookup import lookup
 from bench.paradigms.command import paradigms
 from bench.peers.command import peers
@@ -135,6 +136,7 @@ def micro(
 app.command()(aggregates)
 app.command()(backfill)
 app.command()(checkpoints)
+app.command("compare")(compare_command)
 app.command()(lookup)
 app.command()(paradigms)
 app.command()(sinks)

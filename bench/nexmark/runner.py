@@ -8,6 +8,7 @@ named by its batch id and overwritten, so that a repeated micro-batch counts onc
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +35,7 @@ from bench.nexmark.oracle import (
 )
 from bench.nexmark.queries import ALL_PLANS
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
+from bench.processor_time import tree_seconds
 from bench.report import QueryResult
 from bench.session import local_session
 
@@ -145,11 +147,17 @@ class NexmarkRunner:
 
     def batch_ms(self, query: str, async_enabled: bool) -> list[float]:
         """Milliseconds of each micro-batch of a run whose output is dropped, unchecked."""
+        return self.dropped(query, async_enabled).batch_ms
+
+    def dropped(self, query: str, async_enabled: bool) -> Timing:
+        """Times of a run whose output is dropped, unchecked."""
         source = self.prepare()
         folder = self._settings.folder / "runs" / "dropped"
+        before = tree_seconds(os.getpid())
         run = self._stream(query, async_enabled, source, folder, None)
+        after = tree_seconds(os.getpid())
         shutil.rmtree(folder)
-        return run.batch_ms
+        return Timing(run.batch_ms, None if before is None or after is None else after - before)
 
     def explain(self, query: str) -> str:
         """How the query would run: its nodes and where each of them runs."""
@@ -209,6 +217,15 @@ class NexmarkRunner:
             self._duckdb.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS {QUERIES[query].sql}")
             self._expected.add(query)
         return compare(self._duckdb, f"SELECT * FROM {table}", sink)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of each micro-batch, and processor seconds of the whole run, of driver, JVM and Python workers: None
+    where the system does not tell."""
+
+    batch_ms: list[float]
+    cpu_seconds: float | None
 
 
 @dataclass(frozen=True)

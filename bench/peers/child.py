@@ -7,6 +7,7 @@ the log of its offsets, which follow the micro-batch before.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ from bench.peers.parts import parts_of
 from bench.peers.peers import PEERS
 from bench.peers.protocol import GO, Run, Said, Start, Timed
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
+from bench.processor_time import tree_seconds
 from bench.session import local_session
 
 if TYPE_CHECKING:
@@ -34,12 +36,16 @@ Keep = Callable[["DataFrame", int], None]
 
 
 class Turns:
-    """The other end of the line; ``waited`` has the seconds for which each micro-batch was held up."""
+    """The other end of the line.
+
+    ``waited`` has the seconds for which each micro-batch was held up, ``cpu`` the processor time when it went on.
+    """
 
     def __init__(self, lines: IO[str], out: IO[str]) -> None:
         self._lines = lines
         self._out = out
         self.waited: dict[int, float] = {}
+        self.cpu: dict[int, float | None] = {}
 
     def next_run(self) -> Run | None:
         """The next Run; None when there is none."""
@@ -52,7 +58,22 @@ class Turns:
         self.say(Said(what="ready"))
         if self._lines.readline() != GO:
             os._exit(1)  # whoever gives the turns is gone
+        self.cpu[batch_id] = tree_seconds(os.getpid())
         self.waited[batch_id] = time.perf_counter() - started
+
+    def cpu_seconds(self) -> list[float]:
+        """Processor time from each micro-batch's turn to the next one's."""
+        read = [self.cpu[batch_id] for batch_id in sorted(self.cpu)]
+        return [
+            after - before
+            for before, after in itertools.pairwise(read)
+            if before is not None and after is not None
+        ]
+
+    def clear(self) -> None:
+        """Forget the micro-batches of the Run before."""
+        self.waited.clear()
+        self.cpu.clear()
 
     def say(self, said: Said) -> None:
         """One line."""
@@ -122,6 +143,7 @@ def run_ours(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed
     spark_seconds = [whole - sum(part.values()) for whole, part in zip(seconds, parts, strict=True)]
     return Timed(
         seconds=seconds,
+        cpu_seconds=turns.cpu_seconds(),
         parts=[{"Spark": rest} | part for rest, part in zip(spark_seconds, parts, strict=True)],
     )
 
@@ -139,7 +161,7 @@ def run_spark(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Time
     query = stream.option("checkpointLocation", str(Path(run.folder) / "query"))
     running = query.trigger(availableNow=True).start()
     running.awaitTermination()
-    return Timed(seconds=_seconds(running, turns))
+    return Timed(seconds=_seconds(running, turns), cpu_seconds=turns.cpu_seconds())
 
 
 def _seconds(query: StreamingQuery, turns: Turns) -> list[float]:
@@ -155,7 +177,7 @@ def serve(start: Start, turns: Turns) -> None:
     carry_out = run_ours if peer.ours else run_spark
     try:
         while (run := turns.next_run()) is not None:
-            turns.waited.clear()
+            turns.clear()
             turns.say(Said(what="done", timed=carry_out(spark, start, run, turns)))
     finally:
         spark.stop()

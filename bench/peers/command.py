@@ -48,6 +48,9 @@ def peers(
     cores: Annotated[int, typer.Option(min=1, help="Cores for each engine, and partitions.")] = 2,
     events: Annotated[int, typer.Option(min=1_000, help="Nexmark events (work f).")] = 5_000_000,
     queries: Annotated[str, typer.Option(help="Nexmark queries of work f, with commas, or 'all'.")] = "all",
+    checked_events: Annotated[
+        int, typer.Option(min=1, help="Events on which Flink's result is compared (work f); at most all.")
+    ] = 100_000,
     flink_python: Annotated[
         Path | None,
         typer.Option(help="Python with apache-flink; by default $ASYNCSTATE_FLINK_PYTHON, or this one."),
@@ -60,7 +63,7 @@ def peers(
     output: Annotated[Path | None, typer.Option(help="Folder for peers.json and peers-*.png.")] = None,
 ) -> None:
     """Compare asyncstate with Spark's own operators, with Python code on Spark, with Flink, and with itself."""
-    from bench.peers.flink.nexmark import NexmarkPlan
+    from bench.peers.flink.nexmark import FLINK_PEERS, NexmarkPlan
     from bench.peers.flink.queries import FLINK_QUERIES
     from bench.peers.measure import Plan
     from bench.peers.peers import PEERS
@@ -76,14 +79,16 @@ def peers(
         work = "a,growth" if work == _DEFAULT else work
         peers = "ours-sync,spark-changelog" if peers == "all" else peers
     works = _chosen(work, (*_SPARK_WORK, _NEXMARK, *_ITSELF), "--work")
-    names = _chosen(peers, (*PEERS, "flink-sql", "flink-sql-async", "pyflink"), "--peers")
+    names = _chosen(peers, (*PEERS, *FLINK_PEERS, "pyflink"), "--peers")
     scratch = Path(tempfile.mkdtemp(prefix="asyncstate-peers-", dir=folder))
     asked = tuple(_chosen(queries, tuple(FLINK_QUERIES), "--queries"))
     report = Report(output, facts(amount))
     plan = Plan(scratch, cores, amount.repeat, amount.slow_seconds)
     if tiny:
         plan = replace(plan, check=Scale(rows=300, keys=100, warm_up=0, counted=1))
-    flink = NexmarkPlan(scratch, amount.events, cores, amount.repeat, seed, flink_python, asked)
+    flink = NexmarkPlan(
+        scratch, amount.events, cores, amount.repeat, seed, flink_python, asked, checked_events
+    )
     started = time.perf_counter()
 
     def tell(text: str) -> None:

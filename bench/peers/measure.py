@@ -81,7 +81,8 @@ def _merged(found: Sequence[Throughput]) -> list[Throughput]:
         bad = next((result for result in results if not result.checked), None)
         base = bad or results[0]
         seconds = [] if bad else [each for result in results for each in result.seconds]
-        merged.append(_with(base, seconds=seconds))
+        cpu_seconds = [] if bad else [each for result in results for each in result.cpu_seconds]
+        merged.append(_with(base, seconds=seconds, cpu_seconds=cpu_seconds))
     return merged
 
 
@@ -194,6 +195,7 @@ class _Bench:
             _blank(self._work, self._label, peer, scale),
             rows=scale.rows,
             seconds=timed.seconds[counted],
+            cpu_seconds=timed.cpu_seconds[counted],
             parts=_median_parts(timed.parts[counted]),
             expected_rows=outcome.expected_rows,
             checked=outcome.ok,

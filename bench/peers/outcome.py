@@ -140,7 +140,7 @@ def facts(amount: Amount) -> dict[str, Any]:
             },
             "conf_of_all": local_conf(scratch, amount.cores),
             "conf_of_spark": {"changelog": spark_conf(True), "snapshots": spark_conf(False)},
-            "conf_of_flink": {"sync": flink.conf(), "async": flink.conf(asynchronous=True)},
+            "conf_of_flink": {backend: flink.conf(backend) for backend in ("rocksdb", "forst", "hashmap")},
             "conf_of_asyncstate": "defaults; async-state.enabled as the peer says",
             "slow_peers": "fewer rows a micro-batch and as many fewer keys, so the same rows a key and smaller state",
         },

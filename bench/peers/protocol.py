@@ -45,9 +45,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of each micro-batch, from its trigger to its commit, and what asyncstate says they went into."""
+    """Seconds of each micro-batch, from its trigger to its commit, and what asyncstate says they went into.
+
+    ``cpu_seconds`` are those of processors: driver, JVM and Python workers, from a micro-batch's turn to the next
+    one's; of the last, which has none behind it, nothing is known. Empty where the system does not tell.
+    """
 
     seconds: list[float]
+    cpu_seconds: list[float] = []
     parts: list[dict[str, float]] = []
 
 

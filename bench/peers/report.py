@@ -6,7 +6,8 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def peers_table(results: Sequence[Throughput], title: str) -> Table:
             "rows a\nbatch",
             "\nrows/s",
             "\nspread",
+            "CPU us\na row",
             "sync /\npeer",
             "async /\npeer",
             "\nspread",
@@ -84,6 +86,7 @@ def _cells(result: Throughput, ratios: Sequence[Comparison], ours: Sequence[str]
         short_count(result.rows),
         short_count(result.rate),
         f"{short_count(min(result.rates))}-{short_count(max(result.rates))}",
+        "" if result.cpu_us is None else _ratio(result.cpu_us),
         *shown,
         spread,
         "" if aim is None else f"{aim:g}x",
@@ -143,10 +146,19 @@ def _figure(height: float, title: str) -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(10, height), layout="constrained")
-    axes.set_title(title, loc="left", fontsize=12)
+    _plain(axes)
+    _entitle(figure, title)
+    return figure, axes
+
+
+def _plain(axes: Any) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+
+
+def _entitle(figure: Any, title: str) -> None:
+    """A title as wide as the picture, in as many lines as it takes."""
+    figure.suptitle("\n".join(textwrap.wrap(title, 95)), x=0.01, ha="left", fontsize=12)
 
 
 def _save(figure: Any, path: Path) -> Path:
@@ -158,32 +170,51 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def _draw_throughput(results: Sequence[Throughput], path: Path, title: str) -> Path:
-    """A bar a peer, grouped by work; whiskers from the slowest to the quickest micro-batch."""
+    """A bar a peer, an axis from 0 for each work; whiskers from the slowest to the quickest micro-batch."""
+    import matplotlib.pyplot as plt
+
     works = list(dict.fromkeys(result.work for result in results))
-    figure, axes = _figure(1.2 + 0.32 * len(results) + 0.35 * len(works), f"Rows a second: {title}")
+    rows = [[result for result in results if result.work == work] for work in works]
+    heights = [len(here) + 1.6 for here in rows]
+    figure, grid = plt.subplots(
+        len(works),
+        1,
+        figsize=(10, 0.8 + 0.3 * sum(heights)),
+        layout="constrained",
+        height_ratios=heights,
+        squeeze=False,
+    )
     colors = _colors(results)
-    place, ticks = 0.0, []
-    for work in works:
-        here = [result for result in results if result.work == work]
-        ticks.append((place + (len(here) - 1) / 2, f"{work}\n{here[0].title}"))
-        for result in here:
-            low, high = result.rate - min(result.rates), max(result.rates) - result.rate
-            axes.barh(place, result.rate, 0.85, color=colors[result.peer])
-            axes.errorbar(result.rate, place, xerr=[[low], [high]], fmt="none", ecolor="#333333", lw=1)
-            label = f" {result.peer_title}, {short_count(result.rate)}"
-            axes.annotate(
-                label, (max(result.rates), place), (4, 0), textcoords="offset points", va="center", fontsize=8
-            )
-            place += 1
-        place += 1
-    axes.set_yticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=9)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlim(right=max(max(result.rates) for result in results) * 12)
-    axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
-    axes.set_xlabel("rows a second, median; whiskers: slowest and quickest micro-batch")
-    axes.grid(axis="x", alpha=0.3)
+    for axes, here in zip(grid[:, 0], rows, strict=True):
+        _plain(axes)
+        _bars_of(axes, here, colors)
+    grid[-1, 0].set_xlabel("rows a second, median; whiskers: slowest and quickest micro-batch")
+    _entitle(figure, f"Rows a second: {title}")
     return _save(figure, path)
+
+
+def _bars_of(axes: Any, results: Sequence[Throughput], colors: Mapping[str, str]) -> None:
+    longest = max(max(result.rates) for result in results)
+    for place, result in enumerate(results):
+        low, high = result.rate - min(result.rates), max(result.rates) - result.rate
+        axes.barh(place, result.rate, 0.8, color=colors[result.peer])
+        axes.errorbar(result.rate, place, xerr=[[low], [high]], fmt="none", ecolor="#333333", lw=1)
+        cpu = "" if result.cpu_us is None else f", CPU {result.cpu_us:.3g} us a row"
+        axes.annotate(
+            f"{short_count(result.rate)}{cpu}",
+            (max(result.rates), place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.set_title(f"{results[0].work}: {results[0].title}", loc="left", fontsize=9)
+    axes.set_yticks(range(len(results)), [result.peer_title for result in results], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, longest * 1.35)
+    axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
+    axes.tick_params(axis="x", labelsize=8)
+    axes.grid(axis="x", alpha=0.3)
 
 
 def _colors(results: Sequence[Throughput]) -> dict[str, str]:
@@ -241,5 +272,5 @@ def _draw_parts(results: Sequence[Throughput], path: Path, title: str) -> Path:
     axes.invert_yaxis()
     axes.set_xlabel("us a row, by the clock")
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(frameon=False, ncols=len(PARTS), fontsize=8, loc="lower left", bbox_to_anchor=(0, -0.32))
+    figure.legend(frameon=False, ncols=4, fontsize=8, loc="outside lower left")
     return _save(figure, path)

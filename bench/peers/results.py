@@ -17,7 +17,8 @@ import msgspec
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     """One peer on one piece of work.
 
-    ``seconds`` of each counted micro-batch of ``rows`` rows, in order of the turns. ``parts`` are median seconds of a
+    ``seconds`` of each counted micro-batch of ``rows`` rows, in order of the turns, and ``cpu_seconds`` those of
+    processors, of all processes of the peer (empty where they are not known). ``parts`` are median seconds of a
     micro-batch (only ours). ``skipped`` says why a peer was left out, ``failed`` what it failed with, ``problems`` what
     was wrong with its result.
     """
@@ -29,6 +30,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     keys: int
     rows: int = 0
     seconds: list[float] = []
+    cpu_seconds: list[float] = []
     parts: dict[str, float] = {}
     expected_rows: int = 0
     checked: bool = False
@@ -50,6 +52,11 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     def rate(self) -> float:
         """The median of them; 0 without figures."""
         return statistics.median(self.rates) if self.seconds else 0.0
+
+    @property
+    def cpu_us(self) -> float | None:
+        """Microseconds of processor time a row, median; None where it is not known."""
+        return statistics.median(self.cpu_seconds) / self.rows * 1e6 if self.cpu_seconds else None
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +130,7 @@ GROUPS: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = {
 }
 """For a piece of work that ours do in several ways: the ways, and who does them."""
 _ONE_WAY = (("", ("ours-sync", "ours-async")),)
-_FLINK = ("flink-sql", "flink-sql-async")
+_FLINK = ("flink-sql", "flink-sql-async", "flink-sql-heap")
 _OURS = {"ours-sync", "ours-async", "bundle-sync", "bundle-async"}
 
 _AIMS: Mapping[tuple[str, str], float] = {

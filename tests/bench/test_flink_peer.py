@@ -74,16 +74,14 @@ def test_rows_come_with_their_kinds_or_only_the_last_of_each_key(
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no Python with Flink")
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["rocksdb", "forst"])
+@pytest.mark.parametrize("backend", ["rocksdb", "forst", "hashmap"])
 @pytest.mark.parametrize("query", FLINK_QUERIES)
-def test_flink_does_the_query_right(
-    query: str, asynchronous: bool, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_flink_does_the_query_right(query: str, backend: str, spark: SparkSession, tmp_path: Path) -> None:
     python = find_flink(None)
     assert isinstance(python, Path), python
     events = write_events(spark, tmp_path / "events", 20_000, 20_000)
     flink = Flink(python, tmp_path, cores=2)
-    outcome = flink.check_query(QUERIES[query], events.path, 15_000, asynchronous)
+    outcome = flink.check_query(QUERIES[query], events.path, 15_000, backend)
     assert outcome.ok, (outcome.problems, outcome.examples)
 
 

@@ -5,13 +5,15 @@ Must import nothing of this project: it is not installed there.
 
 TASK has ``conf`` (Flink's settings) and ``runs``, a list of ``{"ddl": [...], "query": ..., "rows": path or null}`` for
 SQL, or ``{"counter": folder, "rows": path or null}``, or the same with ``mean``. A run with ``rows`` writes them there
-as lines of JSON, row kind first; without it they are dropped. Prints one line of JSON: the seconds of each run.
+as lines of JSON, row kind first; without it they are dropped. ``processor_time`` is the path of that module.
+Prints one line of JSON: the seconds of each run, by the clock and of processors (null where the system does not tell).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 import time
 from typing import Any
@@ -135,7 +137,13 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     os.environ["TZ"] = "UTC"
     time.tzset()
-    seconds = [_run(task["conf"], run) for run in task["runs"]]
+    cpu = runpy.run_path(task["processor_time"])["tree_seconds"]
+    seconds = []
+    for run in task["runs"]:
+        before = cpu(os.getpid())
+        by_the_clock = _run(task["conf"], run)
+        after = cpu(os.getpid())
+        seconds.append((by_the_clock, None if before is None or after is None else after - before))
     print(_PREFIX + json.dumps(seconds))
 
 

@@ -17,20 +17,22 @@ from bench.nexmark.comparison import ComparisonResult
 from bench.nexmark.oracle import QUERIES, QuerySpec
 from bench.nexmark.runner import NexmarkRunner, RunSettings, start_session
 from bench.peers.flink.queries import FLINK_QUERIES
-from bench.peers.flink.run import Flink, Sizes, find_flink
+from bench.peers.flink.run import Flink, RunSeconds, Sizes, find_flink
 from bench.peers.results import FLINK_GOOD, Figure, Throughput, compare_all
 from bench.peers.turns import PeerError
 
 Tell = Callable[[str], None]
 
-_CHECK_EVENTS, _CHECK_ROWS = 30_000, 2_000
+_CHECK_ROWS = 2_000
 _SHORT_SHARE = 5  # of the long input
 _MICRO_BATCHES = 10
 _OURS = {"ours-sync": ("asyncstate, sync", False), "ours-async": ("asyncstate, async", True)}
 FLINK_PEERS = {
-    "flink-sql": ("Flink SQL, RocksDB", False),
-    "flink-sql-async": ("Flink SQL, ForSt, async state", True),
+    "flink-sql": ("Flink SQL, RocksDB", "rocksdb"),
+    "flink-sql-async": ("Flink SQL, ForSt, async state", "forst"),
+    "flink-sql-heap": ("Flink SQL, heap", "hashmap"),
 }
+"""By name: how it is called, and where Flink keeps its state."""
 PYFLINK = {"d": ("counter", "PyFlink ValueState, process mode"), "g": ("mean", "PyFlink UDAF, process mode")}
 """By work: what PyFlink runs, and how it is called."""
 
@@ -46,6 +48,7 @@ class NexmarkPlan:
     seed: int
     python: Path | None
     queries: tuple[str, ...] = tuple(FLINK_QUERIES)
+    checked_events: int = 100_000
 
 
 def nexmark(names: Sequence[str], plan: NexmarkPlan, tell: Tell) -> Iterator[list[Throughput]]:
@@ -92,7 +95,7 @@ class _Engines:
         folder.mkdir(parents=True)
         self._flink = Flink(python, folder, plan.cores)
         long = plan.events
-        self._sizes = Sizes(min(_CHECK_EVENTS, long), max(1, long // _SHORT_SHARE), long)
+        self._sizes = Sizes(min(plan.checked_events, long), max(1, long // _SHORT_SHARE), long)
 
     def run(self, names: Sequence[str]) -> list[Throughput]:
         """Check Flink's results, then take turns."""
@@ -126,10 +129,13 @@ class _Engines:
 
     def _timed(self, name: str, before: Throughput) -> Throughput:
         if name in _OURS:
-            batch_ms = self._runner.batch_ms(self._spec.name, _OURS[name][1])
-            seconds = [*before.seconds, statistics.median(batch_ms) / 1e3]
+            timing = self._runner.dropped(self._spec.name, _OURS[name][1])
+            seconds = [*before.seconds, statistics.median(timing.batch_ms) / 1e3]
+            cpu = before.cpu_seconds
+            if timing.cpu_seconds is not None:
+                cpu = [*cpu, timing.cpu_seconds / len(timing.batch_ms)]
             rows = self._runner.prepare().micro_batch_events
-            return msgspec.structs.replace(before, rows=rows, seconds=seconds)
+            return msgspec.structs.replace(before, rows=rows, seconds=seconds, cpu_seconds=cpu)
         try:
             times = self._flink.query_seconds(self._spec, self._events, self._sizes, FLINK_PEERS[name][1])
         except PeerError as error:
@@ -178,17 +184,18 @@ def share_of_good(results: Sequence[Throughput]) -> list[Figure]:
     return [Figure(group="nexmark", name=name, ratio=share, low=share, high=share, aim=0.5, at_most=False)]
 
 
-def _with_difference(result: Throughput, times: tuple[float, float], sizes: Sizes) -> Throughput:
+def _with_difference(result: Throughput, times: tuple[RunSeconds, RunSeconds], sizes: Sizes) -> Throughput:
     """What the rows by which the long input is longer took; all of it when that is not to be told (tiny inputs)."""
     short, long = times
-    if long > short:
-        rows, seconds = sizes.long - sizes.short, long - short
-    else:
-        rows, seconds = sizes.long, long
+    rows, before = sizes.long - sizes.short, short
+    if long.clock <= short.clock:
+        rows, before = sizes.long, RunSeconds(0.0, 0.0)
     scale = (result.rows or rows) / rows
-    return msgspec.structs.replace(
-        result, rows=result.rows or rows, seconds=[*result.seconds, seconds * scale]
-    )
+    cpu = result.cpu_seconds
+    if long.cpu is not None and before.cpu is not None:
+        cpu = [*cpu, (long.cpu - before.cpu) * scale]
+    seconds = [*result.seconds, (long.clock - before.clock) * scale]
+    return msgspec.structs.replace(result, rows=result.rows or rows, seconds=seconds, cpu_seconds=cpu)
 
 
 def _judged(result: Throughput, outcome: ComparisonResult) -> Throughput:

@@ -1,6 +1,6 @@
 """Flink's side of the comparison: its Python, its input, its runs, its results.
 
-Owns: ``find_flink``, ``Flink``, ``Sizes`` and ``rows_as_parquet``.
+Owns: ``find_flink``, ``Flink``, ``Sizes``, ``RunSeconds`` and ``rows_as_parquet``.
 Invariant: a rate is only given for what was found right on a small input.
 Must not import Spark.
 """
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 
@@ -26,6 +26,7 @@ from bench.peers.turns import PeerError
 
 PYTHON_VARIABLE = "ASYNCSTATE_FLINK_PYTHON"
 _CHILD = Path(__file__).with_name("child.py")
+_PROCESSOR_TIME = Path(__file__).parents[2] / "processor_time.py"
 _PREFIX = "FLINK-SECONDS "
 _PROBE = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('pyflink') else 1)"
 _VALUE = "(key * 31 % 1000003)"
@@ -69,6 +70,13 @@ class Sizes:
     long: int
 
 
+class RunSeconds(NamedTuple):
+    """How long a run took, by the clock and of processors; None where the system does not tell."""
+
+    clock: float
+    cpu: float | None
+
+
 class Flink:
     """Runs jobs in a child process of Flink's Python; everything it writes is below ``folder``."""
 
@@ -77,16 +85,20 @@ class Flink:
         self._folder = folder
         self._cores = cores
 
-    def conf(self, asynchronous: bool = False) -> dict[str, str]:
-        """Settings as in the benchmark's own configuration: mini-batches where Flink has them, which is not with
-        asynchronous state."""
+    def conf(self, backend: str = "rocksdb") -> dict[str, str]:
+        """Settings as in the benchmark's own configuration, with state in ``backend``: rocksdb, hashmap (the heap), or
+        forst, whose access is asynchronous. Mini-batches where Flink has them, which is not with asynchronous state.
+
+        What lies in the heap is copied whole at each checkpoint, so these are further apart.
+        """
+        asynchronous = backend == "forst"
         settings = {
             "parallelism.default": str(self._cores),
             "execution.runtime-mode": "STREAMING",
-            "execution.checkpointing.interval": "2 s",
+            "execution.checkpointing.interval": "10 s" if backend == "hashmap" else "2 s",
             "execution.checkpointing.incremental": "true",
             "execution.checkpointing.dir": (self._folder / "checkpoints").resolve().as_uri(),
-            "state.backend.type": "forst" if asynchronous else "rocksdb",
+            "state.backend.type": backend,
             "taskmanager.memory.managed.size": "1g",
             "pipeline.object-reuse": "true",
             "python.executable": str(self._python),
@@ -101,11 +113,11 @@ class Flink:
             "table.exec.mini-batch.size": "50000",
         }
 
-    def check_query(self, spec: QuerySpec, events: Path, count: int, asynchronous: bool) -> ComparisonResult:
+    def check_query(self, spec: QuerySpec, events: Path, count: int, backend: str) -> ComparisonResult:
         """Compare the query's result on the first ``count`` events with DuckDB's."""
         folder = self._csv(spec, events, count)
-        rows = self._folder / f"{spec.name}-{asynchronous}.jsonl"
-        self._start(self.conf(asynchronous), [self._query(spec, folder, rows)])
+        rows = self._folder / f"{spec.name}-{backend}.jsonl"
+        self._start(self.conf(backend), [self._query(spec, folder, rows)])
         with duckdb.connect() as connection:
             register_events(connection, events)
             until = _until(connection, events, count)
@@ -119,12 +131,12 @@ class Flink:
             return compare(connection, _expected(spec), found)
 
     def query_seconds(
-        self, spec: QuerySpec, events: Path, sizes: Sizes, asynchronous: bool
-    ) -> tuple[float, float]:
-        """Seconds of the short and of the long input, on a JVM that has run the query."""
+        self, spec: QuerySpec, events: Path, sizes: Sizes, backend: str
+    ) -> tuple[RunSeconds, RunSeconds]:
+        """Times of the short and of the long input, on a JVM that has run the query."""
         short, long = (self._csv(spec, events, count) for count in (sizes.short, sizes.long))
         runs = [self._query(spec, folder, None) for folder in (short, short, long)]
-        _, first, second = self._start(self.conf(asynchronous), runs)
+        _, first, second = self._start(self.conf(backend), runs)
         return first, second
 
     def check_keyed(self, kind: str, keys: Sequence[int]) -> ComparisonResult:
@@ -137,8 +149,10 @@ class Flink:
             rows_read = f"read_csv('{folder}/*.csv', header = false, columns = {{'key': 'BIGINT'}})"
             return compare(connection, select.format(rows=rows_read), found)
 
-    def keyed_seconds(self, kind: str, short: Sequence[int], long: Sequence[int]) -> tuple[float, float]:
-        """Seconds of the short and of the long input, on a JVM that has run the job."""
+    def keyed_seconds(
+        self, kind: str, short: Sequence[int], long: Sequence[int]
+    ) -> tuple[RunSeconds, RunSeconds]:
+        """Times of the short and of the long input, on a JVM that has run the job."""
         folders = [self._keys(short), self._keys(long)]
         runs = [{kind: str(folder), "rows": None} for folder in (folders[0], *folders)]
         _, first, second = self._start(self.conf(), runs)
@@ -191,9 +205,10 @@ class Flink:
             (folder / f"{number}.csv").write_text(text)
         return folder
 
-    def _start(self, conf: dict[str, str], runs: list[dict[str, Any]]) -> list[float]:
-        """Seconds of each run. Raises PeerError if the process fails."""
-        command = [str(self._python), str(_CHILD), json.dumps({"conf": conf, "runs": runs})]
+    def _start(self, conf: dict[str, str], runs: list[dict[str, Any]]) -> list[RunSeconds]:
+        """Times of each run. Raises PeerError if the process fails."""
+        task = {"conf": conf, "runs": runs, "processor_time": str(_PROCESSOR_TIME)}
+        command = [str(self._python), str(_CHILD), json.dumps(task)]
         # Of this process's environment nothing may reach the other Python.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         done = subprocess.run(
@@ -201,7 +216,7 @@ class Flink:
         )
         for line in done.stdout.splitlines():
             if line.startswith(_PREFIX):
-                return [float(seconds) for seconds in json.loads(line.removeprefix(_PREFIX))]
+                return [RunSeconds(*seconds) for seconds in json.loads(line.removeprefix(_PREFIX))]
         said = (done.stdout + done.stderr)[-3_000:]
         raise PeerError(f"Flink failed with exit code {done.returncode}; the end of what it said:\n{said}")
 

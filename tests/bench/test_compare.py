@@ -1,0 +1,103 @@
+"""``bench compare``: which changes count, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from bench.__main__ import app
+from bench.processor_time import tree_seconds
+
+
+def _micro(**ratios: tuple[float, float, float]) -> dict[str, Any]:
+    results = [
+        {"name": name, "ratio": ratio, "ratio_min": low, "ratio_max": high}
+        for name, (ratio, low, high) in ratios.items()
+    ]
+    return {"machine": "m", "results": results}
+
+
+def _peers(ratio: float, low: float, high: float) -> dict[str, Any]:
+    compared = {"work": "a", "ours": "ours-sync", "peer": "spark", "ratio": ratio, "low": low, "high": high}
+    return {"results": [], "comparisons": [compared], "itself": []}
+
+
+def _run(tmp_path: Path, before: object, after: object, *more: str) -> tuple[int, str]:
+    paths = [tmp_path / "before.json", tmp_path / "after.json"]
+    for path, document in zip(paths, (before, after), strict=True):
+        path.write_bytes(document if isinstance(document, bytes) else msgspec.json.encode(document))
+    done = CliRunner().invoke(app, ["compare", *map(str, paths), *more], env={"COLUMNS": "200"})
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize(
+    ("after", "code", "said"),
+    [
+        ((2.0, 1.9, 2.1), 1, "1 worse, 0 better"),  # a cost: more is worse
+        ((1.2, 1.1, 1.3), 0, "0 worse, 1 better"),
+        ((1.55, 1.51, 1.6), 0, "0 worse, 0 better"),  # apart, but within the threshold
+        ((2.0, 1.3, 2.9), 0, "0 worse, 0 better"),  # the spreads overlap
+    ],
+)
+def test_a_cost_counts_if_it_is_apart_and_beyond_the_threshold(
+    after: tuple[float, float, float], code: int, said: str, tmp_path: Path
+) -> None:
+    exit_code, output = _run(tmp_path, _micro(x=(1.5, 1.45, 1.5)), _micro(x=after))
+    assert (exit_code, said in output) == (code, True), output
+
+
+def test_a_rate_is_worse_when_it_falls(tmp_path: Path) -> None:
+    assert _run(tmp_path, _peers(3.0, 2.9, 3.1), _peers(2.0, 1.9, 2.1))[0] == 1
+    assert _run(tmp_path, _peers(2.0, 1.9, 2.1), _peers(3.0, 2.9, 3.1))[0] == 0
+
+
+def test_figures_that_come_and_go_are_shown_and_count_as_nothing(tmp_path: Path) -> None:
+    code, output = _run(tmp_path, _micro(a=(1, 1, 1), b=(1, 1, 1)), _micro(a=(1, 1, 1), c=(1, 1, 1)))
+    assert code == 0
+    assert "gone" in output
+    assert "new" in output
+
+
+def test_rates_of_other_machines_are_not_compared(tmp_path: Path) -> None:
+    def nexmark(rate: float) -> dict[str, Any]:
+        return {"results": [{"query": "q4", "mode": "sync", "events_per_second": rate}]}
+
+    code, output = _run(tmp_path, nexmark(200_000), nexmark(100_000))
+    assert (code, "--same-machine" in output) == (2, True)
+    assert _run(tmp_path, nexmark(200_000), nexmark(100_000), "--same-machine")[0] == 1
+
+
+@pytest.mark.parametrize("content", [b"no json", b"[]", b"{}"])
+def test_what_is_no_result_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    code, output = _run(tmp_path, _micro(x=(1, 1, 1)), content)
+    assert code == 2
+    assert "after.json" in output
+    assert "--output" in output
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processor time is read from /proc")
+def test_processor_time_counts_children_that_run_and_that_have_ended() -> None:
+    before = tree_seconds(os.getpid())
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    after = tree_seconds(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after - before >= 0.25
+    waits = "print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", burn + "\n" + waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        running = tree_seconds(os.getpid())
+        child.communicate(b"\n")
+    assert running is not None
+    assert running - after >= 0.25
