@@ -1,0 +1,36 @@
+"""Puts parts of a page side by side where its source has comments that say so; elsewhere the comments are not seen.
+
+    <!-- side by side -->   what follows is the first column
+    <!-- beside -->         what follows is the next one
+    <!-- end -->            behind the last one
+
+Invariant: a page reads the same without this.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sphinx.application import Sphinx
+
+_MARKS = {
+    "side by side": "::::{grid} 1 1 2 2\n:gutter: 2\n:class-container: columns\n\n:::{grid-item}",
+    "beside": ":::\n\n:::{grid-item}",
+    "end": ":::\n\n::::",
+}
+_MARK = re.compile(r"^<!-- (side by side|beside|end) -->$", re.MULTILINE)
+
+
+def in_columns(text: str) -> str:
+    """The page with sphinx-design's grids in place of the comments."""
+    return _MARK.sub(lambda found: _MARKS[found[1]], text)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Before a page is parsed."""
+
+    def read(_: Sphinx, name: str, source: list[str]) -> None:
+        source[0] = in_columns(source[0])
+
+    app.connect("source-read", read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
