@@ -26,8 +26,7 @@ from sphinx.pycode import ModuleAnalyzer
 @dataclass(frozen=True)
 class Page:
     """A page of the reference: its file and title, where its names are imported from, its guide; which modules define
-    them, and a pattern that they have. ``besides`` are names with a path of their own: types that signatures on the page
-    are of."""
+    them, and a pattern that they have. ``besides`` are names with a path of their own: types of signatures on it."""
 
     file: str
     title: str
