@@ -18,12 +18,15 @@ _MARKS = {
     "beside": ":::\n\n:::{grid-item}",
     "end": ":::\n\n::::",
 }
+_WIDE = "---\nhide-toc: true\n---\n\n"
 _MARK = re.compile(r"^<!-- (side by side|beside|end) -->$", re.MULTILINE)
 
 
 def in_columns(text: str) -> str:
-    """The page with sphinx-design's grids in place of the comments."""
-    return _MARK.sub(lambda found: _MARKS[found[1]], text)
+    """The page with sphinx-design's grids in place of the comments; it is as wide as the window, without contents."""
+    if not _MARK.search(text):
+        return text
+    return _WIDE + _MARK.sub(lambda found: _MARKS[found[1]], text)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -55,6 +55,9 @@ BELOW = {
 WHOLE = {"start": "README.md", "changelog": "CHANGELOG.md"}
 """Pages whose text is a file of the project's root."""
 
+ONLY_HERE = ("API reference (`make docs-site` makes it)", "[API reference](api/index.rst)")
+"""What the front page says of the reference where there is none, and its link here."""
+
 _LINK = re.compile(r"^```.*?^```$|\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
 """A block of code, which stays as it is, or a link to a file."""
 
@@ -92,6 +95,7 @@ def on_site(name: str, text: str, pages: set[str], docs: Path) -> str:
         written_in = docs.parent
     text = _LINK.sub(lambda link: _relinked(link, written_in, shown_in, docs), text)
     if name == "index":
+        text = text.replace(*ONLY_HERE)
         text += "".join(toctree(listed, caption) for caption, listed in sections(pages))
     if name in BELOW:
         text += toctree(sorted(page for page in pages if _matches(page, BELOW[name]) and page != name))
