@@ -51,6 +51,7 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "asyncstate"
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]

@@ -14,7 +14,7 @@ import re
 from sphinx.application import Sphinx
 
 _MARKS = {
-    "side by side": "::::{grid} 1 1 2 2\n:gutter: 2\n:class-container: columns\n\n:::{grid-item}",
+    "side by side": "::::{grid} 1 1 2 2\n:gutter: 3\n:class-container: columns\n\n:::{grid-item}",
     "beside": ":::\n\n:::{grid-item}",
     "end": ":::\n\n::::",
 }

@@ -15,11 +15,27 @@ from sphinx.application import Sphinx
 
 SECTIONS = (
     ("Begin", ("start", "from-flink")),
-    ("Tasks", ("tasks/README", "tasks/*")),
+    (
+        "Tasks",
+        (
+            "tasks/README",
+            "tasks/deduplicate",
+            "tasks/top-n",
+            "tasks/join-cdc-tables",
+            "tasks/rolling-sums-and-alerts",
+            "tasks/sessions",
+            "tasks/call-a-service",
+            "tasks/write-upserts",
+            "tasks/*",
+            "tasks/deploy",
+            "tasks/repair-state",
+        ),
+    ),
     (
         "Jobs",
-        ("dataflow", "sources", "sinks", "batch", "testing", "examples/*"),
+        ("dataflow", "sources", "sinks", "batch", "testing"),
     ),
+    ("Examples", ("examples/README", "examples/*")),
     (
         "Operators",
         ("operators/README", "functions", "aggregates", "table-functions"),
@@ -53,7 +69,7 @@ BELOW = {
 """Pages that have a side bar of their own below them."""
 
 WHOLE = {"start": "README.md", "changelog": "CHANGELOG.md"}
-"""Pages whose text is a file of the project's root."""
+"""Pages whose text is a file of the project's root, below a title of their own."""
 
 ONLY_HERE = ("API reference (`make docs-site` makes it)", "[API reference](api/index.rst)")
 """What the front page says of the reference where there is none, and its link here."""
@@ -91,7 +107,8 @@ def on_site(name: str, text: str, pages: set[str], docs: Path) -> str:
     """The text of a page as the site needs it."""
     written_in = shown_in = (docs / name).parent
     if name in WHOLE:
-        text = (docs.parent / WHOLE[name]).read_text("utf-8")
+        title = text.partition("\n")[0]
+        text = title + "\n" + (docs.parent / WHOLE[name]).read_text("utf-8").partition("\n")[2]
         written_in = docs.parent
     text = _LINK.sub(lambda link: _relinked(link, written_in, shown_in, docs), text)
     if name == "index":
@@ -113,15 +130,18 @@ def _relinked(link: re.Match[str], written_in: Path, shown_in: Path, docs: Path)
         path /= "README.md"
     if not path.is_relative_to(docs):
         return label
+    if label.endswith(".md"):
+        label = ""  # MyST puts the title there
     return f"[{label}]({os.path.relpath(path, shown_in)}{anchor})"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Before a page is parsed."""
+    """Before a page is parsed. Pages that are made of other files are read each time."""
 
     def read(app: Sphinx, name: str, source: list[str]) -> None:
         if Path(app.env.doc2path(name)).suffix == ".md":
             source[0] = on_site(name, source[0], set(app.env.found_docs), Path(app.srcdir))
 
     app.connect("source-read", read)
+    app.connect("env-get-outdated", lambda *_: ["index", *BELOW, *WHOLE])
     return {"parallel_read_safe": True, "parallel_write_safe": True}

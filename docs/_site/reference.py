@@ -39,18 +39,35 @@ class Page:
     members: bool = True
 
 
+DOCS = Path(__file__).resolve().parents[1]
 ASYNCSTATE = "asyncstate"
 OPERATORS = "asyncstate.operators"
-FAMILIES = (
-    ("aggregate", "Aggregates", "operators/aggregate", ()),
-    ("window", "Windows", "operators/window", ()),
-    ("join", "Joins and lookups", "operators/join", ()),
-    ("over", "Frames of rows: OVER", "operators/over", ()),
-    ("rank", "Rankings", "operators/rank", ()),
-    ("sort", "Sorting", "operators/sort", ()),
-    ("upsert", "One row a key", "operators/upsert", ()),
-    ("process", "What runs functions", "functions", ()),
-)
+FAMILIES = {
+    "aggregate": "Aggregates",
+    "window": "Windows",
+    "join": "Joins and lookups",
+    "over": "Frames of rows: OVER",
+    "rank": "Rankings",
+    "sort": "Sorting",
+    "upsert": "One row a key",
+    "process": "What runs functions",
+}
+"""Titles of the folders of `operators/`; one that is not here has a page under its own name."""
+
+
+def _family(folder: str) -> Page:
+    """The page of a folder of `operators/`."""
+    guide = f"operators/{folder}" if (DOCS / "operators" / f"{folder}.md").exists() else "functions"
+    defined_in = (f"operators.{folder}", *(["operators.core.ordering"] if folder == "rank" else []))
+    title = FAMILIES.get(folder, folder.capitalize())
+    return Page(f"operators-{folder}", title, OPERATORS, guide, defined_in, members=False)
+
+
+def _families() -> list[Page]:
+    folders = [path.parent.name for path in sorted((DOCS.parent / "operators").glob("*/__init__.py"))]
+    return [_family(folder) for folder in dict.fromkeys((*FAMILIES, *folders)) if folder != "core"]
+
+
 PAGES = (
     Page(
         "operator",
@@ -58,42 +75,47 @@ PAGES = (
         ASYNCSTATE,
         "writing-operators",
         ("asyncstate.operator", "asyncstate.changelog"),
-        besides=tuple(
-            f"asyncstate.operator.{name}" for name in ("Operator", "Timers", "Counter", "StateDescriptor")
+        pattern="^(?!.*Table)",
+        besides=(
+            *(f"asyncstate.operator.{name}" for name in ("Operator", "Timers", "Counter", "StateDescriptor")),
+            "asyncstate.codec.KeyBatch",
         ),
     ),
+    Page("state", "State", ASYNCSTATE, "state", ("asyncstate.state",), pattern="^(?!.*(Column|View))"),
+    Page("state-views", "Views of state", ASYNCSTATE, "state", ("asyncstate.state",), pattern="View"),
     Page(
         "state-columns",
         "State of columns",
         ASYNCSTATE,
         "writing-operators",
         ("asyncstate.state",),
-        pattern="Column",
+        besides=tuple(
+            f"asyncstate.state.{name}"
+            for name in ("Columns", "ListColumns", "MapEntries", "TimeRange", "MapTimeRange")
+        ),
     ),
-    Page("state-views", "Views of state", ASYNCSTATE, "state", ("asyncstate.state",), pattern="View$"),
-    Page("state", "State", ASYNCSTATE, "state", ("asyncstate.state",)),
     Page("futures", "Futures", ASYNCSTATE, "writing-operators", ("asyncstate.futures",)),
     Page("functions", "Functions of rows", ASYNCSTATE, "functions", ("asyncstate.functions.process",)),
     Page(
-        "windows", "Triggers, evictors, assigners", ASYNCSTATE, "functions", ("asyncstate.functions.windows",)
+        "windows",
+        "Triggers, evictors, assigners",
+        ASYNCSTATE,
+        "functions",
+        ("asyncstate.functions.windows",),
+        besides=("asyncstate.functions.TimedRow",),
     ),
-    Page("tables", "Functions of tables", ASYNCSTATE, "table-functions", ("asyncstate.functions.table",)),
+    Page(
+        "tables",
+        "Functions of tables",
+        ASYNCSTATE,
+        "table-functions",
+        ("asyncstate.functions.table", "asyncstate.operator"),
+    ),
     Page("aggregates", "Functions of values", "asyncstate.functions", "aggregates"),
     Page("config", "Configuration", ASYNCSTATE, "configuration", ("asyncstate.config",)),
     Page("errors", "Errors", "asyncstate.errors", "errors"),
     Page("asyncstate", "Other names of asyncstate", ASYNCSTATE, "writing-operators"),
-    *(
-        Page(
-            f"operators-{family}",
-            title,
-            OPERATORS,
-            guide,
-            (f"operators.{family}",),
-            besides=besides,
-            members=False,
-        )
-        for family, title, guide, besides in FAMILIES
-    ),
+    *_families(),
     Page("operators-more", "Other operators", OPERATORS, "operators/README", members=False),
     Page("spark", "Jobs on Spark", "asyncstate.spark", "dataflow"),
     Page("stream", "Streams of a job", "asyncstate.dataflow", "dataflow", names=("Stream",)),
