@@ -26,7 +26,7 @@ from sphinx.pycode import ModuleAnalyzer
 @dataclass(frozen=True)
 class Page:
     """A page of the reference: its file and title, where its names are imported from, its guide; which modules define
-    them, and a pattern that they have. ``besides`` are names with a path of their own: types of signatures on it."""
+    them, and a pattern that they have; which come first. ``besides`` are names with a path of their own: types of signatures on it."""
 
     file: str
     title: str
@@ -35,6 +35,7 @@ class Page:
     defined_in: tuple[str, ...] = ("",)
     names: tuple[str, ...] = ()
     pattern: str = ""
+    first: tuple[str, ...] = ()
     besides: tuple[str, ...] = ()
     members: bool = True
 
@@ -76,12 +77,25 @@ PAGES = (
         "writing-operators",
         ("asyncstate.operator", "asyncstate.changelog"),
         pattern="^(?!.*Table)",
+        first=("RecordOperator", "BundleOperator", "OperatorContext", "RecordContext", "BundleContext"),
         besides=(
             *(f"asyncstate.operator.{name}" for name in ("Operator", "Timers", "Counter", "StateDescriptor")),
             "asyncstate.codec.KeyBatch",
         ),
     ),
-    Page("state", "State", ASYNCSTATE, "state", ("asyncstate.state",), pattern="^(?!.*(Column|View))"),
+    Page(
+        "state",
+        "State",
+        ASYNCSTATE,
+        "state",
+        ("asyncstate.state",),
+        pattern="^(?!.*(Column|View))",
+        first=tuple(
+            f"{kind}State{part}"
+            for kind in ("Value", "List", "Map", "Reducing", "Aggregating")
+            for part in ("", "Descriptor")
+        ),
+    ),
     Page("state-views", "Views of state", ASYNCSTATE, "state", ("asyncstate.state",), pattern="View"),
     Page(
         "state-columns",
@@ -95,7 +109,14 @@ PAGES = (
         ),
     ),
     Page("futures", "Futures", ASYNCSTATE, "writing-operators", ("asyncstate.futures",)),
-    Page("functions", "Functions of rows", ASYNCSTATE, "functions", ("asyncstate.functions.process",)),
+    Page(
+        "functions",
+        "Functions of rows",
+        ASYNCSTATE,
+        "functions",
+        ("asyncstate.functions.process",),
+        first=("KeyedProcessFunction", "KeyedCoProcessFunction", "KeyedBroadcastProcessFunction"),
+    ),
     Page(
         "windows",
         "Triggers, evictors, assigners",
@@ -117,12 +138,18 @@ PAGES = (
     Page("asyncstate", "Other names of asyncstate", ASYNCSTATE, "writing-operators"),
     *_families(),
     Page("operators-more", "Other operators", OPERATORS, "operators/README", members=False),
-    Page("spark", "Jobs on Spark", "asyncstate.spark", "dataflow"),
+    Page(
+        "spark",
+        "Jobs on Spark",
+        "asyncstate.spark",
+        "dataflow",
+        first=("StreamingJob", "MicroBatch", "apply_batch", "build_session"),
+    ),
     Page("stream", "Streams of a job", "asyncstate.dataflow", "dataflow", names=("Stream",)),
     Page("sources", "Sources", "asyncstate.spark.sources", "sources"),
     Page("sinks", "Sinks", "asyncstate.spark.sinks", "sinks"),
     Page("lookups", "Places to look up", "asyncstate.lookups", "operators/lookup"),
-    Page("testing", "Testing", "asyncstate.testing", "testing"),
+    Page("testing", "Testing", "asyncstate.testing", "testing", first=("OperatorHarness", "PipelineHarness")),
     Page(
         "inspection",
         "Looking at state",
@@ -155,7 +182,8 @@ def collected() -> Iterator[tuple[Page, dict[str, Any]]]:
     seen: list[Any] = []
     for page in PAGES:
         module = importlib.import_module(page.module)
-        names = page.names or getattr(module, "__all__", None) or _classes_of(module)
+        named = page.names or getattr(module, "__all__", None) or _classes_of(module)
+        names = [*page.first, *(name for name in named if name not in page.first)]
         found = {}
         for path, thing in _named(page, module, names):
             if not any(thing is other for other in seen):
@@ -166,9 +194,6 @@ def collected() -> Iterator[tuple[Page, dict[str, Any]]]:
 
 
 def _named(page: Page, module: types.ModuleType, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    for path in page.besides:
-        home, _, name = path.rpartition(".")
-        yield path, getattr(importlib.import_module(home), name)
     for name in names:
         thing = getattr(module, name)
         if not _is_of(thing, page) or not re.search(page.pattern, name):
@@ -179,6 +204,9 @@ def _named(page: Page, module: types.ModuleType, names: Iterable[str]) -> Iterat
             yield from ((f"{page.module}.{name}.{own_name}", function) for own_name, function in own)
         else:
             yield f"{page.module}.{name}", thing
+    for path in page.besides:
+        home, _, name = path.rpartition(".")
+        yield path, getattr(importlib.import_module(home), name)
 
 
 def _classes_of(module: types.ModuleType) -> list[str]:
