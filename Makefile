@@ -74,4 +74,4 @@ lock:  ## pin the packages anew from pyproject.toml (needs uv)
 	@mv requirements.lock.new requirements.lock
 
 clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse build/docs-site docs/api docs/examples/*.rst

@@ -14,7 +14,7 @@ import shutil
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,11 @@ from sphinx.pycode import ModuleAnalyzer
 
 @dataclass(frozen=True)
 class Page:
-    """A page of the reference: its file and title, where its names are imported from, its guide; which modules define
-    them, and a pattern that they have; which come first. ``besides`` are names with a path of their own: types of signatures on it."""
+    """A page of the reference: its file and title, where its names are imported from, its guide.
+
+    ``defined_in`` are the modules that define them, ``pattern`` is one that they have, ``first`` come first.
+    ``besides`` are names with a path of their own: types of signatures on the page.
+    """
 
     file: str
     title: str
@@ -218,11 +221,12 @@ def _is_of(thing: Any, page: Page) -> bool:
     return any(not part or home == part or home.startswith(f"{part}.") for part in page.defined_in)
 
 
-def directive(path: str, thing: Any, members: Iterable[str]) -> str:
-    """The autodoc directive of one name."""
+def directive(path: str, thing: Any, members: Iterable[str], base: str | None) -> str:
+    """The autodoc directive of one name; ``base`` is where a class has the rest of its members from."""
     if inspect.isclass(thing):
         shown = ", ".join(members)
-        return f".. autoclass:: {path}\n" + (f"   :members: {shown}\n\n" if shown else "\n")
+        also = f"   Has all that :py:obj:`{base.rpartition('.')[2]} <{base}>` has.\n\n" if base else ""
+        return f".. autoclass:: {path}\n" + (f"   :members: {shown}\n" if shown else "") + f"\n{also}"
     if callable(thing) and typing.get_origin(thing) is None:
         return f".. autofunction:: {path}\n\n"
     return f".. py:data:: {path}\n\n   {_doc_of_data(path)}\n\n"
@@ -238,12 +242,16 @@ def _doc_of_data(path: str) -> str:
     return ""
 
 
-def _members(thing: Any, public: set[Any]) -> Iterator[str]:
+def _bases(thing: Any) -> tuple[type, ...]:
+    return thing.__mro__[1:] if inspect.isclass(thing) else ()
+
+
+def _members(thing: Any, public: Container[type]) -> Iterator[str]:
     """Documented attributes of a class and of those of its bases that have no entry of their own."""
     if not inspect.isclass(thing):
         return
     seen = set()
-    for base in thing.__mro__:
+    for base in (thing, *_bases(thing)):
         if not base.__module__.startswith(("asyncstate.", "operators.")) or (
             base is not thing and base in public
         ):
@@ -259,12 +267,18 @@ def write(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     found = list(collected())
-    public = {thing for _, things in found for thing in things.values() if inspect.isclass(thing)}
+    public = {thing: path for _, things in found for path, thing in things.items() if inspect.isclass(thing)}
     index = INDEX
     for page, things in found:
         text = f"{page.title}\n{'=' * len(page.title)}\n\nFrom ``{page.module}``; the guide: :doc:`/{page.guide}`.\n\n"
         for path, thing in things.items():
-            text += directive(path, thing, _members(thing, public) if page.members else ())
+            members = _members(thing, public) if page.members else ()
+            base = (
+                next((public[base] for base in _bases(thing) if base in public), None)
+                if page.members
+                else None
+            )
+            text += directive(path, thing, members, base)
         (folder / f"{page.file}.rst").write_text(text, "utf-8")
         names = ", ".join(f":py:obj:`{path.rpartition('.')[2]} <{path}>`" for path in things)
         index += f"   * - :doc:`{page.title} <{page.file}>`\n     - {names}\n"

@@ -14,6 +14,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+PUBLIC = (
+    "asyncstate",
+    "asyncstate.functions",
+    "asyncstate.lookups",
+    "asyncstate.operators",
+    "asyncstate.spark",
+    "asyncstate.spark.sinks",
+    "asyncstate.spark.sources",
+    "asyncstate.testing",
+)
+"""Modules whose every name a user may import."""
 _EXTERNAL = re.compile(r"\]\(([a-z]+://[^)]*)\)")
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _MARKS = re.compile(r"^<!-- (side by side|beside|end) -->$", re.MULTILINE)
@@ -74,13 +85,7 @@ def test_the_reference_has_every_public_name_once(monkeypatch: pytest.MonkeyPatc
     reference = _site("reference", monkeypatch)
     pages = dict(reference.collected())
     shown = [thing for things in pages.values() for thing in things.values()]
-    for name in (
-        "asyncstate",
-        "asyncstate.operators",
-        "asyncstate.functions",
-        "asyncstate.spark",
-        "asyncstate.testing",
-    ):
+    for name in PUBLIC:
         module = importlib.import_module(name)
         for public in module.__all__:
             thing = getattr(module, public)
