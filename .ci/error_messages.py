@@ -158,6 +158,8 @@ def _name(value: ast.AST) -> str:
             return _name(func)
         case ast.Subscript(value=inner) | ast.Await(value=inner):
             return _name(inner)
+        case ast.BinOp(left=inner) | ast.BoolOp(values=[inner, *_]) | ast.IfExp(body=inner):
+            return _name(inner)
         case ast.GeneratorExp(generators=[first, *_]) | ast.ListComp(generators=[first, *_]):
             return _name(first.iter)
     return "..."
