@@ -101,7 +101,10 @@ def _texts(
     """What an expression may say, with what only a running program knows as `{name}`."""
     if depth > _DEPTH_MAX:
         return [_hole(value)]
-    again = lambda part: _texts(part, within, functions, depth + 1)  # noqa: E731
+
+    def again(part: ast.expr) -> list[str]:
+        return _texts(part, within, functions, depth + 1)
+
     match value:
         case ast.Constant(value=str(text)):
             return [text]

@@ -66,8 +66,6 @@ nothing of that micro-batch is committed.
 These are all messages there are, by class and by the part of the package that raises them. `{name}` stands for what
 only the running program knows. To find yours, search for the words between such places.
 
-| class | meaning |
-|---|---|
 """
 
 NEXT_STEPS = {
@@ -105,10 +103,8 @@ def errors_page() -> str:
         messages(),
         key=lambda message: (list(classes).index(message.error), message.room, message.text.lower()),
     )
-    table = "".join(
-        f"| {_class_link(name, found)} | {_meaning(thing)} |\n" for name, thing in classes.items()
-    )
-    parts = [ERRORS_HEAD, table]
+    index = "".join(f"* {_class_link(name, found)}: {_meaning(thing)}\n" for name, thing in classes.items())
+    parts = [ERRORS_HEAD, index]
     for name, of_class in itertools.groupby(found, key=lambda message: message.error):
         parts.append(f"\n## {name}\n\n{_meaning(classes[name])} {NEXT_STEPS[name]}\n")
         for room, of_room in itertools.groupby(of_class, key=lambda message: message.room):

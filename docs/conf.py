@@ -50,6 +50,11 @@ python_maximum_signature_line_length = 120
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 
+# What is printed is not for copying, nor are prompts.
+copybutton_selector = "div:not(.highlight-text) > div.highlight pre"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
 html_theme = "furo"
 pygments_dark_style = "github-dark"
 html_title = "asyncstate"
