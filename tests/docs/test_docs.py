@@ -7,12 +7,14 @@ would type them. ``python test spark`` is a program of its own, run as a user ru
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +120,13 @@ def test_a_page_shows_as_output_only_what_a_program_right_before_it_prints(page:
     fences = [block[1] for block in _FENCED.finditer(page.read_text("utf-8"))]
     for before, fence in zip(["", *fences], fences, strict=False):
         assert fence != "text output" or before.startswith("python test")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_that_is_not_run_is_python_all_the_same(page: Path) -> None:
+    for block in _FENCED.finditer(page.read_text("utf-8")):
+        if block[1].split()[0] == "python":
+            ast.parse(textwrap.dedent(block[2]), str(page))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
