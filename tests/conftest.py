@@ -46,7 +46,7 @@ _IN_MEMORY = Path("/dev/shm")
 _IN_MEMORY_BYTES_MIN = 4 << 30
 
 
-# A test's JVM lives too short for what the second compiler gains: with the first alone it takes half the processor time.
+# A test's JVM is too short-lived for what the second compiler gains: the first alone halves its processor time.
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
