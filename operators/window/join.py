@@ -17,7 +17,6 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import event_times
 from asyncstate.operator import (
-    MIN_WATERMARK,
     Bundle,
     BundleContext,
     BundleOperator,
@@ -243,14 +242,11 @@ class WindowJoin(Named, BundleOperator):
 
     def _fire(self, first: int, last: int, ctx: BundleContext) -> Iterator[None]:
         """Put out the windows that end in [first, last]; remove the rows that no other window has."""
-        came = False
         for part in self._reader.parts(first, last):
-            came = True
             yield from self._put_out(part, ctx)
-        begin, over = max(self._windows.first_slice(first), MIN_WATERMARK), self._windows.last_over(last)
-        if came and begin <= over:
-            for side in self._sides:
-                side.state.remove_up_to(over, begin)
+            over = self._windows.last_over(part.last)
+            for side, found in zip(self._sides, part.ranges, strict=True):
+                side.state.remove_entries(found.entry_keys(found.namespaces <= over))
 
     def _put_out(self, part: DuePart, ctx: BundleContext) -> Iterator[None]:
         inputs = [side.read(found) for side, found in zip(self._sides, part.ranges, strict=True)]

@@ -194,13 +194,10 @@ class WindowRank(Named, BundleOperator):
         return self._fire(first, last, ctx) if first <= last else None
 
     def _fire(self, first: int, last: int, ctx: BundleContext) -> Iterator[None]:
-        came = False
         for part in self._reader.parts(first, last):
-            came = True
             self._put_out(part, ctx)
+            self._top.remove_entries(part.entries.entry_keys())
             yield
-        if came:
-            self._top.remove_up_to(last, first)
 
     def _put_out(self, part: DuePart, ctx: BundleContext) -> None:
         (entries,) = part.ranges
