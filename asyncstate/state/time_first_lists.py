@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from operator import itemgetter
 from typing import ClassVar, Final, cast
 
 import numpy as np
@@ -30,6 +31,7 @@ BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
 
+_block = itemgetter(1)
 _DECODED_BYTES: Final = 1 << 20
 """Pages are decoded together up to about so many bytes of blocks: a call for a few lists costs more than they do."""
 
@@ -109,7 +111,7 @@ class TimeFirstListState(ListColumnState):
         held_bytes = 0
         for page in self._pages(start, until, self._page_size):
             held += page
-            held_bytes += sum([len(value) for _, value in page])
+            held_bytes += sum(map(len, map(_block, page)))
             if held_bytes < _DECODED_BYTES:
                 continue
             held_bytes = 0
