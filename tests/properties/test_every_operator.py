@@ -25,6 +25,7 @@ from tests.properties.runs import OutputRow, Run, run
 from tests.properties.schedules import Schedule, schedules
 from tests.properties.time_examples import INTERVAL_JOINS, WINDOWS
 from tests.properties.window_join_examples import WINDOW_JOINS
+from tests.properties.window_rank_examples import WINDOW_RANKS
 
 OPERATORS: dict[str, Entries] = {
     "GroupAggregate": AGGREGATES,
@@ -35,6 +36,7 @@ OPERATORS: dict[str, Entries] = {
     "WindowAggregate": WINDOWS,
     "IntervalJoin": INTERVAL_JOINS,
     "WindowJoin": WINDOW_JOINS,
+    "WindowRank": WINDOW_RANKS,
     "ChangelogNormalize": NORMALIZATIONS,
     "ordered inputs": ORDERED,
     "functions": FUNCTIONS,
