@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
@@ -25,13 +25,12 @@ from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
 from asyncstate.spark.batch import Before, Behind
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.fusion import Tail, call_of, places_of, tails_of
+from asyncstate.spark.packing import Packing, check_streaming
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from asyncstate.spark.batch import MicroBatch
-
-_SOURCE: Final = "asyncstate:source"
 
 
 class JobGraph:
@@ -46,49 +45,26 @@ class JobGraph:
         self.states: dict[Node, Sequence[str]] = {}
         """What operators keep; after ``check``."""
         self._spark = spark
-        self._frames: dict[str, DataFrame] = {}
+        self._packing = Packing()
 
     def source(self, name: str, df: object, times: Times, changelog: bool | None) -> Stream:
         """A source that is read from ``df``."""
-        if not isinstance(df, DataFrame) or not df.isStreaming:
-            kind = "a DataFrame that is not streaming" if isinstance(df, DataFrame) else repr(df)
-            raise JobError(f"source '{name}' was given {kind}; give what spark.readStream gives")
+        check_streaming(name, df)
         stream = self.flow.add_source(name, times, changelog)
-        self._frames[name] = df
+        self._packing.add(name, df)
         return stream
 
-    # -- one query ------------------------------------------------------------------------------------
-
     def packed(self) -> DataFrame:
-        """The rows of all sources as one stream: a struct a source, null in the rows of the others."""
-        frames = [self._frames[source.name] for source in self.flow.sources]
-        if len(frames) == 1:
-            return frames[0]
-        return functools.reduce(
-            DataFrame.union, [self._part(frames, number) for number in range(len(frames))]
-        )
-
-    def _part(self, frames: list[DataFrame], number: int) -> DataFrame:
-        columns = [sf.lit(number).alias(_SOURCE)]
-        for other, df in enumerate(frames):
-            rows = sf.struct(*map(quoted, df.columns)) if other == number else sf.lit(None).cast(df.schema)
-            columns.append(rows.alias(_struct_name(other)))
-        return frames[number].select(*columns)
-
-    def _unpacked(self, df: DataFrame) -> dict[Node, DataFrame]:
-        sources = self.flow.sources
-        if len(sources) == 1:
-            return {sources[0]: df}
-        return {
-            source: df.where(f"{quoted(_SOURCE)} = {number}").select(f"{quoted(_struct_name(number))}.*")
-            for number, source in enumerate(sources)
-        }
+        """The rows of all sources as one stream."""
+        return self._packing.packed()
 
     # -- a micro-batch --------------------------------------------------------------------------------
 
     def run(self, df: DataFrame, batch: MicroBatch) -> None:
         """What ``foreachBatch`` gets: every operator runs, then every sink, in the order of their declaration."""
-        rows, done = self._unpacked(df), dict[Node, Before]()
+        unpacked = self._packing.unpacked(df)
+        rows: dict[Node, DataFrame] = {source: unpacked[source.name] for source in self.flow.sources}
+        done = dict[Node, Before]()
         for node in self.flow.nodes:
             if isinstance(node, Apply) and all(one in rows for one in node.inputs):
                 inputs = [rows[one] for one in node.inputs]
@@ -158,7 +134,7 @@ class JobGraph:
         self, node: Node, inputs: list[DataFrame], batch: MicroBatch, waiting: list[Apply]
     ) -> DataFrame | None:
         if isinstance(node, Source):
-            df = self._frames[node.name]
+            df = self._packing.frames[node.name]
             _check_source(node, df)
             return self._spark.createDataFrame([], df.schema)
         if isinstance(node, Apply):
@@ -267,7 +243,3 @@ def _delays(node: Apply) -> list[bool]:
 def _called(node: Node) -> str:
     kind = "operator" if isinstance(node, Apply) else type(node).__name__.lower()
     return f"{kind} '{node.name}'" if not isinstance(node, Transform) else node.text
-
-
-def _struct_name(number: int) -> str:
-    return f"asyncstate:{number}"

@@ -30,6 +30,7 @@ from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
 from asyncstate.spark.graph import JobGraph
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
+from asyncstate.spark.packing import BATCH, Packing, with_inputs
 from asyncstate.spark.progress import (
     BatchStatistics,
     OnProgress,
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-BatchFunction = Callable[["DataFrame", MicroBatch], object]
+BatchFunction = Callable[..., object]
+"""A function of the micro-batch's DataFrame and the MicroBatch; with ``inputs`` of their DataFrames by name and
+``batch``."""
 
 HISTORY_BATCHES_MAX = 100
 
@@ -98,6 +101,8 @@ class StreamingJob:
         self._clock = clock if clock is not None else SystemClock()
         self._ledger = Ledger(self.config, name, first_batch_id)
         self._function: BatchFunction | None = None
+        self._on_batch: Callable[[DataFrame, int], None] | None = None
+        self._inputs = Packing()
         self._graph = JobGraph(spark)
         self._schema: str | None = None
         self._running = False
@@ -124,7 +129,10 @@ class StreamingJob:
         return None if self.statistics is None else progress_of(self.statistics)
 
     def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
-        """Decorator: turns ``function(df, batch)`` into what ``writeStream.foreachBatch`` takes."""
+        """Decorator: turns ``function(df, batch)`` into what ``writeStream.foreachBatch`` takes.
+
+        Of a job with ``inputs`` the function is ``function(orders, payments, batch)``: they come by name.
+        """
         if not callable(function):
             raise JobError(
                 "job.micro_batch decorates a function (df, batch); write @job.micro_batch above it"
@@ -137,7 +145,7 @@ class StreamingJob:
             raise JobError(
                 f"job '{self.name}' already has a micro_batch function; make one StreamingJob for each query"
             )
-        self._function = function
+        self._function = with_inputs(function, self._inputs) if self._inputs.frames else function
 
         def on_batch(df: DataFrame, batch_id: int) -> None:
             _check_call(df, batch_id)
@@ -145,7 +153,25 @@ class StreamingJob:
 
         on_batch.__name__ = getattr(function, "__name__", "on_batch")
         on_batch.__doc__ = function.__doc__
+        self._on_batch = on_batch
         return on_batch
+
+    def inputs(self, **frames: DataFrame) -> None:
+        """Declare streaming DataFrames by name, which ``micro_batch``'s function is to get under these names.
+
+        They are one query and one micro-batch, which ``start`` starts; see ``docs/dataflow.md``. Raises JobError for a
+        name that is taken, for a DataFrame that is not streaming, and where the function has been decorated before.
+        """
+        self._check_no_function("inputs")
+        if self._graph.flow.nodes:
+            raise JobError(
+                f"job '{self.name}' has sources, so it takes no inputs; declare everything in one form"
+            )
+        for name, df in frames.items():
+            if name in self._inputs.frames or name == BATCH:
+                why = "is the MicroBatch" if name == BATCH else "is there already"
+                raise JobError(f"job '{self.name}': an input '{name}' {why}; give it another name")
+            self._inputs.add(name, df)
 
     # -- as a graph ---------------------------------------------------------------------------------
 
@@ -166,7 +192,11 @@ class StreamingJob:
         own. ``changelog=True``: they must have a column ``row_kind``. A job has sources or a function,
         not both.
         """
-        self._check_no_function()
+        self._check_no_function("sources")
+        if self._inputs.frames:
+            raise JobError(
+                f"job '{self.name}' has inputs, so it takes no sources; declare everything in one form"
+            )
         return self._graph.source(
             name, df, Times(event_time, watermark_delay, sequence, drop_seen), changelog
         )
@@ -196,21 +226,37 @@ class StreamingJob:
         query_checkpoint: str | None = None,
         options: Mapping[str, str] | None = None,
     ) -> StreamingQuery:
-        """Check the graph and start one query over all its sources.
+        """Check the graph and start one query over all its sources; or over the ``inputs`` of a function.
 
         ``trigger``: as of Spark (``{"availableNow": True}``), or a text such as ``"10 seconds"``. Spark keeps the
         sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with ``-query`` behind its
         name; it knows sources by their order. ``options``: of Spark's stream writer.
         """
-        self.check()
-        process = self.micro_batch(self._graph.run)
-        process.__name__ = self.name
+        packed, process = self._started()
         place = query_checkpoint or f"{str(self.config.checkpoint_dir).rstrip('/')}-query"
-        writer = self._graph.packed().writeStream.foreachBatch(process).options(**(options or {}))
+        writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
         writer = writer.option("checkpointLocation", place)
         if trigger is not None:
             writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
         return writer.start()
+
+    def _started(self) -> tuple[DataFrame, Callable[[DataFrame, int], None]]:
+        """The rows of all sources, and what is called with those of a micro-batch."""
+        if self._on_batch is not None and not self._graph.flow.nodes:
+            if not self._inputs.frames:
+                raise JobError(
+                    f"job '{self.name}' has a function but no inputs to start a query over; declare job.inputs(name=df) "
+                    "before the function, or give the function to writeStream.foreachBatch"
+                )
+            return self._inputs.packed(), self._on_batch
+        if self._inputs.frames:
+            raise JobError(
+                f"job '{self.name}' has inputs but no function; decorate one with @job.micro_batch"
+            )
+        self.check()
+        process = self.micro_batch(self._graph.run)
+        process.__name__ = self.name
+        return self._graph.packed(), process
 
     @contextmanager
     def _unrun(self) -> Iterator[MicroBatch]:
@@ -235,10 +281,11 @@ class StreamingJob:
             for (uid, one), seconds in zip(operators.items(), _seconds(operators.values()), strict=True)
         }
 
-    def _check_no_function(self) -> None:
+    def _check_no_function(self, what: str) -> None:
         if self._function is not None:
+            advice = "declare them before it" if what == "inputs" else "declare everything in one form"
             raise JobError(
-                f"job '{self.name}' has a micro_batch function, so it takes no sources; declare everything in one form"
+                f"job '{self.name}' has a micro_batch function, so it takes no {what} any more; {advice}"
             )
 
     def finish(self) -> None:
