@@ -245,8 +245,8 @@ class StreamingJob:
         if self._on_batch is not None and not self._graph.flow.nodes:
             if not self._inputs.frames:
                 raise JobError(
-                    f"job '{self.name}' has a function but no inputs to start a query over; declare job.inputs(name=df) "
-                    "before the function, or give the function to writeStream.foreachBatch"
+                    f"job '{self.name}' has a function but no inputs to start a query over; declare job.inputs(x=df) "
+                    "before it, or give the function to writeStream.foreachBatch"
                 )
             return self._inputs.packed(), self._on_batch
         if self._inputs.frames:
