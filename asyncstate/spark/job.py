@@ -185,12 +185,14 @@ class StreamingJob:
         changelog: bool | None = None,
         sequence: SequenceBy = None,
         drop_seen: bool = False,
+        initial: DataFrame | None = None,
     ) -> Stream:
         """Declare rows from outside, read from a streaming DataFrame; see ``docs/dataflow.md``.
 
         What is said of their time and order holds for every operator that gets them, until one puts out rows of its
-        own. ``changelog=True``: they must have a column ``row_kind``. A job has sources or a function,
-        not both.
+        own. ``changelog=True``: they must have a column ``row_kind``. ``initial``: rows that come before all of the
+        stream, in the job's first micro-batch, such as the table whose changes the stream has. A job has sources or a
+        function, not both.
         """
         self._check_no_function("sources")
         if self._inputs.frames:
@@ -198,7 +200,7 @@ class StreamingJob:
                 f"job '{self.name}' has inputs, so it takes no sources; declare everything in one form"
             )
         return self._graph.source(
-            name, df, Times(event_time, watermark_delay, sequence, drop_seen), changelog
+            name, df, Times(event_time, watermark_delay, sequence, drop_seen), changelog, initial
         )
 
     def check(self) -> None:

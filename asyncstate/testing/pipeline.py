@@ -192,6 +192,11 @@ class PipelineHarness:
             return _no_rows(pa.schema([*sides.side(node.side), _KIND]))
         if not isinstance(node, Apply):
             return _through(node, inputs)
+        if node.initial_state is not None:
+            raise JobError(
+                "what initial_state says needs Spark; let the pipeline get it as an argument, None in tests, and push "
+                "the rows that come first before the others"
+            )
         arguments = node.arguments()
         options = {**self._settings["options"], **arguments.pop("options")}
         del arguments["uid"]
