@@ -6,12 +6,11 @@ Invariant: the manifest of a batch is written after the user's function has retu
 
 from __future__ import annotations
 
-import html
 import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +20,12 @@ from asyncstate.clock import Clock, SystemClock
 from asyncstate.config import Config, resolve
 from asyncstate.dataflow import NodeFigures, Stream, draw, explain
 from asyncstate.dataflow.nodes import Times
+from asyncstate.display import html_table, time_text
 from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
-from asyncstate.runtime import Delay, SequenceBy, advance_sources, operator_after, sum_records
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+from asyncstate.runtime import Delay, SequenceBy, advance_sources, operator_after
 from asyncstate.spark.arrow_batches import ArrowBatches
-from asyncstate.spark.batch import Applied, JobFrame, MicroBatch, check_watermark_of_ordered
+from asyncstate.spark.batch import JobFrame, MicroBatch, check_watermark_of_ordered
 from asyncstate.spark.chain import RunPartition
 from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
@@ -34,8 +35,9 @@ from asyncstate.spark.packing import BATCH, Packing, with_inputs
 from asyncstate.spark.progress import (
     BatchStatistics,
     OnProgress,
-    OperatorStatistics,
     Progress,
+    figures_of,
+    operator_statistics,
     progress_of,
 )
 from asyncstate.spark.progress_log import ProgressReports
@@ -216,10 +218,35 @@ class StreamingJob:
         self.check()
         return explain(self._graph.flow, self._figures(), self._graph.places, self._graph.states)
 
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name} {value}" for name, value in self._facts())
+        return f"<StreamingJob '{self.name}': {said}>"
+
     def _repr_html_(self) -> str:
-        graph = self._graph
-        picture = draw(graph.flow, self._figures(), graph.places, graph.states)
-        return f"<p><b>{html.escape(self.name)}</b></p>{picture}"
+        graph, figures = self._graph, self._figures()
+        shown = html_table(self.name, self._facts())
+        if graph.flow.nodes:
+            return shown + draw(graph.flow, figures, graph.places, graph.states)
+        rows = [(uid, one.text, one.state_text) for uid, one in figures.items()]
+        return shown + (html_table("last micro-batch", rows, ("operator", "rows", "state")) if rows else "")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        last, flow = self.statistics, self._graph.flow
+        form = "graph" if flow.nodes else "function" if self._function is not None else "nothing declared yet"
+        sources = [source.name for source in flow.sources] or list(self._inputs.frames)
+        return [
+            ("mode", "async" if self.config.enabled else "sync"),
+            ("checkpoint", self._ledger.folder),
+            ("form", form),
+            *([("sources", ", ".join(sources))] if sources else []),
+            ("batch", "none yet" if last is None else f"{last.batch_id}, {last.seconds:.2f} s"),
+            *(
+                []
+                if last is None
+                else [("watermark", time_text(last.watermark, MIN_WATERMARK, MAX_WATERMARK))]
+            ),
+            *([("failed with", type(self.last_error).__name__)] if self.last_error is not None else []),
+        ]
 
     def start(
         self,
@@ -272,16 +299,7 @@ class StreamingJob:
             batch.close()
 
     def _figures(self) -> dict[str, NodeFigures]:
-        operators = {} if self.statistics is None else self.statistics.operators
-        return {
-            uid: NodeFigures(
-                rows_in=int(one.sums.get("rows_in", 0)),
-                rows_out=int(one.sums.get("rows_out", 0)),
-                seconds=seconds,
-                state_bytes=int(one.sums.get("state_bytes", 0)),
-            )
-            for (uid, one), seconds in zip(operators.items(), _seconds(operators.values()), strict=True)
-        }
+        return {} if self.statistics is None else figures_of(self.statistics)
 
     def _check_no_function(self, what: str) -> None:
         if self._function is not None:
@@ -393,7 +411,7 @@ class StreamingJob:
             seconds=seconds,
             function_seconds=function_seconds,
             commit_seconds=commit_seconds,
-            operators={uid: _operator_statistics(applied) for uid, applied in batch.applied.items()},
+            operators={uid: operator_statistics(applied) for uid, applied in batch.applied.items()},
             processing_time=batch.processing_time,
         )
         self.history.append(statistics)
@@ -411,29 +429,6 @@ def _carried(
         source: time for source, time in base.sources.items() if source.rpartition(":")[0] not in stateless
     }
     return operators, sources
-
-
-def _seconds(operators: Iterable[OperatorStatistics]) -> Iterator[float]:
-    """Of each operator; of a stage with several the last one has what is left of it."""
-    inside = 0.0
-    for one in operators:
-        whole = one.stage_seconds + one.plan_seconds
-        own = whole - inside if whole else one.sums.get("run_seconds", 0.0) / one.parallelism
-        inside = 0.0 if whole else inside + own
-        yield max(own, 0.0)
-
-
-def _operator_statistics(applied: Applied) -> OperatorStatistics:
-    sums, peaks = sum_records(applied.records)
-    return OperatorStatistics(
-        uid=applied.uid,
-        operator=applied.operator,
-        parallelism=applied.parallelism,
-        plan_seconds=applied.plan_seconds,
-        stage_seconds=applied.stage_seconds,
-        sums=sums,
-        peaks=peaks,
-    )
 
 
 def _check_call(df: object, batch_id: object) -> None:
