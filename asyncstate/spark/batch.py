@@ -73,8 +73,10 @@ from asyncstate.spark.exchange import (
     withdraw,
 )
 from asyncstate.spark.failures import stage_explained, translated
+from asyncstate.spark.job_texts import JobTexts
 from asyncstate.spark.local_phase import can_limit, runs_locally
 from asyncstate.spark.pickling import shipped_copy
+from asyncstate.spark.progress import figures_of, operator_statistics
 from asyncstate.spark.starting import InitialState, check_keeps, initial_of
 from asyncstate.spark.stateless import mapped
 from asyncstate.spark.task import ROW_BYTES, PartitionTask
@@ -98,6 +100,7 @@ class JobFrame:
     resolve: Any
     default_parallelism: int
     arrow: ArrowBatches
+    texts: JobTexts
     run: RunPartition | None = None
 
 
@@ -305,15 +308,21 @@ class MicroBatch:
                 chain[0].after,
                 tuple(Link(one.spec, one.after) for one in chain[1:]),
             )
-            task = with_broadcast(task, inputs)
-            with self._frame.arrow.stage(rows, first.inputs, first.uid):
+            names = ", ".join(type(one.spec.operator).__name__ for one in chain)
+            with (
+                self._frame.texts.stage(uids, names),
+                self._frame.arrow.stage(rows, first.inputs, first.uid),
+            ):
+                task = with_broadcast(task, inputs)
                 stage = run_stage(rows, task, chain[-1].stage_schema, inputs)
         records = _checked_records(chain, stage)
         self._frame.arrow.saw(first.uid, max(record.peaks.get(ROW_BYTES, 0.0) for record in records[0]))
         ended = time.perf_counter()
         ran = [self._applied(one, reported) for one, reported in zip(chain, records, strict=True)]
         plan, run = planned - started, ended - planned
-        return [*ran[:-1], replace(ran[-1], stage=stage, plan_seconds=plan, stage_seconds=run)]
+        ran[-1] = replace(ran[-1], stage=stage, plan_seconds=plan, stage_seconds=run)
+        self._frame.texts.ran(figures_of({one.uid: operator_statistics(one) for one in ran}))
+        return ran
 
     def _applied(self, one: _Prepared, records: list[CommitRecord]) -> Applied:
         spec = one.spec

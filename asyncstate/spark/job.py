@@ -30,6 +30,7 @@ from asyncstate.spark.chain import RunPartition
 from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
 from asyncstate.spark.graph import JobGraph
+from asyncstate.spark.job_texts import JobTexts
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
 from asyncstate.spark.packing import BATCH, Packing, with_inputs
 from asyncstate.spark.progress import (
@@ -40,11 +41,13 @@ from asyncstate.spark.progress import (
     operator_statistics,
     progress_of,
 )
+from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.progress_log import ProgressReports
 from asyncstate.spark.session import settle_session
 from asyncstate.storage import Manifest, OperatorManifest
 
 if TYPE_CHECKING:
+    from pyspark import StatusTracker
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -107,6 +110,8 @@ class StreamingJob:
         self._inputs = Packing()
         self._graph = JobGraph(spark)
         self._schema: str | None = None
+        self._now: tuple[int, float] | None = None
+        self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._running = False
         self._reports = ProgressReports(on_progress)
         self._frame = JobFrame(
@@ -117,6 +122,7 @@ class StreamingJob:
             resolve=lambda own: resolve({**given, **own}, session),
             default_parallelism=spark.sparkContext.defaultParallelism,
             arrow=ArrowBatches(spark),
+            texts=JobTexts(spark.sparkContext),
             run=run,
         )
 
@@ -254,12 +260,14 @@ class StreamingJob:
         trigger: Mapping[str, Any] | str | None = None,
         query_checkpoint: str | None = None,
         options: Mapping[str, str] | None = None,
+        progress: bool = False,
     ) -> StreamingQuery:
         """Check the graph and start one query over all its sources; or over the ``inputs`` of a function.
 
         ``trigger``: as of Spark (``{"availableNow": True}``), or a text such as ``"10 seconds"``. Spark keeps the
         sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with ``-query`` behind its
-        name; it knows sources by their order. ``options``: of Spark's stream writer.
+        name; it knows sources by their order. ``options``: of Spark's stream writer. ``progress``: show a
+        ``progress_bar``.
         """
         packed, process = self._started()
         place = query_checkpoint or f"{str(self.config.checkpoint_dir).rstrip('/')}-query"
@@ -267,7 +275,46 @@ class StreamingJob:
         writer = writer.option("checkpointLocation", place)
         if trigger is not None:
             writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
-        return writer.start()
+        query = writer.start()
+        if progress:
+            self.progress_bar(query)
+        return query
+
+    def progress_bar(self, query: StreamingQuery) -> ProgressBar:
+        """Show what the job does as long as ``query`` runs, in a terminal or in a notebook; elsewhere it does nothing.
+
+        It ends with the query, leaves nothing behind, and what is printed meanwhile stands above it. Close it, or use
+        it as a context manager, to end it before. Raises ConfigurationError for a terminal without rich (extra ``cli``).
+        """
+        self._bar.close()
+        tracker = self._spark.sparkContext.statusTracker()
+        screen = screen_of_this_process()
+        self._bar = ProgressBar(lambda: self._snapshot(tracker), lambda: query.isActive, screen)
+        return self._bar
+
+    def _snapshot(self, tracker: StatusTracker) -> Snapshot:
+        last, now = self.statistics, self._now
+        found = Snapshot(self.name)
+        if now is not None:
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            done, count = (
+                sum(getattr(stage, name) for stage in stages if stage is not None)
+                for name in ("numCompletedTasks", "numTasks")
+            )
+            seconds = time.perf_counter() - now[1]
+            running = self._frame.texts.running
+            found = found._replace(
+                batch_id=now[0], running=running, batch_seconds=seconds, tasks=(done, count)
+            )
+        if last is None:
+            return found
+        return found._replace(
+            last_batch_id=last.batch_id,
+            rows=int(sum(one.sums.get("rows_in", 0) for one in last.operators.values())),
+            seconds=last.seconds,
+            state_bytes=int(sum(one.sums.get("state_bytes", 0) for one in last.operators.values())),
+            watermark=time_text(last.watermark, MIN_WATERMARK, MAX_WATERMARK),
+        )
 
     def _started(self) -> tuple[DataFrame, Callable[[DataFrame, int], None]]:
         """The rows of all sources, and what is called with those of a micro-batch."""
@@ -299,7 +346,7 @@ class StreamingJob:
             batch.close()
 
     def _figures(self) -> dict[str, NodeFigures]:
-        return {} if self.statistics is None else figures_of(self.statistics)
+        return {} if self.statistics is None else figures_of(self.statistics.operators)
 
     def _check_no_function(self, what: str) -> None:
         if self._function is not None:
@@ -334,6 +381,9 @@ class StreamingJob:
             if restored is not None:
                 raise restored from restored.__cause__
             raise
+        finally:
+            if not query.isActive:
+                self._bar.close()
 
     def _run(self, df: DataFrame, batch_id: int, final: bool) -> None:
         if self._function is None:
@@ -344,6 +394,7 @@ class StreamingJob:
                 "called from within its own function"
             )
         self._running = True
+        self._now = batch_id, time.perf_counter()
         self.last_error = None
         try:
             self._run_batch(self._function, df, batch_id, final)
@@ -352,6 +403,7 @@ class StreamingJob:
             raise
         finally:
             self._running = False
+            self._now = None
 
     def _run_batch(self, function: BatchFunction, df: DataFrame, batch_id: int, final: bool) -> None:
         started = time.perf_counter()
@@ -360,7 +412,7 @@ class StreamingJob:
         batch = MicroBatch(self._frame, batch_id, base, self._clock.now_us(), final)
         try:
             called = time.perf_counter()
-            with rows_explained(batch_id, batch.stateless):
+            with self._frame.texts.batch(), rows_explained(batch_id, batch.stateless):
                 function(df, batch)
             returned = time.perf_counter()
             if batch.failed_uids:

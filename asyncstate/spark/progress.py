@@ -7,7 +7,7 @@ Must not import pyspark.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,11 +78,11 @@ def operator_statistics(applied: Applied) -> OperatorStatistics:
     )
 
 
-def figures_of(batch: BatchStatistics) -> dict[str, NodeFigures]:
+def figures_of(operators: Mapping[str, OperatorStatistics]) -> dict[str, NodeFigures]:
     """Rows, seconds and state of each operator, for pictures. Of a stage with several operators the last one has what
     is left of its seconds."""
     figures, inside = {}, 0.0
-    for uid, one in batch.operators.items():
+    for uid, one in operators.items():
         whole = one.stage_seconds + one.plan_seconds
         own = whole - inside if whole else one.sums.get("run_seconds", 0.0) / one.parallelism
         inside = 0.0 if whole else inside + own
