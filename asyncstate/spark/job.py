@@ -284,7 +284,7 @@ class StreamingJob:
         """Show what the job does as long as ``query`` runs, in a terminal or in a notebook; elsewhere it does nothing.
 
         It ends with the query, leaves nothing behind, and what is printed meanwhile stands above it. Close it, or use
-        it as a context manager, to end it before. Raises ConfigurationError for a terminal without rich (extra ``cli``).
+        it as a context manager, to end it before. Raises ConfigurationError in a terminal without rich (extra ``cli``).
         """
         self._bar.close()
         tracker = self._spark.sparkContext.statusTracker()
