@@ -16,8 +16,10 @@ from asyncstate.cli.app import app
 from asyncstate.errors import CheckpointError
 from asyncstate.runtime.inspection import Inspection
 from asyncstate.spark.query_checkpoint import QueryCheckpoint
+from asyncstate.storage import checkpoint_files
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, count
+from tests.s3_server import S3Server
 
 
 @pytest.fixture
@@ -116,3 +118,20 @@ def test_rollback_reads_lists_behind_a_compaction_and_sources_with_names(tmp_pat
         QueryCheckpoint(str(query)).rewind_to(7)
     with pytest.raises(CheckpointError, match="stands at batch 11"):
         QueryCheckpoint(str(query)).rewind_to(13)
+
+
+def test_rollback_of_spark_s_checkpoint_in_an_object_store(tmp_path: Path, s3: S3Server) -> None:
+    """Where Hadoop writes no checksum files, and URIs may be Hadoop's."""
+    offsets = [f'v1\n{{}}\n{{"logOffset":{entry}}}' for entry in (0, 1, 2)]
+    query = spark_checkpoint(tmp_path / "query", offsets, [0, 1, 2])
+    place = s3.place()
+    files = checkpoint_files(place)
+    for name in names_in(query):
+        if not name.endswith(".crc"):
+            files.put_file(query / name, name)
+    checkpoint = QueryCheckpoint(place.replace("s3://", "s3a://"))
+    checkpoint.apply(checkpoint.rewind_to(0))
+    left = ["commits/0", "offsets/0", "offsets/1", "sources/0/0", "sources/0/1"]
+    assert files.list("") == left
+    with pytest.raises(CheckpointError, match="is no checkpoint of a query"):
+        QueryCheckpoint(s3.place())
