@@ -120,7 +120,8 @@ class BoundedRows(ClassicDataFrame):
 
 def _name(operator: object) -> str:
     """How errors call the operator; like any uid it can name files."""
-    name = re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_]", "", type(operator).__name__)
+    kind = operator if isinstance(operator, type) else type(operator)
+    name = re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_]", "", kind.__name__)
     return name[:_NAME_MAX] or "operator"
 
 
