@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
@@ -382,8 +382,9 @@ class StreamingJob:
                 raise restored from restored.__cause__
             raise
         finally:
-            if not query.isActive:
-                self._bar.close()
+            with suppress(Exception):  # without a JVM nobody can say; the bar then ends by itself
+                if not query.isActive:
+                    self._bar.close()
 
     def _run(self, df: DataFrame, batch_id: int, final: bool) -> None:
         if self._function is None:

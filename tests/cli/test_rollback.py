@@ -114,6 +114,9 @@ def test_rollback_reads_lists_behind_a_compaction_and_sources_with_names(tmp_pat
     (query / "sources-of-b").rename(query / "sources" / "b")
     rewind = QueryCheckpoint(str(query)).rewind_to(9)
     assert rewind.numbers == {"commits": [10, 11], "sources/b": [11], "offsets": [11]}
+    # Broken off at any point, a query goes on behind the newest commit, and its job refuses that: so the newest first.
+    order = ["commits/.11.crc", "commits/11", "commits/.10.crc", "commits/10"]
+    assert rewind.files == [*order, "sources/b/.11.crc", "sources/b/11", "offsets/.11.crc", "offsets/11"]
     with pytest.raises(CheckpointError, match="sources/b/0 no longer"):
         QueryCheckpoint(str(query)).rewind_to(7)
     with pytest.raises(CheckpointError, match="stands at batch 11"):

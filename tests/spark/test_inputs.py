@@ -73,6 +73,7 @@ def test_what_does_not_fit_is_refused_when_it_is_declared(
         job.inputs(batch=stream)
     with pytest.raises(JobError, match="'orders' was given a DataFrame that is not streaming"):
         job.inputs(orders=spark.range(1))
+    assert "form nothing declared yet, batch none yet" in repr(job)
     job.inputs(orders=stream, payments=stream)
     with pytest.raises(JobError, match="'orders' is there already"):
         job.inputs(orders=stream)
@@ -87,6 +88,8 @@ def test_what_does_not_fit_is_refused_when_it_is_declared(
             """Takes other names."""
 
     job.micro_batch(lambda orders, payments, batch: None)
+    assert "form function, sources orders, payments" in repr(job)
+    assert "<td" in job._repr_html_()
     with pytest.raises(JobError, match="declare them before it"):
         job.inputs(more=stream)
     alone = make_job(checkpoint_dir=str(tmp_path / "alone"))
