@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN, RowKind, accumulates
 from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.display import Constructed, constructor_text, html_table, settings_of
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalLimit, LocalPhase
@@ -534,7 +535,7 @@ class BundleContext(Protocol):
         """
 
 
-class Operator(ABC):
+class Operator(ABC, metaclass=Constructed):
     """Base of all operators. Subclass ``RecordOperator`` or ``BundleOperator``.
 
     An operator is pickled on the driver and unpickled in the workers for every micro-batch: keep only its
@@ -597,6 +598,14 @@ class Operator(ABC):
         Called on the driver first, with a context that has no store, to check the declarations before any data
         is touched; then in each task.
         """
+
+    def __repr__(self) -> str:
+        """The call that makes it; of a copy, as tasks have it, only the name."""
+        return constructor_text(self)
+
+    def _repr_html_(self) -> str:
+        """Its settings, for notebooks."""
+        return html_table(type(self).__name__, settings_of(self))
 
     async def open_calls(self) -> None:
         """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before

@@ -242,6 +242,24 @@ MUTATIONS: Final = (
     ),
     # spark
     _mutation(
+        "asyncstate/spark/query_checkpoint.py",
+        "order.get(file.folder, 1), -file.number, not file.is_checksum",
+        "order.get(file.folder, 1), file.number, not file.is_checksum",
+        "cli/test_rollback.py",
+    ),
+    _mutation(
+        "asyncstate/spark/query_checkpoint.py",
+        "kept = {COMMITS: version, OFFSETS: version + 1,",
+        "kept = {COMMITS: version, OFFSETS: version,",
+        "cli/test_rollback.py",
+    ),
+    _mutation(
+        "asyncstate/display.py",
+        "with suppress(Exception):  # what has no hash",
+        "if True:  # what has no hash",
+        "testing/test_display.py",
+    ),
+    _mutation(
         "asyncstate/spark/ledger.py",
         "return self._checkpoint.read(latest.base) if latest.base >= 0 else None",
         "return latest",

@@ -149,7 +149,9 @@ class OrderedInputs:
         self._previous_watermark = spec.previous_watermark
         self._watermark = spec.watermark
         self._inputs = {
-            index: _WaitingRows(index, given, by_id[ORDERED_ROWS[index]], codecs[index], spec.batch_id)
+            index: _WaitingRows(
+                index, given, by_id[ORDERED_ROWS[index]], codecs[index], spec.batch_id, spec.first_arrival
+            )
             for index, given in enumerate(spec.inputs)
             if given.ordering is not None
         }
@@ -263,7 +265,13 @@ class _WaitingRows:
     """Rows of one input as entries of the store and back."""
 
     def __init__(
-        self, index: int, spec: InputSpec, state: StateSpec, key_codec: KeyCodec, batch_id: int
+        self,
+        index: int,
+        spec: InputSpec,
+        state: StateSpec,
+        key_codec: KeyCodec,
+        batch_id: int,
+        first_arrival: int,
     ) -> None:
         assert spec.ordering is not None
         self.order = spec.ordering
@@ -276,7 +284,7 @@ class _WaitingRows:
         self._id = state.id
         self._key_codec = key_codec
         self._batch_id = batch_id
-        self._arrived = 0
+        self._arrived = first_arrival
         self._rows = _row_codec(spec.name, spec, state.types)
         self._sorts = [
             (sort, KeyCodec([spec.column(sort.column).type], [sort.column], 1)) for sort in _fine(spec)

@@ -40,6 +40,15 @@ class OrderColumn(NamedTuple):
         direction = "descending" if self.descending else "ascending"
         return f"{self.column} {direction} nulls {'first' if self.nulls_first else 'last'}"
 
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        return f"{'desc' if self.descending else 'asc'}({self.column!r}{self._nulls_text})"
+
+    @property
+    def _nulls_text(self) -> str:
+        usual = self.nulls_first is not self.descending
+        return "" if usual else f", nulls={'first' if self.nulls_first else 'last'!r}"
+
 
 class _Arrival(enum.Enum):
     """The order in which rows came."""
