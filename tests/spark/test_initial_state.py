@@ -19,6 +19,7 @@ from asyncstate import (
     ListStateDescriptor,
     MapStateDescriptor,
     OperatorContext,
+    OutputSpec,
     RecordContext,
     RecordOperator,
     ReducingStateDescriptor,
@@ -28,6 +29,7 @@ from asyncstate import (
 from asyncstate.errors import AsyncStateError, JobError
 from asyncstate.spark import MicroBatch, StreamingJob, read_state
 from operators import GroupAggregate, Join, KeyedMap, count, sum_
+from tests.spark.broadcast_parts import BadWords
 
 pytestmark = pytest.mark.spark
 
@@ -61,6 +63,16 @@ class Same(RecordOperator):
 
     def process(self, row: Row, ctx: RecordContext) -> None:
         ctx.emit(*row)
+
+
+class Split(RecordOperator):
+    """Rows of even seconds go to a side output."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        return OutputSpec(inputs[0].schema, {"even": inputs[0].schema})
+
+    def process(self, row: Row, ctx: RecordContext) -> None:
+        ctx.emit(*row, output=None if row["ts"] // 1_000_000 % 2 else "even")
 
 
 class Holder(RecordOperator):
@@ -189,6 +201,29 @@ def test_states_start_from_values(spark: SparkSession, make_job: MakeJob, async_
     found.clear()
     run(spark.sql("SELECT 'a' k, 9L v"), 1)
     assert found == [(*a[:-1], 9)]
+
+
+def test_a_broadcast_input_and_a_side_output_have_initial_rows_too(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    job, seen, aside = make_job(), [], Counter[tuple[Any, ...]]()
+    rules = spark.sql("SELECT 'bad' word, 1.0D score")
+    late = spark.sql("SELECT 1L k, timestamp_seconds(5) ts UNION ALL SELECT 1L, timestamp_seconds(6)")
+
+    @job.micro_batch
+    def run(df: DataFrame, batch: MicroBatch) -> None:
+        words = spark.createDataFrame([], rules.schema)
+        key: Any = ("sentence", None)
+        kept = batch.apply(BadWords(), df, words, key=key, uid="words", initial_state=(None, rules))
+        seen.append(sorted(row.sentence for row in kept.collect()))
+        odd = df.selectExpr("1L AS k", "timestamp_seconds(1) AS ts")
+        batch.apply(Split(), odd, key="k", uid="split", initial_state=late)
+        net(batch.side_output("split", "even"), aside)
+
+    for batch_id in range(2):
+        run(spark.sql("SELECT 'a bad word' sentence UNION ALL SELECT 'a good one'"), batch_id)
+    assert seen == [["a good one"]] * 2
+    assert sum(aside.values()) == 1  # of the seconds 5 and 6, and 1 and 1 in each micro-batch, one is even
 
 
 def test_what_cannot_be_started_from_is_said_before_a_row_is_read(
