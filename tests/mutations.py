@@ -312,7 +312,7 @@ MUTATIONS: Final = (
         "testing/test_harness.py",
     ),
     _mutation(
-        "asyncstate/testing/local_phase.py",
+        "asyncstate/runtime/put_together.py",
         '"any" if function is LocalFunction.MAX else "all"',
         '"any"',
         "operators/test_two_phase.py",
