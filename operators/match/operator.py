@@ -182,7 +182,7 @@ class Match(AggregateOperator):
         self._begins = self._matcher.start_mask
         self._row: type[Row] | None = row_type(spec.schema) if definitions.looking else None
         self._stored = self._stored_columns(spec)
-        made_for = ("pattern", f"{self.pattern} in {self.time} time")
+        made_for = ("pattern", self._made_for)
         fields = [spec.column(name).with_nullable(True) for name in self._stored]
         self._live = LiveRows(fields, made_for, self._deadlines, context)
         self._counts = None
@@ -343,6 +343,12 @@ class Match(AggregateOperator):
         if self.within is None:
             return np.full(len(times), NEVER, np.int64)
         return np.minimum(times, NEVER - self.within) + self.within
+
+    @property
+    def _made_for(self) -> str:
+        """What stored rows depend on: the bits of their variables, and when they are out of time."""
+        within = "" if self.within is None else f" within {self.within} microseconds"
+        return f"{self.pattern}{within} in {self.time} time"
 
     def _event_time(self, spec: InputSpec) -> str | None:
         return spec.event_time if self.time == "event" else None
