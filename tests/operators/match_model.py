@@ -122,13 +122,6 @@ def takes_no_row(pattern: Pattern) -> bool:
     return (all if isinstance(pattern, Concatenation) else any)(takes_no_row(part) for part in pattern.parts)
 
 
-def patterns(names: str = "ABC") -> st.SearchStrategy[Pattern]:
-    """Patterns of these variables. No round of a quantifier can take no row: which of two such ways is preferred
-    differs between regular expressions."""
-    names_of = st.sampled_from(names).map(Variable)
-    return st.recursive(names_of, _larger, max_leaves=5)
-
-
 def _larger(parts: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
     some = st.lists(parts, min_size=2, max_size=3).map(tuple)
     times = st.sampled_from([(0, 1), (0, None), (1, None), (2, 2), (1, 3), (2, None), (0, 2)])
@@ -138,3 +131,8 @@ def _larger(parts: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
         some.map(Alternation),
         repeated.map(lambda one: Quantified(one[0], *one[1], one[2])),
     )
+
+
+PATTERNS = st.recursive(st.sampled_from("ABC").map(Variable), _larger, max_leaves=5)
+"""Patterns of A, B and C. No round of a quantifier can take no row: which of two such ways is preferred differs between
+regular expressions."""

@@ -29,7 +29,7 @@ from operators import (
 from operators.match.automaton import Automaton
 from operators.match.matcher import NEVER, Found, KeyRows, Matcher, Skip
 from operators.match.pattern import Pattern
-from tests.operators.match_model import Labels, letters, matches, patterns
+from tests.operators.match_model import PATTERNS, Labels, letters, matches
 
 SIGNS = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us")), ("sign", pa.string()), ("v", pa.int64())])
 TAKEN = st.fixed_dictionaries({name: st.sampled_from(["a", "b", "c", "ab", "bc", "abc"]) for name in "ABC"})
@@ -45,7 +45,7 @@ def without_loop(skip: Skip, found: Sequence[tuple[int, Labels]]) -> bool:
 
 
 @given(
-    patterns(),
+    PATTERNS,
     st.text("abc", max_size=12),
     TAKEN,
     st.sampled_from([skip_past_last(), skip_to_next()]),
@@ -132,7 +132,7 @@ def _rises(row: Any, match: MatchSoFar) -> bool:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    pattern = draw(patterns())
+    pattern = draw(PATTERNS)
     names = st.sampled_from(sorted(set(pattern.variables())))
     skip = draw(
         st.one_of(
