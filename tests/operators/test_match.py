@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 
 from asyncstate.errors import OperatorError, SchemaError, StateDeclarationError
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource
 from operators import (
     Match,
+    WindowAggregate,
     avg,
     count,
     first,
@@ -25,6 +26,8 @@ from operators import (
     skip_to_last,
     skip_to_next,
     string_agg,
+    sum_,
+    tumble,
     variable,
 )
 from operators.match.pattern import parse_pattern
@@ -234,6 +237,8 @@ def test_within_is_less_than_the_time_between_first_and_last() -> None:
     assert run(match("A B", within=3), "a  b") == []
     assert run(match("A B", within=4), "a  b") == [(1, 4, "ab")]
     assert run(match("A B", within=3), "a  bab") == [(1, 6, "ab")]
+    # the third A comes too early for the B of the first one's match, not for that of the second's
+    assert run(match("A+ B", within=3), "aaab") == [(1, 4, "aab")]
 
 
 def test_what_timed_out_lets_the_matches_go_that_it_held_back() -> None:
@@ -419,6 +424,11 @@ def test_what_has_failed_is_remembered_where_nothing_looks_back() -> None:
     assert run(match("(A | B)+ C", {"n": count()}, define=define), "a" * 50 + "c") == [(1, 51, 51)]
 
 
+def test_what_has_failed_on_one_way_may_be_right_on_another() -> None:
+    define = {"D": pc.field("sign") == "d", "C": lambda row, match: match.last("B") is not None}
+    assert run(match("(A | B) D C", define=define), "xdc") == [(1, 3, "xdc")]
+
+
 def test_a_condition_that_asks_for_another_variable() -> None:
     with harness(match("A B", define={"B": lambda row, match: match.last("X") is None})) as one:
         one.push(rows("ab"))
@@ -480,3 +490,35 @@ def test_measures_without_any_column_and_of_key_and_distinct_values() -> None:
         "none": last("sign", "C"),
     }
     assert run(match("A{2} B | C", measures), "aab") == [(1, 3, 1, 2, 1, "b", None)]
+
+
+# -- in a graph ----------------------------------------------------------------------------------------------
+
+
+@MODES
+def test_no_match_is_late_for_a_window_behind_it(async_enabled: bool) -> None:
+    """Each B ends a run of A that began long before; the windows count the matches by when they were certain."""
+
+    def graph(signs: Any) -> None:
+        define = {"A": pc.field("sign") == "a"}
+        runs = signs.apply(
+            Match("A{1,9}", define, {"rows": count()}, within="50 milliseconds"),
+            key="k",
+            event_time="at",
+            watermark_delay=0,
+            uid="runs",
+        )
+        counted = WindowAggregate(
+            tumble("10 milliseconds"), [count().alias("runs"), sum_("rows").alias("rows")]
+        )
+        runs.apply(counted, key="k", event_time="match_time", uid="windows").to(print, name="windows")
+
+    with PipelineHarness(graph, {"signs": PipelineSource(SIGNS)}, async_enabled=async_enabled) as one:
+        for signs, start in (("aaa", 1), ("b", 35), ("a", 36), ("b", 99), ("b", 200)):
+            one.push("signs", [(key, sign, at * 1_000) for key, sign, at in rows(signs, start)])
+            one.end_batch()
+            assert not one.operator("windows").statistics().get("counter.late_rows")
+        one.finish()
+        windows = [(row[2] // 1_000, *row[-2:]) for row in one.rows("windows")]
+    # certain with the B of 35, and when the 50 ms from 36 on are over
+    assert sorted(windows) == [(30, 1, 3), (80, 1, 1)]
