@@ -260,8 +260,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "operators/match/matcher.py",
-        "if not forgets[place]:",
-        "if True:",
+        "bool(looks & automaton.reach((place,)))",
+        "place in looks",
         "operators/test_match.py",
     ),
     _mutation(

@@ -141,7 +141,9 @@ def cases(draw: st.DrawFn) -> Case:
             names.map(skip_to_last),
         )
     )
-    rows = sorted(draw(st.lists(ROW, min_size=draw(st.sampled_from([0, 8])), max_size=16)), key=lambda row: row[1])
+    rows = sorted(
+        draw(st.lists(ROW, min_size=draw(st.sampled_from([0, 8])), max_size=16)), key=lambda row: row[1]
+    )
     cuts = sorted(draw(st.lists(st.integers(0, len(rows)), min_size=min(len(rows), 2), max_size=4)))
     return Case(
         pattern, draw(TAKEN), draw(st.sets(names)), skip, draw(st.sampled_from([None, 2, 4, 8])), rows, cuts
