@@ -31,7 +31,7 @@ _UNDECIDED: Final = object()
 _NO_MORE: Final = -2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Skip:
     """Where the next match may begin, behind one that was found; ``variable`` of the two that name one."""
 
@@ -44,6 +44,11 @@ class Skip:
         if self.variable is None:
             return f"skip {'past last row' if self.to == 'past last row' else 'to next row'}"
         return f"skip to {self.to} {self.variable}"
+
+    def __repr__(self) -> str:
+        if self.variable is None:
+            return "skip_past_last()" if self.to == "past last row" else "skip_to_next()"
+        return f"skip_to_{self.to}({self.variable!r})"
 
 
 def skip_past_last() -> Skip:

@@ -32,7 +32,7 @@ from ..core.segments import Groups
 from .automaton import Automaton
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ColumnMeasure:
     """The value of ``column`` in one row of the match: made by ``first`` and ``last``."""
 
@@ -41,10 +41,18 @@ class ColumnMeasure:
     offset: int
     backwards: bool
 
+    def __repr__(self) -> str:
+        more = [repr(self.variable)] if self.variable is not None else []
+        more += [f"offset={self.offset}"] if self.offset else []
+        return f"{'last' if self.backwards else 'first'}({', '.join([repr(self.column), *more])})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class MatchNumber:
     """How many matches of its key came before a match, and one."""
+
+    def __repr__(self) -> str:
+        return "match_number()"
 
 
 Measure = Aggregate | ColumnMeasure | MatchNumber
@@ -177,7 +185,10 @@ class Measures:
                 f"{', '.join(self._input.schema.names)}"
             )
         if measure.variable is not None and measure.variable not in self._automaton.variables:
-            raise SchemaError(f"{owner}: {self._no_variable(measure.variable)}")
+            raise SchemaError(
+                f"{owner}: pattern '{self._automaton.pattern}' has no variable '{measure.variable}'; its variables are: "
+                f"{', '.join(self._automaton.variables)}"
+            )
 
     def _check_condition(self, name: str) -> None:
         is_column = name in self._input.schema.names
@@ -186,13 +197,11 @@ class Measures:
                 f"{self._owner}: where('{name}') can be the column or the variable of that name; rename one of them"
             )
         if name not in self._flags and not is_column:
-            raise SchemaError(f"{self._owner}: where('{name}'): {self._no_variable(name)}")
-
-    def _no_variable(self, name: str) -> str:
-        return (
-            f"pattern '{self._automaton.pattern}' has no variable '{name}'; its variables are: "
-            f"{', '.join(self._automaton.variables)}"
-        )
+            raise SchemaError(
+                f"{self._owner}: where('{name}'): there is no such boolean column, and pattern "
+                f"'{self._automaton.pattern}' has no variable '{name}'; its variables are: "
+                f"{', '.join(self._automaton.variables)}"
+            )
 
 
 def check_measures(measures: object, owner: str) -> None:

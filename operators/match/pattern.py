@@ -80,8 +80,11 @@ class Pattern:
     def __str__(self) -> str:
         return self.text
 
+    def __repr__(self) -> str:
+        return repr(self.text)  # which stands for it wherever a pattern is asked for
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Variable(Pattern):
     """One row that meets the condition of the variable ``name``."""
 
@@ -103,7 +106,7 @@ class Variable(Pattern):
         yield self.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Concatenation(Pattern):
     """All of ``parts``, one behind the other."""
 
@@ -120,7 +123,7 @@ class Concatenation(Pattern):
             yield from part.variables()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Alternation(Pattern):
     """One of ``parts``, an earlier one rather than a later one."""
 
@@ -137,7 +140,7 @@ class Alternation(Pattern):
             yield from part.variables()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Quantified(Pattern):
     """``part`` between ``least`` and ``most`` times (None: any number); ``reluctant``: rather fewer times than more."""
 

@@ -166,7 +166,10 @@ def test_wrong_declarations(make: Callable[[], Any], message: str) -> None:
         (last("price"), "measure 'x': input 0 has no column 'price'"),
         (last("sign", "X"), "measure 'x': pattern 'A B C' has no variable 'X'; its variables are: A, B, C"),
         (last("sign", "A", -1), "measure 'x': offset is -1"),
-        (count().where("X"), r"where\('X'\): pattern 'A B C' has no variable 'X'"),
+        (
+            count().where("X"),
+            r"where\('X'\): there is no such boolean column, and pattern 'A B C' has no variable 'X'",
+        ),
         (avg("sign"), "needs an integer, float or decimal"),
     ],
 )
