@@ -186,8 +186,8 @@ class Measures:
             )
         if measure.variable is not None and measure.variable not in self._automaton.variables:
             raise SchemaError(
-                f"{owner}: pattern '{self._automaton.pattern}' has no variable '{measure.variable}'; its variables are: "
-                f"{', '.join(self._automaton.variables)}"
+                f"{owner}: pattern '{self._automaton.pattern}' has no variable '{measure.variable}'; its variables "
+                f"are: {', '.join(self._automaton.variables)}"
             )
 
     def _check_condition(self, name: str) -> None:
