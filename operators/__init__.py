@@ -19,10 +19,11 @@ from .join.lookup.operator import LookupJoin, StatelessLookupJoin
 from .join.lookup.requests import LookupCache, Retry
 from .join.regular import Join
 from .join.temporal import TemporalJoin
-from .match.matcher import MatchSoFar, skip_past_last, skip_to_first, skip_to_last, skip_to_next
 from .match.measures import first, last, match_number
 from .match.operator import Match
 from .match.pattern import Pattern, variable
+from .match.skips import skip_past_last, skip_to_first, skip_to_last, skip_to_next
+from .match.so_far import MatchSoFar
 from .over.frames import range_, rows, unbounded
 from .over.functions import dense_rank, lag, lead, rank_, row_number
 from .over.operator import OverAggregate

@@ -1,6 +1,6 @@
 """A pattern as an automaton: which place of the pattern can follow which, the preferred one first.
 
-Owns: ``Automaton`` and the compiler of patterns.
+Owns: ``Automaton``, the compiler of patterns; ``check_end``.
 Invariant: of two ways through the pattern the preferred one comes first in ``start`` and ``follow``: an earlier
 alternative, one more round of a greedy quantifier, one less of a reluctant one. There are no empty steps left, and no
 round of an unbounded quantifier takes no row.
@@ -58,11 +58,13 @@ class Automaton:
                 "greedy quantifier, or one that takes at least one row"
             )
         self.start = tuple(place for place in self.start if place != ACCEPT)
+        self._by_variable: dict[str, set[int]] = {name: set() for name in self.variables}
+        for place, variable in enumerate(self.variable_of):
+            self._by_variable[self.variables[variable]].add(place)
 
     def places_of(self, variable: str) -> set[int]:
         """The places of ``variable``."""
-        index = self.variables.index(variable)
-        return {place for place, found in enumerate(self.variable_of) if found == index}
+        return self._by_variable[variable]
 
     def reach(self, places: set[int] | tuple[int, ...]) -> set[int]:
         """``places`` and all that can come behind them."""
@@ -147,3 +149,18 @@ class Automaton:
             else:
                 waiting += reversed(self._edges[node])
         return tuple(found)
+
+
+def check_end(automaton: Automaton, within: int | None, owner: str) -> None:
+    """SchemaError for a ``within`` (microseconds) that is no time, or none where matches could go on for ever."""
+    if within is not None and within <= 0:
+        raise SchemaError(
+            f"{owner}: within is {within} microseconds; give a duration above 0, such as '1 hour'"
+        )
+    if within is None and automaton.endless:
+        names = ", ".join(f"'{name}'" for name in sorted(automaton.endless))
+        raise SchemaError(
+            f"{owner}: pattern '{automaton.pattern}' ends with a greedy quantifier without bound ({names}), so a match "
+            "could always go on; give within=..., a bound such as {1,10}, a reluctant quantifier (+?), or a last "
+            "variable that the next row has to meet"
+        )

@@ -1,6 +1,6 @@
 """Finding the matches of a key's rows.
 
-Owns: ``Matcher``, ``Found``, and ``MatchSoFar``, what conditions that look back see.
+Owns: ``Matcher`` and ``Found``.
 Invariant: a match is given once no preferred one can come any more, and what is given does not depend on how many rows
 came at a time. Memory of what has failed is kept only where no condition looks back.
 Pure: must not know of Arrow, state or the engine.
@@ -15,60 +15,21 @@ Source: ISO/IEC 19075-5; WITHIN as in Flink's ``NFA``: last minus first time is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from asyncstate.errors import OperatorError
 from asyncstate.operator import MAX_WATERMARK, Row
 
 from .automaton import ACCEPT, Automaton
+from .skips import Skip
+from .so_far import Looking, MatchSoFar
 
 NEVER: Final = MAX_WATERMARK
 """The time at which rows that nothing bounds are out of time: the end of the input (microseconds)."""
 
 _UNDECIDED: Final = object()
 _NO_MORE: Final = -2
-
-
-@dataclass(frozen=True, repr=False)
-class Skip:
-    """Where the next match may begin, behind one that was found; ``variable`` of the two that name one."""
-
-    to: Literal["past last row", "next row", "first", "last"]
-    variable: str | None = None
-
-    @property
-    def text(self) -> str:
-        """As SQL says it."""
-        if self.variable is None:
-            return f"skip {'past last row' if self.to == 'past last row' else 'to next row'}"
-        return f"skip to {self.to} {self.variable}"
-
-    def __repr__(self) -> str:
-        if self.variable is None:
-            return "skip_past_last()" if self.to == "past last row" else "skip_to_next()"
-        return f"skip_to_{self.to}({self.variable!r})"
-
-
-def skip_past_last() -> Skip:
-    """Behind the last row of the match: no row is in two matches."""
-    return Skip("past last row")
-
-
-def skip_to_next() -> Skip:
-    """At the row behind the first one of the match."""
-    return Skip("next row")
-
-
-def skip_to_first(variable: str) -> Skip:
-    """At the first row of the match that was taken as ``variable``."""
-    return Skip("first", variable)
-
-
-def skip_to_last(variable: str) -> Skip:
-    """At the last row of the match that was taken as ``variable``."""
-    return Skip("last", variable)
 
 
 class Found(NamedTuple):
@@ -78,69 +39,6 @@ class Found(NamedTuple):
     first: int
     variables: list[int]
     decided: int
-
-
-class MatchSoFar(Sequence[Row]):
-    """The rows that a match has so far, in their order, while a condition looks at the next one.
-
-    A sequence of rows: ``match[-1]`` is the row before the one at hand, ``len(match)`` is 0 for the first. Good only
-    during the call.
-    """
-
-    __slots__ = ("_first", "_path", "_rows", "_search")
-
-    def __init__(self, search: Matcher, rows: Sequence[Row], first: int, path: list[int]) -> None:
-        self._search = search
-        self._rows = rows
-        self._first = first
-        self._path = path
-
-    def __len__(self) -> int:
-        return len(self._path)
-
-    def __getitem__(self, index: Any) -> Any:
-        number = range(self._first, self._first + len(self._path))[index]
-        return [self._rows[one] for one in number] if isinstance(number, range) else self._rows[number]
-
-    def rows(self, variable: str | None = None) -> list[Row]:
-        """The rows that were taken as ``variable``; all of them without one."""
-        if variable is None:
-            return list(self)
-        return [self._rows[index] for index in self._indices(variable)]
-
-    def first(self, variable: str | None = None, offset: int = 0) -> Row | None:
-        """The first row of ``variable`` (of all), or the one ``offset`` rows of it later; None if there is none."""
-        return self._nth(self._indices(variable), offset)
-
-    def last(self, variable: str | None = None, offset: int = 0) -> Row | None:
-        """The last row of ``variable`` (of all), or the one ``offset`` rows of it earlier; None if there is none."""
-        return self._nth(self._indices(variable, backwards=True), offset)
-
-    def prev(self, offset: int = 1) -> Row | None:
-        """The row ``offset`` rows before the one at hand; None if the match begins behind it."""
-        return self.last(None, offset - 1)
-
-    @property
-    def variables(self) -> list[str]:
-        """The variable that each row was taken as."""
-        return [self._search.name_of(place) for place in self._path]
-
-    def _indices(self, variable: str | None, backwards: bool = False) -> Iterator[int]:
-        steps = range(len(self._path))
-        places = None if variable is None else self._search.places_of(variable)
-        for step in reversed(steps) if backwards else steps:
-            if places is None or self._path[step] in places:
-                yield self._first + step
-
-    def _nth(self, indices: Iterator[int], offset: int) -> Row | None:
-        for number, index in enumerate(indices):
-            if number == offset:
-                return self._rows[index]
-        return None
-
-
-Looking = Callable[[Row, MatchSoFar], Any]
-"""A condition that looks back: of the row at hand and the match so far."""
 
 
 class KeyRows(NamedTuple):
@@ -183,7 +81,6 @@ class Matcher:
         self._next: list[dict[int, tuple[int, ...]]] = [{} for _ in automaton.follow]
         looks = {place for place, conditions in enumerate(self._looking) if conditions}
         self._forgets = [bool(looks & automaton.reach((place,))) for place in range(self._places)]
-        self._target = None if skip.variable is None else automaton.variables.index(skip.variable)
 
     @property
     def start_mask(self) -> int:
@@ -193,20 +90,6 @@ class Matcher:
     def deadline(self, time: int) -> int:
         """When no row can belong any more to a match that begins at ``time``."""
         return NEVER if self._within is None else min(time + self._within, NEVER)
-
-    def name_of(self, place: int) -> str:
-        """The variable of a place."""
-        return self._automaton.variables[self._automaton.variable_of[place]]
-
-    def places_of(self, variable: str) -> set[int]:
-        """The places of a variable. OperatorError if the pattern has none."""
-        if variable not in self._automaton.variables:
-            raise OperatorError(
-                f"{self._owner}: a condition asks for the rows of '{variable}', but pattern "
-                f"'{self._automaton.pattern}' has no such variable; its variables are: "
-                f"{', '.join(self._automaton.variables)}"
-            )
-        return self._automaton.places_of(variable)
 
     def run(self, given: KeyRows, start: int, stop: int, horizon: int, found: list[Found]) -> int:
         """Append the matches of the rows from ``start`` to ``stop``, which are of one key, to ``found``; the first row
@@ -228,29 +111,8 @@ class Matcher:
             else:
                 variables = [self._automaton.variable_of[place] for place in path]
                 found.append(Found(start, variables, decided))
-                start += self._skipped(variables)
+                start += self._skip.rows(variables, self._automaton, self._owner)
         return start
-
-    def _skipped(self, variables: list[int]) -> int:
-        """How many rows behind its first one the next match may begin."""
-        if self._skip.to == "past last row":
-            return len(variables)
-        if self._skip.to == "next row":
-            return 1
-        if self._target not in variables:
-            raise OperatorError(
-                f"{self._owner}: {self._skip.text}: a match of pattern '{self._automaton.pattern}' has no row of "
-                f"'{self._skip.variable}'; skip to a variable that every match has, or with skip_to_next()"
-            )
-        skipped = variables.index(self._target)
-        if self._skip.to == "last":
-            skipped = len(variables) - 1 - variables[::-1].index(self._target)
-        if skipped == 0:
-            raise OperatorError(
-                f"{self._owner}: {self._skip.text}: that is the first row of a match of pattern "
-                f"'{self._automaton.pattern}', so the same match would be found for ever; use skip_to_next()"
-            )
-        return skipped
 
     # -- what a search asks for ----------------------------------------------------------------------------------
 
@@ -292,7 +154,7 @@ class _Search:
         failed, stop = self._failed, self._stop
         deadline = matcher.deadline(times[start])
         path: list[int] = []
-        so_far = MatchSoFar(matcher, self._given.rows, start, path)
+        so_far = MatchSoFar(matcher._automaton, matcher._owner, self._given.rows, start, path)
         furthest, cut, tries = start, False, 0
         row = start  # the one that the ways on top of the stack take
         ways = [iter(matcher.first_places(masks[start]))]

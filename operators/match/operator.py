@@ -41,12 +41,13 @@ from ..core.arrays import Int64Array, index_among, place_in_run
 from ..core.checks import TimeDomain, check_has_time, check_number, check_time_domain
 from ..core.late import check_late_output, with_late_output
 from ..core.ordering import OrderBy, check_order, order_columns, sort_keys
-from .automaton import ACCEPT, Automaton
+from .automaton import Automaton, check_end
 from .define import Define, Definitions
 from .live import KeptRows, LiveRows, NewRows
-from .matcher import NEVER, Found, KeyRows, Matcher, Skip, skip_past_last
+from .matcher import NEVER, Found, KeyRows, Matcher
 from .measures import Matched, Measure, Measures, aggregates_of, check_measures
 from .pattern import Pattern, as_pattern
+from .skips import Skip, check_skip, skip_past_last
 
 MATCH_TIME: Final = "match_time"
 """The output's event time."""
@@ -132,8 +133,8 @@ class Match(AggregateOperator):
         self.budget = budget
         automaton = Automaton(self.pattern, self.owner)
         Definitions(self.define, automaton, self.owner)
-        self._check_end(automaton)
-        self._check_skip(automaton)
+        check_end(automaton, self.within, self.owner)
+        check_skip(self.after_match, automaton, self.owner)
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """Key columns, ``match_time``, measures."""
@@ -352,42 +353,3 @@ class Match(AggregateOperator):
 
     def _event_time(self, spec: InputSpec) -> str | None:
         return spec.event_time if self.time == "event" else None
-
-    # -- checks ----------------------------------------------------------------------------------------------------
-
-    def _check_end(self, automaton: Automaton) -> None:
-        if self.within is not None and self.within <= 0:
-            raise SchemaError(
-                f"{self.owner}: within is {self.within} microseconds; give a duration above 0, such as '1 hour'"
-            )
-        if self.within is None and automaton.endless:
-            names = ", ".join(f"'{name}'" for name in sorted(automaton.endless))
-            raise SchemaError(
-                f"{self.owner}: pattern '{self.pattern}' ends with a greedy quantifier without bound ({names}), so a "
-                f"match could always go on; give within=..., a bound such as {1, 10}, a reluctant quantifier (+?), or "
-                "a last variable that the next row has to meet"
-            )
-
-    def _check_skip(self, automaton: Automaton) -> None:
-        skip = self.after_match
-        if not isinstance(skip, Skip):
-            raise SchemaError(
-                f"{self.owner}: after_match is {skip!r}; give skip_past_last(), skip_to_next(), skip_to_first('B') or "
-                "skip_to_last('B')"
-            )
-        if skip.variable is None:
-            return
-        if skip.variable not in automaton.variables:
-            raise SchemaError(
-                f"{self.owner}: {skip.text}: pattern '{self.pattern}' has no such variable; its variables are: "
-                f"{', '.join(automaton.variables)}"
-            )
-        places, begins = automaton.places_of(skip.variable), set(automaton.start)
-        later = automaton.reach(
-            {more for place in begins for more in automaton.follow[place] if more != ACCEPT}
-        )
-        if begins <= places and (skip.to == "first" or not places & later):
-            raise SchemaError(
-                f"{self.owner}: {skip.text}: that is the first row of every match of pattern '{self.pattern}', so "
-                "the same match would be found for ever; use skip_to_next()"
-            )

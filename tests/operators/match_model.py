@@ -12,8 +12,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from operators.match.matcher import Skip
 from operators.match.pattern import Alternation, Concatenation, Pattern, Quantified, Variable
+from operators.match.skips import Skip
 
 Labels = tuple[str, ...]
 Meets = Callable[[str, int, int, Labels], bool]

@@ -27,8 +27,9 @@ from operators import (
     skip_to_next,
 )
 from operators.match.automaton import Automaton
-from operators.match.matcher import NEVER, Found, KeyRows, Matcher, Skip
+from operators.match.matcher import NEVER, Found, KeyRows, Matcher
 from operators.match.pattern import Pattern
+from operators.match.skips import Skip
 from tests.operators.match_model import PATTERNS, Labels, letters, matches
 
 SIGNS = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us")), ("sign", pa.string()), ("v", pa.int64())])
