@@ -83,7 +83,8 @@ class MatchSoFar(Sequence[Row]):
         if variable not in self._automaton.variables:
             raise OperatorError(
                 f"{self._owner}: a condition asks for the rows of '{variable}', but pattern "
-                f"'{self._automaton.pattern}' has no such variable; its variables are: {', '.join(self._automaton.variables)}"
+                f"'{self._automaton.pattern}' has no such variable; its variables are: "
+                f"{', '.join(self._automaton.variables)}"
             )
         return self._automaton.places_of(variable)
 
