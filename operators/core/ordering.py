@@ -107,6 +107,11 @@ def _order_column(given: Any, owner: str) -> OrderColumn:
     )
 
 
+def sort_keys(order: Sequence[OrderColumn]) -> tuple[SortKey, ...]:
+    """As an operator asks the engine for it."""
+    return tuple(SortKey(*one) for one in order)
+
+
 def check_order(order: Sequence[OrderColumn], spec: InputSpec, owner: str) -> None:
     """SchemaError for columns that the input does not have or that have no order."""
     for one in order:

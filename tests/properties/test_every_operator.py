@@ -18,6 +18,7 @@ from tests.properties.aggregate_examples import AGGREGATES, DEDUPLICATIONS, OVER
 from tests.properties.examples import Entries, Example
 from tests.properties.function_examples import FUNCTIONS
 from tests.properties.join_examples import JOINS
+from tests.properties.match_examples import MATCHES
 from tests.properties.normalize_examples import NORMALIZATIONS
 from tests.properties.order_examples import ORDERED
 from tests.properties.rank_examples import RANKS
@@ -39,6 +40,7 @@ OPERATORS: dict[str, Entries] = {
     "WindowRank": WINDOW_RANKS,
     "ChangelogNormalize": NORMALIZATIONS,
     "ordered inputs": ORDERED,
+    "Match": MATCHES,
     "functions": FUNCTIONS,
 }
 _HARMLESS = ("counter.timers_fired", "counter.keys_notified", "counter.view_")

@@ -26,6 +26,9 @@ TEXTS = [
     "OverAggregate([row_number(), lag('v', 2), sum_('v')], range_('1 minute'))",
     "OverAggregate([rank_()], unbounded(peers=False))",
     "Join('left')",
+    "Match('A B+ C', measures={'n': match_number(), 'v': first('v', 'B', offset=1)}, within='1 hour')",
+    "Match('A B', measures={'v': last('v', 'A')}, after_match=skip_to_last('B'))",
+    "Match('A | B', measures={'v': first('v')}, after_match=skip_to_next(), then='v')",
     "Limit(3)",
 ]
 
