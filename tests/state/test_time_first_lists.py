@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -21,6 +23,14 @@ SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 TIMES = (MIN_WATERMARK, -7, 0, 5, 1_000_000, MAX_WATERMARK)
 
 Lists = dict[tuple[int, int], list[int]]  # by time and key
+
+
+@pytest.fixture(autouse=True, scope="module")
+def each_page_is_decoded_alone() -> Iterator[None]:
+    """So that few lists lie in many parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asyncstate.state.time_first_lists._DECODED_BYTES", 1)
+        yield
 
 
 def opened(page_size: int) -> tuple[FakeSink, TimeFirstListState]:
