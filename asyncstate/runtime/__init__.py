@@ -19,6 +19,7 @@ from asyncstate.runtime.declared import (
 from asyncstate.runtime.driver import (
     advance_sources,
     check_key_groups,
+    left_out,
     operator_after,
     previous_processing_time,
     previous_watermark,
@@ -90,6 +91,7 @@ __all__ = [
     "drop_seen_of_inputs",
     "each_input",
     "keys_of_inputs",
+    "left_out",
     "local_limit_of_task",
     "local_phase_of_task",
     "operator_after",

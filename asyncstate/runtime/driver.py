@@ -16,7 +16,7 @@ from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.runtime.broadcast_digest import check_digests
 from asyncstate.runtime.spec import CommitRecord
-from asyncstate.storage import Manifest, OperatorManifest, StateSpec, summed
+from asyncstate.storage import Applied, Manifest, OperatorManifest, StateSpec, summed
 
 
 def watermark_after(previous: Manifest | None) -> int:
@@ -30,14 +30,31 @@ def watermark_after(previous: Manifest | None) -> int:
     return reached if previous.watermark is None else max(reached, previous.watermark)
 
 
-def previous_watermark(base: Manifest | None) -> int:
-    """The watermark of the batch that ``base`` committed, microseconds."""
-    return MIN_WATERMARK if base is None or base.watermark is None else base.watermark
+def previous_watermark(base: Manifest | None, uid: str | None = None) -> int:
+    """The watermark of the batch that ``base`` committed, microseconds.
+
+    With ``uid`` that of the last batch that applied the operator: what has come due since then is still to be done.
+    """
+    times = _times(base, uid)
+    return MIN_WATERMARK if times is None or times.watermark is None else times.watermark
 
 
-def previous_processing_time(base: Manifest | None) -> int:
-    """When the batch that ``base`` committed started, microseconds; MIN_WATERMARK before the first."""
-    return MIN_WATERMARK if base is None or base.processing_time is None else base.processing_time
+def previous_processing_time(base: Manifest | None, uid: str | None = None) -> int:
+    """When that batch started, microseconds; MIN_WATERMARK before the first."""
+    times = _times(base, uid)
+    return MIN_WATERMARK if times is None or times.processing_time is None else times.processing_time
+
+
+def _times(base: Manifest | None, uid: str | None) -> Manifest | Applied | None:
+    stored = None if base is None or uid is None else base.operators.get(uid)
+    return base if stored is None or stored.applied is None else stored.applied
+
+
+def left_out(stored: OperatorManifest, base: Manifest) -> OperatorManifest:
+    """The entry of an operator that the micro-batch behind ``base`` has not applied."""
+    if stored.applied is not None:
+        return stored
+    return msgspec.structs.replace(stored, applied=Applied(base.watermark, base.processing_time))
 
 
 def check_key_groups(place: str, latest: Manifest | None, config: Config) -> None:

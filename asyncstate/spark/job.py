@@ -23,7 +23,7 @@ from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
 from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime import Delay, SequenceBy, advance_sources, operator_after
+from asyncstate.runtime import Delay, SequenceBy, advance_sources, left_out, operator_after
 from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.batch import JobFrame, MicroBatch, check_watermark_of_ordered
 from asyncstate.spark.chain import RunPartition
@@ -437,6 +437,8 @@ class StreamingJob:
                 batch.batch_id,
                 idle,
             )
+        if base is not None:
+            operators |= {uid: left_out(operators[uid], base) for uid in idle}
         for uid, applied in batch.applied.items():
             sources = advance_sources(sources, uid, applied.delays, applied.records)
             operators[uid] = operator_after(

@@ -16,6 +16,7 @@ from asyncstate.storage.delta import verify_file
 from asyncstate.storage.files import CheckpointFiles, LocalFiles
 from asyncstate.storage.lease import Lease, LocalStores
 from asyncstate.storage.manifest import (
+    Applied,
     DeltaRef,
     FileRef,
     Manifest,
@@ -38,6 +39,7 @@ __all__ = [
     "EMPTY_VERSION",
     "LIST_GET_KEYS",
     "MISSING",
+    "Applied",
     "CacheLoan",
     "CachedEntries",
     "Change",

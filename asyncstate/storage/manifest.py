@@ -98,10 +98,18 @@ def summed(statistics: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return sums
 
 
+class Applied(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The times (microseconds) of the last micro-batch that has applied an operator."""
+
+    watermark: int | None
+    processing_time: int | None
+
+
 class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One operator: its class, its parallelism, what its schema was, its states and partitions.
 
-    ``route``: the positions of the key columns that decide a key's group; empty: all of them.
+    ``route``: the positions of the key columns that decide a key's group; empty: all of them. ``applied``: where later
+    micro-batches have left it out, when it was applied; else that was in the manifest's own micro-batch.
     """
 
     uid: str
@@ -111,6 +119,7 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: dict[str, str] = {}
     states: list[StateSpec] = []
     route: list[int] = []
+    applied: Applied | None = None
 
     def summed_statistics(self) -> dict[str, float]:
         """Figures of the micro-batch that committed it, summed over the partitions."""

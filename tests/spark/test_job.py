@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -28,8 +29,8 @@ from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.files import LocalFiles
-from asyncstate.storage.manifest import Manifest
-from operators import GroupAggregate, sum_
+from asyncstate.storage.manifest import Applied, Manifest
+from operators import GroupAggregate, WindowAggregate, count, sum_, tumble
 from tests.spark.parts import Echo, RunningTotal, echo, runs
 
 pytestmark = pytest.mark.spark
@@ -152,8 +153,34 @@ def test_an_operator_no_longer_applied_keeps_its_state(
     manifest = committed(tmp_path)
     assert first is not None
     assert manifest is not None
-    assert manifest.operators == first.operators
+    times = Applied(first.watermark, first.processing_time)
+    assert manifest.operators == {"gone": msgspec.structs.replace(first.operators["gone"], applied=times)}
     assert "['gone'] have state but were not applied" in caplog.text
+
+
+def test_windows_that_ended_while_their_operator_was_left_out_still_come(
+    make_job: MakeJob, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its own input moves no watermark; that of another operator does, in every micro-batch."""
+    events = spark.range(1, 5).selectExpr("id AS k", "timestamp_seconds(10 * id) AS time")
+    found: list[list[int]] = []
+
+    def use(df: DataFrame, batch: MicroBatch) -> None:
+        clock = GroupAggregate([count()])
+        batch.apply(clock, df, key="k", uid="clock", event_time="time", watermark_delay="0 seconds")
+        if batch.batch_id not in (1, 2):
+            windows = WindowAggregate(tumble("10 seconds"), [count()])
+            rows = df if batch.batch_id == 0 else df.limit(0)
+            counted = batch.apply(windows, rows, key="k", uid="windows", event_time="time")
+            found.append([row.k for row in counted.collect()])
+
+    on_batch = make_job(options={"async-state.parallelism": 1}).micro_batch(use)
+    for number in range(4):
+        on_batch(events.where("k = 1") if number == 0 else events, number)
+    assert found == [[], [1]]
+    stored = committed(tmp_path)
+    assert stored is not None
+    assert stored.operators["windows"].applied is None
 
 
 # watermark and finish
