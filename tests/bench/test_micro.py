@@ -18,6 +18,6 @@ def test_the_micro_benchmarks_run_tiny(tmp_path: Path, monkeypatch: pytest.Monke
     assert done.exit_code == 0, done.output
     written = msgspec.json.decode((tmp_path / "micro.json").read_bytes())
     names = [result["name"] for result in written["results"]]
-    assert len(names) == len(set(names)) == 49
+    assert len(names) == len(set(names)) == 53
     assert all(result["ours_us"] > 0 and result["floor_us"] > 0 for result in written["results"])
     assert all(name in done.output for name in names)

@@ -349,3 +349,19 @@ def test_aggregates_over_nulls() -> None:
     prices = [10, 10, None, None, 3, 3, 3, 3, 2]
     rows = [(number, *row) for number, row in enumerate(zip("azbcdcccc", prices, strict=True), 1)]
     assert of_events(found, rows) == [(29, 7, 5, 8, 6, 8)]
+
+
+@pytest.mark.parametrize(
+    ("after_match", "expected"),
+    [(skip_to_first("B"), [(1, 4), (3, 6)]), (skip_to_last("B"), [(1, 4), (4, 7)])],
+)
+def test_skipping_into_a_counted_variable(after_match: Any, expected: list[Any]) -> None:
+    """Every row can be both: the next match begins with a row that was the end of the one before."""
+    both = Match(
+        "A{2} B{2}",
+        {"A": pc.match_substring(pc.field("name"), "a"), "B": pc.match_substring(pc.field("name"), "b")},
+        {"start": first("id"), "end": last("id")},
+        after_match=after_match,
+        time="processing",
+    )
+    assert of_events(both, [(number, "ab", 0) for number in range(1, 8)]) == expected
