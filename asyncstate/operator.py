@@ -399,8 +399,16 @@ class RecordContext(Protocol):
     def timers(self) -> Timers:
         """Timers of this record's key."""
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
-        """Put out one row: a value a column of the output schema, or of that of the side output ``output``."""
+    def emit(
+        self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
+    ) -> None:
+        """Put out one row of the output schema, or of that of the side output ``output``.
+
+        A value a column in their order, or all columns by name, or one tuple, Row or dict with a value for each column
+        (``emit(1, "a")``, ``emit(id=1, name="a")``, ``emit({"id": 1, "name": "a"})``). Columns called ``kind`` or
+        ``output`` cannot be given by name, but in a dict. Where the only column is a list, map or struct, a tuple or
+        dict is its value. Raises SchemaError for missing and unknown columns.
+        """
 
     def call(
         self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
@@ -516,12 +524,12 @@ class BundleContext(Protocol):
 
     def emit(
         self,
-        columns: Sequence[pa.Array],
+        columns: Sequence[pa.Array] | dict[str, pa.Array],
         kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT,
         output: str | None = None,
     ) -> None:
-        """Put out rows: an array a column of the output schema, and a kind a row or one for all. ``output`` names a
-        side output instead."""
+        """Put out rows: an array a column of the output schema, in their order or by name in a dict, and a kind a row
+        or one for all. ``output`` names a side output instead. Raises SchemaError for missing and unknown columns."""
 
     def call(
         self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None

@@ -10,14 +10,17 @@ Source: Flink's ``RecordContext``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import CoroutineType
 from typing import Any, ClassVar, NamedTuple, Protocol
+
+import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.errors import SchemaError, StateAccessError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Timers, unknown_output
+from asyncstate.row_shape import RowShape
 
 OutputRow = tuple[RowKind, tuple[Any, ...]]
 
@@ -49,12 +52,12 @@ class Caller(Protocol):
 
 
 class BatchFrame:
-    """What is the same for all records of a micro-batch: times in microseconds, timers, width of the output, and the
-    columns of the side outputs that may be written."""
+    """What is the same for all records of a micro-batch: times in microseconds, timers, the output and the side
+    outputs that may be written."""
 
     __slots__ = (
         "caller",
-        "output_names",
+        "output",
         "processing_time",
         "side_outputs",
         "timers",
@@ -67,17 +70,20 @@ class BatchFrame:
         watermark: int,
         processing_time: int,
         timers: Timers,
-        output_names: list[str],
+        output: pa.Schema,
         caller: Caller | None = None,
-        side_outputs: Mapping[str, Sequence[str]] | None = None,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
     ) -> None:
         self.caller = caller
-        self.side_outputs = side_outputs or {}
+        self.side_outputs = {
+            name: RowShape(schema, f"side output '{name}'", emits=True)
+            for name, schema in (side_outputs or {}).items()
+        }
         self.watermark = watermark
         self.processing_time = processing_time
         self.timers = timers
-        self.output_names = output_names
-        self.width = len(output_names)
+        self.output = RowShape(output, "the output", emits=True)
+        self.width = self.output.width
 
 
 class Record:
@@ -145,30 +151,34 @@ class Record:
         """See ``RecordContext``."""
         return self.frame.timers
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
+    def emit(
+        self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
+    ) -> None:
         """See ``RecordContext``."""
-        if self.out is None:
+        out = self.out
+        if out is None:
             raise StateAccessError(
                 f"the record with key {self.key!r} emitted a row after it had ended; "
                 "emit inside process() or in a callback chained to its state futures"
             )
-        if output is not None:
-            self._check_side(values, output)
-        elif len(values) != self.frame.width:
-            raise _wrong_width("the output", values, self.frame.output_names)
         if kind is not _INSERT and type(kind) is not RowKind:
             raise SchemaError(
                 f"emit() got the kind {kind!r}; give one of RowKind.INSERT (+I), UPDATE_BEFORE (-U), UPDATE_AFTER (+U) "
-                "and DELETE (-D)"
+                "and DELETE (-D). The value of a column that is called kind goes into a dict: emit({...})"
             )
-        self.out.append((kind, values) if output is None else SideRow(kind, values, output))
+        if output is not None:
+            out.append(SideRow(kind, self._side(output).emitted(values, columns), output))
+            return
+        # One value for one column is taken as it is: what is a row after all is seen when its column is made.
+        if columns or len(values) != self.frame.width:
+            values = self.frame.output.emitted(values, columns)
+        out.append((kind, values))
 
-    def _check_side(self, values: tuple[Any, ...], output: str) -> None:
-        names = self.frame.side_outputs.get(output)
-        if names is None:
+    def _side(self, output: str) -> RowShape:
+        shape = self.frame.side_outputs.get(output)
+        if shape is None:
             raise unknown_output(output, self.frame.side_outputs)
-        if len(values) != len(names):
-            raise _wrong_width(f"side output '{output}'", values, names)
+        return shape
 
     def call(
         self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
@@ -201,16 +211,11 @@ class BroadcastRecord(Record):
         super().__init__(frame, b"", b"", (), work, item, input_index, row_kind, timestamp)
         self.group = self.encoded_key = None  # type: ignore[assignment]  # no store key can be built with them
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
+    def emit(
+        self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
+    ) -> None:
         """Refused: every partition would put the row out."""
         raise StateAccessError(
             "a row of the broadcast input emitted a row, which every partition would put out; keep it in a "
             "BroadcastState and emit in process(), or set notify_stateful_sets and emit in process_notification()"
         )
-
-
-def _wrong_width(what: str, values: tuple[Any, ...], names: Sequence[str]) -> SchemaError:
-    return SchemaError(
-        f"emit() got {len(values)} values, but {what} has {len(names)} columns: {', '.join(names)}; pass one value a "
-        "column"
-    )

@@ -195,8 +195,10 @@ class WindowContext(Protocol):
         StateAccessError for session windows: they merge, and such a state would have to merge with them.
         """
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
-        """Put out one row: a value a column of the declared output, or of the side output ``output``."""
+    def emit(
+        self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
+    ) -> None:
+        """Put out one row of the declared output, or of the side output ``output``; see ``RecordContext.emit``."""
 
     def call(
         self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None

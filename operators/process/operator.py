@@ -2,7 +2,7 @@
 
 Owns: ``FunctionOperator``: the function's checks and its life cycle.
 Invariant: the function is opened once, before any row, and closed as often as it was opened.
-Must not import anything of ``asyncstate`` but ``errors``, ``functions``, ``operator``.
+Must not import anything of ``asyncstate`` but ``errors``, ``functions``, ``operator``, ``row_shape``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, RecordOperator
+from asyncstate.row_shape import RowShape
 
 from ..core.checks import Named
 from ..core.late import check_late_output
-from ..core.row_shape import RowShape
 from .results import Emit
 
 

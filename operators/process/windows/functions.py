@@ -2,7 +2,8 @@
 
 Owns: ``WindowApply`` and ``WindowProcess``; where the rows are kept is in ``operators.process.windows.rows``.
 Invariant: without allowed lateness each key and window fires once, and nothing of it is stored afterwards.
-Must not import anything of ``asyncstate`` but ``changelog``, ``durations``, ``errors``, ``functions``, ``operator``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``durations``, ``errors``, ``functions``, ``operator``,
+``row_shape``.
 
 Source: ``apply`` and ``process`` of Flink's ``WindowedStream``.
 """
@@ -29,10 +30,10 @@ from asyncstate.functions import (
 )
 from asyncstate.futures import StateFuture
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row, Timer
+from asyncstate.row_shape import RowShape
 
 from ...core.checks import TimeDomain, check_distinct_names, check_has_time, check_time_domain
 from ...core.late import check_late_output
-from ...core.row_shape import RowShape
 from ...window.plan import WINDOW_COLUMNS, window_time_type
 from ...window.time import WindowTime
 from ...window.windows import WINDOW_TIME_US, SessionWindow, Window, check_window
@@ -125,6 +126,7 @@ class _WindowOperator(FunctionOperator):
             )
         super().open(context)
         self._shape = RowShape(self.output, self.owner)
+        self._emitted = RowShape(self.output, "the window's function", emits=True)
 
     @property
     def assigner(self) -> WindowAssigner:
@@ -313,21 +315,28 @@ class WindowProcess(_WindowOperator):
         await resolved(self.function.clear(self._context(ctx, window, namespace)))
 
     def _context(self, ctx: RecordContext, window: TimeWindow, namespace: int) -> _FiringWindow:
-        return _FiringWindow(ctx, window, None if self._merges else namespace, self._leading(ctx, window))
+        namespaced = None if self._merges else namespace
+        return _FiringWindow(ctx, window, namespaced, self._leading(ctx, window), self._emitted)
 
 
 class _FiringWindow:
     """The implementation of ``functions.WindowContext``; without a namespace for windows that merge."""
 
-    __slots__ = ("_leading", "_namespace", "_record", "window")
+    __slots__ = ("_leading", "_namespace", "_record", "_shape", "window")
 
     def __init__(
-        self, record: RecordContext, window: TimeWindow, namespace: int | None, leading: tuple[Any, ...]
+        self,
+        record: RecordContext,
+        window: TimeWindow,
+        namespace: int | None,
+        leading: tuple[Any, ...],
+        shape: RowShape,
     ) -> None:
         self._record = record
         self.window = window
         self._namespace = namespace
         self._leading = leading
+        self._shape = shape
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -354,10 +363,14 @@ class _FiringWindow:
             )
         return self._namespace
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
+    def emit(
+        self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
+    ) -> None:
         """See ``WindowContext``."""
-        leading = self._leading if output is None else ()
-        self._record.emit(*leading, *values, kind=kind, output=output)
+        if output is not None:
+            self._record.emit(*values, kind=kind, output=output, **columns)
+            return
+        self._record.emit(*self._leading, *self._shape.emitted(values, columns), kind=kind)
 
     def call(
         self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
