@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN, RowKind, accumulates
 from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.durations import Seconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalLimit, LocalPhase
@@ -411,14 +412,19 @@ class RecordContext(Protocol):
         """
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
-        """A future of ``function(*arguments)``, a call to the outside: HTTP, a database.
+        """A future of ``function(*arguments, **keywords)``, a call to the outside: HTTP, a database.
 
         A coroutine function runs on an event loop (anyio), any other on a thread; at most
         ``async-state.call-limit`` at once. Neither may touch state or the context. The record stays in flight until
-        the call has ended, so the next record of its key waits. A call that takes longer than the timeout (by
-        default ``async-state.call-timeout``) is cancelled and fails with TimeoutError.
+        the call has ended, so the next record of its key waits. A call that takes longer than the timeout (seconds, a
+        text such as "2 minutes" or a timedelta; by default ``async-state.call-timeout``) is cancelled and fails with
+        TimeoutError. ``timeout_seconds`` is never handed on: a function with a keyword of that name takes a lambda.
         """
 
 
@@ -532,7 +538,11 @@ class BundleContext(Protocol):
         or one for all. ``output`` names a side output instead. Raises SchemaError for missing and unknown columns."""
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
         """As ``RecordContext.call``, in ``process_bundle``, ``process_due``, ``on_watermark`` and callbacks of their
         futures.

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
+from asyncstate.durations import Seconds
 from asyncstate.errors import SchemaError, StateAccessError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Timers, unknown_output
@@ -36,6 +37,7 @@ class SideRow(NamedTuple):
 AnyRow = OutputRow | SideRow
 
 _INSERT = RowKind.INSERT
+_NO_KEYWORDS: Mapping[str, Any] = {}
 
 
 class Caller(Protocol):
@@ -46,7 +48,8 @@ class Caller(Protocol):
         record: Record,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
-        timeout_seconds: float | None,
+        timeout_seconds: Seconds | None,
+        keywords: Mapping[str, Any] = _NO_KEYWORDS,
     ) -> StateFuture[Any]:
         """See ``RecordContext.call``."""
 
@@ -181,7 +184,11 @@ class Record:
         return shape
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``RecordContext``."""
         caller = self.frame.caller
@@ -189,7 +196,7 @@ class Record:
             raise StateAccessError(
                 f"the record with key {self.key!r} has no controller that makes outside calls"
             )
-        return caller.call(self, function, arguments, timeout_seconds)
+        return caller.call(self, function, arguments, timeout_seconds, keywords)
 
 
 class BroadcastRecord(Record):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from asyncstate.changelog import RowKind
+from asyncstate.durations import Seconds
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext, RecordContext, Row, Timer
 
@@ -201,7 +202,11 @@ class WindowContext(Protocol):
         """Put out one row of the declared output, or of the side output ``output``; see ``RecordContext.emit``."""
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``RecordContext.call``."""
 

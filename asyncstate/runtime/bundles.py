@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
+from asyncstate.durations import Seconds
 from asyncstate.execution import ExecutionController
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleOperator, unknown_output
@@ -112,10 +113,14 @@ class BundleRunner(Runner):
             self._out.append(self._side_batch(output, schema, columns, kinds, num_rows))
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``BundleContext``."""
-        return self.controller.call_of_bundle(function, arguments, timeout_seconds)
+        return self.controller.call_of_bundle(function, arguments, timeout_seconds, keywords)
 
     # -- running --------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from asyncstate.state.binding import NO_NAMESPACE, Binding
 from asyncstate.state.expiry import expiry_of
 from asyncstate.state.listing import ListState
 from asyncstate.state.mapping import MapState
-from asyncstate.state.ttl import StateTtl, check_ttl, ttl_texts
+from asyncstate.state.ttl import Ttl, as_ttl, ttl_texts
 from asyncstate.state.ttl_listing import TtlListState
 from asyncstate.state.ttl_states import TtlMapState, TtlValueState
 from asyncstate.state.value import ValueState
@@ -75,12 +75,12 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
     name: str
     namespaced: bool = field(default=False, kw_only=True)
     pickled: bool = field(default=False, kw_only=True)
-    ttl: StateTtl | None = field(default=None, kw_only=True)
+    ttl: Ttl = field(default=None, kw_only=True)
     belongs_to: BelongsTo | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
-        check_ttl(f"state '{self.name}'", self.ttl)
+        object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
 
     def _value_field(self, attribute: str) -> None:
         """Check the value type in ``attribute`` and spell shorthands out."""
@@ -132,9 +132,9 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
         codec: ValueCodec | PickleCodec,
         **more: Any,
     ) -> Binding:
-        expiry = None
-        if self.ttl is not None:
-            expiry = expiry_of(self.ttl, sink, context, f"operator '{context.uid}', state '{self.name}'")
+        expiry, ttl = None, as_ttl("state", self.ttl)
+        if ttl is not None:
+            expiry = expiry_of(ttl, sink, context, f"operator '{context.uid}', state '{self.name}'")
         return Binding(
             name=self.name,
             uid=context.uid,

@@ -28,6 +28,7 @@ from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import schema_to_text
 from asyncstate.codec.times import integers
 from asyncstate.config import SPARK_PREFIX, resolve
+from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator, OutputSpec, unknown_output
 from asyncstate.runtime import (
@@ -234,13 +235,15 @@ class OperatorHarness:
         """Set the watermark of the running micro-batch; it never goes back."""
         self._watermark = watermark_us
 
-    def advance_processing_time(self, microseconds: int) -> None:
-        """Move the clock that gives ``ctx.processing_time``; for a harness with its own ManualClock."""
+    def advance_processing_time(self, duration: Duration) -> None:
+        """Move the clock that gives ``ctx.processing_time``; for a harness with its own ManualClock.
+
+        ``duration``: a text such as "10 minutes", a timedelta, or an int of microseconds."""
         if not isinstance(self.clock, ManualClock):
             raise JobError(
                 f"the harness was given {type(self.clock).__name__} as its clock; move that, or give a ManualClock"
             )
-        self.clock.advance(microseconds)
+        self.clock.advance(microseconds(duration, "advance_processing_time", "duration", JobError))
 
     def end_batch(self) -> list[OutputRow]:
         """Run and commit the micro-batch; its output rows as ``(row kind text, *values)``, in order."""

@@ -20,6 +20,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.dataflow import Apply, Dataflow, Node, Output, Sink, Source, Stream, Transform, Union, explain
 from asyncstate.dataflow.nodes import Times
+from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy
@@ -104,10 +105,10 @@ class PipelineHarness:
             batch.append_column(_KIND, pa.array(texts, pa.string())) if node.changelog else batch
         )
 
-    def advance_processing_time(self, microseconds: int) -> None:
+    def advance_processing_time(self, duration: Duration) -> None:
         """Move the clock; for a harness with its own ManualClock."""
         assert isinstance(self.clock, ManualClock), "the harness was given a clock of its own; move that"
-        self.clock.advance(microseconds)
+        self.clock.advance(microseconds(duration, "advance_processing_time", "duration", JobError))
 
     def end_batch(self, *, crash_before: str | None = None) -> dict[str, list[OutputRow]]:
         """Run and commit the micro-batch; its output rows by sink.

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
-from asyncstate.durations import Duration, microseconds
+from asyncstate.durations import Duration, Seconds, microseconds
 from asyncstate.errors import SchemaError, StateAccessError
 from asyncstate.functions import (
     Evictor,
@@ -373,7 +373,11 @@ class _FiringWindow:
         self._record.emit(*self._leading, *self._shape.emitted(values, columns), kind=kind)
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``WindowContext``."""
-        return self._record.call(function, *arguments, timeout_seconds=timeout_seconds)
+        return self._record.call(function, *arguments, timeout_seconds=timeout_seconds, **keywords)
