@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN, RowKind, accumulates
-from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.codec import KeyBatch, KeyCodec, SchemaLike, read_schema, read_schemas
 from asyncstate.durations import Seconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
@@ -80,8 +80,9 @@ class InputOrder:
 class InputSpec:
     """One input of an operator, as the job or the harness declares it.
 
-    ``schema`` has the payload columns without ``row_kind``. ``key`` names the key columns (empty: one global
-    key). ``event_time`` names a timestamp column. ``changelog`` tells whether rows other than ``+I`` can come.
+    ``schema`` has the payload columns without ``row_kind``; it may be given as Spark DDL text. ``key`` names the key
+    columns (empty: one global key). ``event_time`` names a timestamp column. ``changelog`` tells whether rows other
+    than ``+I`` can come.
     ``broadcast``: every partition gets all rows of the input, which then has no key. ``order_by``: rows are held
     back until the watermark has passed them and come in this order; its first column is the event time, ascending.
     ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_seen`` rows of a key whose
@@ -107,6 +108,7 @@ class InputSpec:
     route_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", read_schema(self.schema, self.name))
         self._check_names()
         then = self.order.then if self.order is not None else ()
         sorted_by = [*(sort.column for sort in (*self.order_by, *then)), *self.sequence]
@@ -121,7 +123,9 @@ class InputSpec:
 
     def _check_names(self) -> None:
         if not isinstance(self.schema, pa.Schema):
-            raise SchemaError(f"{self.name}: {self.schema!r} is no pyarrow schema; give pa.schema([...])")
+            raise SchemaError(
+                f"{self.name}: {self.schema!r} is no pyarrow schema; give pa.schema([...]) or a text such as 'id long'"
+            )
         names = self.schema.names
         if len(set(names)) < len(names):
             double = next(name for name in names if names.count(name) > 1)
@@ -194,14 +198,19 @@ class InputSpec:
 class OutputSpec:
     """What an operator puts out: rows of ``schema``, and beside them those of its side outputs, by name.
 
-    Each schema is without ``row_kind``, which every output has. A side output's rows are read by its name; nobody need.
+    Each schema is without ``row_kind``, which every output has; it may be given as Spark DDL text ("id long, name
+    string"). A side output's rows are read by its name; nobody need.
     """
 
     schema: pa.Schema
     side_outputs: Mapping[str, pa.Schema] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", read_schema(self.schema, "the output"))
+        object.__setattr__(self, "side_outputs", read_schemas(self.side_outputs, "side output"))
+
     @staticmethod
-    def of(bound: pa.Schema | OutputSpec) -> OutputSpec:
+    def of(bound: SchemaLike | OutputSpec) -> OutputSpec:
         """What ``bind`` returned."""
         return bound if isinstance(bound, OutputSpec) else OutputSpec(bound)
 
@@ -575,9 +584,9 @@ class Operator(ABC):
     """
 
     @abstractmethod
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
-        """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``; with side outputs an
-        ``OutputSpec``."""
+    def bind(self, inputs: Sequence[InputSpec]) -> SchemaLike | OutputSpec:
+        """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``: a pyarrow schema or
+        Spark DDL text, "account string, amount long"; with side outputs an ``OutputSpec``."""
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """Of each input in order of event time the side output for rows that come too late for it; None: dropped.

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from asyncstate.codec import KeyCodec, RowCodec, check_key_type, schema_to_text
+from asyncstate.codec import KeyCodec, RowCodec, check_key_type, read_schema, schema_to_text
 from asyncstate.errors import StateDeclarationError
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
@@ -44,6 +44,8 @@ class ColumnMapStateDescriptor(StateDescriptor["ColumnMapState"]):
     kind: ClassVar[str] = "column-map"
 
     def __post_init__(self) -> None:
+        for name in ("key_schema", "schema"):
+            object.__setattr__(self, name, read_schema(getattr(self, name), f"state '{self.name}', {name}"))
         object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
         if not len(self.key_schema):
             raise StateDeclarationError(

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from asyncstate.codec import RowCodec, schema_from_text, schema_to_text
+from asyncstate.codec import RowCodec, read_schema, schema_from_text, schema_to_text
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.column_expiry import column_expiry_of
@@ -43,6 +43,7 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
     kind: ClassVar[str] = "column"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", read_schema(self.schema, f"state '{self.name}'"))
         object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
 
     def type_texts(self) -> dict[str, str]:

@@ -16,10 +16,12 @@ import pyarrow as pa
 from asyncstate.codec import (
     KeyCodec,
     PickleCodec,
+    TypeLike,
     ValueCodec,
     check_key_type,
     check_value_type,
     plain_key,
+    read_type,
     type_from_text,
     type_to_text,
 )
@@ -41,17 +43,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
-TypeLike = Any
-"""A pyarrow type, or ``int``, ``float``, ``str``, ``bytes`` or ``bool`` for the widest type of that kind."""
-
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_SHORTHANDS: Final[dict[Any, pa.DataType]] = {
-    int: pa.int64(),
-    float: pa.float64(),
-    str: pa.string(),
-    bytes: pa.binary(),
-    bool: pa.bool_(),
-}
 
 
 def check_state_name(name: str) -> None:
@@ -97,11 +89,11 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
             object.__setattr__(self, attribute, arrow_type)
 
     def _arrow_type(self, attribute: str, given: TypeLike) -> pa.DataType:
-        arrow_type = _SHORTHANDS.get(given) if isinstance(given, type) else given
+        arrow_type = read_type(given, f"state '{self.name}', {attribute}")
         if not isinstance(arrow_type, pa.DataType):
             raise SchemaError(
                 f"state '{self.name}': {attribute}={given!r} is no type; give a pyarrow type such as "
-                "pa.int64(), or one of int, float, str, bytes, bool"
+                "pa.int64(), a text such as 'bigint', or one of int, float, str, bytes, bool"
             )
         return arrow_type
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.clock import Clock, ManualClock
+from asyncstate.codec import read_schema
 from asyncstate.dataflow import Apply, Dataflow, Node, Output, Sink, Source, Stream, Transform, Union, explain
 from asyncstate.dataflow.nodes import Times
 from asyncstate.durations import Duration, microseconds
@@ -32,7 +33,8 @@ _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
 
 @dataclass(frozen=True)
 class PipelineSource:
-    """A source as ``StreamingJob.source`` declares it; ``schema``: its columns, without ``row_kind``."""
+    """A source as ``StreamingJob.source`` declares it; ``schema``: its columns, without ``row_kind``, a pyarrow schema
+    or Spark DDL text."""
 
     schema: pa.Schema
     event_time: str | None = None
@@ -40,6 +42,9 @@ class PipelineSource:
     changelog: bool = False
     sequence: SequenceBy = None
     drop_seen: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", read_schema(self.schema, "source"))
 
 
 class PipelineHarness:

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind, accumulates
+from asyncstate.codec import SchemaLike, read_schema
 from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, as_completed, combine_all
@@ -91,7 +92,7 @@ class LookupJoin(Named, BundleOperator):
     def __init__(
         self,
         lookup: LookupLike,
-        columns: pa.Schema,
+        columns: SchemaLike,
         *,
         on: Sequence[str] | None = None,
         how: LookupJoinKind = "left",
@@ -112,9 +113,11 @@ class LookupJoin(Named, BundleOperator):
             raise SchemaError(
                 f"{self.owner}: lookup is {lookup!r}; give a function of a list of keys, or a Lookup"
             )
+        columns = read_schema(columns, f"{self.owner}: columns")
         if not isinstance(columns, pa.Schema) or not len(columns):
             raise SchemaError(
-                f"{self.owner}: columns is {columns!r}; give the pyarrow schema of the rows found"
+                f"{self.owner}: columns is {columns!r}; give the pyarrow schema of the rows found, or a text such as "
+                "'name string'"
             )
         if on is not None and (isinstance(on, str) or not on):
             raise SchemaError(f"{self.owner}: on is {on!r}; give a list of columns, or None for the key")

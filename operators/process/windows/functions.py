@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
+from asyncstate.codec import SchemaLike
 from asyncstate.durations import Duration, Seconds, microseconds
 from asyncstate.errors import SchemaError, StateAccessError
 from asyncstate.functions import (
@@ -54,13 +55,13 @@ class _WindowOperator(FunctionOperator):
         self,
         function: Any,
         window: Window | None,
-        output: pa.Schema,
+        output: SchemaLike,
         allowed_lateness: Duration,
         time: TimeDomain,
         window_columns: bool,
         late_output: str | None,
         chosen: Chosen,
-        side_outputs: Mapping[str, pa.Schema] | None = None,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
     ) -> None:
         super().__init__(function, output, side_outputs, late_output)
         chosen.check(window, self.owner)
@@ -240,7 +241,7 @@ class WindowApply(_WindowOperator):
         self,
         function: WindowFunction | Callable[[tuple[Any, ...], TimeWindow, Sequence[Row]], Any],
         window: Window | None,
-        output: pa.Schema,
+        output: SchemaLike,
         *,
         allowed_lateness: Duration = 0,
         time: TimeDomain = "event",
@@ -282,13 +283,13 @@ class WindowProcess(_WindowOperator):
         self,
         function: ProcessWindowFunction,
         window: Window | None,
-        output: pa.Schema,
+        output: SchemaLike,
         *,
         allowed_lateness: Duration = 0,
         time: TimeDomain = "event",
         window_columns: bool = False,
         late_output: str | None = None,
-        side_outputs: Mapping[str, pa.Schema] | None = None,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
         trigger: Trigger | None = None,
         evictor: Evictor | None = None,
         assigner: WindowAssigner | None = None,
