@@ -584,7 +584,7 @@ class Yielding(KeyedProcessFunction):
         (lambda: KeyedMap(PlainSum(), TOTALS), "give a MapFunction or a plain function"),
         (lambda: KeyedProcess(lambda row: row, TOTALS), "give a KeyedProcessFunction$"),
         (lambda: KeyedProcess(Yielding(), TOTALS), "Yielding.process is a generator, .* call ctx.emit"),
-        (lambda: KeyedMap(PlainTotal(), ["total"]), "output is .* give a pyarrow schema"),
+        (lambda: KeyedMap(PlainTotal(), ["total"]), "output is .* give a schema"),
         (lambda: KeyedMap(PlainTotal(), pa.schema([("row_kind", pa.string())])), "which is the framework's"),
         (
             lambda: KeyedMap(PlainTotal(), pa.schema([("a", pa.int64()), ("a", pa.int64())])),
