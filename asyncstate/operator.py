@@ -382,8 +382,9 @@ class RecordContext(Protocol):
     """One record (or timer) in flight: its key and time, and where its output goes."""
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """The values of the key columns."""
+    def key(self) -> Key:
+        """The values of the key columns: a tuple, whose values are there by the columns' names, too (those of the first
+        keyed input)."""
 
     @property
     def input_index(self) -> int:
@@ -448,24 +449,24 @@ class Row(tuple[Any, ...]):
 
     __slots__ = ()
     _fields: ClassVar[dict[str, int]] = {}
+    _what: ClassVar[str] = "row"
 
     def __getitem__(self, item: Any) -> Any:
         if type(item) is str:
             try:
                 item = self._fields[item]
             except KeyError:
-                raise SchemaError(
-                    f"the row has no column '{item}'; its columns are: {', '.join(self._fields)}"
-                ) from None
+                raise SchemaError(self._unknown(item)) from None
         return tuple.__getitem__(self, item)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return tuple.__getitem__(self, self._fields[name])
         except KeyError:
-            raise AttributeError(
-                f"the row has no column '{name}'; its columns are: {', '.join(self._fields)}"
-            ) from None
+            raise AttributeError(self._unknown(name)) from None
+
+    def _unknown(self, name: str) -> str:
+        return f"the {self._what} has no column '{name}'; its columns are: {', '.join(self._fields)}"
 
     def as_dict(self) -> dict[str, Any]:
         """Column name to value."""
@@ -475,12 +476,37 @@ class Row(tuple[Any, ...]):
         return f"Row({', '.join(f'{name}={value!r}' for name, value in self.as_dict().items())})"
 
 
+class Key(Row):
+    """A record's key: a tuple of the values of the key columns, equal to a plain one, shown and pickled as one."""
+
+    __slots__ = ()
+    _what: ClassVar[str] = "key"
+
+    def __repr__(self) -> str:
+        return tuple.__repr__(self)
+
+    def __reduce__(self) -> tuple[type[tuple[Any, ...]], tuple[list[Any]]]:
+        return tuple, (list(self),)
+
+
+R = TypeVar("R", bound=Row)
+
+
 def row_type(schema: pa.Schema) -> type[Row]:
     """The Row class for ``schema``'s columns."""
+    return _named(Row, schema)
+
+
+def key_type(schema: pa.Schema) -> type[Key]:
+    """The Key class for the key columns of ``schema``."""
+    return _named(Key, schema)
+
+
+def _named(base: type[R], schema: pa.Schema) -> type[R]:
     columns = {name: i for i, name in enumerate(schema.names)}
     # An attribute that tuple has is never looked for with __getattr__.
     hidden = {name: _column(columns[name]) for name in _METHODS_OF_TUPLE if name in columns}
-    return type("Row", (Row,), {"__slots__": (), "_fields": columns, **hidden})
+    return type(base.__name__, (base,), {"__slots__": (), "_fields": columns, **hidden})
 
 
 def _column(position: int) -> property:

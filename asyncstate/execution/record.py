@@ -20,7 +20,7 @@ from asyncstate.changelog import RowKind
 from asyncstate.durations import Seconds
 from asyncstate.errors import SchemaError, StateAccessError
 from asyncstate.futures import StateFuture
-from asyncstate.operator import Timers, unknown_output
+from asyncstate.operator import Key, Timers, unknown_output
 from asyncstate.row_shape import RowShape
 
 OutputRow = tuple[RowKind, tuple[Any, ...]]
@@ -55,11 +55,12 @@ class Caller(Protocol):
 
 
 class BatchFrame:
-    """What is the same for all records of a micro-batch: times in microseconds, timers, the output and the side
-    outputs that may be written."""
+    """What is the same for all records of a micro-batch: times in microseconds, timers, the names of the key
+    columns, the output and the side outputs that may be written."""
 
     __slots__ = (
         "caller",
+        "key_type",
         "output",
         "processing_time",
         "side_outputs",
@@ -76,8 +77,10 @@ class BatchFrame:
         output: pa.Schema,
         caller: Caller | None = None,
         side_outputs: Mapping[str, pa.Schema] | None = None,
+        key_type: type[Key] = Key,
     ) -> None:
         self.caller = caller
+        self.key_type = key_type
         self.side_outputs = {
             name: RowShape(schema, f"side output '{name}'", emits=True)
             for name, schema in (side_outputs or {}).items()
@@ -102,7 +105,7 @@ class Record:
         "group",
         "input_index",
         "item",
-        "key",
+        "key_values",
         "out",
         "pending",
         "returned",
@@ -126,7 +129,7 @@ class Record:
         self.frame = frame
         self.group = group
         self.encoded_key = encoded_key
-        self.key = key
+        self.key_values = key
         self.work = work
         self.item = item
         self.input_index = input_index
@@ -138,6 +141,14 @@ class Record:
         self.following: Record | None
         self.returned: StateFuture[Any] | None
         self.coroutine: CoroutineType[Any, Any, Any] | None
+
+    @property
+    def key(self) -> Key:
+        """See ``RecordContext``: made when it is asked for first, which most records never do."""
+        key = self.key_values
+        if type(key) is tuple:
+            key = self.key_values = self.frame.key_type(key)
+        return key  # type: ignore[return-value]
 
     @property
     def watermark(self) -> int:

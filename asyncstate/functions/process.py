@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from asyncstate.changelog import RowKind
 from asyncstate.durations import Seconds
 from asyncstate.futures import StateFuture
-from asyncstate.operator import OperatorContext, RecordContext, Row, Timer
+from asyncstate.operator import Key, OperatorContext, RecordContext, Row, Timer
 
 
 class Function(ABC):  # noqa: B024 - each kind below has its own abstract methods
@@ -174,8 +174,8 @@ class WindowContext(Protocol):
     """A window of a key that fires."""
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """The values of the key columns."""
+    def key(self) -> Key:
+        """See ``RecordContext.key``."""
 
     @property
     def window(self) -> TimeWindow:
@@ -215,7 +215,7 @@ class WindowFunction(Function):
     """What a window's rows become, once it is over."""
 
     @abstractmethod
-    def apply(self, key: tuple[Any, ...], window: TimeWindow, rows: Sequence[Row]) -> Any:
+    def apply(self, key: Key, window: TimeWindow, rows: Sequence[Row]) -> Any:
         """An iterable of output rows, or None for no row, as of ``FlatMapFunction.flat_map``."""
 
 
@@ -223,7 +223,7 @@ class ProcessWindowFunction(Function):
     """What a window's rows become, with a context: state of the key and of the window, times, ``emit``."""
 
     @abstractmethod
-    def process(self, key: tuple[Any, ...], ctx: WindowContext, rows: Sequence[Row]) -> Any:
+    def process(self, key: Key, ctx: WindowContext, rows: Sequence[Row]) -> Any:
         """Handle a window that fires; called again with all rows for each late row that is allowed."""
 
     def clear(self, ctx: WindowContext) -> Any:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.execution import BLOCK_ROWS, BatchFrame, ComingRows, ExecutionController, Record
-from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, row_type
+from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, key_type, row_type
 from asyncstate.runtime.broadcast import BroadcastRows
 from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
@@ -68,6 +68,7 @@ class RecordRunner(Runner):
             context.output_schema,
             controller,
             self._side_outputs,
+            key_type(context.key_schema),
         )
         self._row_types: list[type[Row]] = [row_type(given.schema) for given in spec.inputs]
         self._key_codec = next(

@@ -206,12 +206,13 @@ class OperatorHarness:
 
     def push(
         self,
-        rows: pa.RecordBatch | Sequence[Sequence[Any]],
+        rows: pa.RecordBatch | Sequence[Sequence[Any] | Mapping[str, Any]],
         input: int = 0,
         kind: str = "+I",
         kinds: Sequence[str] | None = None,
     ) -> None:
-        """Add rows to the running micro-batch, in order; ``kind`` for all or ``kinds`` one a row.
+        """Add rows to the running micro-batch, in order: tuples, dicts by column name, or a RecordBatch; ``kind`` for
+        all or ``kinds`` one a row.
 
         Raises SchemaError for rows and kinds that do not fit the input, and JobError for an input that there is not.
         """
@@ -551,16 +552,33 @@ def _changelogs(changelog: bool | Sequence[bool], count: int) -> list[bool]:
 
 
 def record_batch(rows: Sequence[Any], schema: pa.Schema, name: str) -> pa.RecordBatch:
-    """Tuples as the columns of an input. Raises SchemaError that names it and the row for what does not fit."""
-    width = len(schema)
-    for number, row in enumerate(rows):
-        if isinstance(row, (str, bytes)) or not isinstance(row, Sequence) or len(row) != width:
-            raise SchemaError(
-                f"push: row {number} of {name} is {row!r}; give a tuple with a value for each of its {width} "
-                f"columns: {', '.join(schema.names)}"
-            )
-    columns = [_column([row[i] for row in rows], field, name) for i, field in enumerate(schema)]
+    """Rows as the columns of an input. Raises SchemaError that names it and the row for what does not fit."""
+    if isinstance(rows, Mapping):
+        raise SchemaError(f"push: the rows of {name} are {rows!r}; give a list of rows, also of a single one")
+    values = [_values(row, number, schema, name) for number, row in enumerate(rows)]
+    columns = [_column([row[i] for row in values], field, name) for i, field in enumerate(schema)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _values(row: Any, number: int, schema: pa.Schema, name: str) -> Sequence[Any]:
+    """A row's values in the columns' order."""
+    if isinstance(row, Mapping):
+        missing = [column for column in schema.names if column not in row]
+        unknown = [column for column in row if column not in schema.names]
+        if not missing and not unknown:
+            return [row[column] for column in schema.names]
+        wrong = [f"has no {', '.join(missing)}"] if missing else []
+        wrong += [f"has {', '.join(map(str, unknown))}, which {name} has not"] if unknown else []
+        raise SchemaError(
+            f"push: row {number} of {name} is {row!r}: it {' and '.join(wrong)}; give a value (None for null) for each "
+            f"of its columns: {', '.join(schema.names)}"
+        )
+    if isinstance(row, (str, bytes)) or not isinstance(row, Sequence) or len(row) != len(schema):
+        raise SchemaError(
+            f"push: row {number} of {name} is {row!r}; give a tuple with a value for each of its {len(schema)} "
+            f"columns, or a dict: {', '.join(schema.names)}"
+        )
+    return row
 
 
 def _column(values: list[Any], field: pa.Field, name: str) -> pa.Array:

@@ -91,9 +91,14 @@ class PipelineHarness:
     # -- rows ---------------------------------------------------------------------------------------------
 
     def push(
-        self, source: str, rows: Sequence[Sequence[Any]], kind: str = "+I", kinds: Sequence[str] | None = None
+        self,
+        source: str,
+        rows: Sequence[Sequence[Any] | Mapping[str, Any]],
+        kind: str = "+I",
+        kinds: Sequence[str] | None = None,
     ) -> None:
-        """Add rows to the running micro-batch: tuples with a value a column; ``kinds`` one a row, of a changelog."""
+        """Add rows to the running micro-batch: tuples with a value a column, or dicts by column name; ``kinds`` one a
+        row, of a changelog."""
         node = next((one for one in self.flow.sources if one.name == source), None)
         if node is None:
             names = ", ".join(one.name for one in self.flow.sources)

@@ -30,7 +30,7 @@ from asyncstate.functions import (
     WindowFunction,
 )
 from asyncstate.futures import StateFuture
-from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row, Timer
+from asyncstate.operator import InputSpec, Key, OperatorContext, OutputSpec, RecordContext, Row, Timer
 from asyncstate.row_shape import RowShape
 
 from ...core.checks import TimeDomain, check_distinct_names, check_has_time, check_time_domain
@@ -340,7 +340,7 @@ class _FiringWindow:
         self._shape = shape
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Key:
         """See ``WindowContext``."""
         return self._record.key
 
