@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
+from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -438,7 +439,8 @@ class RecordContext(Protocol):
         """
 
 
-_METHODS_OF_TUPLE: Final = ("count", "index")
+_SHOWN: Final = frozenset({"count", "index"})
+"""Methods of a tuple in whose place there are columns of these names."""
 
 
 class Row(tuple[Any, ...]):
@@ -460,10 +462,8 @@ class Row(tuple[Any, ...]):
         return tuple.__getitem__(self, item)
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return tuple.__getitem__(self, self._fields[name])
-        except KeyError:
-            raise AttributeError(self._unknown(name)) from None
+        # There are attributes for columns; ``as_dict`` and the like are what they are in every row.
+        raise AttributeError(self._unknown(name))
 
     def _unknown(self, name: str) -> str:
         return f"the {self._what} has no column '{name}'; its columns are: {', '.join(self._fields)}"
@@ -481,6 +481,12 @@ class Key(Row):
 
     __slots__ = ()
     _what: ClassVar[str] = "key"
+
+    def __getitem__(self, item: Any, _at: Callable[[Any, Any], Any] = tuple.__getitem__) -> Any:
+        try:
+            return _at(self, item)  # nearly always the one that is asked for
+        except TypeError:
+            return super().__getitem__(item)
 
     def __repr__(self) -> str:
         return tuple.__repr__(self)
@@ -504,13 +510,12 @@ def key_type(schema: pa.Schema) -> type[Key]:
 
 def _named(base: type[R], schema: pa.Schema) -> type[R]:
     columns = {name: i for i, name in enumerate(schema.names)}
-    # An attribute that tuple has is never looked for with __getattr__.
-    hidden = {name: _column(columns[name]) for name in _METHODS_OF_TUPLE if name in columns}
-    return type(base.__name__, (base,), {"__slots__": (), "_fields": columns, **hidden})
-
-
-def _column(position: int) -> property:
-    return property(lambda row: tuple.__getitem__(row, position))
+    # What a named tuple finds its fields with: several times as fast as __getattr__, which is left for errors.
+    getters = vars(namedtuple(base.__name__, ["_"] * len(columns), rename=True))
+    found = {
+        name: getters[f"_{i}"] for name, i in columns.items() if name in _SHOWN or not hasattr(base, name)
+    }
+    return type(base.__name__, (base,), {**found, "__slots__": (), "_fields": columns})
 
 
 @dataclass(frozen=True)
