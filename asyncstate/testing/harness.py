@@ -29,7 +29,7 @@ from asyncstate.codec import schema_to_text
 from asyncstate.codec.times import integers
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.durations import Duration, microseconds
-from asyncstate.errors import JobError, SchemaError
+from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator, OutputSpec, unknown_output
 from asyncstate.runtime import (
     CommitRecord,
@@ -80,6 +80,9 @@ from asyncstate.storage import (
     StateSpec,
     checkpoint_files,
 )
+from asyncstate.testing.tracebacks import users_frames
+
+__tracebackhide__ = True  # pytest shows the test's own line
 
 _UID = "operator"
 _JOB = "harness"
@@ -103,7 +106,7 @@ def _new_folder(kind: str) -> Path:
 
 
 class OperatorHarness:
-    """One operator, its partitions and its checkpoint, in this process. A context manager.
+    """One operator, its partitions and its checkpoint, in this process. A context manager, also for ``async with``.
 
     ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds, or as in a job) have one entry an input; for
     a single input the entry itself may be given; what a job refuses of them is refused here by the same checks.
@@ -354,6 +357,14 @@ class OperatorHarness:
         if self._owns_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -366,7 +377,10 @@ class OperatorHarness:
 
     def _run(self, final: bool) -> list[OutputRow]:
         before = len(self.output)
-        self.run_batch(final)
+        try:
+            self.run_batch(final)
+        except AsyncStateError as error:
+            raise users_frames(error)  # noqa: B904 - the error itself, with its cause
         return self.output[before:]
 
     def run_batch(self, final: bool, watermark: int | None = None) -> list[pa.RecordBatch]:
