@@ -220,10 +220,9 @@ def _time_text(text: str, kind: pa.DataType) -> str:
         time = time.replace(tzinfo=datetime.UTC)
     elif kind.tz is None and time.tzinfo is not None:
         raise ValueError(text)
-    (row,) = plain(
-        pa.record_batch([pa.array([time], pa.timestamp("us", kind.tz)).cast(kind)], names=["time"])
-    )
-    return _texts(row.values())[0]
+    column = pa.array([time], pa.timestamp("us", kind.tz)).cast(kind)
+    (key,) = pa.StructArray.from_arrays([column], names=["key"]).to_pylist()  # as keys are stored and shown
+    return _texts(key.values())[0]
 
 
 def _texts(values: Any) -> list[str]:
