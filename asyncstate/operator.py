@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN, RowKind, accumulates
 from asyncstate.codec import KeyBatch, KeyCodec, SchemaLike, read_schema, read_schemas
 from asyncstate.durations import Seconds
 from asyncstate.errors import SchemaError
+from asyncstate.flink_names import add_hint
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.requests import StateSink
@@ -598,6 +599,13 @@ class Operator(ABC):
     An operator is pickled on the driver and unpickled in the workers for every micro-batch: keep only its
     parameters in ``__init__`` and make everything else in ``open``.
     """
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        try:
+            return super().__new__(cls)
+        except TypeError as error:  # it is abstract
+            add_hint(error, cls)
+            raise
 
     num_inputs: ClassVar[int] = 1
     accepts_changelog: ClassVar[bool] = True

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import CoroutineType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.durations import Seconds
 from asyncstate.errors import SchemaError, StateAccessError
+from asyncstate.flink_names import hint_for
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Key, Timers, unknown_output
 from asyncstate.row_shape import RowShape
@@ -141,6 +142,11 @@ class Record:
         self.following: Record | None
         self.returned: StateFuture[Any] | None
         self.coroutine: CoroutineType[Any, Any, Any] | None
+
+    if not TYPE_CHECKING:  # a checker is to see what is not there
+
+        def __getattr__(self, name):
+            raise AttributeError(hint_for("ctx", name))
 
     @property
     def key(self) -> Key:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from asyncstate.changelog import RowKind
 from asyncstate.durations import Seconds
+from asyncstate.flink_names import add_hint
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Key, OperatorContext, RecordContext, Row, Timer
 
@@ -30,6 +31,13 @@ class Function(ABC):  # noqa: B024 - each kind below has its own abstract method
     A *row* that is returned is a tuple or Row (a value a column), a dict (a value a column name), or, for an output of
     one column, the value itself. Times are int64 microseconds.
     """
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        try:
+            return super().__new__(cls)
+        except TypeError as error:  # it is abstract
+            add_hint(error, cls)
+            raise
 
     accepts_changelog: ClassVar[bool] = False
     """True for functions that can take rows back. State that follows the rows it saw is wrong as soon as one of them

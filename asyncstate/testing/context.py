@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from asyncstate.durations import Seconds
 from asyncstate.errors import JobError
 from asyncstate.execution import BatchFrame, Record, SyncExecutionController
 from asyncstate.execution.calls import OutsideCalls
+from asyncstate.flink_names import hint_for
 from asyncstate.futures import StateFuture
 from asyncstate.operator import InputSpec, Key, RecordOperator, Row, TimeDomain, Timer, key_type, row_type
 from asyncstate.runtime import Keys, keys_of_inputs
@@ -237,6 +238,11 @@ class FakeContext:
         if self._record is None:
             raise JobError("FakeContext: there is no row at hand; make one with row(...)")
         return self._record
+
+    if not TYPE_CHECKING:  # a checker is to see what is not there
+
+        def __getattr__(self, name):
+            raise AttributeError(hint_for("ctx", name))
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._controller)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from asyncstate.changelog import RowKind
 from asyncstate.codec import SchemaLike
 from asyncstate.durations import Duration, Seconds, microseconds
 from asyncstate.errors import SchemaError, StateAccessError
+from asyncstate.flink_names import hint_for
 from asyncstate.functions import (
     Evictor,
     Function,
@@ -338,6 +339,11 @@ class _FiringWindow:
         self._namespace = namespace
         self._leading = leading
         self._shape = shape
+
+    if not TYPE_CHECKING:  # a checker is to see what is not there
+
+        def __getattr__(self, name):
+            raise AttributeError(hint_for("ctx", name))
 
     @property
     def key(self) -> Key:
