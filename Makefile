@@ -7,7 +7,7 @@ STAMP := $(VENV)/.asyncstate-ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java test test-all test-slow mutations demo check format docs lock clean
+.PHONY: help setup java test test-all test-slow mutations demo check format docs docs-site lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -41,15 +41,18 @@ mutations: setup  ## do the tests notice small faults put into a copy of the cod
 test-slow: setup  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
+SITE := $(BIN)/python -m sphinx -b html -q -W --keep-going docs build/docs-site
+
 demo: setup  ## Nexmark q4 and q18 on Spark, sync and async, checked and compared
 	$(BIN)/python -m bench nexmark --queries q4,q18 --events 1000000 --async-state.enabled both
 
-check: setup  ## format, lint, types, layers, doc examples, tiny benchmarks
+check: setup  ## format, lint, types, layers, docs site, doc examples, tiny benchmarks
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/write_docs.py --check
+	$(SITE)
 	$(BIN)/python -m pytest --doctest-modules asyncstate operators
 	$(BIN)/python -m bench micro --tiny
 	$(BIN)/python -m bench paradigms --tiny
@@ -61,11 +64,14 @@ format: setup  ## rewrite the code as `make check` wants it
 docs: setup  ## rewrite the pages that are generated from the code
 	$(BIN)/python .ci/write_docs.py
 
+docs-site: setup  ## the pages and the reference as HTML, in build/docs-site; a warning is an error
+	$(SITE)
+
 lock:  ## pin the packages anew from pyproject.toml (needs uv)
 	@echo '# The exact packages that development and CI install. Written by `make lock` from pyproject.toml; do not edit.' > requirements.lock.new
-	@$(UV) pip compile pyproject.toml --quiet --upgrade --universal --group dev --group bench \
+	@$(UV) pip compile pyproject.toml --quiet --upgrade --universal --group dev --group bench --group docs \
 		--no-emit-index-url --no-annotate --no-header >> requirements.lock.new
 	@mv requirements.lock.new requirements.lock
 
 clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse build/docs-site docs/api docs/examples/*.rst

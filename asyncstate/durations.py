@@ -1,6 +1,6 @@
 """Lengths of time as users write them.
 
-Owns: ``microseconds`` and ``seconds``. A leaf: imports nothing but ``errors``.
+Owns: ``microseconds`` and its inverse, and ``seconds``. A leaf: imports nothing but ``errors``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,21 @@ _UNITS_US = {
     "week": 604_800_000_000,
 }
 _PART = re.compile(rf"(\d+)\s*({'|'.join(_UNITS_US)})s?\b")
+
+
+def duration_text(length_us: int) -> str:
+    """A length as users write it, in its largest units.
+
+    >>> duration_text(90_000_000)
+    '1 minute 30 seconds'
+    """
+    if length_us < 0:
+        return f"-{duration_text(-length_us)}"
+    parts, left = [], length_us
+    for unit, size in reversed(_UNITS_US.items()):
+        amount, left = divmod(left, size)
+        parts += [f"{amount} {unit}{'' if amount == 1 else 's'}"] if amount else []
+    return " ".join(parts) or "0 seconds"
 
 
 def microseconds(

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN, RowKind, accumulates
 from asyncstate.codec import KeyBatch, KeyCodec, SchemaLike, read_schema, read_schemas
+from asyncstate.display import Constructed, constructor_text, html_table, settings_of
 from asyncstate.durations import Seconds
 from asyncstate.errors import SchemaError
 from asyncstate.flink_names import add_hint
@@ -593,19 +594,21 @@ class BundleContext(Protocol):
         """
 
 
-class Operator(ABC):
+class Operator(ABC, metaclass=Constructed):
     """Base of all operators. Subclass ``RecordOperator`` or ``BundleOperator``.
 
     An operator is pickled on the driver and unpickled in the workers for every micro-batch: keep only its
     parameters in ``__init__`` and make everything else in ``open``.
     """
 
-    def __new__(cls, *args: Any, **settings: Any) -> Self:
-        try:
-            return super().__new__(cls)
-        except TypeError as error:  # it is abstract
-            add_hint(error, cls)
-            raise
+    if not TYPE_CHECKING:  # a checker would take every argument for right
+
+        def __new__(cls, *args, **settings):
+            try:
+                return super().__new__(cls)
+            except TypeError as error:  # it is abstract
+                add_hint(error, cls)
+                raise
 
     num_inputs: ClassVar[int] = 1
     accepts_changelog: ClassVar[bool] = True
@@ -663,6 +666,14 @@ class Operator(ABC):
         Called on the driver first, with a context that has no store, to check the declarations before any data
         is touched; then in each task.
         """
+
+    def __repr__(self) -> str:
+        """The call that makes it; of a copy, as tasks have it, only the name."""
+        return constructor_text(self)
+
+    def _repr_html_(self) -> str:
+        """Its settings, for notebooks."""
+        return html_table(type(self).__name__, settings_of(self))
 
     async def open_calls(self) -> None:
         """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before

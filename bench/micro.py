@@ -44,6 +44,7 @@ from asyncstate.storage.rocksdb import rocksdb_options
 from bench.calls import CallAKey, CallARecord, CountBoth, both_inputs, calls_by_hand
 from bench.iteration import ENTRIES, OPERATORS, HandIterations, Iterations, MapEntries
 from bench.job import Job
+from bench.matching import MADE, InOrder, in_order
 from bench.rows import INPUT, batches, draws
 from bench.state_path import cases, list_get, measured
 from operators import Deduplicate, GroupAggregate, count, sum_
@@ -377,6 +378,23 @@ def first_input(state_keys: int, rows: int, rounds: int, seed: int) -> list[Micr
     return results
 
 
+def matching(state_keys: int, rows: int, rounds: int, seed: int) -> list[MicroResult]:
+    """Rows that Match finds nothing in, or little, against the same rows in their order and nothing else."""
+    results = []
+    for name, make in MADE.items():
+        for enabled in (False, True):
+            with (
+                tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as alone,
+                tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder,
+            ):
+                config = _config(enabled)
+                floor, ours = in_order(Path(alone), config, seed), InOrder(Path(folder), make(), config, seed)
+                times = _paired(floor.run, ours.run, draws(state_keys, rows, seed), rounds)
+            mode = "async" if enabled else "sync"
+            results.append(_result(f"{name}, {mode}", "row", "the rows in order", rows, times, 1.5))
+    return results
+
+
 def run(state_keys: int, unique: int, rounds: int, seed: int = 1, apart: bool = True) -> list[MicroResult]:
     """All micro-benchmarks, with the garbage collector set as in Spark's workers.
 
@@ -391,6 +409,7 @@ def run(state_keys: int, unique: int, rounds: int, seed: int = 1, apart: bool = 
         (iteration, (unique, rounds)),
         (outside_calls, (max(unique // 10, 1), rounds, seed)),
         (first_input, (state_keys, unique, rounds, seed)),
+        (matching, (state_keys, unique, rounds, seed)),
     ]
     if not apart:
         settle_worker()

@@ -19,6 +19,11 @@ from .join.lookup.operator import LookupJoin, StatelessLookupJoin
 from .join.lookup.requests import LookupCache, Retry
 from .join.regular import Join
 from .join.temporal import TemporalJoin
+from .match.measures import first, last, match_number
+from .match.operator import Match
+from .match.pattern import Pattern, variable
+from .match.skips import skip_past_last, skip_to_first, skip_to_last, skip_to_next
+from .match.so_far import MatchSoFar
 from .over.frames import range_, rows, unbounded
 from .over.functions import dense_rank, lag, lead, rank_, row_number
 from .over.operator import OverAggregate
@@ -65,8 +70,11 @@ __all__ = [
     "Limit",
     "LookupCache",
     "LookupJoin",
+    "Match",
+    "MatchSoFar",
     "OrderColumn",
     "OverAggregate",
+    "Pattern",
     "Rank",
     "Retry",
     "Sort",
@@ -97,11 +105,14 @@ __all__ = [
     "dense_rank",
     "desc",
     "evictors",
+    "first",
     "first_value",
     "hop",
     "lag",
+    "last",
     "last_value",
     "lead",
+    "match_number",
     "max_",
     "min_",
     "range_",
@@ -109,6 +120,10 @@ __all__ = [
     "row_number",
     "rows",
     "session",
+    "skip_past_last",
+    "skip_to_first",
+    "skip_to_last",
+    "skip_to_next",
     "stddev_pop",
     "stddev_samp",
     "string_agg",
@@ -120,4 +135,5 @@ __all__ = [
     "unbounded",
     "var_pop",
     "var_samp",
+    "variable",
 ]

@@ -1,11 +1,12 @@
 """``state verify`` and ``state rollback``.
 
-Owns: what they print and ask. Invariant: ``verify`` reads only; ``rollback`` changes nothing before it was confirmed.
-Must not import Spark.
+Owns: what they print and ask. Invariant: ``verify`` reads only; ``rollback`` changes nothing before it was confirmed,
+and nothing at all if Spark's checkpoint cannot follow. Must not import Spark.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from asyncstate.cli.inspecting import OutputFormat, Place
 from asyncstate.cli.output import DAMAGED, Format, checked, print_json, say
 from asyncstate.errors import CheckpointError
 from asyncstate.runtime.inspection import Inspection
+from asyncstate.spark.query_checkpoint import QueryCheckpoint, Rewind
 
 
 def verify(place: Place, output: OutputFormat = Format.TABLE) -> None:
@@ -48,29 +50,60 @@ def verify(place: Place, output: OutputFormat = Format.TABLE) -> None:
 def rollback(
     place: Place,
     version: Annotated[int, typer.Argument(help="The version to go back to.")],
+    spark_checkpoint: Annotated[
+        str | None,
+        typer.Option("--spark-checkpoint", help="The query's own checkpoint: Spark goes back, too."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and end.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Forget all versions after VERSION. Stop the query first: it cannot commit any more."""
     with checked():
         inspection = Inspection(place)
-        job = inspection.checkpoint.read(version).job_id if version in inspection.versions else ""
-        dropped = [found for found in inspection.versions if found > version]
         if version not in inspection.versions:
             raise CheckpointError(
                 f"cannot roll back to version {version}: the checkpoint holds {inspection.versions}"
             )
-    if not dropped:
+        job = inspection.checkpoint.read(version).job_id
+        dropped = [found for found in inspection.versions if found > version]
+        query = QueryCheckpoint(spark_checkpoint) if spark_checkpoint is not None else None
+        rewind = query.rewind_to(version) if query is not None else None
+    if not dropped and not (rewind and rewind.files):
         say(f"version {version} is the newest; nothing to do")
         return
-    shown = ", ".join(map(str, dropped))
+    _show(job, dropped, rewind)
+    if dry_run:
+        say("nothing was changed")
+        return
     if not yes:
-        typer.confirm(f"Forget versions {shown} of job '{job}' for good?", abort=True)
+        what = f"Forget versions {_numbers(dropped)} of job '{job}'" if dropped else "Delete these files"
+        typer.confirm(f"{what} for good?", abort=True)
     with checked():
-        inspection.checkpoint.claim(job)
-        gone = inspection.checkpoint.rollback(version)
-    say(f"job '{job}' is back at version {version}; dropped: {', '.join(map(str, sorted(gone)))}")
-    say(
-        f"Spark must now run batch {version + 1} again. In the query's own Spark checkpoint delete the files whose "
-        f"number is above {version} in 'commits', and above {version + 1} in 'offsets' and each folder of 'sources', "
-        "then start the query. What sinks got from the dropped batches is for you to take back."
+        if dropped:
+            inspection.checkpoint.claim(job)
+            inspection.checkpoint.rollback(version)
+        if query is not None and rewind is not None:
+            query.apply(rewind)
+    say(f"job '{job}' is back at version {version}; dropped: {_numbers(dropped)}")
+    say(_what_is_left(version, query is not None))
+
+
+def _show(job: str, dropped: Sequence[int], rewind: Rewind | None) -> None:
+    if dropped:
+        say(f"versions {_numbers(dropped)} of job '{job}' are to go")
+    for folder, numbers in (rewind.numbers if rewind is not None else {}).items():
+        say(f"of Spark's checkpoint: {folder} {_numbers(numbers)}")
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"
+
+
+def _what_is_left(version: int, has_rewound: bool) -> str:
+    sinks = "What sinks got from the dropped batches is for you to take back, unless they overwrite it."
+    if has_rewound:
+        return f"Start the query: Spark runs batch {version + 1} again, with the rows that it had. {sinks}"
+    return (
+        f"Spark must now run batch {version + 1} again: give this command the query's own checkpoint, too "
+        f"(--spark-checkpoint), before you start the query. {sinks}"
     )

@@ -161,6 +161,12 @@ def binary_slices(
     return pieces.take(pa.array(np.arange(1, len(bounds), 2, dtype=np.int64)))
 
 
+def without_prefix(rows: pa.LargeBinaryArray, width: int) -> pa.LargeBinaryArray:
+    """Binary values (n, no nulls, none shorter than ``width``) without their first ``width`` bytes."""
+    offsets, data = binary_parts(rows)
+    return binary_slices(pa.py_buffer(data), offsets[:-1] + width, offsets[1:])
+
+
 def binary_rows(column: pa.LargeBinaryArray) -> list[Any]:
     """The bytes objects of a binary column, None for null."""
     rows: list[Any] = column.to_numpy(zero_copy_only=False).tolist()

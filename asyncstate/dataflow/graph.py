@@ -128,11 +128,13 @@ class Stream:
         sequence: SequenceBy = None,
         drop_seen: bool | Sequence[bool] | None = None,
         options: Mapping[str, object] | None = None,
+        initial_state: Any = None,
     ) -> Stream:
         """The output of ``operator`` over these rows and those of ``others``; see ``MicroBatch.apply``.
 
         A ``key`` of one name is that of all inputs. Event time, watermark and sequence are those of the source that the
         rows come from, unless they are given here; rows that an operator put out have none of their own.
+        An operator with ``initial_state`` does not run in the task of the one before it.
         """
         check_is_operator(uid, operator)
         inputs = self._nodes(uid, (self, *others))
@@ -148,6 +150,7 @@ class Stream:
             sequence=sequence,
             drop_seen=drop_seen,
             options=dict(options or {}),
+            initial_state=initial_state,
         )
         return self._flow.add(node)
 

@@ -114,7 +114,8 @@ class Union(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Apply(Node):
-    """An operator over its inputs; ``name`` is its uid. What is None of ``times`` is taken from the inputs."""
+    """An operator over its inputs; ``name`` is its uid. What is None of ``times`` is taken from the inputs.
+    ``initial_state``: what it starts from, as of ``MicroBatch.apply``."""
 
     operator: Operator
     key: Keys
@@ -124,6 +125,7 @@ class Apply(Node):
     sequence: Any
     drop_seen: Any
     options: Mapping[str, object]
+    initial_state: Any = None
 
     @property
     def text(self) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from asyncstate.changelog import RowKind
 from asyncstate.durations import Seconds
@@ -32,12 +32,14 @@ class Function(ABC):  # noqa: B024 - each kind below has its own abstract method
     one column, the value itself. Times are int64 microseconds.
     """
 
-    def __new__(cls, *args: Any, **settings: Any) -> Self:
-        try:
-            return super().__new__(cls)
-        except TypeError as error:  # it is abstract
-            add_hint(error, cls)
-            raise
+    if not TYPE_CHECKING:  # a checker would take every argument for right
+
+        def __new__(cls, *args, **settings):
+            try:
+                return super().__new__(cls)
+            except TypeError as error:  # it is abstract
+                add_hint(error, cls)
+                raise
 
     accepts_changelog: ClassVar[bool] = False
     """True for functions that can take rows back. State that follows the rows it saw is wrong as soon as one of them

@@ -25,6 +25,7 @@ from asyncstate.runtime.driver import (
     sum_records,
     watermark_after,
 )
+from asyncstate.runtime.initial import FIRST_ARRIVAL, InitialValues, check_values, report_of_both
 from asyncstate.runtime.local_choice import (
     chosen_local_limit,
     chosen_local_phase,
@@ -56,11 +57,13 @@ from asyncstate.runtime.task import run_partition
 from asyncstate.runtime.unkept import run_stateless, run_to_the_end
 
 __all__ = [
+    "FIRST_ARRIVAL",
     "After",
     "Best",
     "Combined",
     "CommitRecord",
     "Delay",
+    "InitialValues",
     "InputBatch",
     "Kept",
     "Keys",
@@ -79,6 +82,7 @@ __all__ = [
     "check_num_inputs",
     "check_parallelism",
     "check_stateless",
+    "check_values",
     "checked_inputs",
     "chosen_local_limit",
     "chosen_local_phase",
@@ -95,6 +99,7 @@ __all__ = [
     "previous_processing_time",
     "previous_watermark",
     "read_state",
+    "report_of_both",
     "retries_of",
     "run_partition",
     "run_stateless",

@@ -39,7 +39,8 @@ from asyncstate.codec import (
     schema_to_text,
     type_to_text,
 )
-from asyncstate.errors import SchemaError, StateDeclarationError
+from asyncstate.codec.columns import LARGE_BINARY, binary_parts, matrix_rows, without_prefix
+from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.operator import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -68,7 +69,11 @@ _TIME_AT: Final = _ID_AT + 1
 _SORT_AT: Final = _TIME_AT + 8
 _ARRIVAL_BYTES: Final = 12
 _INVERTED: Final = bytes(range(255, -1, -1))  # a table for bytes.translate
-_KIND_BYTES: Final = tuple(bytes([kind]) for kind in range(4))
+_KIND_BYTES: Final = 1
+_KEY_PARTS: Final = np.dtype(
+    [("group", ">u2"), ("id", "u1"), ("time", ">u8"), ("batch", ">u8"), ("number", ">u4")]
+)
+"""What store keys have beside the other sort columns."""
 _RANGE_PAGE_ROWS: Final = 64  # held for each key group and input
 _PAGE_ROWS: Final = 10_000  # held once
 _SAMPLE: Final = 100
@@ -144,7 +149,9 @@ class OrderedInputs:
         self._previous_watermark = spec.previous_watermark
         self._watermark = spec.watermark
         self._inputs = {
-            index: _WaitingRows(index, given, by_id[ORDERED_ROWS[index]], codecs[index], spec.batch_id)
+            index: _WaitingRows(
+                index, given, by_id[ORDERED_ROWS[index]], codecs[index], spec.batch_id, spec.first_arrival
+            )
             for index, given in enumerate(spec.inputs)
             if given.ordering is not None
         }
@@ -258,7 +265,13 @@ class _WaitingRows:
     """Rows of one input as entries of the store and back."""
 
     def __init__(
-        self, index: int, spec: InputSpec, state: StateSpec, key_codec: KeyCodec, batch_id: int
+        self,
+        index: int,
+        spec: InputSpec,
+        state: StateSpec,
+        key_codec: KeyCodec,
+        batch_id: int,
+        first_arrival: int,
     ) -> None:
         assert spec.ordering is not None
         self.order = spec.ordering
@@ -271,7 +284,7 @@ class _WaitingRows:
         self._id = state.id
         self._key_codec = key_codec
         self._batch_id = batch_id
-        self._arrived = 0
+        self._arrived = first_arrival
         self._rows = _row_codec(spec.name, spec, state.types)
         self._sorts = [
             (sort, KeyCodec([spec.column(sort.column).type], [sort.column], 1)) for sort in _fine(spec)
@@ -285,16 +298,18 @@ class _WaitingRows:
         order = np.lexsort((times, groups))
         prepared = prepared.take(order)
         batch = prepared.batch
-        heads = _packed(len(order), {"group": ">u2", "id": "u1", "time": ">u8"})
-        heads["group"], heads["id"], heads["time"] = groups[order], self._id, times[order]
-        tails = _packed(len(order), {"batch": ">u8", "number": ">u4"})
-        tails["batch"], tails["number"] = self._batch_id, self._arrived + order
+        parts = np.zeros(len(order), _KEY_PARTS)
+        parts["group"], parts["id"], parts["time"] = groups[order], self._id, times[order]
+        parts["batch"], parts["number"] = self._batch_id, self._arrived + order
         self._arrived += len(order)
+        kinds = prepared.kinds.view(np.uint8).reshape(-1, 1)
+        values = self._rows.encode(batch.columns, kinds, batch.num_rows)
+        matrix = parts.view(np.uint8).reshape(len(order), _KEY_PARTS.itemsize)
+        if not self._sorts:
+            return matrix_rows(matrix), values
         fields = [_sort_field(sort, codec, batch.column(sort.column)) for sort, codec in self._sorts]
-        keys = list(map(b"".join, zip(_items(heads), *fields, _items(tails), strict=True)))
-        kinds = map(_KIND_BYTES.__getitem__, prepared.kinds.tolist())
-        rows = self._rows.encode(batch.columns)
-        return keys, [kind + row for kind, row in zip(kinds, rows, strict=True)]
+        heads, tails = matrix_rows(matrix[:, :_SORT_AT]), matrix_rows(matrix[:, _SORT_AT:])
+        return list(map(b"".join, zip(heads, *fields, tails, strict=True))), values
 
     def _times(self, prepared: PreparedBatch) -> npt.NDArray[np.uint64]:
         if self.order.time != "event":
@@ -321,9 +336,15 @@ class _WaitingRows:
 
     def prepared(self, values: list[bytes]) -> PreparedBatch:
         """The rows of stored values."""
-        columns, _ = self._rows.decode([value[1:] for value in values])
+        stored = pa.array(values, LARGE_BINARY)
+        offsets, data = binary_parts(stored)
+        if bool((offsets[1:] == offsets[:-1]).any()):
+            raise CodecError(
+                f"{self._spec.name}: a stored row that waits is empty; restore the checkpoint from an older version"
+            )
+        columns, _ = self._rows.decode(without_prefix(stored, _KIND_BYTES))
         batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
-        kinds = np.fromiter((value[0] for value in values), np.int8, len(values))
+        kinds = data[offsets[:-1]].view(np.int8)
         event_time = self._spec.event_time
         times = None if event_time is None else microseconds(batch.column(event_time))
         return PreparedBatch(batch, kinds, times, self._index, 0)
@@ -352,15 +373,6 @@ def _sort_field(sort: SortKey, codec: KeyCodec, column: pa.Array) -> list[bytes]
         for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
             fields[row] = null
     return fields
-
-
-def _packed(num_rows: int, fields: dict[str, str]) -> npt.NDArray[np.void]:
-    return np.zeros(num_rows, np.dtype(list(fields.items())))
-
-
-def _items(packed: npt.NDArray[np.void]) -> list[bytes]:
-    items: list[bytes] = packed.view(f"V{packed.dtype.itemsize}").tolist()
-    return items
 
 
 def _delivery_order(entry: tuple[bytes, bytes]) -> bytes:

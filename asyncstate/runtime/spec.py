@@ -27,8 +27,9 @@ class TaskSpec:
 
     ``base`` is the operator's entry in the manifest of the version the batch starts from (None: no state yet).
     Times are microseconds. ``broadcast`` has the rows of the broadcast input with their kinds, as an Arrow stream,
-    the same for all partitions. ``checkpoint`` is the checkpoint's folder or URI (not in the repr: it may hold
-    credentials), ``local_dir`` the worker's folder for stores, None for its own default.
+    the same for all partitions. ``first_arrival``: the number of the first row of an input in order, where others have
+    come before it in the same micro-batch. ``checkpoint`` is the checkpoint's folder or URI (not in the repr: it may
+    hold credentials), ``local_dir`` the worker's folder for stores, None for its own default.
     """
 
     job_id: str
@@ -48,6 +49,7 @@ class TaskSpec:
     local_dir: str | None
     previous_processing_time: int = MIN_WATERMARK
     broadcast: bytes | None = None
+    first_arrival: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ Invariant: an operator's stage has run, whole and once, when ``apply`` returns; 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,11 +21,13 @@ from asyncstate.errors import JobError
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime import (
+    FIRST_ARRIVAL,
     After,
     Best,
     Combined,
     CommitRecord,
     Delay,
+    InitialValues,
     Keys,
     OrderBy,
     SequenceBy,
@@ -34,6 +37,7 @@ from asyncstate.runtime import (
     check_num_inputs,
     check_parallelism,
     check_stateless,
+    check_values,
     checked_inputs,
     chosen_local_limit,
     chosen_local_phase,
@@ -41,8 +45,10 @@ from asyncstate.runtime import (
     keys_of_inputs,
     local_limit_of_task,
     local_phase_of_task,
+    operator_after,
     previous_processing_time,
     previous_watermark,
+    report_of_both,
     sequences_of_inputs,
     sort_keys_of_inputs,
     times_of_inputs,
@@ -67,11 +73,16 @@ from asyncstate.spark.exchange import (
     withdraw,
 )
 from asyncstate.spark.failures import stage_explained, translated
+from asyncstate.spark.job_texts import JobTexts
 from asyncstate.spark.local_phase import can_limit, runs_locally
 from asyncstate.spark.pickling import shipped_copy
+from asyncstate.spark.progress import figures_of, operator_statistics
+from asyncstate.spark.starting import InitialState, check_keeps, initial_of
 from asyncstate.spark.stateless import mapped
 from asyncstate.spark.task import ROW_BYTES, PartitionTask
 from asyncstate.storage import Manifest, OperatorManifest, StateSpec
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -89,6 +100,7 @@ class JobFrame:
     resolve: Any
     default_parallelism: int
     arrow: ArrowBatches
+    texts: JobTexts
     run: RunPartition | None = None
 
 
@@ -133,6 +145,8 @@ class MicroBatch:
         self.final = final
         """True in the last run, made by ``StreamingJob.finish`` with an empty DataFrame."""
         self.applied: dict[str, Applied] = {}
+        self._started: dict[str, OperatorManifest] = {}
+        self._first_stages: list[Stage] = []
         self.stateless: dict[str, DataFrame] = {}
         """The rows of stateless operators, which report nothing."""
 
@@ -148,6 +162,7 @@ class MicroBatch:
         sequence: SequenceBy = None,
         drop_seen: bool | Sequence[bool] = False,
         options: Mapping[str, object] | None = None,
+        initial_state: InitialState | None = None,
     ) -> DataFrame:
         """Run ``operator`` over this micro-batch's rows of ``inputs``; its output with a ``row_kind`` column.
 
@@ -161,7 +176,9 @@ class MicroBatch:
         ``drop_seen`` drops rows of a key that are not newer than what micro-batches before had of it, and counts them
         (``stale_rows_dropped``). Both have one entry for each of two inputs, too. ``options`` are ``async-state.*``
         settings of this operator. ``uid`` ties the operator to its state in the checkpoint: keep it when the
-        job changes.
+        job changes. ``initial_state`` is what the operator starts from in its first micro-batch, when the checkpoint
+        has nothing of it, and only then: a DataFrame of rows that come before those of ``inputs`` (of several inputs
+        one each, or None), or ``{name of a state: DataFrame of the key's columns and "value"}``.
 
         The result can be read any number of times, or not at all, until the function returns. Raises
         SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read,
@@ -172,7 +189,7 @@ class MicroBatch:
         """
         arguments: dict[str, Any] = {"key": key, "event_time": event_time, "watermark_delay": watermark_delay}
         arguments |= {"order_by": order_by, "sequence": sequence, "drop_seen": drop_seen, "options": options}
-        return self.run(Call.of(operator, uid=uid, **arguments), inputs)
+        return self.run(Call.of(operator, uid=uid, **arguments), inputs, initial_state=initial_state)
 
     def run(
         self,
@@ -181,6 +198,7 @@ class MicroBatch:
         after: After | None = None,
         before: Before | None = None,
         then: Sequence[Behind] = (),
+        initial_state: InitialState | None = None,
     ) -> DataFrame:
         """``apply``, as a graph does it: ``after`` is done to the output in the operator's own task, ``before`` was
         done to the rows of its only input in that of the operator before; ``then`` run behind it in the same task, and
@@ -192,19 +210,92 @@ class MicroBatch:
                 check_uid(one.uid, self._uids)
                 self._uids.append(one.uid)
         check_is_operator(call.uid, call.operator)
+        if call.operator.stateless:
+            check_keeps(call.uid, initial_state)
+            return self._map(call.operator, inputs[0], call.uid, self._check(call, inputs))
+        first: dict[str, Applied] = {}
+        if initial_state is not None and self._stored(call.uid) is None:
+            first = self._begin(call, inputs, initial_state, after, then)
+        chain = self._chain(call, inputs, after, before, then)
+        ran = self._run_stage(chain, inputs, before is not None, started)
+        ran = [_both(first[one.uid], one) if one.uid in first else one for one in ran]
+        self.applied |= {one.uid: one for one in ran}
+        assert ran[-1].stage is not None  # the last operator of a task has its rows
+        return ran[-1].stage.rows
+
+    def _begin(
+        self,
+        call: Call,
+        inputs: Sequence[DataFrame],
+        given: InitialState,
+        after: After | None,
+        then: Sequence[Behind],
+    ) -> dict[str, Applied]:
+        """Have a new operator start from what was given: a stage of its own before that of the micro-batch's rows,
+        whose base is what it leaves. Nothing is committed in between."""
+        initial = initial_of(call.uid, given, inputs)
+        if initial.values:
+            self._begin_with_values(call, inputs, initial.values)
+            return {}
+        chain = self._chain(call, initial.rows, after, None, then)
+        ran = self._run_stage(chain, initial.rows, False, time.perf_counter())
+        for one in ran:
+            self._keep(one, one.schemas)
+        return {one.uid: one for one in ran}
+
+    def _begin_with_values(
+        self, call: Call, inputs: Sequence[DataFrame], values: Mapping[str, DataFrame]
+    ) -> None:
+        own = self._check(call, inputs)
+        for state, writing, df in self._writing_values(call, own, values):
+            chain = self._chain(writing, [df], None, None, ())
+            (ran,) = self._run_stage(chain, [df], False, time.perf_counter())
+            self._keep(ran, fingerprint(own.specs.inputs, own.output))
+            _log.info("operator '%s': initial values of state '%s' written", call.uid, state)
+
+    def _writing_values(
+        self, call: Call, checked: _Checked, values: Mapping[str, DataFrame]
+    ) -> Iterator[tuple[str, Call, DataFrame]]:
+        """What writes the values of each state. Raises StateDeclarationError for columns that are none."""
+        keyed = next(spec for spec in checked.ready if not spec.broadcast)
+        for state, df in values.items():
+            check_values(call.uid, state, arrow_schema_of(df), keyed.key_schema)
+            writer = InitialValues(call.operator, checked.ready, state)
+            yield state, Call.of(writer, uid=call.uid, key=keyed.key, options=call.options), df
+
+    def _keep(self, ran: Applied, schemas: Mapping[str, str]) -> None:
+        """Let the next stage of the operator start from what this one has left."""
+        assert ran.stage is not None or ran.records
+        if ran.stage is not None:
+            self._first_stages.append(ran.stage)
+        self._started[ran.uid] = operator_after(
+            ran.uid, ran.operator, self.batch_id, ran.parallelism, ran.records, schemas, ran.route
+        )
+
+    def _stored(self, uid: str) -> OperatorManifest | None:
+        if uid in self._started:
+            return self._started[uid]
+        return self._base.operators.get(uid) if self._base is not None else None
+
+    def _chain(
+        self,
+        call: Call,
+        inputs: Sequence[DataFrame],
+        after: After | None,
+        before: Before | None,
+        then: Sequence[Behind],
+    ) -> list[_Prepared]:
         seen = inputs if before is None else [before.rows]
         checked = self._check(call, seen)
-        if call.operator.stateless:
-            return self._map(call.operator, inputs[0], call.uid, checked)
         chain = [self._prepare(call, checked, after, self._done_before(call.operator, seen, checked, before))]
         for behind in then:
             checked = self._check(behind.call, [behind.rows], behind.route)
             chain.append(self._prepare(behind.call, checked, behind.after, checked.ready))
-        return self._run_stage(chain, inputs, before is not None, started)
+        return chain
 
     def _run_stage(
         self, chain: Sequence[_Prepared], inputs: Sequence[DataFrame], done: bool, started: float
-    ) -> DataFrame:
+    ) -> list[Applied]:
         first, last = chain[0].spec, chain[-1].spec
         rows = exchange(inputs, first.inputs, first.parallelism, first.max_parallelism, done)
         planned = time.perf_counter()
@@ -217,24 +308,26 @@ class MicroBatch:
                 chain[0].after,
                 tuple(Link(one.spec, one.after) for one in chain[1:]),
             )
-            task = with_broadcast(task, inputs)
-            with self._frame.arrow.stage(rows, first.inputs, first.uid):
+            names = ", ".join(type(one.spec.operator).__name__ for one in chain)
+            with (
+                self._frame.texts.stage(uids, names),
+                self._frame.arrow.stage(rows, first.inputs, first.uid),
+            ):
+                task = with_broadcast(task, inputs)
                 stage = run_stage(rows, task, chain[-1].stage_schema, inputs)
         records = _checked_records(chain, stage)
         self._frame.arrow.saw(first.uid, max(record.peaks.get(ROW_BYTES, 0.0) for record in records[0]))
         ended = time.perf_counter()
-        for one, reported in zip(chain, records, strict=True):
-            is_last = one is chain[-1]
-            self._applied(one, reported, stage if is_last else None)
-        self.applied[last.uid] = replace(
-            self.applied[last.uid], plan_seconds=planned - started, stage_seconds=ended - planned
-        )
-        return stage.rows
+        ran = [self._applied(one, reported) for one, reported in zip(chain, records, strict=True)]
+        plan, run = planned - started, ended - planned
+        ran[-1] = replace(ran[-1], stage=stage, plan_seconds=plan, stage_seconds=run)
+        self._frame.texts.ran(figures_of({one.uid: operator_statistics(one) for one in ran}))
+        return ran
 
-    def _applied(self, one: _Prepared, records: list[CommitRecord], stage: Stage | None) -> None:
+    def _applied(self, one: _Prepared, records: list[CommitRecord]) -> Applied:
         spec = one.spec
         warn_of_missing_rows(spec.uid, self.batch_id, spec.config, records)
-        self.applied[spec.uid] = Applied(
+        return Applied(
             uid=spec.uid,
             operator=type(spec.operator).__name__,
             parallelism=spec.parallelism,
@@ -242,18 +335,31 @@ class MicroBatch:
             schemas=one.schemas,
             ordered=next((given for given in spec.inputs if _waits_for_watermark(given)), None),
             route=[spec.inputs[0].key.index(name) for name in spec.inputs[0].route_by],
-            stage=stage,
+            stage=None,
             records=records,
             plan_seconds=0.0,
             stage_seconds=0.0,
         )
 
-    def check(self, call: Call, inputs: Sequence[DataFrame]) -> Expected:
+    @property
+    def is_first(self) -> bool:
+        """Whether no micro-batch of the job has been committed before."""
+        return self._base is None
+
+    def check(
+        self, call: Call, inputs: Sequence[DataFrame], initial_state: InitialState | None = None
+    ) -> Expected:
         """What ``run`` would return; nothing runs. Raises what ``run`` raises before any row is read."""
         operator, uid = call.operator, call.uid
         check_uid(uid, ())
         check_is_operator(uid, operator)
         checked = self._check(call, inputs)
+        if operator.stateless:
+            check_keeps(uid, initial_state)
+        elif initial_state is not None:
+            values = initial_of(uid, initial_state, inputs).values
+            for _, writing, df in self._writing_values(call, checked, values):
+                self._check(writing, [df])
         if checked.stored is not None and not operator.stateless:
             check_fingerprint(uid, checked.stored.schema, fingerprint(checked.specs.inputs, checked.output))
         self._parallelism(uid, checked.config, checked.stored)
@@ -302,6 +408,8 @@ class MicroBatch:
         for uid, rows in self.stateless.items():
             withdraw(rows, over(f"the output of operator '{uid}' in batch {self.batch_id}"))
         with ExitStack() as releasing:
+            for stage in self._first_stages:
+                releasing.callback(stage.release)
             for applied in self.applied.values():
                 if applied.stage is not None:
                     releasing.callback(applied.stage.release)
@@ -329,7 +437,7 @@ class MicroBatch:
         specs = _input_specs(uid, operator.broadcast_input, inputs, declared)
         if operator.stateless:
             check_stateless(uid, operator, specs.inputs, specs.delays)
-        stored = self._base.operators.get(uid) if self._base is not None else None
+        stored = self._stored(uid)
         specs = _routed(specs, route, stored)
         output, ready, states = checked_inputs(
             uid,
@@ -361,7 +469,7 @@ class MicroBatch:
     ) -> _Prepared:
         config, specs, stored, output, _, _ = checked
         schemas = fingerprint(specs.inputs, output)
-        if stored is not None:
+        if stored is not None and call.uid not in self._started:
             check_fingerprint(call.uid, stored.schema, schemas)
         sent = output if after is None else OutputSpec(after.schema, output.side_outputs)
         schema = stage_schema(call.uid, sent)
@@ -449,6 +557,7 @@ class MicroBatch:
             previous_processing_time=previous_processing_time(self._base),
             checkpoint=self._frame.checkpoint,
             local_dir=config.local_dir,
+            first_arrival=FIRST_ARRIVAL if uid in self._started else 0,
         )
 
     def _parallelism(self, uid: str, config: Config, stored: OperatorManifest | None) -> int:
@@ -590,6 +699,22 @@ def _names(uid: str, count: int, broadcast: int | None) -> list[str]:
     if broadcast is not None:
         sides.insert(broadcast, "broadcast ")
     return [f"the {side}input of operator '{uid}'" for side in sides]
+
+
+def _both(first: Applied, then: Applied) -> Applied:
+    """An operator that ran twice: its rows are those of both, its state is what the second has left."""
+    before = {record.partition: record for record in first.records}
+    records = [report_of_both(before[record.partition], record) for record in then.records]
+    stage = then.stage
+    if stage is not None and first.stage is not None:
+        stage = stage.behind(first.stage)
+    return replace(
+        then,
+        stage=stage,
+        records=records,
+        plan_seconds=first.plan_seconds + then.plan_seconds,
+        stage_seconds=first.stage_seconds + then.stage_seconds,
+    )
 
 
 def check_watermark_of_ordered(applied: Mapping[str, Applied], sources: Mapping[str, int]) -> None:

@@ -34,6 +34,7 @@ from asyncstate.runtime import (
 from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.batch import JobFrame, MicroBatch
 from asyncstate.spark.exchange import Stage, unkeep, withdraw
+from asyncstate.spark.job_texts import JobTexts
 from asyncstate.spark.pickling import shipped_copy
 from asyncstate.spark.session import settle_session
 
@@ -78,9 +79,10 @@ def apply_batch(
         _check_bounded(given)
     frame = _frame(inputs[0].sparkSession, uid, operator, dict(options or {}))
     batch = MicroBatch(frame, 0, None, SystemClock().now_us(), final=False)
-    rows = batch.apply(
-        operator, *inputs, uid=uid, key=key, event_time=event_time, order_by=order_by, sequence=sequence
-    )
+    with frame.texts.batch():
+        rows = batch.apply(
+            operator, *inputs, uid=uid, key=key, event_time=event_time, order_by=order_by, sequence=sequence
+        )
     try:
         for applied in batch.applied.values():  # what a job refuses when it commits
             operator_after(uid, uid, batch.batch_id, applied.parallelism, applied.records, applied.schemas)
@@ -118,7 +120,8 @@ class BoundedRows(ClassicDataFrame):
 
 def _name(operator: object) -> str:
     """How errors call the operator; like any uid it can name files."""
-    name = re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_]", "", type(operator).__name__)
+    kind = operator if isinstance(operator, type) else type(operator)
+    name = re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_]", "", kind.__name__)
     return name[:_NAME_MAX] or "operator"
 
 
@@ -148,5 +151,6 @@ def _frame(session: SparkSession, uid: str, operator: Operator, options: dict[st
         resolve=lambda _: config,
         default_parallelism=session.sparkContext.defaultParallelism,
         arrow=ArrowBatches(session),
+        texts=JobTexts(session.sparkContext),
         run=functools.partial(run_to_the_end, shipped_copy(uid, operator)),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
@@ -235,6 +235,11 @@ class Stage:
                 "declares them, and late rows have one where late_output names it"
             )
         return self.sides[name]
+
+    def behind(self, first: Stage) -> Stage:
+        """This stage with the rows of ``first``, which is released on its own."""
+        sides = {name: first.sides[name].union(rows) for name, rows in self.sides.items()}
+        return replace(self, rows=first.rows.union(self.rows), sides=sides)
 
     def release(self) -> None:
         """Give the rows' memory back; afterwards they cannot be read, and ``rows`` says so."""

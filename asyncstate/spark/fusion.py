@@ -82,7 +82,7 @@ def _tail_of(
         inside.append(following)
         last, following = following, _only_consumer(flow, following)
     after = After(tuple(steps), schema) if steps else None
-    if isinstance(following, Apply) and len(following.inputs) == 1 and not following.operator.stateless:
+    if isinstance(following, Apply) and _may_follow(following):
         behind = call_of(following)
         joined = batch.behind(call_of(node), inputs, behind, empty[last], routes)
         if joined is not None:
@@ -95,6 +95,12 @@ def _tail_of(
     stopped = _reason(flow, last, following)
     next_one = following if isinstance(following, Transform) else None
     return Tail(last, after, without_kinds, next_one, inside=tuple(inside), stopped=stopped)
+
+
+def _may_follow(node: Apply) -> bool:
+    """Whether the operator, or its first step, may run in the task of the one before: what it starts from comes with an
+    exchange of its own."""
+    return len(node.inputs) == 1 and not node.operator.stateless and node.initial_state is None
 
 
 def _renamed_route(route: tuple[str, ...], step: Step | None) -> tuple[str, ...] | None:

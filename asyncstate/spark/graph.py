@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
@@ -25,13 +25,13 @@ from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
 from asyncstate.spark.batch import Before, Behind
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.fusion import Tail, call_of, places_of, tails_of
+from asyncstate.spark.packing import Packing, check_streaming
+from asyncstate.spark.starting import before, nothing, static
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from asyncstate.spark.batch import MicroBatch
-
-_SOURCE: Final = "asyncstate:source"
 
 
 class JobGraph:
@@ -46,54 +46,43 @@ class JobGraph:
         self.states: dict[Node, Sequence[str]] = {}
         """What operators keep; after ``check``."""
         self._spark = spark
-        self._frames: dict[str, DataFrame] = {}
+        self._packing = Packing()
+        self._initial: dict[str, DataFrame] = {}
 
-    def source(self, name: str, df: object, times: Times, changelog: bool | None) -> Stream:
-        """A source that is read from ``df``."""
-        if not isinstance(df, DataFrame) or not df.isStreaming:
-            kind = "a DataFrame that is not streaming" if isinstance(df, DataFrame) else repr(df)
-            raise JobError(f"source '{name}' was given {kind}; give what spark.readStream gives")
+    def source(
+        self, name: str, df: object, times: Times, changelog: bool | None, initial: DataFrame | None = None
+    ) -> Stream:
+        """A source that is read from ``df``; ``initial``: the rows that come before them, once."""
+        check_streaming(name, df)
         stream = self.flow.add_source(name, times, changelog)
-        self._frames[name] = df
+        self._packing.add(name, df)
+        if initial is not None:
+            self._initial[name] = initial
         return stream
 
-    # -- one query ------------------------------------------------------------------------------------
-
     def packed(self) -> DataFrame:
-        """The rows of all sources as one stream: a struct a source, null in the rows of the others."""
-        frames = [self._frames[source.name] for source in self.flow.sources]
-        if len(frames) == 1:
-            return frames[0]
-        return functools.reduce(
-            DataFrame.union, [self._part(frames, number) for number in range(len(frames))]
-        )
-
-    def _part(self, frames: list[DataFrame], number: int) -> DataFrame:
-        columns = [sf.lit(number).alias(_SOURCE)]
-        for other, df in enumerate(frames):
-            rows = sf.struct(*map(quoted, df.columns)) if other == number else sf.lit(None).cast(df.schema)
-            columns.append(rows.alias(_struct_name(other)))
-        return frames[number].select(*columns)
-
-    def _unpacked(self, df: DataFrame) -> dict[Node, DataFrame]:
-        sources = self.flow.sources
-        if len(sources) == 1:
-            return {sources[0]: df}
-        return {
-            source: df.where(f"{quoted(_SOURCE)} = {number}").select(f"{quoted(_struct_name(number))}.*")
-            for number, source in enumerate(sources)
-        }
+        """The rows of all sources as one stream."""
+        return self._packing.packed()
 
     # -- a micro-batch --------------------------------------------------------------------------------
 
     def run(self, df: DataFrame, batch: MicroBatch) -> None:
         """What ``foreachBatch`` gets: every operator runs, then every sink, in the order of their declaration."""
-        rows, done = self._unpacked(df), dict[Node, Before]()
+        unpacked = self._packing.unpacked(df)
+        rows: dict[Node, DataFrame] = {source: unpacked[source.name] for source in self.flow.sources}
+        first = self._first_rows(rows) if batch.is_first else {}
+        done = dict[Node, Before]()
         for node in self.flow.nodes:
             if isinstance(node, Apply) and all(one in rows for one in node.inputs):
                 inputs = [rows[one] for one in node.inputs]
+                initial = node.initial_state
+                if node.operator.stateless:
+                    inputs = [_with_first(first.get(one), rows[one]) for one in node.inputs]
+                elif any(one in first for one in node.inputs):
+                    initial = [first.get(one) for one in node.inputs]
                 behind, last = self._chain(node)
-                out = batch.run(call_of(node), inputs, self._tails[node].after, done.get(node), behind)
+                after = self._tails[node].after
+                out = batch.run(call_of(node), inputs, after, done.get(node), behind, initial)
                 rows[last.last] = out.drop(ROW_KIND_COLUMN) if last.without_kinds else out
                 if last.next is not None and last.before is not None:
                     done[last.next] = last.before
@@ -105,9 +94,21 @@ class JobGraph:
                 continue  # likewise, before the last part
             elif isinstance(node, Sink):
                 write = node.sink if callable(node.sink) else node.sink.write
-                write(rows[node.inputs[0]], batch.batch_id)
+                (given,) = node.inputs
+                write(_with_first(first.get(given), rows[given]), batch.batch_id)
             elif not isinstance(node, Source):
                 rows[node] = _frame(node, [rows[one] for one in node.inputs])
+                if any(one in first for one in node.inputs):
+                    parts = [first[one] if one in first else nothing(rows[one]) for one in node.inputs]
+                    first[node] = _frame(node, parts)
+
+    def _first_rows(self, rows: Mapping[Node, DataFrame]) -> dict[Node, DataFrame]:
+        """What comes before the rows of the sources, in the first micro-batch."""
+        return {
+            source: before(f"source '{source.name}'", self._initial[source.name], rows[source])
+            for source in self.flow.sources
+            if source.name in self._initial
+        }
 
     def _chain(self, node: Apply) -> tuple[list[Behind], Tail]:
         """The operators that run in the task of ``node``, and what is behind the last one."""
@@ -158,11 +159,14 @@ class JobGraph:
         self, node: Node, inputs: list[DataFrame], batch: MicroBatch, waiting: list[Apply]
     ) -> DataFrame | None:
         if isinstance(node, Source):
-            df = self._frames[node.name]
+            df = self._packing.frames[node.name]
             _check_source(node, df)
+            if node.name in self._initial:
+                before(f"source '{node.name}'", static(node.name, self._initial[node.name]), df)
             return self._spark.createDataFrame([], df.schema)
         if isinstance(node, Apply):
-            expected = batch.check(call_of(node), inputs)
+            self._check_initial(node)
+            expected = batch.check(call_of(node), inputs, node.initial_state)
             waiting += [node] if expected.waits else []
             self._side_outputs[node] = expected.side_outputs
             self.states[node] = expected.states
@@ -175,8 +179,25 @@ class JobGraph:
             return self._spark.createDataFrame([], sides[node.side])
         return inputs[0] if isinstance(node, Sink) else _frame(node, inputs)
 
+    def _check_initial(self, node: Apply) -> None:
+        """Raise JobError if both the operator and a source that it reads say what comes first."""
+        if node.initial_state is None:
+            return
+        above: list[Node] = list(node.inputs)
+        for one in above:
+            above += [] if isinstance(one, Apply) else one.inputs
+        both = [one.name for one in above if isinstance(one, Source) and one.name in self._initial]
+        if both:
+            raise JobError(
+                f"it has initial_state, and its source '{both[0]}' has initial rows; give one of them"
+            )
+
     def _applied(self) -> list[Apply]:
         return [node for node in self.flow.nodes if isinstance(node, Apply)]
+
+
+def _with_first(first: DataFrame | None, rows: DataFrame) -> DataFrame:
+    return rows if first is None else first.union(rows)
 
 
 def _frame(node: Node, inputs: list[DataFrame]) -> DataFrame:
@@ -267,7 +288,3 @@ def _delays(node: Apply) -> list[bool]:
 def _called(node: Node) -> str:
     kind = "operator" if isinstance(node, Apply) else type(node).__name__.lower()
     return f"{kind} '{node.name}'" if not isinstance(node, Transform) else node.text
-
-
-def _struct_name(number: int) -> str:
-    return f"asyncstate:{number}"

@@ -6,13 +6,12 @@ Invariant: the manifest of a batch is written after the user's function has retu
 
 from __future__ import annotations
 
-import html
 import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
@@ -21,31 +20,40 @@ from asyncstate.clock import Clock, SystemClock
 from asyncstate.config import Config, resolve
 from asyncstate.dataflow import NodeFigures, Stream, draw, explain
 from asyncstate.dataflow.nodes import Times
+from asyncstate.display import html_table, time_text
 from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
-from asyncstate.runtime import Delay, SequenceBy, advance_sources, operator_after, sum_records
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+from asyncstate.runtime import Delay, SequenceBy, advance_sources, operator_after
 from asyncstate.spark.arrow_batches import ArrowBatches
-from asyncstate.spark.batch import Applied, JobFrame, MicroBatch, check_watermark_of_ordered
+from asyncstate.spark.batch import JobFrame, MicroBatch, check_watermark_of_ordered
 from asyncstate.spark.chain import RunPartition
 from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
 from asyncstate.spark.graph import JobGraph
+from asyncstate.spark.job_texts import JobTexts
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
+from asyncstate.spark.packing import BATCH, Packing, with_inputs
 from asyncstate.spark.progress import (
     BatchStatistics,
     OnProgress,
-    OperatorStatistics,
     Progress,
+    figures_of,
+    operator_statistics,
     progress_of,
 )
+from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.progress_log import ProgressReports
 from asyncstate.spark.session import settle_session
 from asyncstate.storage import Manifest, OperatorManifest
 
 if TYPE_CHECKING:
+    from pyspark import StatusTracker
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-BatchFunction = Callable[["DataFrame", MicroBatch], object]
+BatchFunction = Callable[..., object]
+"""A function of the micro-batch's DataFrame and the MicroBatch; with ``inputs`` of their DataFrames by name and
+``batch``."""
 
 HISTORY_BATCHES_MAX = 100
 
@@ -98,8 +106,12 @@ class StreamingJob:
         self._clock = clock if clock is not None else SystemClock()
         self._ledger = Ledger(self.config, name, first_batch_id)
         self._function: BatchFunction | None = None
+        self._on_batch: Callable[[DataFrame, int], None] | None = None
+        self._inputs = Packing()
         self._graph = JobGraph(spark)
         self._schema: str | None = None
+        self._now: tuple[int, float] | None = None
+        self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._running = False
         self._reports = ProgressReports(on_progress)
         self._frame = JobFrame(
@@ -110,6 +122,7 @@ class StreamingJob:
             resolve=lambda own: resolve({**given, **own}, session),
             default_parallelism=spark.sparkContext.defaultParallelism,
             arrow=ArrowBatches(spark),
+            texts=JobTexts(spark.sparkContext),
             run=run,
         )
 
@@ -124,7 +137,10 @@ class StreamingJob:
         return None if self.statistics is None else progress_of(self.statistics)
 
     def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
-        """Decorator: turns ``function(df, batch)`` into what ``writeStream.foreachBatch`` takes."""
+        """Decorator: turns ``function(df, batch)`` into what ``writeStream.foreachBatch`` takes.
+
+        Of a job with ``inputs`` the function is ``function(orders, payments, batch)``: they come by name.
+        """
         if not callable(function):
             raise JobError(
                 "job.micro_batch decorates a function (df, batch); write @job.micro_batch above it"
@@ -137,7 +153,7 @@ class StreamingJob:
             raise JobError(
                 f"job '{self.name}' already has a micro_batch function; make one StreamingJob for each query"
             )
-        self._function = function
+        self._function = with_inputs(function, self._inputs) if self._inputs.frames else function
 
         def on_batch(df: DataFrame, batch_id: int) -> None:
             _check_call(df, batch_id)
@@ -145,7 +161,25 @@ class StreamingJob:
 
         on_batch.__name__ = getattr(function, "__name__", "on_batch")
         on_batch.__doc__ = function.__doc__
+        self._on_batch = on_batch
         return on_batch
+
+    def inputs(self, **frames: DataFrame) -> None:
+        """Declare streaming DataFrames by name, which ``micro_batch``'s function is to get under these names.
+
+        They are one query and one micro-batch, which ``start`` starts; see ``docs/dataflow.md``. Raises JobError for a
+        name that is taken, for a DataFrame that is not streaming, and where the function has been decorated before.
+        """
+        self._check_no_function("inputs")
+        if self._graph.flow.nodes:
+            raise JobError(
+                f"job '{self.name}' has sources, so it takes no inputs; declare everything in one form"
+            )
+        for name, df in frames.items():
+            if name in self._inputs.frames or name == BATCH:
+                why = "is the MicroBatch" if name == BATCH else "is there already"
+                raise JobError(f"job '{self.name}': an input '{name}' {why}; give it another name")
+            self._inputs.add(name, df)
 
     # -- as a graph ---------------------------------------------------------------------------------
 
@@ -159,16 +193,22 @@ class StreamingJob:
         changelog: bool | None = None,
         sequence: SequenceBy = None,
         drop_seen: bool = False,
+        initial: DataFrame | None = None,
     ) -> Stream:
         """Declare rows from outside, read from a streaming DataFrame; see ``docs/dataflow.md``.
 
         What is said of their time and order holds for every operator that gets them, until one puts out rows of its
-        own. ``changelog=True``: they must have a column ``row_kind``. A job has sources or a function,
-        not both.
+        own. ``changelog=True``: they must have a column ``row_kind``. ``initial``: rows that come before all of the
+        stream, in the job's first micro-batch, such as the table whose changes the stream has. A job has sources or a
+        function, not both.
         """
-        self._check_no_function()
+        self._check_no_function("sources")
+        if self._inputs.frames:
+            raise JobError(
+                f"job '{self.name}' has inputs, so it takes no sources; declare everything in one form"
+            )
         return self._graph.source(
-            name, df, Times(event_time, watermark_delay, sequence, drop_seen), changelog
+            name, df, Times(event_time, watermark_delay, sequence, drop_seen), changelog, initial
         )
 
     def check(self) -> None:
@@ -184,10 +224,35 @@ class StreamingJob:
         self.check()
         return explain(self._graph.flow, self._figures(), self._graph.places, self._graph.states)
 
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name} {value}" for name, value in self._facts())
+        return f"<StreamingJob '{self.name}': {said}>"
+
     def _repr_html_(self) -> str:
-        graph = self._graph
-        picture = draw(graph.flow, self._figures(), graph.places, graph.states)
-        return f"<p><b>{html.escape(self.name)}</b></p>{picture}"
+        graph, figures = self._graph, self._figures()
+        shown = html_table(self.name, self._facts())
+        if graph.flow.nodes:
+            return shown + draw(graph.flow, figures, graph.places, graph.states)
+        rows = [(uid, one.text, one.state_text) for uid, one in figures.items()]
+        return shown + (html_table("last micro-batch", rows, ("operator", "rows", "state")) if rows else "")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        last, flow = self.statistics, self._graph.flow
+        form = "graph" if flow.nodes else "function" if self._function is not None else "nothing declared yet"
+        sources = [source.name for source in flow.sources] or list(self._inputs.frames)
+        return [
+            ("mode", "async" if self.config.enabled else "sync"),
+            ("checkpoint", self._ledger.folder),
+            ("form", form),
+            *([("sources", ", ".join(sources))] if sources else []),
+            ("batch", "none yet" if last is None else f"{last.batch_id}, {last.seconds:.2f} s"),
+            *(
+                []
+                if last is None
+                else [("watermark", time_text(last.watermark, MIN_WATERMARK, MAX_WATERMARK))]
+            ),
+            *([("failed with", type(self.last_error).__name__)] if self.last_error is not None else []),
+        ]
 
     def start(
         self,
@@ -195,22 +260,79 @@ class StreamingJob:
         trigger: Mapping[str, Any] | str | None = None,
         query_checkpoint: str | None = None,
         options: Mapping[str, str] | None = None,
+        progress: bool = False,
     ) -> StreamingQuery:
-        """Check the graph and start one query over all its sources.
+        """Check the graph and start one query over all its sources; or over the ``inputs`` of a function.
 
         ``trigger``: as of Spark (``{"availableNow": True}``), or a text such as ``"10 seconds"``. Spark keeps the
         sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with ``-query`` behind its
-        name; it knows sources by their order. ``options``: of Spark's stream writer.
+        name; it knows sources by their order. ``options``: of Spark's stream writer. ``progress``: show a
+        ``progress_bar``.
         """
-        self.check()
-        process = self.micro_batch(self._graph.run)
-        process.__name__ = self.name
+        packed, process = self._started()
         place = query_checkpoint or f"{str(self.config.checkpoint_dir).rstrip('/')}-query"
-        writer = self._graph.packed().writeStream.foreachBatch(process).options(**(options or {}))
+        writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
         writer = writer.option("checkpointLocation", place)
         if trigger is not None:
             writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
-        return writer.start()
+        query = writer.start()
+        if progress:
+            self.progress_bar(query)
+        return query
+
+    def progress_bar(self, query: StreamingQuery) -> ProgressBar:
+        """Show what the job does as long as ``query`` runs, in a terminal or in a notebook; elsewhere it does nothing.
+
+        It ends with the query, leaves nothing behind, and what is printed meanwhile stands above it. Close it, or use
+        it as a context manager, to end it before. Raises ConfigurationError in a terminal without rich (extra ``cli``).
+        """
+        self._bar.close()
+        tracker = self._spark.sparkContext.statusTracker()
+        screen = screen_of_this_process()
+        self._bar = ProgressBar(lambda: self._snapshot(tracker), lambda: query.isActive, screen)
+        return self._bar
+
+    def _snapshot(self, tracker: StatusTracker) -> Snapshot:
+        last, now = self.statistics, self._now
+        found = Snapshot(self.name)
+        if now is not None:
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            done, count = (
+                sum(getattr(stage, name) for stage in stages if stage is not None)
+                for name in ("numCompletedTasks", "numTasks")
+            )
+            seconds = time.perf_counter() - now[1]
+            running = self._frame.texts.running
+            found = found._replace(
+                batch_id=now[0], running=running, batch_seconds=seconds, tasks=(done, count)
+            )
+        if last is None:
+            return found
+        return found._replace(
+            last_batch_id=last.batch_id,
+            rows=int(sum(one.sums.get("rows_in", 0) for one in last.operators.values())),
+            seconds=last.seconds,
+            state_bytes=int(sum(one.sums.get("state_bytes", 0) for one in last.operators.values())),
+            watermark=time_text(last.watermark, MIN_WATERMARK, MAX_WATERMARK),
+        )
+
+    def _started(self) -> tuple[DataFrame, Callable[[DataFrame, int], None]]:
+        """The rows of all sources, and what is called with those of a micro-batch."""
+        if self._on_batch is not None and not self._graph.flow.nodes:
+            if not self._inputs.frames:
+                raise JobError(
+                    f"job '{self.name}' has a function but no inputs to start a query over; declare job.inputs(x=df) "
+                    "before it, or give the function to writeStream.foreachBatch"
+                )
+            return self._inputs.packed(), self._on_batch
+        if self._inputs.frames:
+            raise JobError(
+                f"job '{self.name}' has inputs but no function; decorate one with @job.micro_batch"
+            )
+        self.check()
+        process = self.micro_batch(self._graph.run)
+        process.__name__ = self.name
+        return self._graph.packed(), process
 
     @contextmanager
     def _unrun(self) -> Iterator[MicroBatch]:
@@ -224,21 +346,13 @@ class StreamingJob:
             batch.close()
 
     def _figures(self) -> dict[str, NodeFigures]:
-        operators = {} if self.statistics is None else self.statistics.operators
-        return {
-            uid: NodeFigures(
-                rows_in=int(one.sums.get("rows_in", 0)),
-                rows_out=int(one.sums.get("rows_out", 0)),
-                seconds=seconds,
-                state_bytes=int(one.sums.get("state_bytes", 0)),
-            )
-            for (uid, one), seconds in zip(operators.items(), _seconds(operators.values()), strict=True)
-        }
+        return {} if self.statistics is None else figures_of(self.statistics.operators)
 
-    def _check_no_function(self) -> None:
+    def _check_no_function(self, what: str) -> None:
         if self._function is not None:
+            advice = "declare them before it" if what == "inputs" else "declare everything in one form"
             raise JobError(
-                f"job '{self.name}' has a micro_batch function, so it takes no sources; declare everything in one form"
+                f"job '{self.name}' has a micro_batch function, so it takes no {what} any more; {advice}"
             )
 
     def finish(self) -> None:
@@ -267,6 +381,10 @@ class StreamingJob:
             if restored is not None:
                 raise restored from restored.__cause__
             raise
+        finally:
+            with suppress(Exception):  # without a JVM nobody can say; the bar then ends by itself
+                if not query.isActive:
+                    self._bar.close()
 
     def _run(self, df: DataFrame, batch_id: int, final: bool) -> None:
         if self._function is None:
@@ -277,6 +395,7 @@ class StreamingJob:
                 "called from within its own function"
             )
         self._running = True
+        self._now = batch_id, time.perf_counter()
         self.last_error = None
         try:
             self._run_batch(self._function, df, batch_id, final)
@@ -285,6 +404,7 @@ class StreamingJob:
             raise
         finally:
             self._running = False
+            self._now = None
 
     def _run_batch(self, function: BatchFunction, df: DataFrame, batch_id: int, final: bool) -> None:
         started = time.perf_counter()
@@ -293,7 +413,7 @@ class StreamingJob:
         batch = MicroBatch(self._frame, batch_id, base, self._clock.now_us(), final)
         try:
             called = time.perf_counter()
-            with rows_explained(batch_id, batch.stateless):
+            with self._frame.texts.batch(), rows_explained(batch_id, batch.stateless):
                 function(df, batch)
             returned = time.perf_counter()
             if batch.failed_uids:
@@ -344,7 +464,7 @@ class StreamingJob:
             seconds=seconds,
             function_seconds=function_seconds,
             commit_seconds=commit_seconds,
-            operators={uid: _operator_statistics(applied) for uid, applied in batch.applied.items()},
+            operators={uid: operator_statistics(applied) for uid, applied in batch.applied.items()},
             processing_time=batch.processing_time,
         )
         self.history.append(statistics)
@@ -362,29 +482,6 @@ def _carried(
         source: time for source, time in base.sources.items() if source.rpartition(":")[0] not in stateless
     }
     return operators, sources
-
-
-def _seconds(operators: Iterable[OperatorStatistics]) -> Iterator[float]:
-    """Of each operator; of a stage with several the last one has what is left of it."""
-    inside = 0.0
-    for one in operators:
-        whole = one.stage_seconds + one.plan_seconds
-        own = whole - inside if whole else one.sums.get("run_seconds", 0.0) / one.parallelism
-        inside = 0.0 if whole else inside + own
-        yield max(own, 0.0)
-
-
-def _operator_statistics(applied: Applied) -> OperatorStatistics:
-    sums, peaks = sum_records(applied.records)
-    return OperatorStatistics(
-        uid=applied.uid,
-        operator=applied.operator,
-        parallelism=applied.parallelism,
-        plan_seconds=applied.plan_seconds,
-        stage_seconds=applied.stage_seconds,
-        sums=sums,
-        peaks=peaks,
-    )
 
 
 def _check_call(df: object, batch_id: object) -> None:

@@ -7,13 +7,18 @@ Must not import pyspark.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from asyncstate.dataflow import NodeFigures
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+from asyncstate.runtime import sum_records
+
+if TYPE_CHECKING:
+    from asyncstate.spark.batch import Applied
 
 Progress = dict[str, Any]
 """What ``progress_of`` gives; see ``docs/metrics.md``."""
@@ -57,6 +62,35 @@ class BatchStatistics(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> str:
         """One line of JSON."""
         return msgspec.json.encode(self).decode()
+
+
+def operator_statistics(applied: Applied) -> OperatorStatistics:
+    """The figures of an operator that has run."""
+    sums, peaks = sum_records(applied.records)
+    return OperatorStatistics(
+        uid=applied.uid,
+        operator=applied.operator,
+        parallelism=applied.parallelism,
+        plan_seconds=applied.plan_seconds,
+        stage_seconds=applied.stage_seconds,
+        sums=sums,
+        peaks=peaks,
+    )
+
+
+def figures_of(operators: Mapping[str, OperatorStatistics]) -> dict[str, NodeFigures]:
+    """Rows, seconds and state of each operator, for pictures. Of a stage with several operators the last one has what
+    is left of its seconds."""
+    figures, inside = {}, 0.0
+    for uid, one in operators.items():
+        whole = one.stage_seconds + one.plan_seconds
+        own = whole - inside if whole else one.sums.get("run_seconds", 0.0) / one.parallelism
+        inside = 0.0 if whole else inside + own
+        rows_in, rows_out, stored = (
+            int(one.sums.get(name, 0)) for name in ("rows_in", "rows_out", "state_bytes")
+        )
+        figures[uid] = NodeFigures(rows_in, rows_out, max(own, 0.0), stored)
+    return figures
 
 
 COUNTS: Final = {

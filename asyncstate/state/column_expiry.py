@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec.columns import binary_parts, binary_slices, gather_bytes
+from asyncstate.codec.columns import binary_parts, gather_bytes, without_prefix
 from asyncstate.codec.key_fields import payload_matrix, payload_storage
 from asyncstate.errors import CodecError
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
@@ -96,8 +96,7 @@ def column_expiry_of(ttl: StateTtl, context: OperatorContext, owner: str) -> Col
 
 def without_stamps(rows: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     """Stored rows (n, no nulls, each with a stamp) without their stamps."""
-    offsets, data = binary_parts(rows)
-    return binary_slices(pa.py_buffer(data), offsets[:-1] + STAMP_BYTES, offsets[1:])
+    return without_prefix(rows, STAMP_BYTES)
 
 
 class WrittenKeys:

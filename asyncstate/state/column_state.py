@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Protocol
 
 import numpy as np
@@ -61,12 +62,38 @@ class TimeRange:
 
     def piece(self, start: int, stop: int) -> TimeRange:
         """Entries ``start`` to ``stop``."""
-        return TimeRange(
+        return TimeRange(*self._piece(start, stop))
+
+    def followed_by(self, more: Sequence[TimeRange]) -> TimeRange:
+        """The entries, then those of ranges of the same state that follow."""
+        return TimeRange(*self._followed_by(more))
+
+    def entry_keys(self, chosen: BoolArray | None = None) -> list[bytes]:
+        """The store keys of all that is stored of the ``chosen`` entries (m; None: of all), for ``remove_entries``."""
+        return self.store_keys if chosen is None else list(compress(self.store_keys, chosen.tolist()))
+
+    def _piece(self, start: int, stop: int) -> tuple[list[bytes], Int64Array, list[pa.Array], list[pa.Array]]:
+        return (
             self.store_keys[start:stop],
             self.namespaces[start:stop],
             [column.slice(start, stop - start) for column in self.key_columns],
             [column.slice(start, stop - start) for column in self.columns],
         )
+
+    def _followed_by(
+        self, more: Sequence[TimeRange]
+    ) -> tuple[list[bytes], Int64Array, list[pa.Array], list[pa.Array]]:
+        parts = [self, *more]
+        return (
+            [key for part in parts for key in part.store_keys],
+            np.concatenate([part.namespaces for part in parts]),
+            _concatenated([part.key_columns for part in parts]),
+            _concatenated([part.columns for part in parts]),
+        )
+
+
+def _concatenated(parts: Sequence[list[pa.Array]]) -> list[pa.Array]:
+    return [pa.concat_arrays(pieces) for pieces in zip(*parts, strict=True)]
 
 
 class KeptBeside(Protocol):

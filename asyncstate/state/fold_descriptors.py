@@ -15,6 +15,7 @@ from asyncstate.codec import TypeLike
 from asyncstate.errors import StateDeclarationError
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
+from asyncstate.state.accumulating import Accumulating, TableFunction, accumulator_type_of
 from asyncstate.state.aggregating import AggregateFunction, AggregatingState
 from asyncstate.state.descriptors import _Descriptor
 from asyncstate.state.reducing import ReducingState
@@ -58,17 +59,33 @@ class ReducingStateDescriptor(_Descriptor[ReducingState[T]], Generic[T]):
 
 @dataclass(frozen=True)
 class AggregatingStateDescriptor(_Descriptor[AggregatingState[IN, OUT]], Generic[IN, OUT]):
-    """Declares an AggregatingState whose accumulators are of ``accumulator_type``."""
+    """Declares an AggregatingState whose accumulators are of ``accumulator_type``.
 
-    aggregate_function: AggregateFunction[IN, Any, OUT]
+    ``aggregate_function`` may also be one of ``asyncstate.functions``: a tuple that is added is the arguments of its
+    ``accumulate``, and its ``get_accumulator_type`` counts where no type is given.
+    """
+
+    aggregate_function: AggregateFunction[IN, Any, OUT] | TableFunction
     accumulator_type: TypeLike = None
     kind: ClassVar[str] = "aggregating"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.aggregate_function, AggregateFunction):
+        function = self.aggregate_function
+        if isinstance(function, TableFunction):
+            accumulator_type = (
+                self.accumulator_type
+                if self.pickled
+                else accumulator_type_of(function, self.accumulator_type)
+            )
+            object.__setattr__(self, "accumulator_type", accumulator_type)
+            self._value_field("accumulator_type")
+            adapted = Accumulating(function, self.accumulator_type, f"state '{self.name}'")
+            object.__setattr__(self, "aggregate_function", adapted)
+            return
+        if not isinstance(function, AggregateFunction):
             raise StateDeclarationError(
-                f"state '{self.name}': aggregate_function={self.aggregate_function!r} is no AggregateFunction; "
+                f"state '{self.name}': aggregate_function={function!r} is no AggregateFunction; "
                 "give an object of a class that derives from it"
             )
         self._value_field("accumulator_type")

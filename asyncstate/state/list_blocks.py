@@ -133,6 +133,12 @@ def chunk_keys(heads: ListHeads, first: Int64Array | None = None) -> tuple[list[
     return _suffixed(heads.store_keys, owner, number + first[owner]), owner
 
 
+def numbered_keys(store_keys: list[bytes], chunks: Int64Array) -> list[bytes]:
+    """Store keys of all sealed chunks of lists that have so many ``chunks`` (u)."""
+    owner, number = _pieces(chunks)
+    return _suffixed(store_keys, owner, number)
+
+
 def read_rows(blocks: Sequence[bytes], owner: str) -> tuple[pa.LargeBinaryArray, Int64Array]:
     """All rows of the blocks, and the number of rows a block; CodecError if a block does not add up."""
     data = b"".join(blocks)

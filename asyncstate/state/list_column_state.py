@@ -158,8 +158,8 @@ class ListColumnState:
             raise CodecError(
                 f"{self._owner}: a chunk of a list is missing; restore the checkpoint from an older version"
             )
-        there = np.fromiter((block is not None for block in heads.blocks), np.bool_, len(heads.blocks))
-        owners = np.concatenate([owners, np.flatnonzero(there)])
+        there = [index for index, block in enumerate(heads.blocks) if block is not None]
+        owners = np.concatenate([owners, np.array(there, np.int64)])
         blocks = [block for block in (*chunks, *heads.blocks) if block is not None]
         order = None
         if chunks:

@@ -1,15 +1,17 @@
 """List column state ordered by time: lists under a namespace and a key, read and removed by ranges of time.
 
-Owns: ``TimeFirstListState`` and its descriptor.
+Owns: ``TimeFirstListState``, its descriptor, and what its ranges give.
 Invariant: a range has whole lists; what ``remove_up_to`` takes away leaves nothing behind, no chunk either.
 Must not import storage, execution or operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import compress
+from operator import itemgetter
+from typing import ClassVar, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +22,18 @@ from asyncstate.errors import CodecError
 from asyncstate.operator import MIN_WATERMARK, BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.columns import TimeRange, row_codec
-from asyncstate.state.list_blocks import are_heads, chunk_keys, read_heads, read_rows
+from asyncstate.state.list_blocks import are_heads, chunk_keys, numbered_keys, read_heads, read_rows
 from asyncstate.state.list_columns import ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
 from asyncstate.state.ranges import REMOVED_PAGE, remove_pages
+
+BoolArray = npt.NDArray[np.bool_]
+Int64Array = npt.NDArray[np.int64]
+
+
+_block = itemgetter(1)
+_DECODED_BYTES: Final = 1 << 20
+"""Pages are decoded together up to about so many bytes of blocks: a call for a few lists costs more than they do."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,37 @@ class TimeFirstListDescriptor(StateDescriptor["TimeFirstListState"]):
         return TimeFirstListState(sink, state_id, codec, owner, context)
 
 
+@dataclass(frozen=True)
+class ListRange(TimeRange):
+    """Rows of time-first lists, in order of (key group, namespace, key), then as appended: m rows.
+
+    ``store_keys`` (m) has the key of each row's list. ``begins`` (m) marks the first row of each list, ``chunks`` (m)
+    counts the sealed chunks of the row's list. No list is in part in a range.
+    """
+
+    begins: BoolArray
+    chunks: Int64Array
+
+    def piece(self, start: int, stop: int) -> ListRange:
+        """See ``TimeRange``; whole lists."""
+        return ListRange(*self._piece(start, stop), self.begins[start:stop], self.chunks[start:stop])
+
+    def followed_by(self, more: Sequence[TimeRange]) -> ListRange:
+        """See ``TimeRange``."""
+        parts = [self, *cast(Sequence[ListRange], more)]
+        return ListRange(
+            *self._followed_by(more),
+            np.concatenate([part.begins for part in parts]),
+            np.concatenate([part.chunks for part in parts]),
+        )
+
+    def entry_keys(self, chosen: BoolArray | None = None) -> list[bytes]:
+        """The store keys of the heads, then of the chunks, of the lists whose rows are ``chosen`` (m; None: all)."""
+        begins = self.begins if chosen is None else self.begins & chosen
+        heads = list(compress(self.store_keys, begins.tolist()))
+        return heads + numbered_keys(heads, self.chunks[begins])
+
+
 class TimeFirstListState(ListColumnState):
     """A ListColumnState whose key batches have namespaces (times in microseconds), which stand before the key."""
 
@@ -60,15 +101,20 @@ class TimeFirstListState(ListColumnState):
         self._key_codec = context.key_codec
         self._page_size = context.page_size
 
-    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:
+    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[ListRange]:
         """The rows of all lists with start <= namespace <= ``until``, page by page.
 
-        An entry of a range is a row here, and ``store_keys`` has the key of its list; a long list may come in parts.
-        Order: key group, namespace, key, then as appended. Nothing may be written or removed before the end.
+        An entry of a range is a row here. Nothing may be appended to the lists before the end; those that have been
+        given may be removed.
         """
-        held: Page = []  # the list that may go on in the next page
+        held: Page = []  # its last list may go on in the next page
+        held_bytes = 0
         for page in self._pages(start, until, self._page_size):
             held += page
+            held_bytes += sum(map(len, map(_block, page)))
+            if held_bytes < _DECODED_BYTES:
+                continue
+            held_bytes = 0
             is_head = are_heads(held, self._owner)
             last = int(np.flatnonzero(is_head)[-1:].sum())
             if last:
@@ -76,6 +122,10 @@ class TimeFirstListState(ListColumnState):
                 held = held[last:]
         if held:
             yield self._range(held, are_heads(held, self._owner))
+
+    def remove_entries(self, store_keys: Sequence[bytes]) -> None:
+        """Remove the lists whose ``entry_keys`` these are, as a range has told them."""
+        self._sink.delete_many(store_keys)
 
     def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
         """Remove all lists with start <= namespace <= ``until``."""
@@ -85,7 +135,7 @@ class TimeFirstListState(ListColumnState):
     def _pages(self, start: int, until: int, page_size: int) -> Iterator[Page]:
         return namespace_pages(self._sink, self._id, self._groups, start, until, page_size)
 
-    def _range(self, entries: Page, is_head: npt.NDArray[np.bool_]) -> TimeRange:
+    def _range(self, entries: Page, is_head: BoolArray) -> ListRange:
         """The rows of whole lists."""
         owner = np.cumsum(is_head) - 1
         heads = [entries[index] for index in np.flatnonzero(is_head).tolist()]
@@ -104,10 +154,14 @@ class TimeFirstListState(ListColumnState):
         rows, per_block = read_rows(blocks, self._owner)
         columns, _ = self._codec.decode(rows)
         lists = np.repeat(owner, per_block)
+        begins = np.ones(len(lists), np.bool_)
+        begins[1:] = lists[1:] != lists[:-1]
         keys = self._key_codec.decode(store_keys, TIME_FIRST_PREFIX_BYTES)
-        return TimeRange(
-            store_keys=[store_keys[index] for index in lists.tolist()],
+        return ListRange(
+            store_keys=list(map(store_keys.__getitem__, lists.tolist())),
             namespaces=namespaces_of(store_keys)[lists],
             key_columns=[column.take(pa.array(lists)) for column in keys],
             columns=columns,
+            begins=begins,
+            chunks=found.chunks[lists],
         )

@@ -28,6 +28,7 @@ from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import schema_to_text
 from asyncstate.codec.times import integers
 from asyncstate.config import SPARK_PREFIX, resolve
+from asyncstate.display import html_table, quietly, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator, OutputSpec, unknown_output
@@ -172,6 +173,7 @@ class OperatorHarness:
         if operator.stateless:
             check_stateless(_UID, operator, self._specs, self._delays)
         self._operator = _copies_of(operator)
+        self._shown = quietly(lambda: repr(operator), type(operator).__name__)
         self._options = dict(options or {})
         self._config = resolve(
             {
@@ -352,6 +354,31 @@ class OperatorHarness:
         harness._owns_folder = True
         return harness
 
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name} {value}" for name, value in self._facts()[1:])
+        return f"<OperatorHarness {self._shown}: {said}>"
+
+    def _repr_html_(self) -> str:
+        return html_table("OperatorHarness", self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        states = ", ".join(f"{state.name} ({state.kind})" for state in self.states()) or "none yet"
+        waiting = sum(given.batch.num_rows for given in self._pending)
+        done = "the end" if self._manifest is not None and self._manifest.final else str(self._next_batch)
+        return [
+            ("operator", self._shown),
+            ("mode", "async" if self._config.enabled else "sync"),
+            ("store", self._config.store),
+            ("partitions", str(self.parallelism)),
+            ("batch", f"{done} ({waiting} rows pushed)"),
+            ("watermark", time_text(self.watermark, MIN_WATERMARK, MAX_WATERMARK)),
+            ("states", states),
+        ]
+
+    @property
+    def _next_batch(self) -> int:
+        return 0 if self._manifest is None else self._manifest.batch_id + 1
+
     def close(self) -> None:
         """Delete the harness's folder, if it made it."""
         if self._owns_folder:
@@ -438,7 +465,7 @@ class OperatorHarness:
             config=self._config,
             parallelism=self.parallelism,
             max_parallelism=self._config.max_parallelism,
-            batch_id=0 if base is None else base.batch_id + 1,
+            batch_id=self._next_batch,
             base_version=-1 if base is None else base.batch_id,
             base=self._stored(base),
             watermark=watermark,

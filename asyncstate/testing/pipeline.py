@@ -19,8 +19,21 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import read_schema
-from asyncstate.dataflow import Apply, Dataflow, Node, Output, Sink, Source, Stream, Transform, Union, explain
+from asyncstate.dataflow import (
+    Apply,
+    Dataflow,
+    Node,
+    Output,
+    Sink,
+    Source,
+    Stream,
+    Transform,
+    Union,
+    draw,
+    explain,
+)
 from asyncstate.dataflow.nodes import Times
+from asyncstate.display import html_table, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
@@ -81,6 +94,7 @@ class PipelineHarness:
         self._schemas = self._opened()
         self._watermark = MIN_WATERMARK
         self._finished = False
+        self._batches = 0
         self.outputs: dict[str, list[OutputRow]] = {sink.name: [] for sink in self.flow.sinks}
         """By sink all rows so far, ``(row kind text, *values)``."""
 
@@ -162,6 +176,29 @@ class PipelineHarness:
         """The dataflow as text."""
         return explain(self.flow)
 
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name} {value}" for name, value in self._facts())
+        return f"<PipelineHarness: {said}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(uid, *(value for _, value in one._facts())) for uid, one in self._operators.items()]
+        names = ["uid", *(name for one in [*self._operators.values()][:1] for name, _ in one._facts())]
+        facts = html_table("PipelineHarness", self._facts())
+        return facts + html_table("operators", rows, names) + draw(self.flow)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        sinks = [f"{name} ({len(rows)} rows)" for name, rows in self.outputs.items()]
+        done = "the end" if self._finished else str(self._batches)
+        return [
+            ("mode", "async" if self._settings["async_enabled"] else "sync"),
+            ("partitions", str(self._settings["parallelism"])),
+            ("batch", f"{done} ({sum(map(_rows_of, self._pending.values()))} rows pushed)"),
+            ("watermark", time_text(self.watermark, MIN_WATERMARK, MAX_WATERMARK)),
+            ("sources", ", ".join(self._pending)),
+            ("operators", ", ".join(self._operators) or "none"),
+            ("sinks", ", ".join(sinks) or "none"),
+        ]
+
     def close(self) -> None:
         """Delete the states."""
         for operator in self._operators.values():
@@ -203,6 +240,11 @@ class PipelineHarness:
             return _no_rows(pa.schema([*sides.side(node.side), _KIND]))
         if not isinstance(node, Apply):
             return _through(node, inputs)
+        if node.initial_state is not None:
+            raise JobError(
+                "what initial_state says needs Spark; let the pipeline get it as an argument, None in tests, and push "
+                "the rows that come first before the others"
+            )
         arguments = node.arguments()
         options = {**self._settings["options"], **arguments.pop("options")}
         del arguments["uid"]
@@ -236,6 +278,7 @@ class PipelineHarness:
                 self.outputs[node.name] += out[node.name]
         self._pending = {name: [] for name in self._pending}
         self._watermark, self._finished = watermark, final
+        self._batches += 1
         return out
 
     def _rows(
@@ -258,6 +301,10 @@ class PipelineHarness:
             operator = self._operators[uid]
             self._operators[uid] = operator.restore(snapshot)
             operator.close()
+
+
+def _rows_of(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
 
 
 def _through(node: Node, inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

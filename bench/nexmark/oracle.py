@@ -437,6 +437,19 @@ _SPECS = (
         _columns("auction bidder price bids total: bigint"),
         {"bid": ("auction", "bidder", "price", "dateTime")},
     ),
+    QuerySpec(
+        "match",
+        "Three bids of an auction one behind the other within 10 s, to the millisecond: a low, a high and a low one",
+        """
+        SELECT auction, price AS low, high, back, bidder FROM (
+            SELECT auction, price, dateTime, lead(price) OVER next AS high, lead(price, 2) OVER next AS back,
+                lead(bidder, 2) OVER next AS bidder, lead(dateTime, 2) OVER next AS until
+            FROM bid WINDOW next AS (PARTITION BY auction ORDER BY dateTime, bidder, price)
+        ) WHERE price < 10000 AND high >= 1000000 AND back < 10000
+            AND date_trunc('millisecond', until) - date_trunc('millisecond', dateTime) < INTERVAL 10 SECONDS""",
+        _columns("auction low high back bidder: bigint"),
+        {"bid": ("auction", "bidder", "price", "dateTime")},
+    ),
 )
 
 QUERIES: Mapping[str, QuerySpec] = {spec.name: spec for spec in _SPECS}

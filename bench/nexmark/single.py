@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import pyarrow.compute as pc
+
 from asyncstate.dataflow import Stream
 from bench.nexmark.events import auctions, bids
 from bench.nexmark.stateful import WATERMARK_DELAY
 from operators import (
+    Match,
     OverAggregate,
     TemporalJoin,
     WindowJoin,
     WindowRank,
     count,
     desc,
+    last,
     range_,
+    skip_to_next,
     sum_,
     tumble,
 )
@@ -77,7 +82,28 @@ def over_range(events: Stream) -> Stream:
     return over.select("auction", "bidder", "price", "bids", "total")
 
 
+def match(events: Stream) -> Stream:
+    """A low, a high and again a low bid, one behind the other."""
+    bid = bids(events).with_columns(at="date_trunc('millisecond', dateTime)")
+    low, high = pc.field("price") < 10_000, pc.field("price") >= 1_000_000
+    found = Match(
+        "LOW HIGH BACK",
+        {"LOW": low, "HIGH": high, "BACK": low},
+        {
+            "low": last("price", "LOW"),
+            "high": last("price", "HIGH"),
+            "back": last("price", "BACK"),
+            "bidder": last("bidder", "BACK"),
+        },
+        within="10 seconds",
+        after_match=skip_to_next(),
+        then=["dateTime", "bidder", "price"],
+    )
+    dips = bid.apply(found, key="auction", event_time="at", watermark_delay=WATERMARK_DELAY, uid="dips")
+    return dips.select("auction", "low", "high", "back", "bidder")
+
+
 SINGLE_PLANS: Mapping[str, Callable[[Stream], Stream]] = {
-    plan.__name__: plan for plan in (window_join, window_rank, temporal_join, over_range)
+    plan.__name__: plan for plan in (window_join, window_rank, temporal_join, over_range, match)
 }
 """By name."""

@@ -11,6 +11,7 @@ Source: Flink SQL's aggregate calls, with FILTER and DISTINCT.
 
 from __future__ import annotations
 
+import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from asyncstate.display import call_text
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
 
@@ -54,6 +56,13 @@ class Aggregate:
             )
         return replace(self, is_distinct=True)
 
+    def __repr__(self) -> str:
+        """The calls that make it."""
+        text = call_text(self.kind.made_by, self.columns)
+        text += ".distinct()" if self.is_distinct else ""
+        text += f".where({self.condition!r})" if self.condition is not None else ""
+        return text + (f".alias({self.output!r})" if self.output is not None else "")
+
     @property
     def column(self) -> str | None:
         """The first column that is aggregated; None for a count of rows."""
@@ -70,6 +79,11 @@ class Kind(ABC):
     """A kind of aggregate: what it is called, and what it is made of."""
 
     name: str
+
+    @property
+    def made_by(self) -> str:
+        """The function that makes such aggregates: with an underscore where Python or another function has the name."""
+        return f"{self.name}_" if hasattr(builtins, self.name) or self.name == "rank" else self.name
 
     @property
     def user_function(self) -> Function | None:

@@ -1,6 +1,7 @@
 """DISTINCT: how often each key has each value, so that only the first and the last of equal ones count.
 
-Owns: ``DistinctValues`` and its state, ``distinct.<columns>``, by key and value.
+Owns: ``DistinctValues`` and its state, ``distinct.<columns>``, by key and value; ``first_of_values``, where there is
+none.
 Invariant: a value counts once from the first row that has it on until the last one is taken back, for each condition by
 itself: aggregates with different filters share the entry of a value, not what they have seen. Over inserts alone the
 state has a mark a condition, over a changelog a count.
@@ -23,7 +24,7 @@ from asyncstate.operator import OperatorContext
 from asyncstate.state.column_maps import ColumnMapState, ColumnMapStateDescriptor
 from asyncstate.state.columns import Columns, ColumnState
 
-from ..core.arrays import BoolArray, Int8Array, Int64Array
+from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids
 from .aggregator import chosen_rows
 
 
@@ -144,3 +145,16 @@ def _turning(old: Int64Array, new: Int64Array, pairs: UserKeyBatch, weights: Int
             first[pairs.inverse[rows]] = rows  # of repeated indices the last assignment stays
             shown[first[changed]] = sign
     return shown
+
+
+def first_of_values(values: DistinctValues, batch: pa.RecordBatch, owners: Int64Array) -> list[Int8Array]:
+    """For each condition +1 for the first row (n) of each owner and value, 0 for others."""
+    ids = row_ids([batch.column(name) for name in values.columns], owners)
+    signs = []
+    for condition in values.conditions:
+        mask = chosen_rows(batch, (), condition)
+        rows = np.arange(len(ids)) if mask is None else np.flatnonzero(mask)
+        first = np.zeros(len(ids), np.int8)
+        first[rows[np.unique(ids[rows], return_index=True)[1]]] = 1
+        signs.append(first)
+    return signs

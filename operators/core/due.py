@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import pyarrow as pa
 
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.state.columns import TimeRange
@@ -60,8 +59,8 @@ class TimeFirst(Protocol):
 class DueReader:
     """Reads a time-first state whose namespaces are window ends or the ends of slices of windows, or several at once.
 
-    ``part_rows``: what a part has of each state, but for a single window and key group. Entries that were read may be
-    removed between parts, lists only after the last one.
+    ``part_rows``: what a part has of each state, but for a single window and key group. What a part has may be removed
+    before the next one is asked for.
     """
 
     def __init__(
@@ -133,17 +132,6 @@ def _group_of(store_key: bytes) -> bytes:
 
 def joined(ranges: Sequence[TimeRange]) -> TimeRange:
     """Ranges that follow each other as one."""
-    if len(ranges) == 1:
-        return ranges[0]
     if not ranges:
         return TimeRange([], np.empty(0, np.int64), [], [])
-    return TimeRange(
-        [key for part in ranges for key in part.store_keys],
-        np.concatenate([part.namespaces for part in ranges]),
-        _columns([part.key_columns for part in ranges]),
-        _columns([part.columns for part in ranges]),
-    )
-
-
-def _columns(parts: Sequence[list[pa.Array]]) -> list[pa.Array]:
-    return [pa.concat_arrays(pieces) for pieces in zip(*parts, strict=True)]
+    return ranges[0].followed_by(ranges[1:]) if len(ranges) > 1 else ranges[0]

@@ -40,6 +40,15 @@ class OrderColumn(NamedTuple):
         direction = "descending" if self.descending else "ascending"
         return f"{self.column} {direction} nulls {'first' if self.nulls_first else 'last'}"
 
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        return f"{'desc' if self.descending else 'asc'}({self.column!r}{self._nulls_text})"
+
+    @property
+    def _nulls_text(self) -> str:
+        usual = self.nulls_first is not self.descending
+        return "" if usual else f", nulls={'first' if self.nulls_first else 'last'!r}"
+
 
 class _Arrival(enum.Enum):
     """The order in which rows came."""
@@ -96,6 +105,11 @@ def _order_column(given: Any, owner: str) -> OrderColumn:
     raise SchemaError(
         f"{owner}: order_by has {given!r}, which is no column; give a name, asc(name), desc(name) or (name, 'desc')"
     )
+
+
+def sort_keys(order: Sequence[OrderColumn]) -> tuple[SortKey, ...]:
+    """As an operator asks the engine for it."""
+    return tuple(SortKey(*one) for one in order)
 
 
 def check_order(order: Sequence[OrderColumn], spec: InputSpec, owner: str) -> None:

@@ -8,10 +8,11 @@ Must not know of join types or row kinds.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
@@ -22,7 +23,8 @@ from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl
 
-from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, take_rows
+from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, row_ids, take_rows
+from ..core.netting import Net, net_by_content
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,28 @@ class ListSide(SideState):
     def stamps_at(self, times: Int64Array | None, num_rows: int) -> Int64Array | None:
         """See ``SideState``."""
         return self._state.stamps_at(times, num_rows)
+
+    def net(
+        self,
+        own: Own,
+        columns: Sequence[pa.Array],
+        key_index: npt.NDArray[np.integer],
+        accumulate: BoolArray,
+        sequence: Collection[str],
+    ) -> Net:
+        """What rows (n) change in the lists of their keys, where a row is known by all columns but those of
+        ``sequence``; ``own`` has all rows of keys that may lose some."""
+        content = row_ids(
+            [
+                pa.concat_arrays([old, new])
+                for old, new, field in zip(own.rows.columns, columns, self._schema, strict=True)
+                if field.name not in sequence
+            ],
+            np.concatenate([own.rows.key_index, key_index]),
+        )
+        size = own.rows.num_rows
+        # The sequence is part of the row, so one that comes again takes the place of its equal, as it would in any cut.
+        return net_by_content(content[:size], content[size:], accumulate, refresh=bool(sequence))
 
     def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
         """See ``SideState``; only keys that lose rows are written as a whole."""

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.durations import Duration, microseconds
+from asyncstate.durations import Duration, duration_text, microseconds
 from asyncstate.errors import SchemaError
 
 from ..core.arrays import BoolArray, Int64Array, take_rows
@@ -44,6 +44,12 @@ class Frame:
     def text(self) -> str:
         """As it is noted beside its state."""
         return f"{self.kind}({self.before})" if self.kind != "unbounded" else self.kind
+
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        if self.kind == "unbounded":
+            return "unbounded()" if self.peers else "unbounded(peers=False)"
+        return f"rows({self.before})" if self.kind == "rows" else f"range_({duration_text(self.before)!r})"
 
 
 def unbounded(*, peers: bool = True) -> Frame:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.ttl import StateTtl
 
-from ..core.arrays import BoolArray, Int64Array, take_rows
+from ..core.arrays import BoolArray, Int64Array, index_among, take_rows
 from ..core.expiring import key_times, row_times
 from ..core.ordering import Codes, order_levels
 from .numbers import Outcome, Ranked, RankTable, sequences_differ
@@ -112,14 +112,10 @@ class BestRows(RankState):
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
         """See ``RankState``."""
         heads, found = yield from self._read_top(keys, key_times(rows.bundle, self._ttl))
-        # Stored rows are in rank order, so that their places tell which of equal ones came first.
-        stored = RankTable(found.columns, found.key_index.astype(np.int64), np.arange(found.num_rows))
-        arrival = len(stored) + rows.table.arrival
-        if self._plan.settings.newest_first:
-            arrival = -arrival  # before all stored ones, which are in that order already
-        rows = rows.with_table(RankTable(rows.table.columns, rows.table.key, arrival))
+        stored, rows, owners = self._ranked_apart(found, rows, len(keys))
+        ends = ends[owners]
         if not self._plan.has_unique:
-            stored, rows = self._in_reach(stored, rows, ends)
+            stored, rows = self._in_reach(stored, rows, ends, owners)
         stamps = self._stamps(stored, found, rows)
         table, codes, outcome = self._settle(stored, rows)
         old = np.arange(len(stored))
@@ -130,10 +126,30 @@ class BestRows(RankState):
         after = Ranked(order[kept], numbers[kept])
         if self._plan.has_unique:
             self._check_better(codes, outcome, len(stored))
-        self._write(keys, heads, table, before, after, stamps)
+        self._write(keys, heads, table, before, after, stamps, owners)
         return Merged(table, before, after, np.zeros(len(keys), np.bool_))
 
-    def _in_reach(self, stored: RankTable, rows: RankRows, ends: Int64Array) -> tuple[RankTable, RankRows]:
+    def _ranked_apart(
+        self, found: ListColumns, rows: RankRows, num_keys: int
+    ) -> tuple[RankTable, RankRows, Int64Array]:
+        """Stored and new rows with the index of their ranking in place of that of their key, and each ranking's key."""
+        # Stored rows are in rank order, so that their places tell which of equal ones came first.
+        stored = RankTable(found.columns, found.key_index.astype(np.int64), np.arange(found.num_rows))
+        arrival = len(stored) + rows.table.arrival
+        if self._plan.settings.newest_first:
+            arrival = -arrival  # before all stored ones, which are in that order already
+        new = RankTable(rows.table.columns, rows.table.key, arrival)
+        if self._plan.settings.apart is None:
+            return stored, rows.with_table(new), np.arange(num_keys)
+        rankings, owners = self._plan.rankings(stored.joined(new), num_keys)
+        stored = replace(stored, key=rankings[: len(stored)])
+        # Lists that were written before rankings stood apart in them have those of a key mixed.
+        stored = stored.take(np.argsort(stored.key, kind="stable"))
+        return stored, rows.with_table(replace(new, key=rankings[len(stored) :])), owners
+
+    def _in_reach(
+        self, stored: RankTable, rows: RankRows, ends: Int64Array, owners: Int64Array
+    ) -> tuple[RankTable, RankRows]:
         """The rows that do not fall behind the stored ones at once, and what is stored for their keys.
 
         Most rows of a long stream are never among the best; this spares them, and keys without others, the sort.
@@ -162,9 +178,9 @@ class BestRows(RankState):
             return stored, rows
         chosen = np.flatnonzero(~out)
         rows = rows.take(chosen)
-        touched = np.zeros(len(ends), np.bool_)
-        touched[rows.table.key] = True
-        return stored.take(np.flatnonzero(touched[stored.key])), rows
+        touched = np.zeros(int(owners.max(initial=-1)) + 1, np.bool_)
+        touched[owners[rows.table.key]] = True  # a list is written as a whole
+        return stored.take(np.flatnonzero(touched[owners[stored.key]])), rows
 
     def _stamps(self, stored: RankTable, found: ListColumns, rows: RankRows) -> Int64Array | None:
         """When each of the ``stored`` rows, of ``found``, and of the bundle's was written (m); None without a ttl."""
@@ -183,15 +199,18 @@ class BestRows(RankState):
         before: Ranked,
         after: Ranked,
         stamps: Int64Array | None,
+        owners: Int64Array,
     ) -> None:
-        changed = sequences_differ(before.rows, after.rows, table.key, len(keys))
-        if changed.any():
-            written = after.rows[changed[table.key[after.rows]]]
-            owners = (np.cumsum(changed) - 1)[table.key[written]]
+        differ = sequences_differ(before.rows, after.rows, table.key, len(owners))
+        if differ.any():
+            changed = np.zeros(len(keys), np.bool_)
+            changed[owners[differ]] = True
+            of_row = owners[table.key[after.rows]]
+            written = after.rows[changed[of_row]]
             self._top.put(
                 keys.select(changed),
                 take_rows(table.columns, written),
-                owners,
+                index_among(changed)[of_row[changed[of_row]]],
                 heads.select(changed),
                 None if stamps is None else stamps[written],
             )

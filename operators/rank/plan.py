@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import accumulates
 from asyncstate.codec import RowCodec, check_key_type, hash_columns, type_to_text
+from asyncstate.codec.times import event_times
 from asyncstate.errors import SchemaError
 from asyncstate.operator import BelongsTo, Bundle, InputSpec
 
@@ -37,6 +38,9 @@ class RankSettings:
     monotonic: bool = False
     newest_first: bool = False
     """Of rows of equal order the one that came last is the first; only where the best rows are kept."""
+    apart: str | None = None
+    """A column of timestamps, without nulls: rows of a key that differ in it are ranked apart; only where the best rows
+    are kept."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class RankPlan:
         self._order = [one for one in settings.order if one.column not in key]
         self.order_at = [place[one.column] for one in self._order]
         self.unique_at = [place[name] for name in settings.unique or () if name not in key]
+        self._apart_at = None if settings.apart is None else place[settings.apart]
         self.has_unique = settings.unique is not None
         self.keeps_all = not settings.monotonic if self.has_unique else spec.changelog
         # The place in the log is no part of a row: a retraction has its own.
@@ -115,6 +120,20 @@ class RankPlan:
     def numbers(self, key: Int64Array, codes: Codes, rows: Int64Array) -> Int64Array:
         """The number of each of ``rows``, which are in rank order."""
         return rank_numbers(self.settings.function, key, codes, rows)
+
+    def rankings(self, table: RankTable, num_keys: int) -> tuple[Int64Array, Int64Array]:
+        """The ranking of each row (m), numbered by key and then by ``apart``; and the key of each ranking (r)."""
+        if self._apart_at is None:
+            return table.key, np.arange(num_keys)
+        starts = self.starts(table.columns)
+        assert starts is not None
+        values, ranks = np.unique(starts, return_inverse=True)
+        codes, rankings = np.unique(table.key * len(values) + ranks, return_inverse=True)
+        return rankings, codes // max(len(values), 1)
+
+    def starts(self, columns: Sequence[pa.Array]) -> Int64Array | None:
+        """The instants, int64 microseconds, in ``apart`` of rows with the columns of a table; None without it."""
+        return None if self._apart_at is None else event_times(columns[self._apart_at])
 
     def next_number(self, table: RankTable, last: Int64Array, num_keys: int) -> Int64Array:
         """The number that a row behind all others of its key would get (u); the rows of ``table`` are in rank order and

@@ -22,14 +22,13 @@ from asyncstate.operator import (
     InputSpec,
     OperatorContext,
     OutputSpec,
-    SortKey,
 )
 
 from ..core.arrays import row_ids, take_rows
 from ..core.checks import Named, TimeDomain, check_has_time, check_time_domain
 from ..core.late import check_late_output, with_late_output
 from ..core.netting import net_by_content
-from ..core.ordering import OrderBy, OrderColumn, check_order, order_columns
+from ..core.ordering import OrderBy, check_order, order_columns, sort_keys
 
 
 class TemporalSort(Named, BundleOperator):
@@ -87,7 +86,7 @@ class TemporalSort(Named, BundleOperator):
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """By time, then by the other columns."""
-        return [InputOrder(self.time, _sort_keys(self.then))]
+        return [InputOrder(self.time, sort_keys(self.then))]
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """Never called: all rows come in order."""
@@ -136,7 +135,7 @@ class Sort(Named, BundleOperator):
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """At the end, by the columns."""
-        return [InputOrder("end", _sort_keys(self.order_by))]
+        return [InputOrder("end", sort_keys(self.order_by))]
 
     def open(self, context: OperatorContext) -> None:
         """Nothing to declare: the rows wait in the engine."""
@@ -157,7 +156,3 @@ class Sort(Named, BundleOperator):
             self._missing.add(net.missing, bundle)
             columns = take_rows(columns, net.added)
         ctx.emit(columns)
-
-
-def _sort_keys(order: Sequence[OrderColumn]) -> tuple[SortKey, ...]:
-    return tuple(SortKey(*one) for one in order)

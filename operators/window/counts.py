@@ -40,6 +40,11 @@ class CountWindow:
         """The window as it is noted beside its state."""
         return f"count(size={self.size}, slide={self.slide})"
 
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        tumbles = self.size == self.slide
+        return f"count_tumble({self.size})" if tumbles else f"count_hop({self.size}, {self.slide})"
+
     def assign(self, places: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Rows (m) and the numbers (m) of the windows they are in; ``places`` (n): of the rows of a key, from 0."""
         first = np.maximum((places - self.size) // self.slide + 1, 0)

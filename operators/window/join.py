@@ -17,7 +17,6 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import event_times
 from asyncstate.operator import (
-    MIN_WATERMARK,
     Bundle,
     BundleContext,
     BundleOperator,
@@ -28,12 +27,11 @@ from asyncstate.operator import (
 from asyncstate.state.columns import TimeRange
 from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
 
-from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids, take_rows
+from ..core.arrays import BoolArray, Int8Array, Int64Array, take_rows
 from ..core.checks import Named, check_choice, check_has_time
 from ..core.condition import check_condition
 from ..core.due import DuePart, DueReader
 from ..core.late import LateRows, check_late_pair
-from ..core.netting import Net, net_by_content
 from ..core.payload import Payload
 from ..join.condition import Condition, JoinCondition
 from ..join.inputs import check_keys, joined_schema, kept_keys, matchable_keys
@@ -227,7 +225,8 @@ class WindowJoin(Named, BundleOperator):
         columns = take_rows(side.payload.of(arrival.bundle.batch), arrival.rows)
         removed, added = np.zeros(own.rows.num_rows, np.bool_), np.arange(len(arrival.rows))
         if arrival.loses.any():
-            net = side.net(arrival, own, columns)
+            accumulate = arrival.bundle.accumulate[arrival.rows]
+            net = side.lists.net(own, columns, arrival.keys.inverse, accumulate, side.spec.sequence)
             self._missing.add(arrival.rows[net.missing], arrival.bundle)
             removed, added = net.removed, net.added
         index = arrival.keys.inverse.astype(np.int64)[added]
@@ -243,14 +242,11 @@ class WindowJoin(Named, BundleOperator):
 
     def _fire(self, first: int, last: int, ctx: BundleContext) -> Iterator[None]:
         """Put out the windows that end in [first, last]; remove the rows that no other window has."""
-        came = False
         for part in self._reader.parts(first, last):
-            came = True
             yield from self._put_out(part, ctx)
-        begin, over = max(self._windows.first_slice(first), MIN_WATERMARK), self._windows.last_over(last)
-        if came and begin <= over:
-            for side in self._sides:
-                side.state.remove_up_to(over, begin)
+            over = self._windows.last_over(part.last)
+            for side, found in zip(self._sides, part.ranges, strict=True):
+                side.state.remove_entries(found.entry_keys(found.namespaces <= over))
 
     def _put_out(self, part: DuePart, ctx: BundleContext) -> Iterator[None]:
         inputs = [side.read(found) for side, found in zip(self._sides, part.ranges, strict=True)]
@@ -341,31 +337,16 @@ class _Side:
     def __init__(
         self, name: str, spec: InputSpec, context: OperatorContext, made_for: tuple[str, str]
     ) -> None:
-        self._spec = spec
+        self.spec = spec
         self.payload = Payload(spec, at_least_one=True)
         schema = pa.schema(self.payload.fields)
         self.state: TimeFirstListState = context.get_state(TimeFirstListDescriptor(name, schema, made_for))
         self.lists = ListSide(name, schema, context, state=self.state)
 
-    def net(self, arrival: _Arrival, own: Own, columns: Sequence[pa.Array]) -> Net:
-        """What rows with these stored columns change in their lists."""
-        sequence, size = self._spec.sequence, own.rows.num_rows
-        content = row_ids(
-            [
-                pa.concat_arrays([old, new])
-                for old, new, field in zip(own.rows.columns, columns, self.payload.fields, strict=True)
-                if field.name not in sequence
-            ],
-            np.concatenate([own.rows.key_index, arrival.keys.inverse]),
-        )
-        accumulate = arrival.bundle.accumulate[arrival.rows]
-        # The sequence is part of the row, so one that comes again takes the place of its equal, as it would in any cut.
-        return net_by_content(content[:size], content[size:], accumulate, refresh=bool(sequence))
-
     def read(self, found: TimeRange) -> _Read:
         """Rows that were read by time."""
         keys, stored = found.key_columns, found.columns
         if not found.num_rows:
-            keys = [pa.array([], field.type) for field in self._spec.key_schema]
+            keys = [pa.array([], field.type) for field in self.spec.key_schema]
             stored = [pa.array([], field.type) for field in self.payload.fields]
-        return _Read(self._spec.schema.names, self.payload.row([*keys, *stored]), keys)
+        return _Read(self.spec.schema.names, self.payload.row([*keys, *stored]), keys)

@@ -10,6 +10,7 @@ Source: Flink's ``WindowRankOperator`` and ``RowTimeWindowDeduplicateOperator``.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -35,7 +36,8 @@ from ..core.ordering import OrderBy, order_columns
 from ..rank.best import BestRows
 from ..rank.numbers import RankFunction, RankTable
 from ..rank.plan import RankPlan, RankRows, RankSettings
-from .given import GivenWindows, check_given, given_ends
+from .given import START, GivenWindows, check_given, given_ends
+from .pairs import groups_of
 from .plan import WINDOW_COLUMNS, window_columns, window_time_type
 from .time import OUT_OF_RANGE
 from .windows import SlicedWindow, check_sliced, due_until
@@ -50,19 +52,20 @@ class WindowRank(Named, BundleOperator):
 
     ``order_by``, ``function`` and ``rank_column`` as in ``Rank``. ``window``: made with ``tumble``, ``hop`` or
     ``cumulate``; a row is ranked in each of its windows. Without it rows carry their window as ``window_start`` and
-    ``window_end``, timestamps, as a window table function puts them out; any number of windows may be open at once, and
-    windows of a key that end together are one.
+    ``window_end``, timestamps, as a window table function puts them out: equal starts and ends are the same window. Any
+    number of windows may be open at once.
 
     Output: the input's columns; with ``window`` also ``window_start``, ``window_end`` and ``window_time`` (the end -
     1 ms); then the number, if it is asked for. All rows are +I, in rank order, at the end of the micro-batch whose
-    watermark reaches the window's end - 1 us, by window end, then in the order of the store (key group, key).
+    watermark reaches the window's end - 1 us, by window end, then in the order of the store (key group, key), then by
+    window start.
 
     The input must be insert-only. Rows whose windows were all over before the micro-batch are counted (``late_rows``)
     and dropped, or go to the side output that ``late_output`` names. Dropped and counted are also those
     without a window (``null_windows``) or with event times that no window can have (``event_times_out_of_range``).
 
-    State: ``top``, time-first lists by window end and key of the rows with numbers up to offset + n. Order and window
-    belong to the state's declaration.
+    State: ``top``, time-first lists by window end and key of the rows with numbers up to offset + n, for windows that
+    end together by window start. Order and window belong to the state's declaration.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> from asyncstate.operators import desc, tumble
@@ -112,7 +115,12 @@ class WindowRank(Named, BundleOperator):
         return with_late_output(schema, self.late_output, spec)
 
     def _ranking(self, spec: InputSpec) -> RankPlan:
-        return RankPlan(self.settings, spec, self.owner)
+        return self._plan_of(self.settings, spec)
+
+    def _plan_of(self, settings: RankSettings, spec: InputSpec) -> RankPlan:
+        # Where the window follows from its end the end alone tells windows apart.
+        apart = START if self.window is None and START not in spec.key else None
+        return RankPlan(replace(settings, apart=apart), spec, self.owner)
 
     def _more_fields(self, spec: InputSpec) -> list[pa.Field]:
         zoned = window_time_type(spec)
@@ -194,20 +202,18 @@ class WindowRank(Named, BundleOperator):
         return self._fire(first, last, ctx) if first <= last else None
 
     def _fire(self, first: int, last: int, ctx: BundleContext) -> Iterator[None]:
-        came = False
         for part in self._reader.parts(first, last):
-            came = True
             self._put_out(part, ctx)
+            self._top.remove_entries(part.entries.entry_keys())
             yield
-        if came:
-            self._top.remove_up_to(last, first)
 
     def _put_out(self, part: DuePart, ctx: BundleContext) -> None:
         (entries,) = part.ranges
-        order = np.argsort(entries.namespaces, kind="stable")
         keys = self._codec.group(entries.key_columns, num_rows=entries.num_rows)
-        lists = keys.in_namespaces(entries.namespaces).inverse.astype(np.int64)
-        numbers = self._plan.numbers(lists, self._plan.codes(entries.columns), order)
+        every, starts = np.arange(entries.num_rows), self._plan.starts(entries.columns)
+        windows = groups_of(keys, every, entries.namespaces, starts, None)
+        order = np.argsort(windows, kind="stable")
+        numbers = self._plan.numbers(windows, self._plan.codes(entries.columns), order)
         shown = numbers > self.settings.offset
         rows, numbers = order[shown], numbers[shown]
         columns = take_rows(self._plan.payload.row([*entries.key_columns, *entries.columns]), rows)
@@ -246,4 +252,4 @@ class WindowDeduplicate(WindowRank):
         last = self.keep == "last"
         column = str(self.order_by or spec.event_time)
         order = order_columns([(column, "desc" if last else "asc")], self.owner)
-        return RankPlan(RankSettings(order, 1, 0, "row_number", newest_first=last), spec, self.owner)
+        return self._plan_of(RankSettings(order, 1, 0, "row_number", newest_first=last), spec)

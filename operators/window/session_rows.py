@@ -25,6 +25,7 @@ from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColu
 from ..core.arrays import BoolArray, Int64Array, take_rows
 from ..core.due import PART_ROWS
 from ..core.payload import Payload
+from ..join.sides import Added, ListSide, Own
 from .plan import WindowPlan, window_columns
 from .session_core import Spans, sessions_at
 from .sessions import SessionAggregation
@@ -33,7 +34,8 @@ from .windows import SessionWindow
 
 class SessionRows(SessionAggregation):
     """``SessionAggregation`` of counts, with all rows in ``rows``, a list a key: their columns that are not key, and
-    their time. A bundle appends to it and reads none of it; the rows of a session are read when it is over."""
+    their time. A bundle appends to it, and reads only the rows of keys that lose some; those of a session are read when
+    it is over."""
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class SessionRows(SessionAggregation):
         self._rows: ListColumnState = context.get_state(
             ListColumnStateDescriptor("rows", schema, belongs_to=plan.belongs_to)
         )
+        self._lists = ListSide("rows", schema, context, state=self._rows)
         self._over: _Over | None = None
 
     def prefetch(self, bundle: Bundle) -> None:
@@ -67,17 +70,45 @@ class SessionRows(SessionAggregation):
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:
         """Store the rows and merge them with the sessions of their keys."""
         bundle = self._time.in_range(bundle)
-        merged = super().process(bundle, ctx)
-        if merged is None:
+        if not bundle.num_rows:
             return None
-        order, _ = bundle.keys.rows_sorted()
+        loses = np.zeros(len(bundle.keys), np.bool_)
+        loses[bundle.keys.inverse[~bundle.accumulate]] = True
+        stored = self._lists.async_own(bundle.keys, loses, counts=False)
+        if loses.any():
+            return stored.then_compose(lambda own: self._take_back(bundle, own, ctx))
+        merged = super().process(bundle, ctx)
+        assert merged is not None
+        none, every = np.zeros(0, np.bool_), np.arange(bundle.num_rows)
+        added = stored.then_accept(lambda own: self._store(bundle, own, none, every))
+        return merged.then_combine(added, lambda *_: None)
+
+    def _take_back(self, bundle: Bundle, own: Own, ctx: BundleContext) -> StateFuture[None]:
+        """Store what is left of the bundle's rows; its retractions of rows that are there also change the sessions."""
+        index, accumulate = bundle.keys.inverse, bundle.accumulate
+        net = self._lists.net(own, self._columns(bundle), index, accumulate, self._spec.sequence)
+        self._missing.add(net.missing, bundle)
+        self._store(bundle, own, net.removed, net.added)
+        known = np.ones(bundle.num_rows, np.bool_)
+        known[net.missing] = False
+        # As the rows of a bundle count as a set, so do those of its sessions: first all that come.
+        rows = np.concatenate([np.flatnonzero(accumulate), np.flatnonzero(known & ~accumulate)])
+        return super().process(self._part(bundle, rows), ctx) or completed_void_future()
+
+    def _part(self, bundle: Bundle, rows: Int64Array) -> Bundle:
+        batch = bundle.batch.take(pa.array(rows))
+        keys = self._codec.group([batch.column(name) for name in self._spec.key], num_rows=len(rows))
+        times = None if bundle.times is None else bundle.times[rows]
+        return Bundle(batch, keys, bundle.kinds[rows], times, bundle.input_index)
+
+    def _store(self, bundle: Bundle, own: Own, removed: BoolArray, added: Int64Array) -> None:
+        index = bundle.keys.inverse[added].astype(np.int64)
+        self._lists.apply(bundle.keys, own, removed, Added(take_rows(self._columns(bundle), added), index))
+
+    def _columns(self, bundle: Bundle) -> list[pa.Array]:
+        """What is stored of rows."""
         kept = bundle.batch.select(self._spec.schema.names)
-        columns = [pa.array(self._time.of_rows(bundle)), *self._payload.of(kept)]
-        rows, index = take_rows(columns, order), bundle.keys.inverse[order]
-        stored = self._rows.async_heads(bundle.keys).then_accept(
-            lambda heads: self._rows.append(bundle.keys, rows, index, heads)
-        )
-        return merged.then_combine(stored, lambda *_: None)
+        return [pa.array(self._time.of_rows(bundle)), *self._payload.of(kept)]
 
     def put_out(
         self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext

@@ -15,10 +15,10 @@ import pyarrow as pa
 from asyncstate.futures import StateFuture
 from asyncstate.operator import BundleContext, OperatorContext
 
-from ..aggregate.aggregator import KeyedRows, chosen_rows
-from ..aggregate.distinct import DistinctValues
+from ..aggregate.aggregator import KeyedRows
+from ..aggregate.distinct import first_of_values
 from ..aggregate.plan import AggregatePlan
-from ..core.arrays import Int8Array, Int64Array, row_ids
+from ..core.arrays import Int64Array
 from ..core.segments import Groups
 from .plan import WindowPlan, window_columns
 from .session_rows import SessionRows
@@ -58,7 +58,7 @@ class SessionValues(SessionRows):
         groups = Groups(np.arange(len(session)), first)
         batch = pa.RecordBatch.from_arrays(list(columns), names=self._spec.schema.names)
         owners = np.repeat(np.arange(len(first)), groups.sizes)
-        shown = [_first_of_values(values, batch, owners) for values in self._values.distincts]
+        shown = [first_of_values(values, batch, owners) for values in self._values.distincts]
         sources = self._values.sources(KeyedRows(batch, groups, valued=True), shown)
         nothing = [pa.nulls(len(first), field.type) for field in self._values.state_schema]
         changed = self._values.async_update(nothing, sources, self._values.prepare(sources), ctx)
@@ -68,16 +68,3 @@ class SessionValues(SessionRows):
         return changed.then_accept(
             lambda done: ctx.emit([*key_columns, *times, *self._values.results(done.states, done.after)])
         )
-
-
-def _first_of_values(values: DistinctValues, batch: pa.RecordBatch, owners: Int64Array) -> list[Int8Array]:
-    """For each condition +1 for the first row (n) of each owner and value, 0 for others."""
-    ids = row_ids([batch.column(name) for name in values.columns], owners)
-    signs = []
-    for condition in values.conditions:
-        mask = chosen_rows(batch, (), condition)
-        rows = np.arange(len(ids)) if mask is None else np.flatnonzero(mask)
-        first = np.zeros(len(ids), np.int8)
-        first[rows[np.unique(ids[rows], return_index=True)[1]]] = 1
-        signs.append(first)
-    return signs

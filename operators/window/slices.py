@@ -13,7 +13,6 @@ Source: Flink's ``SlicingWindowOperator``, ``SliceSharedWindowAggProcessor`` and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,7 +205,7 @@ class SliceAggregation:
     def _forget(self, entries: TimeRange, last: int) -> None:
         """Remove the slices without a window that ends behind ``last``."""
         done = self._window.last_window(entries.namespaces) <= last
-        self._slices.remove_entries(list(compress(entries.store_keys, done.tolist())))
+        self._slices.remove_entries(entries.entry_keys(done))
         if self._states.keeps_more and done.any():
             mask = pa.array(done)
             columns = [column.filter(mask) for column in entries.key_columns]

@@ -55,10 +55,13 @@ class WindowTableFunction(Named, BundleOperator):
     But for sessions it is stateless: in a job it is given no key, and its rows go through no exchange. The
     ``watermark_delay`` stands at the operator behind it.
 
-    A session is one of the input's key, so it is known only when it is over: the rows of an insert-only input are kept
-    until the watermark has passed the end of their session, and then come out by key, session and time. Rows whose
-    session was over before their micro-batch are counted (``late_rows``) and dropped, or go to the side output that
-    ``late_output`` names. State: ``rows``, and ``sessions`` and ``session_ends`` as ``WindowAggregate`` has them.
+    A session is one of the input's key, so it is known only when it is over: rows are kept until the watermark has
+    passed the end of their session, and then come out, +I, by key, session and time. Rows whose session was over before
+    their micro-batch are counted (``late_rows``) and dropped, or go to the side output that ``late_output`` names.
+    Until a session is over, rows that are equal in all columns but those of the input's ``sequence`` are taken back; as
+    in ``WindowAggregate`` that neither shortens nor splits the session. Retractions of rows that are not there are
+    counted (``retractions_without_state``). With ``time="processing"`` sessions take insert-only inputs. State:
+    ``rows``, and ``sessions`` and ``session_ends`` as ``WindowAggregate`` has them.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> from asyncstate.operators import hop
@@ -138,7 +141,10 @@ class _SessionTableFunction(WindowTableFunction):
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """The input's columns and those of the window."""
-        check_insert_only(inputs[0], self.owner, "WindowAggregate, which can take rows back")
+        if self.time == "processing":  # which session a row was in is not told by its retraction
+            check_insert_only(
+                inputs[0], self.owner, "sessions of event time, from which rows can be taken back"
+            )
         return super().bind(inputs)
 
     def open(self, context: OperatorContext) -> None:

@@ -15,7 +15,8 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from asyncstate.durations import Duration, microseconds
+from asyncstate.display import call_text
+from asyncstate.durations import Duration, duration_text, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 
@@ -107,6 +108,12 @@ class SlicedWindow:
         """The window as it is noted beside its state."""
         return f"{self.kind}(size={self.size}us, step={self.step}us, offset={self.offset}us)"
 
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        sizes = [self.size] if self.kind == "tumble" else [self.size, self.step]
+        offset = {"offset": duration_text(self.offset)} if self.offset else {}
+        return call_text(self.kind, list(map(duration_text, sizes)), offset)
+
 
 class WholeWindow(SlicedWindow):
     """The same windows, each with rows of its own under its end: no slice is shared."""
@@ -157,6 +164,10 @@ class SessionWindow:
     def text(self) -> str:
         """The window as it is noted beside its state."""
         return f"session(gap={self.gap}us)"
+
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        return call_text("session", [duration_text(self.gap)])
 
 
 Window = SlicedWindow | SessionWindow

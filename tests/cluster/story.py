@@ -207,14 +207,11 @@ def roll_back(checkpoint: Path, query: Path, version: int) -> None:
         "rollback",
         str(checkpoint),
         str(version),
+        "--spark-checkpoint",
+        str(query),
         "--yes",
     ]
     subprocess.run(command, check=True, cwd=Path(__file__).resolve().parents[2], timeout=120)
-    for folder, newest in (("commits", version), ("offsets", version + 1), ("sources/0", version + 1)):
-        for path in (query / folder).glob("*"):
-            if path.name.isdigit() and int(path.name) > newest:
-                path.unlink()
-                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
 def _spoil(path: Path, how: str) -> None:

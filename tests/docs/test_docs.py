@@ -7,12 +7,14 @@ would type them. ``python test spark`` is a program of its own, run as a user ru
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +116,20 @@ def _lines(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_shows_as_output_only_what_a_program_right_before_it_prints(page: Path) -> None:
+    fences = [block[1] for block in _FENCED.finditer(page.read_text("utf-8"))]
+    for before, fence in zip(["", *fences], fences, strict=False):
+        assert fence != "text output" or before.startswith("python test")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_that_is_not_run_is_python_all_the_same(page: Path) -> None:
+    for block in _FENCED.finditer(page.read_text("utf-8")):
+        if block[1].split()[0] == "python":
+            ast.parse(textwrap.dedent(block[2]), str(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     text = _FENCED.sub("", page.read_text("utf-8"))
     dead = [
@@ -127,7 +143,16 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_the_readme_and_the_guide_have_examples() -> None:
     """Without this, a fence that is spelt wrongly would let the tests above pass with nothing run."""
     found = {example.page.name for example in _all(spark=False)}
-    assert {"writing-operators.md", "testing.md", "aggregate.md", "join.md"} <= found
+    assert {
+        "writing-operators.md",
+        "testing.md",
+        "aggregate.md",
+        "join.md",
+        "index.md",
+        "from-flink.md",
+    } <= found
+    tasks = {page.name for page in PAGES if page.parent.name == "tasks"}
+    assert tasks - {"README.md"} <= found
     assert [example.page.name for example in _all(spark=True)] == ["README.md", "batch.md"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -204,6 +205,63 @@ def test_a_window_join_takes_the_rows(async_enabled: bool) -> None:
         assert sorted((row[3], row[9]) for row in joined.finish()) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2)]
 
 
-def test_a_changelog_is_refused() -> None:
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[bool, tuple[Any, ...]]]:
+    """Rows that come (True) and some of them go again; equal ones are there several times."""
+    rows = draw(st.lists(st.tuples(st.sampled_from([None, 0, 1]), times(60), st.integers(0, 1)), max_size=14))
+    history = [(True, row) for row in rows]
+    for row in draw(st.lists(st.sampled_from(rows), max_size=6, unique_by=id)) if rows else []:
+        came = history.index((True, row))
+        goes = sum(there == (False, row) for there in history)
+        if goes < sum(there == (True, row) for there in history[: came + 1]):
+            history.insert(draw(st.integers(came + 1, len(history))), (False, row))
+    return history
+
+
+@given(
+    histories(), st.integers(1, 9), st.sampled_from(["1", "3", "500000"]), st.booleans(), st.integers(1, 3)
+)
+@settings(max_examples=settings().max_examples // 2)
+def test_what_is_left_of_a_changelog_comes_with_its_session(
+    history: Any, cut: int, size: str, enabled: bool, parallelism: int
+) -> None:
+    """A row that has gone still holds its session together."""
+    came: dict[Any, list[int]] = {}
+    for there, (key, at, _) in history:
+        if there:
+            came.setdefault(key, []).append(at)
+    expected: Counter[tuple[Any, ...]] = Counter()
+    for there, row in history:
+        start = end = row[1]
+        for at in sorted(came[row[0]], reverse=True):
+            start = at if at <= start <= at + GAP else start
+        for at in sorted(came[row[0]]):
+            end = at if at - GAP <= end <= at else end
+        expected["+I", *row, start, end + GAP, end + GAP - 1_000] += 1 if there else -1
+    runner = harness(changelog=True, async_enabled=enabled, options={"async-state.bundle-size": size})
+    for first in range(0, len(history), cut):
+        if first == cut:
+            with runner as before:
+                runner = before.restore(before.snapshot(), parallelism=parallelism)
+        for there, row in history[first : first + cut]:
+            runner.push([row], kind="+I" if there else "-D")
+        assert runner.end_batch() == []
+        assert not runner.statistics().get("counter.retractions_without_state", 0)
+    with runner:
+        assert Counter(runner.finish()) == +expected
+        assert runner.state_entries() == {}
+
+
+def test_retractions_of_rows_that_are_not_there_are_counted(async_enabled: bool) -> None:
+    with harness(changelog=True, async_enabled=async_enabled) as runner:
+        runner.push([(1, 0, 0), (1, 5 * MS, 1)])
+        runner.push([(1, 5 * MS, 2), (1, 50 * MS, 3), (2, 0, 0)], kind="-D")
+        runner.end_batch()
+        assert runner.statistics()["counter.retractions_without_state"] == 3
+        assert [row[1:6] for row in runner.finish()] == [(1, 0, 0, 0, 15 * MS), (1, 5 * MS, 1, 0, 15 * MS)]
+
+
+def test_in_processing_time_a_changelog_is_refused() -> None:
+    function = WindowTableFunction(session(GAP), time="processing")
     with pytest.raises(SchemaError, match="WindowTableFunction: input 0 is a changelog, but rows cannot be"):
-        harness(changelog=True)
+        OperatorHarness(function, ROWS, ["k"], changelog=True)

@@ -40,11 +40,21 @@ def windows_of(window: SlicedWindow, time: int) -> list[tuple[int, int]]:
     return [(start, end) for start, end in spans if start <= time < end]
 
 
-def final(rows: list[Row], window: SlicedWindow) -> dict[tuple[int, int, int], list[Row]]:
+Spans = Callable[[Row], list[tuple[int, int]]]
+
+
+def spans_of(window: SlicedWindow, apart: bool) -> Spans:
+    """The windows of a row; ``apart``: rows with odd ids are in windows of their own, which begin a second earlier."""
+    return lambda row: [
+        (start - SECOND * (apart and row[2] % 2), end) for start, end in windows_of(window, row[3])
+    ]
+
+
+def final(rows: list[Row], spans: Spans) -> dict[tuple[int, int, int], list[Row]]:
     """The rows of each (end, key, start), the best first: by value, then by id."""
     found: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
     for row in rows:
-        for start, end in windows_of(window, row[3]):
+        for start, end in spans(row):
             found[end, row[0], start].append(row)
     return {at: sorted(group, key=lambda row: (-row[1], row[2])) for at, group in found.items()}
 
@@ -52,7 +62,7 @@ def final(rows: list[Row], window: SlicedWindow) -> dict[tuple[int, int, int], l
 @given(
     batches=drawn,
     window=st.sampled_from(WINDOWS),
-    carried=st.booleans(),
+    carried=st.sampled_from([None, "equal starts", "other starts"]),
     n=st.integers(1, 3),
     offset=st.integers(0, 2),
     function=st.sampled_from(["row_number", "rank", "dense_rank"]),
@@ -63,7 +73,7 @@ def final(rows: list[Row], window: SlicedWindow) -> dict[tuple[int, int, int], l
 def test_the_first_rows_of_each_window(
     batches: Any,
     window: SlicedWindow,
-    carried: bool,
+    carried: str | None,
     n: int,
     offset: int,
     function: Any,
@@ -71,6 +81,7 @@ def test_the_first_rows_of_each_window(
     size: str,
     restart: int,
 ) -> None:
+    spans = spans_of(window, carried == "other starts")
     order = [desc("v"), "id"] if function == "row_number" else [desc("v")]
     operator = WindowRank(
         order, n, window=None if carried else window, offset=offset, function=function, rank_column="place"
@@ -95,7 +106,7 @@ def test_the_first_rows_of_each_window(
         rows = [(k, v, 100 * at + number, time * SECOND) for number, (k, v, time) in enumerate(batch)]
         everything += rows
         if carried:
-            rows = [(*row, *span) for row in rows for span in windows_of(window, row[3])]
+            rows = [(*row, *span) for row in rows for span in spans(row)]
         harness.push(rows)
         later = [time for batch_times in times[at + 1 :] for time in batch_times]
         harness.advance_watermark(min([*later, 40 * SECOND]) - 1)  # no row is late
@@ -104,7 +115,7 @@ def test_the_first_rows_of_each_window(
     assert harness.state_entries() == {}
     harness.close()
     expected: Counter[Row] = Counter()
-    for (end, _, start), group in final(everything, window).items():
+    for (end, _, start), group in final(everything, spans).items():
         values = [row[1] for row in group]
         for number, row in enumerate(group):
             place = {
@@ -117,7 +128,7 @@ def test_the_first_rows_of_each_window(
                 expected["+I", *row, *more, place] += 1
     assert Counter(out) == expected
     for key in range(3):  # over all keys the order is that of a partition
-        ends = [row[6] for row in out if row[1] == key]
+        ends = [(row[6], row[5]) for row in out if row[1] == key]
         assert ends == sorted(ends)
 
 
@@ -144,6 +155,25 @@ def test_the_first_and_last_row_of_each_window(batches: Any, keep: Any, enabled:
             if row[3] < known[4] if keep == "first" else row[3] >= known[4]:
                 best[end, row[0]] = shown
     assert Counter(out) == Counter(best.values())
+
+
+def test_windows_that_end_together_and_start_apart_are_two(async_enabled: bool) -> None:
+    """As behind sessions: each key and window has its first row, whichever of them came first."""
+    rows = [
+        (0, 5, 1, 0, 0, 9),
+        (0, 3, 2, 0, 4, 9),
+        (0, 4, 3, 0, 0, 9),
+        (0, 8, 4, 0, 4, 9),
+        (1, 1, 5, 0, 4, 9),
+    ]
+    make = WindowDeduplicate("last", order_by="v")
+    with OperatorHarness(make, GIVEN, ["k"], event_time="at", async_enabled=async_enabled) as harness:
+        for row in rows:  # each finds what the ones before it have left
+            harness.push([row])
+            assert harness.end_batch() == []
+        first, second, other = rows[0], rows[3], rows[4]
+        assert sorted(harness.finish()) == [("+I", *row) for row in (first, second, other)]
+        assert harness.state_entries() == {}
 
 
 def test_what_is_late_or_has_no_window(async_enabled: bool) -> None:

@@ -18,6 +18,7 @@ from tests.properties.aggregate_examples import AGGREGATES, DEDUPLICATIONS, OVER
 from tests.properties.examples import Entries, Example
 from tests.properties.function_examples import FUNCTIONS
 from tests.properties.join_examples import JOINS
+from tests.properties.match_examples import MATCHES
 from tests.properties.normalize_examples import NORMALIZATIONS
 from tests.properties.order_examples import ORDERED
 from tests.properties.rank_examples import RANKS
@@ -25,6 +26,7 @@ from tests.properties.runs import OutputRow, Run, run
 from tests.properties.schedules import Schedule, schedules
 from tests.properties.time_examples import INTERVAL_JOINS, WINDOWS
 from tests.properties.window_join_examples import WINDOW_JOINS
+from tests.properties.window_rank_examples import WINDOW_RANKS
 
 OPERATORS: dict[str, Entries] = {
     "GroupAggregate": AGGREGATES,
@@ -35,8 +37,10 @@ OPERATORS: dict[str, Entries] = {
     "WindowAggregate": WINDOWS,
     "IntervalJoin": INTERVAL_JOINS,
     "WindowJoin": WINDOW_JOINS,
+    "WindowRank": WINDOW_RANKS,
     "ChangelogNormalize": NORMALIZATIONS,
     "ordered inputs": ORDERED,
+    "Match": MATCHES,
     "functions": FUNCTIONS,
 }
 _HARMLESS = ("counter.timers_fired", "counter.keys_notified", "counter.view_")

@@ -25,7 +25,7 @@ _CARRIED = [pa.field("window_start", MICROSECOND), pa.field("window_end", MICROS
 LEFT, RIGHT = (pa.schema([*_OWN, (name, pa.int64())]) for name in ("v", "w"))
 CARRYING_LEFT, CARRYING_RIGHT = (pa.schema([*schema, *_CARRIED]) for schema in (LEFT, RIGHT))
 
-_ROW = st.tuples(nullable(small(0, 1)), small(0, 20).map(lambda second: second * SECOND), nullable(small()))
+ROW = st.tuples(nullable(small(0, 1)), small(0, 20).map(lambda second: second * SECOND), nullable(small()))
 
 
 def _carry(row: Row, size: int) -> Row:
@@ -33,7 +33,7 @@ def _carry(row: Row, size: int) -> Row:
     return (*row, start, start + size)
 
 
-_CARRYING_ROW = st.builds(_carry, _ROW, st.sampled_from([5 * SECOND, 10 * SECOND]))
+CARRYING_ROW = st.builds(_carry, ROW, st.sampled_from([5 * SECOND, 10 * SECOND]))
 
 Windows = Callable[[Row], list[tuple[int, int]]]
 
@@ -89,7 +89,7 @@ def window_joins(draw: st.DrawFn, kind: Any, changelog: bool) -> Example:
     """With and without a condition and keys of nulls that match."""
     window, windows = draw(st.sampled_from(WINDOWS))
     conditional, null_safe = draw(st.booleans()), draw(st.booleans())
-    rows = _ROW if window else _CARRYING_ROW
+    rows = ROW if window else CARRYING_ROW
     histories = changelogs if changelog else insertions
     return Example(
         make=lambda: WindowJoin(

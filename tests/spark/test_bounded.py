@@ -135,7 +135,9 @@ def test_errors_and_what_is_refused(spark: SparkSession) -> None:
         apply_batch(GroupAggregate([count()]), rows, key="nothing")
     with pytest.raises(JobError, match="takes 1 inputs but got 0"):
         apply_batch(GroupAggregate([count()]))
-    with pytest.raises(JobError, match=r"operator 'ABCMeta': GroupAggregate is a class; give an object"):
+    with pytest.raises(
+        JobError, match=r"operator 'GroupAggregate': GroupAggregate is a class; give an object"
+    ):
         apply_batch(GroupAggregate, rows)  # type: ignore[arg-type]
     with pytest.raises(JobError, match="got 'rows' as an input; give a DataFrame"):
         apply_batch(GroupAggregate([count()]), "rows")  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import urllib.request
@@ -271,3 +272,28 @@ def test_without_its_package_the_exporter_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(ConfigurationError.__name__)
     assert "install asyncstate[prometheus]" in done.stdout
+
+
+def test_spark_s_jobs_say_which_operator_runs_and_what_was_left(
+    make_job: MakeJob, spark: SparkSession, rows: DataFrame
+) -> None:
+    job, context = make_job(), spark.sparkContext
+
+    @job.micro_batch
+    def run(df: DataFrame, batch: MicroBatch) -> None:
+        out = batch.apply(RunningTotal(), df, key="k", uid="totals")
+        assert out.count() == 70
+
+    context.setJobDescription("what was there")
+    try:
+        run(rows, 0)
+        assert context.getLocalProperty("spark.job.description") == "what was there"
+    finally:
+        context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+    jobs = context._jsc.sc().statusStore().jobsList(None)
+    texts = [jobs.apply(number).description().getOrElse(None) or "" for number in range(min(jobs.size(), 9))]
+    assert "what was there\noperator 'totals' (RunningTotal)" in texts
+    assert any(
+        re.fullmatch(r"what was there\ntotals: [\d,]+ ms, 70 → 70 rows, \d\.\d MiB of state", text)
+        for text in texts
+    )

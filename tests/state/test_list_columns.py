@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from asyncstate.codec import KeyBatch, KeyCodec, RowCodec
 from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.state.list_blocks import CHUNK_ROWS, TAIL_ROWS
+from asyncstate.state.list_blocks import CHUNK_ROWS, TAIL_BYTES, TAIL_ROWS
 from asyncstate.state.list_blocks import VARIABLE as VARIABLE_WIDTH
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
@@ -89,6 +89,48 @@ def make_row(schema: pa.Schema, number: int) -> tuple[Any, ...]:
     return (number, None if number % 5 == 0 else "x" * (number % 7), [number % 4] * (number % 3))
 
 
+class StoredByHand:
+    """The bytes of lists, made a row at a time: what the columns must come to."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._codec = RowCodec(schema)
+        self._sealed: dict[int, list[list[bytes]]] = {}
+        self._tails: dict[int, list[bytes]] = {}
+
+    def append(self, lists: dict[int, list[tuple[Any, ...]]]) -> None:
+        for key, rows in lists.items():
+            if not rows:
+                continue
+            tail = self._tails.get(key, []) + [self._codec.encode_one(row) for row in rows]
+            if len(tail) > TAIL_ROWS or sum(map(len, tail)) > TAIL_BYTES:
+                chunks = [tail[first : first + CHUNK_ROWS] for first in range(0, len(tail), CHUNK_ROWS)]
+                self._sealed.setdefault(key, []).extend(chunks)
+                tail = []
+            self._tails[key] = tail
+
+    def remove(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            self._sealed.pop(key, None)
+            self._tails.pop(key, None)
+
+    def contents(self) -> dict[bytes, bytes]:
+        data: dict[bytes, bytes] = {}
+        for key, tail in self._tails.items():
+            (store_key,) = batch_of([key]).store_keys(8)
+            sealed = self._sealed.get(key, [])
+            data[store_key] = self._block(len(sealed), sum(map(len, sealed)), tail)
+            for number, rows in enumerate(sealed):
+                data[store_key + number.to_bytes(4, "big")] = self._block(0, 0, rows)
+        return data
+
+    def _block(self, chunks: int, sealed_rows: int, rows: list[bytes]) -> bytes:
+        width = 0 if not rows else len(rows[0]) if self._schema is FIXED else VARIABLE_WIDTH
+        lengths = [len(row) for row in rows] if width == VARIABLE_WIDTH else []
+        numbers = (chunks, sealed_rows, len(rows), width, *lengths)
+        return struct.pack(f"<{len(numbers)}I", *numbers) + b"".join(rows)
+
+
 steps = st.lists(
     st.tuples(
         st.sampled_from(["append", "append", "append", "put", "remove"]),
@@ -108,6 +150,7 @@ def test_agrees_with_a_dict_of_lists(
     sink = DictSink()
     state = open_state(sink, schema)
     model: dict[int, list[tuple[Any, ...]]] = {}
+    stored = StoredByHand(schema)
     number = 0
     for action, sizes, known in steps:
         keys = batch_of(list(sizes))
@@ -120,12 +163,17 @@ def test_agrees_with_a_dict_of_lists(
         if action == "append":
             state.append(keys, columns, key_index, heads)
             model = {**model, **{key: model.get(key, []) + rows for key, rows in lists.items()}}
+            stored.append(lists)
         elif action == "put":
             state.put(keys, columns, key_index, heads)
             model.update(lists)
+            stored.remove(lists)
+            stored.append(lists)
         else:
             state.remove(keys, heads)
             model.update({key: [] for key in lists})
+            stored.remove(lists)
+        assert sink.data == stored.contents()
         everything = batch_of(range(7))
         expected = {key: model.get(key, []) for key in range(7)}
         heads = state.heads(everything)

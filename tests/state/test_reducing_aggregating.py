@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from asyncstate import (
     StateFuture,
     ValueStateDescriptor,
     combine_all,
+    functions,
 )
 from asyncstate.errors import CodecError, OperatorError, StateAccessError, StateDeclarationError
 from asyncstate.state import chunks
@@ -121,6 +122,89 @@ def test_an_accumulator_is_kept_and_its_result_shown(sink: FakeSink, prefix: str
     assert state.get() == state.async_get().get() == 3.0
     stored = bound(sink, ValueStateDescriptor("stored", MEAN_TYPE))
     assert stored._decode(sink.contents()[STORE_KEY]) == {"total": 9, "count": 3}
+
+
+class Weighted(functions.AggregateFunction):
+    """A mean whose accumulator is a ``form``: what the SQL side calls an aggregate function."""
+
+    def __init__(self, form: Callable[..., Any]) -> None:
+        self.form = form
+
+    def create_accumulator(self) -> Any:
+        return self.form({"total": 0, "count": 0}.items())
+
+    def accumulate(self, accumulator: Any, *args: Any) -> None:
+        total, count = ("total", "count") if isinstance(accumulator, dict) else (0, 1)
+        value, weight = args
+        accumulator[total] += value * weight
+        accumulator[count] += weight
+
+    def merge(self, accumulator: Any, accumulators: Iterable[Any]) -> None:
+        for other in accumulators:
+            for at in list(accumulator) if isinstance(accumulator, dict) else range(2):
+                accumulator[at] += other[at]
+
+    def get_value(self, accumulator: Any) -> Any:
+        total, count = accumulator.values() if isinstance(accumulator, dict) else accumulator
+        return total / count
+
+    def get_accumulator_type(self) -> pa.DataType | pa.Schema | None:
+        return pa.schema(list(MEAN_TYPE))
+
+
+FORMS: dict[str, Callable[..., Any]] = {
+    "dict": dict,
+    "list": lambda items: [value for _, value in items],
+    "tuple": lambda items: tuple(value for _, value in items),
+    "row": lambda items: functions.MutableRow(**dict(items)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_function_of_tables_is_one_of_states_too(sink: FakeSink, form: str, pickled: bool) -> None:
+    state = bound(sink, AggregatingStateDescriptor("s", Weighted(FORMS[form]), pickled=pickled))
+    assert state.get() is None
+    for pair in ((1, 1), (2, 1), (6, 2)):
+        state.add(pair)
+    assert state.get() == 15 / 4
+    if not pickled:
+        stored = bound(sink, ValueStateDescriptor("stored", MEAN_TYPE))
+        assert stored._decode(sink.contents()[STORE_KEY]) == {"total": 15, "count": 4}
+    namespaced = bound(
+        sink, AggregatingStateDescriptor("n", Weighted(FORMS[form]), pickled=pickled, namespaced=True)
+    )
+    for namespace, pair in ((1, (4, 1)), (2, (6, 1))):
+        namespaced.at(namespace).add(pair)
+    namespaced.merge_namespaces(1, [2])
+    assert namespaced.at(1).get() == 5.0
+
+
+class NeedsMore(Weighted):
+    def open(self, context: Any) -> None:
+        raise AssertionError
+
+
+class ShowsRows(functions.TableAggregateFunction):
+    def create_accumulator(self) -> Any:
+        return []
+
+    def accumulate(self, accumulator: Any, *args: Any) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("function", "accumulator_type", "message"),
+    [
+        (NeedsMore(dict), None, "NeedsMore has a method open, which nobody calls for a state"),
+        (ShowsRows(), pa.list_(pa.int64()), "ShowsRows has no method get_value"),
+        (Weighted(dict), pa.struct([functions.map_view("seen", pa.int64(), pa.int64())]), "seen of the acc"),
+        (ShowsRows(), None, "give a type"),
+    ],
+)
+def test_what_a_state_cannot_keep_of_a_function(function: Any, accumulator_type: Any, message: str) -> None:
+    with pytest.raises(StateDeclarationError, match=message):
+        AggregatingStateDescriptor("s", function, accumulator_type)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -21,6 +23,14 @@ SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 TIMES = (MIN_WATERMARK, -7, 0, 5, 1_000_000, MAX_WATERMARK)
 
 Lists = dict[tuple[int, int], list[int]]  # by time and key
+
+
+@pytest.fixture(autouse=True, scope="module")
+def each_page_is_decoded_alone() -> Iterator[None]:
+    """So that few lists lie in many parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asyncstate.state.time_first_lists._DECODED_BYTES", 1)
+        yield
 
 
 def opened(page_size: int) -> tuple[FakeSink, TimeFirstListState]:
@@ -75,9 +85,9 @@ steps = st.lists(
 
 
 @settings(max_examples=40, deadline=None)
-@given(steps, st.sampled_from(TIMES), st.sampled_from(TIMES), st.sampled_from([1, 3, 100]))
+@given(steps, st.sampled_from(TIMES), st.sampled_from(TIMES), st.sampled_from([1, 3, 100]), st.booleans())
 def test_ranges_have_whole_lists_and_nothing_of_what_was_removed(
-    appended: list[dict[tuple[int, int], int]], start: int, until: int, page_size: int
+    appended: list[dict[tuple[int, int], int]], start: int, until: int, page_size: int, as_read: bool
 ) -> None:
     sink, state = opened(page_size)
     neighbours = sink.contents()
@@ -92,7 +102,11 @@ def test_ranges_have_whole_lists_and_nothing_of_what_was_removed(
         model = {**model, **{place: model.get(place, []) + numbers for place, numbers in new.items()}}
     chosen = {place: numbers for place, numbers in model.items() if start <= place[0] <= until}
     assert read(state, until, start) == chosen
-    state.remove_up_to(until, start)
+    if as_read:
+        for part in state.up_to(until, start):
+            state.remove_entries(part.entry_keys())
+    else:
+        state.remove_up_to(until, start)
     rest = {place: numbers for place, numbers in model.items() if place not in chosen}
     assert read(state, MAX_WATERMARK, MIN_WATERMARK) == rest
     state.remove_up_to(MAX_WATERMARK)

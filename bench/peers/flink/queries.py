@@ -132,6 +132,15 @@ _QUERIES = {
         FROM bid WINDOW recent AS (
             PARTITION BY auction ORDER BY rt RANGE BETWEEN INTERVAL '10' SECOND PRECEDING AND CURRENT ROW
         )""",
+    "match": """
+        SELECT auction, low, high, back, bidder FROM bid
+        MATCH_RECOGNIZE (
+            PARTITION BY auction ORDER BY rt, dateTime, bidder, price
+            MEASURES A.price AS low, B.price AS high, C.price AS back, C.bidder AS bidder
+            ONE ROW PER MATCH AFTER MATCH SKIP TO NEXT ROW
+            PATTERN (A B C) WITHIN INTERVAL '10' SECOND
+            DEFINE A AS A.price < 10000, B AS B.price >= 1000000, C AS C.price < 10000
+        )""",
     "temporal_join": f"""
         SELECT B.auction, B.bidder, B.price, A.category, B.dateTime
         FROM bid AS B JOIN {_VERSIONS} FOR SYSTEM_TIME AS OF B.rt AS A ON B.auction = A.id""",
@@ -147,7 +156,7 @@ LAST_COUNTS: Mapping[str, str] = {"q9": "id"}
 """Queries of which Flink may leave the rows before an update out, as its asynchronous top 1 does, and their keys."""
 
 _EVENT_TIMED = frozenset(
-    ("q5", "q7", "q11", "q18", "window_join", "window_rank", "temporal_join", "over_range")
+    ("q5", "q7", "q11", "q18", "window_join", "window_rank", "temporal_join", "over_range", "match")
 )
 
 

@@ -1,0 +1,149 @@
+"""What a new operator starts from, where its rows or the values of its states are known already.
+
+Owns: ``InitialValues``, which writes values into the states that an operator declares; ``report_of_both``.
+Invariant: what is written is what the operator itself would write; it does not run.
+Must not import Spark.
+
+Source: the ``initialState`` of Spark's ``transformWithState``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from asyncstate.errors import StateDeclarationError
+from asyncstate.operator import (
+    InputSpec,
+    Operator,
+    OperatorContext,
+    OutputSpec,
+    RecordContext,
+    RecordOperator,
+    Row,
+    StateDescriptor,
+)
+from asyncstate.runtime.spec import CommitRecord
+
+VALUE: Final = "value"
+USER_KEY: Final = "user_key"
+FIRST_ARRIVAL: Final = 1 << 31
+"""Rows that wait in order are numbered by micro-batch and arrival; those that come behind initial rows from here on."""
+_KINDS: Final = ("value", "list", "map", "reducing")
+_NOT_SUMMED: Final = frozenset({"delta_bytes", "state_bytes", "state_entries"})
+
+
+class InitialValues(RecordOperator):
+    """Puts rows into the states of ``operator``: the key's columns, ``value``, and for a map ``user_key``.
+
+    ``state`` is the one it writes. Raises StateDeclarationError for a state that is not declared, or has no values a
+    row could give: those of bundle-grain operators, aggregating and broadcast state.
+    """
+
+    def __init__(self, operator: Operator, inputs: Sequence[InputSpec], state: str) -> None:
+        self.operator = operator
+        self.inputs = tuple(inputs)
+        self.state = state
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        """What the operator puts out; nothing comes."""
+        return OutputSpec.of(self.operator.bind(self.inputs))
+
+    def open(self, context: OperatorContext) -> None:
+        """Let the operator declare its states, and keep the one that is meant."""
+        watched = _Watched(context, self.inputs)
+        self.operator.open(watched)
+        if self.state not in watched.states:
+            known = ", ".join(map(repr, watched.states)) or "none"
+            raise StateDeclarationError(
+                f"operator '{context.uid}': initial_state names a state {self.state!r} that it does not declare; it "
+                f"has {known}"
+            )
+        kind, state = watched.states[self.state]
+        if kind not in _KINDS or not isinstance(self.operator, RecordOperator):
+            raise StateDeclarationError(
+                f"operator '{context.uid}': state {self.state!r} ({kind}) cannot be given values; only value, list, "
+                "map and reducing states of a RecordOperator can. Give initial_state the rows that make the state"
+            )
+        self._put = {"value": _update, "list": _update, "map": _put, "reducing": _add}[kind]
+        self._kept = state
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """Write one value."""
+        return self._put(self._kept, row)
+
+
+class _Watched:
+    """A context that notes the states which are declared with it."""
+
+    def __init__(self, context: OperatorContext, inputs: tuple[InputSpec, ...]) -> None:
+        self._context = context
+        self.inputs = inputs
+        self.states: dict[str, tuple[str, Any]] = {}
+
+    def get_state(self, descriptor: StateDescriptor[Any]) -> Any:
+        state = self._context.get_state(descriptor)
+        self.states[descriptor.name] = descriptor.kind, state
+        return state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+def _update(state: Any, row: Row) -> Any:
+    return state.async_update(row[VALUE])
+
+
+def _put(state: Any, row: Row) -> Any:
+    return state.async_put(row[USER_KEY], row[VALUE])
+
+
+def _add(state: Any, row: Row) -> Any:
+    return state.async_add(row[VALUE])
+
+
+def report_of_both(first: CommitRecord, then: CommitRecord) -> CommitRecord:
+    """What a partition has to report that ran twice in a micro-batch, ``then`` over what ``first`` had left."""
+    times = [max(both, default=None) for both in _present(first.max_event_times, then.max_event_times)]
+    statistics = {
+        name: value + (0.0 if name in _NOT_SUMMED else first.statistics.get(name, 0.0))
+        for name, value in then.statistics.items()
+    }
+    return msgspec.structs.replace(
+        then,
+        max_event_times=times,
+        missing_row=then.missing_row or first.missing_row,
+        statistics=_all(first.statistics, statistics),
+        peaks={name: max(first.peaks.get(name, value), value) for name, value in then.peaks.items()},
+    )
+
+
+def _present(first: Sequence[int | None], then: Sequence[int | None]) -> list[list[int]]:
+    """Of each input the times that were seen; values of states have other inputs, and no times."""
+    firsts = list(first) if len(first) == len(then) else [None] * len(then)
+    return [[time for time in both if time is not None] for both in zip(firsts, then, strict=True)]
+
+
+def _all(first: Mapping[str, float], then: Mapping[str, float]) -> dict[str, float]:
+    return {**{name: value for name, value in first.items() if name not in _NOT_SUMMED}, **then}
+
+
+def check_values(uid: str, state: str, schema: pa.Schema, key: pa.Schema) -> None:
+    """Raise StateDeclarationError unless rows of ``schema`` have the key's columns and a value."""
+    wanted = [*key.names, VALUE]
+    missing = [name for name in wanted if name not in schema.names]
+    surplus = [name for name in schema.names if name not in (*wanted, USER_KEY)]
+    if missing or surplus:
+        raise StateDeclarationError(
+            f"operator '{uid}': the initial values of state {state!r} have the columns {', '.join(schema.names)}; give "
+            f"those of the key and the value: {', '.join(wanted)} (of a map also {USER_KEY})"
+        )
+    for field in key:
+        if schema.field(field.name).type != field.type:
+            raise StateDeclarationError(
+                f"operator '{uid}': the initial values of state {state!r} have the key column '{field.name}' as "
+                f"{schema.field(field.name).type}, but it is {field.type}; cast it"
+            )

@@ -1,0 +1,167 @@
+"""Spark's own checkpoint of a streaming query: taking it back to a batch.
+
+Owns: ``QueryCheckpoint`` and ``Rewind``: which of Spark's files have to go so that it runs a batch again.
+Invariant: what goes is known, and found to be enough, before anything is deleted; a rewind that was broken off can be
+made again, and a query that is started before that is refused by its job.
+Must not import pyspark: the command line uses this module.
+
+Source: Spark's ``HDFSMetadataLog``, ``OffsetSeqLog`` and ``FileStreamSource``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from asyncstate.errors import CheckpointError
+from asyncstate.places import folder_of, is_uri
+from asyncstate.storage import CheckpointFiles, checkpoint_files
+
+COMMITS: Final = "commits"
+OFFSETS: Final = "offsets"
+SOURCES: Final = "sources"
+_NUMBERED: Final = re.compile(r"(.+)/\.?(\d+)(\.compact)?(\.crc)?")
+_NAMED_OFFSET: Final = re.compile(r"(\w+):(.*)", re.DOTALL)
+
+
+class _File(NamedTuple):
+    """A file of one of Spark's logs: those of one folder and number belong together."""
+
+    folder: str
+    number: int
+    is_compact: bool
+    is_checksum: bool
+    name: str
+
+
+class Rewind(NamedTuple):
+    """What a query's checkpoint loses: ``files`` in the order in which they have to go; ``numbers`` by folder, for
+    people; ``batch`` will be the next that Spark runs."""
+
+    batch: int
+    files: list[str]
+    numbers: dict[str, list[int]]
+
+
+class QueryCheckpoint:
+    """The folder or URI that a query was given as ``checkpointLocation``.
+
+    Raises CheckpointError if it is not there, or is no checkpoint of a query.
+    """
+
+    def __init__(self, place: str) -> None:
+        if not is_uri(place) and not Path(folder_of(place)).is_dir():
+            raise CheckpointError(
+                f"there is no folder {place}; give the query's own checkpoint, its checkpointLocation: a job that was "
+                "started by job.start() has it beside the job's, with '-query' behind the name"
+            )
+        self._files: CheckpointFiles = checkpoint_files(place)
+        self._logs = [
+            found
+            for folder in (COMMITS, OFFSETS, SOURCES)
+            for name in self._files.list(f"{folder}/")
+            if (found := _file(name)) is not None
+        ]
+        if not self._numbers(OFFSETS):
+            raise CheckpointError(
+                f"{self._files.shown} has no folder '{OFFSETS}' with files in it, so it is no checkpoint of a query; "
+                "give the query's checkpointLocation, not the job's checkpoint"
+            )
+
+    def rewind_to(self, version: int) -> Rewind:
+        """What has to go so that batch ``version + 1`` is the next one, with the rows that it had.
+
+        Raises CheckpointError if Spark no longer has what it needs for that.
+        """
+        self._check(version)
+        kept = {COMMITS: version, OFFSETS: version + 1, **self._kept_of_sources(version)}
+        going = [file for file in self._logs if file.folder in kept and file.number > kept[file.folder]]
+        # Commits first, the newest first: as long as one is left, Spark goes on behind it, and the job refuses that.
+        # The offsets last: they say what is to go from the sources. A checksum before its file: one that is not there
+        # is not compared.
+        order = {COMMITS: 0, OFFSETS: 2}
+        going.sort(key=lambda file: (order.get(file.folder, 1), -file.number, not file.is_checksum))
+        numbers: dict[str, list[int]] = {}
+        for file in going:
+            known = numbers.setdefault(file.folder, [])
+            if file.number not in known:
+                known.append(file.number)
+        shown = {folder: sorted(found) for folder, found in numbers.items()}
+        return Rewind(version + 1, [file.name for file in going], shown)
+
+    def apply(self, rewind: Rewind) -> None:
+        """Delete the files, one after the other."""
+        for name in rewind.files:
+            self._files.delete(name)
+
+    def _check(self, version: int) -> None:
+        commits, offsets = self._numbers(COMMITS), self._numbers(OFFSETS)
+        newest = max(commits, default=-1)
+        where = f"the query's checkpoint {self._files.shown}"
+        if newest < version - 1:
+            raise CheckpointError(
+                f"{where} stands at batch {newest}, before version {version} of the state; give the one that belongs "
+                "to this job"
+            )
+        if newest >= version and version not in commits & offsets:
+            raise CheckpointError(
+                f"{where} has batch {version} no longer: it keeps {min(offsets)} to {max(offsets)} "
+                "(spark.sql.streaming.minBatchesToRetain). Roll back to one of these, or start query and job anew"
+            )
+
+    def _kept_of_sources(self, version: int) -> dict[str, int]:
+        """Of each source that keeps a list of its files: the newest of its entries that batch ``version + 1`` has.
+
+        Such a list has numbers of its own: a batch without new files adds nothing to it.
+        """
+        batch = max(number for number in self._numbers(OFFSETS) if number <= version + 1)
+        kept = {}
+        for name, offset in _offsets(self._files.get_bytes(f"{OFFSETS}/{batch}")).items():
+            entry = _entry(offset)
+            if entry is not None:
+                kept[f"{SOURCES}/{name}"] = entry
+                self._check_list(f"{SOURCES}/{name}", entry, version)
+        return kept
+
+    def _check_list(self, folder: str, entry: int, version: int) -> None:
+        have = {file.number: file.is_compact for file in self._logs if file.folder == folder}
+        start = max((number for number, compact in have.items() if compact and number <= entry), default=0)
+        lost = [number for number in range(start, entry + 1) if number not in have]
+        if lost:
+            raise CheckpointError(
+                f"the query's checkpoint {self._files.shown} has {folder}/{lost[0]} no longer, which says what files "
+                f"batch {version + 1} and those before it had; roll back to a newer version, or start both anew"
+            )
+
+    def _numbers(self, folder: str) -> set[int]:
+        return {file.number for file in self._logs if file.folder == folder and not file.is_checksum}
+
+
+def _file(name: str) -> _File | None:
+    found = _NUMBERED.fullmatch(name)
+    if found is None:
+        return None
+    return _File(found[1], int(found[2]), found[3] is not None, found[4] is not None, name)
+
+
+def _offsets(data: bytes) -> dict[str, str]:
+    """What a file of offsets says of each source: by number, or by name where sources have names."""
+    version, _, *offsets = data.decode().splitlines()  # the second line is of the whole batch
+    if version.strip() == "v1":
+        return {str(number): line for number, line in enumerate(offsets)}
+    named = [_NAMED_OFFSET.fullmatch(line) for line in offsets]
+    return {found[1]: found[2] for found in named if found is not None}
+
+
+def _entry(offset: str) -> int | None:
+    """The number of the newest list entry, of a source of files; None for any other source, or without an offset."""
+    try:
+        decoded = msgspec.json.decode(offset)
+    except msgspec.DecodeError:
+        return None
+    if not isinstance(decoded, dict) or set(decoded) != {"logOffset"}:
+        return None
+    return int(decoded["logOffset"])

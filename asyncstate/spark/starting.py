@@ -1,0 +1,92 @@
+"""What a new operator starts from, as DataFrames.
+
+Owns: ``Initial`` and the checks of what is given as ``initial_state``.
+Invariant: rows have the columns and types of the input they stand before, so that they are routed as its rows are.
+Must not import storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.errors import JobError, SchemaError
+from asyncstate.spark.columns import quoted
+from asyncstate.spark.exchange import nullable_type
+
+InitialState = DataFrame | Sequence[DataFrame | None] | Mapping[str, DataFrame]
+"""Rows that come before all others: a DataFrame, of several inputs one each or None; or values by name of state."""
+
+
+class Initial(NamedTuple):
+    """What an operator starts from: ``rows``, one an input, or ``values`` by name of state."""
+
+    rows: Sequence[DataFrame] = ()
+    values: Mapping[str, DataFrame] = {}
+
+
+def check_keeps(uid: str, given: InitialState | None) -> None:
+    """Raise JobError if a stateless operator is to start from something."""
+    if given is not None:
+        raise JobError(
+            f"operator '{uid}' is stateless, so it has no initial_state; give it to the operator behind"
+        )
+
+
+def initial_of(uid: str, given: InitialState, inputs: Sequence[DataFrame]) -> Initial:
+    """What was given, checked against the inputs. Raises JobError for another form, SchemaError for other columns."""
+    if isinstance(given, Mapping):
+        return Initial(values={str(name): static(uid, df) for name, df in given.items()})
+    each = [given] if isinstance(given, DataFrame) else list(given) if isinstance(given, list | tuple) else []
+    if len(each) != len(inputs) or not any(one is not None for one in each):
+        raise JobError(
+            f"operator '{uid}' has {len(inputs)} inputs, and initial_state is {given!r}; give a DataFrame of rows for "
+            "each of them or None in its place, or {name of a state: DataFrame of its values}"
+        )
+    rows = [
+        nothing(df) if one is None else before(f"operator '{uid}'", static(uid, one), df)
+        for one, df in zip(each, inputs, strict=True)
+    ]
+    return Initial(rows=rows)
+
+
+def nothing(df: DataFrame) -> DataFrame:
+    """No rows, with the columns of ``df``."""
+    return df.where("false")
+
+
+def before(what: str, rows: DataFrame, df: DataFrame) -> DataFrame:
+    """``rows`` with the columns of ``df`` in their order; where ``df`` has kinds and they have none, insertions."""
+    if ROW_KIND_COLUMN in df.columns and ROW_KIND_COLUMN not in rows.columns:
+        rows = rows.withColumn(ROW_KIND_COLUMN, sf.lit("+I"))
+    wanted, found = _types(df.schema), _types(rows.schema)
+    if wanted != found:
+        differing = sorted({name for name, _ in wanted.items() ^ found.items()})
+        raise SchemaError(
+            f"{what}: its initial rows differ from its input in {', '.join(differing)}: they have {_text(found)}, the "
+            f"input has {_text(wanted)}; select and cast them"
+        )
+    return rows.select(*map(quoted, df.columns))
+
+
+def _types(schema: StructType) -> dict[str, str]:
+    return {field.name: nullable_type(field.dataType).simpleString() for field in schema}
+
+
+def _text(types: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in types.items())
+
+
+def static(name: str, df: object) -> DataFrame:
+    """``df``, what operator or source ``name`` starts from. Raises JobError for what is no DataFrame, or streams."""
+    if not isinstance(df, DataFrame) or df.isStreaming:
+        kind = "a streaming DataFrame" if isinstance(df, DataFrame) else repr(df)
+        raise JobError(
+            f"'{name}' is to start from {kind}; give a DataFrame that spark.read or the like gives"
+        )
+    return df

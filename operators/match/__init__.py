@@ -1,0 +1,1 @@
+"""Row pattern recognition."""

@@ -1,0 +1,101 @@
+"""AFTER MATCH: where the next match may begin.
+
+Owns: ``Skip``, the four functions that make one, and which of them would find the same match for ever.
+Must not know of rows, conditions or state.
+
+Source: AFTER MATCH SKIP of Flink's MATCH_RECOGNIZE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from asyncstate.errors import OperatorError, SchemaError
+
+from .automaton import ACCEPT, Automaton
+
+
+@dataclass(frozen=True, repr=False)
+class Skip:
+    """Where the next match may begin, behind one that was found; ``variable`` of the two that name one."""
+
+    to: Literal["past last row", "next row", "first", "last"]
+    variable: str | None = None
+
+    @property
+    def text(self) -> str:
+        """As SQL says it."""
+        if self.variable is None:
+            return f"skip {'past last row' if self.to == 'past last row' else 'to next row'}"
+        return f"skip to {self.to} {self.variable}"
+
+    def rows(self, variables: Sequence[int], automaton: Automaton, owner: str) -> int:
+        """How many rows behind its first one a match whose rows were taken as ``variables`` (indices) lets the next one
+        begin. OperatorError naming ``owner`` if it has no row to skip to, or that is its first."""
+        if self.variable is None:
+            return len(variables) if self.to == "past last row" else 1
+        target = automaton.variables.index(self.variable)
+        if target not in variables:
+            raise OperatorError(
+                f"{owner}: {self.text}: a match of pattern '{automaton.pattern}' has no row of '{self.variable}'; skip "
+                "to a variable that every match has, or with skip_to_next()"
+            )
+        at = variables.index(target)
+        if self.to == "last":
+            at = len(variables) - 1 - variables[::-1].index(target)
+        if at == 0:
+            raise OperatorError(
+                f"{owner}: {self.text}: that is the first row of a match of pattern '{automaton.pattern}', so the same "
+                "match would be found for ever; use skip_to_next()"
+            )
+        return at
+
+    def __repr__(self) -> str:
+        if self.variable is None:
+            return "skip_past_last()" if self.to == "past last row" else "skip_to_next()"
+        return f"skip_to_{self.to}({self.variable!r})"
+
+
+def skip_past_last() -> Skip:
+    """Behind the last row of the match: no row is in two matches."""
+    return Skip("past last row")
+
+
+def skip_to_next() -> Skip:
+    """At the row behind the first one of the match."""
+    return Skip("next row")
+
+
+def skip_to_first(variable: str) -> Skip:
+    """At the first row of the match that was taken as ``variable``."""
+    return Skip("first", variable)
+
+
+def skip_to_last(variable: str) -> Skip:
+    """At the last row of the match that was taken as ``variable``."""
+    return Skip("last", variable)
+
+
+def check_skip(skip: object, automaton: Automaton, owner: str) -> None:
+    """SchemaError for what is no ``Skip``, or one whose variable no match has or every match has first."""
+    if not isinstance(skip, Skip):
+        raise SchemaError(
+            f"{owner}: after_match is {skip!r}; give skip_past_last(), skip_to_next(), skip_to_first('B') or "
+            "skip_to_last('B')"
+        )
+    if skip.variable is None:
+        return
+    if skip.variable not in automaton.variables:
+        raise SchemaError(
+            f"{owner}: {skip.text}: pattern '{automaton.pattern}' has no such variable; its variables are: "
+            f"{', '.join(automaton.variables)}"
+        )
+    places, begins = automaton.places_of(skip.variable), set(automaton.start)
+    later = automaton.reach({more for place in begins for more in automaton.follow[place] if more != ACCEPT})
+    if begins <= places and (skip.to == "first" or not places & later):
+        raise SchemaError(
+            f"{owner}: {skip.text}: that is the first row of every match of pattern '{automaton.pattern}', so the same "
+            "match would be found for ever; use skip_to_next()"
+        )
