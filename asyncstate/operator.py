@@ -513,9 +513,11 @@ def key_type(schema: pa.Schema) -> type[Key]:
 def _named(base: type[R], schema: pa.Schema) -> type[R]:
     columns = {name: i for i, name in enumerate(schema.names)}
     # What a named tuple finds its fields with: several times as fast as __getattr__, which is left for errors.
-    getters = vars(namedtuple(base.__name__, ["_"] * len(columns), rename=True))
+    named: Any = namedtuple(base.__name__, [f"f{i}" for i in range(len(columns))])
     found = {
-        name: getters[f"_{i}"] for name, i in columns.items() if name in _SHOWN or not hasattr(base, name)
+        name: getattr(named, f"f{i}")
+        for name, i in columns.items()
+        if name in _SHOWN or not hasattr(base, name)
     }
     return type(base.__name__, (base,), {**found, "__slots__": (), "_fields": columns})
 
