@@ -513,7 +513,9 @@ def key_type(schema: pa.Schema) -> type[Key]:
 def _named(base: type[R], schema: pa.Schema) -> type[R]:
     columns = {name: i for i, name in enumerate(schema.names)}
     # What a named tuple finds its fields with: several times as fast as __getattr__, which is left for errors.
-    named: Any = namedtuple("named", [f"f{i}" for i in range(len(columns))])
+    names: Any = [f"f{i}" for i in range(len(columns))]
+    make: Callable[..., Any] = namedtuple
+    named = make("named", names)
     found = {
         name: getattr(named, f"f{i}")
         for name, i in columns.items()
