@@ -37,7 +37,7 @@ spellings.
 
 Unknown `async-state.*` keys and values out of range are errors, before any data is touched. Sizes and
 durations need a unit in a text (`64mb`, `500ms`; 1 kb is 1024 bytes); a Python int is in bytes or
-milliseconds.
+milliseconds. A duration may also be written out (`10 minutes`, `1 hour 30 minutes`), or be a `timedelta`.
 
 | Key | Default | Takes | Meaning |
 |---|---|---|---|

@@ -2,7 +2,7 @@
 
 Owns: ``Config`` (frozen, shipped to the tasks as JSON), the table ``OPTIONS`` and ``resolve``.
 Invariant: a ``Config`` in hand has been checked; whichever way it was made, each value is in its range.
-May import only ``asyncstate.errors``, ``asyncstate.places``, msgspec and the standard library.
+May import only ``durations``, ``errors`` and ``places`` of ``asyncstate``, msgspec and the standard library.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Annotated, Literal, get_type_hints
 
 import msgspec
 
+from asyncstate.durations import microseconds
 from asyncstate.errors import ConfigurationError
 from asyncstate.places import masked
 
@@ -84,7 +86,8 @@ class Number:
 
     def _how(self) -> str:
         if self.units:
-            return f"a whole number with a unit ({', '.join(self.units)}), such as {self.show(self.maximum)}"
+            also = " or '10 minutes'" if isinstance(self, Milliseconds) else ""
+            return f"a whole number with a unit ({', '.join(self.units)}), such as {self.show(self.maximum)}{also}"
         return "a whole number without a unit" + (" or auto" if self.auto else "")
 
 
@@ -132,9 +135,24 @@ def size(minimum: int, maximum: int) -> Number:
     return Number(minimum, maximum, units={"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30})
 
 
+@dataclass(frozen=True)
+class Milliseconds(Number):
+    """A Number of milliseconds, which may also be written as all other durations: "10 minutes", a timedelta."""
+
+    def parse(self, text: str | timedelta) -> int:
+        """See ``Number``."""
+        try:
+            length = microseconds(text, "", "", ConfigurationError)
+        except ConfigurationError:
+            return super().parse(str(text))
+        if length % 1_000:
+            raise ValueError("write whole milliseconds")
+        return length // 1_000
+
+
 def duration(minimum_ms: int, maximum_ms: int) -> Number:
     """Milliseconds."""
-    return Number(minimum_ms, maximum_ms, units={"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000})
+    return Milliseconds(minimum_ms, maximum_ms, units={"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000})
 
 
 @dataclass(frozen=True)
@@ -152,7 +170,10 @@ class Option:
                 given = os.fspath(given)
             if isinstance(given, bool) and isinstance(self.kind, Choice):
                 given = str(given)  # true and false may be two of the words
-            value = self.kind.parse(given.strip()) if isinstance(given, str) else given
+            if isinstance(given, timedelta) and isinstance(self.kind, Milliseconds):
+                value: object = self.kind.parse(given)
+            else:
+                value = self.kind.parse(given.strip()) if isinstance(given, str) else given
             if value is None:
                 raise ValueError("leave the key out to get the default")
             if value == 0 and isinstance(self.kind, Number) and self.kind.auto and not _says_auto(given):

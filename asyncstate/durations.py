@@ -1,6 +1,6 @@
-"""Lengths of time as users write them, in microseconds.
+"""Lengths of time as users write them.
 
-Owns: ``microseconds`` and its inverse. A leaf: imports nothing but ``errors``.
+Owns: ``microseconds`` and its inverse, and ``seconds``. A leaf: imports nothing but ``errors``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from asyncstate.errors import AsyncStateError, SchemaError
 
 Duration = str | timedelta | int
 """A text such as "10 seconds" or "1 hour 30 minutes", a timedelta, or an int of microseconds."""
+
+Seconds = float | str | timedelta
+"""As ``Duration``, but a number is in seconds: parameters that have always been numbers of them."""
 
 _UNITS_US = {
     "microsecond": 1,
@@ -64,3 +67,30 @@ def microseconds(
         f"{owner}: {name} is {duration!r}, which is no duration; write it like '10 seconds' or "
         f"'1 hour 30 minutes' (units: {', '.join(_UNITS_US)}), or give a timedelta or microseconds"
     )
+
+
+def seconds(
+    duration: Seconds,
+    owner: str,
+    name: str,
+    error: type[AsyncStateError] = SchemaError,
+    above_zero: bool = False,
+) -> float:
+    """``duration`` in seconds, 0 or more (``above_zero``: more). Raises ``error`` as ``microseconds``.
+
+    >>> seconds("1 minute", "Retry", "delay"), seconds(0.5, "Retry", "delay")
+    (60.0, 0.5)
+    """
+    given: object = duration
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        length = float(given)
+    elif isinstance(given, (str, timedelta)):
+        length = microseconds(given, owner, name, error) / 1_000_000
+    else:
+        length = -1.0
+    if not length >= 0 or (above_zero and not length):
+        least = "more than 0" if above_zero else "0 or more"
+        raise error(
+            f"{owner}: {name} is {duration!r}; give seconds, {least}, a text such as '10 seconds', or a timedelta"
+        )
+    return length

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
+from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN, RowKind, accumulates
-from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.codec import KeyBatch, KeyCodec, SchemaLike, read_schema, read_schemas
 from asyncstate.display import Constructed, constructor_text, html_table, settings_of
+from asyncstate.durations import Seconds
 from asyncstate.errors import SchemaError
+from asyncstate.flink_names import add_hint
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.requests import StateSink
@@ -80,8 +83,9 @@ class InputOrder:
 class InputSpec:
     """One input of an operator, as the job or the harness declares it.
 
-    ``schema`` has the payload columns without ``row_kind``. ``key`` names the key columns (empty: one global
-    key). ``event_time`` names a timestamp column. ``changelog`` tells whether rows other than ``+I`` can come.
+    ``schema`` has the payload columns without ``row_kind``; it may be given as Spark DDL text. ``key`` names the key
+    columns (empty: one global key). ``event_time`` names a timestamp column. ``changelog`` tells whether rows other
+    than ``+I`` can come.
     ``broadcast``: every partition gets all rows of the input, which then has no key. ``order_by``: rows are held
     back until the watermark has passed them and come in this order; its first column is the event time, ascending.
     ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_seen`` rows of a key whose
@@ -107,6 +111,7 @@ class InputSpec:
     route_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", read_schema(self.schema, self.name))
         self._check_names()
         then = self.order.then if self.order is not None else ()
         sorted_by = [*(sort.column for sort in (*self.order_by, *then)), *self.sequence]
@@ -121,7 +126,9 @@ class InputSpec:
 
     def _check_names(self) -> None:
         if not isinstance(self.schema, pa.Schema):
-            raise SchemaError(f"{self.name}: {self.schema!r} is no pyarrow schema; give pa.schema([...])")
+            raise SchemaError(
+                f"{self.name}: {self.schema!r} is no pyarrow schema; give pa.schema([...]) or a text such as 'id long'"
+            )
         names = self.schema.names
         if len(set(names)) < len(names):
             double = next(name for name in names if names.count(name) > 1)
@@ -194,14 +201,19 @@ class InputSpec:
 class OutputSpec:
     """What an operator puts out: rows of ``schema``, and beside them those of its side outputs, by name.
 
-    Each schema is without ``row_kind``, which every output has. A side output's rows are read by its name; nobody need.
+    Each schema is without ``row_kind``, which every output has; it may be given as Spark DDL text ("id long, name
+    string"). A side output's rows are read by its name; nobody need.
     """
 
     schema: pa.Schema
     side_outputs: Mapping[str, pa.Schema] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", read_schema(self.schema, "the output"))
+        object.__setattr__(self, "side_outputs", read_schemas(self.side_outputs, "side output"))
+
     @staticmethod
-    def of(bound: pa.Schema | OutputSpec) -> OutputSpec:
+    def of(bound: SchemaLike | OutputSpec) -> OutputSpec:
         """What ``bind`` returned."""
         return bound if isinstance(bound, OutputSpec) else OutputSpec(bound)
 
@@ -373,8 +385,9 @@ class RecordContext(Protocol):
     """One record (or timer) in flight: its key and time, and where its output goes."""
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """The values of the key columns."""
+    def key(self) -> Key:
+        """The values of the key columns: a tuple, whose values are there by the columns' names, too (those of the first
+        keyed input)."""
 
     @property
     def input_index(self) -> int:
@@ -400,22 +413,36 @@ class RecordContext(Protocol):
     def timers(self) -> Timers:
         """Timers of this record's key."""
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
-        """Put out one row: a value a column of the output schema, or of that of the side output ``output``."""
+    def emit(
+        self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
+    ) -> None:
+        """Put out one row of the output schema, or of that of the side output ``output``.
+
+        A value a column in their order, or all columns by name, or one tuple, Row or dict with a value for each column
+        (``emit(1, "a")``, ``emit(id=1, name="a")``, ``emit({"id": 1, "name": "a"})``). Columns called ``kind`` or
+        ``output`` cannot be given by name, but in a dict. Where the only column is a list, map or struct, a tuple or
+        dict is its value. Raises SchemaError for missing and unknown columns.
+        """
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
-        """A future of ``function(*arguments)``, a call to the outside: HTTP, a database.
+        """A future of ``function(*arguments, **keywords)``, a call to the outside: HTTP, a database.
 
         A coroutine function runs on an event loop (anyio), any other on a thread; at most
         ``async-state.call-limit`` at once. Neither may touch state or the context. The record stays in flight until
-        the call has ended, so the next record of its key waits. A call that takes longer than the timeout (by
-        default ``async-state.call-timeout``) is cancelled and fails with TimeoutError.
+        the call has ended, so the next record of its key waits. A call that takes longer than the timeout (seconds, a
+        text such as "2 minutes" or a timedelta; by default ``async-state.call-timeout``) is cancelled and fails with
+        TimeoutError. ``timeout_seconds`` is never handed on: a function with a keyword of that name takes a lambda.
         """
 
 
-_METHODS_OF_TUPLE: Final = ("count", "index")
+_SHOWN: Final = frozenset({"count", "index"})
+"""Methods of a tuple in whose place there are columns of these names."""
 
 
 class Row(tuple[Any, ...]):
@@ -426,24 +453,22 @@ class Row(tuple[Any, ...]):
 
     __slots__ = ()
     _fields: ClassVar[dict[str, int]] = {}
+    _what: ClassVar[str] = "row"
 
     def __getitem__(self, item: Any) -> Any:
         if type(item) is str:
             try:
                 item = self._fields[item]
             except KeyError:
-                raise SchemaError(
-                    f"the row has no column '{item}'; its columns are: {', '.join(self._fields)}"
-                ) from None
+                raise SchemaError(self._unknown(item)) from None
         return tuple.__getitem__(self, item)
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return tuple.__getitem__(self, self._fields[name])
-        except KeyError:
-            raise AttributeError(
-                f"the row has no column '{name}'; its columns are: {', '.join(self._fields)}"
-            ) from None
+        # There are attributes for columns; ``as_dict`` and the like are what they are in every row.
+        raise AttributeError(self._unknown(name))
+
+    def _unknown(self, name: str) -> str:
+        return f"the {self._what} has no column '{name}'; its columns are: {', '.join(self._fields)}"
 
     def as_dict(self) -> dict[str, Any]:
         """Column name to value."""
@@ -453,16 +478,50 @@ class Row(tuple[Any, ...]):
         return f"Row({', '.join(f'{name}={value!r}' for name, value in self.as_dict().items())})"
 
 
+class Key(Row):
+    """A record's key: a tuple of the values of the key columns, equal to a plain one, shown and pickled as one."""
+
+    __slots__ = ()
+    _what: ClassVar[str] = "key"
+
+    def __getitem__(self, item: Any, _at: Callable[[Any, Any], Any] = tuple.__getitem__) -> Any:
+        try:
+            return _at(self, item)  # nearly always the one that is asked for
+        except TypeError:
+            return super().__getitem__(item)
+
+    def __repr__(self) -> str:
+        return tuple.__repr__(self)
+
+    def __reduce__(self) -> tuple[type[tuple[Any, ...]], tuple[list[Any]]]:
+        return tuple, (list(self),)
+
+
+R = TypeVar("R", bound=Row)
+
+
 def row_type(schema: pa.Schema) -> type[Row]:
     """The Row class for ``schema``'s columns."""
+    return _named(Row, schema)
+
+
+def key_type(schema: pa.Schema) -> type[Key]:
+    """The Key class for the key columns of ``schema``."""
+    return _named(Key, schema)
+
+
+def _named(base: type[R], schema: pa.Schema) -> type[R]:
     columns = {name: i for i, name in enumerate(schema.names)}
-    # An attribute that tuple has is never looked for with __getattr__.
-    hidden = {name: _column(columns[name]) for name in _METHODS_OF_TUPLE if name in columns}
-    return type("Row", (Row,), {"__slots__": (), "_fields": columns, **hidden})
-
-
-def _column(position: int) -> property:
-    return property(lambda row: tuple.__getitem__(row, position))
+    # What a named tuple finds its fields with: several times as fast as __getattr__, which is left for errors.
+    names: Any = [f"f{i}" for i in range(len(columns))]
+    make: Callable[..., Any] = namedtuple
+    named = make("named", names)
+    found = {
+        name: getattr(named, f"f{i}")
+        for name, i in columns.items()
+        if name in _SHOWN or not hasattr(base, name)
+    }
+    return type(base.__name__, (base,), {**found, "__slots__": (), "_fields": columns})
 
 
 @dataclass(frozen=True)
@@ -517,15 +576,19 @@ class BundleContext(Protocol):
 
     def emit(
         self,
-        columns: Sequence[pa.Array],
+        columns: Sequence[pa.Array] | dict[str, pa.Array],
         kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT,
         output: str | None = None,
     ) -> None:
-        """Put out rows: an array a column of the output schema, and a kind a row or one for all. ``output`` names a
-        side output instead."""
+        """Put out rows: an array a column of the output schema, in their order or by name in a dict, and a kind a row
+        or one for all. ``output`` names a side output instead. Raises SchemaError for missing and unknown columns."""
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
         """As ``RecordContext.call``, in ``process_bundle``, ``process_due``, ``on_watermark`` and callbacks of their
         futures.
@@ -541,6 +604,15 @@ class Operator(ABC, metaclass=Constructed):
     An operator is pickled on the driver and unpickled in the workers for every micro-batch: keep only its
     parameters in ``__init__`` and make everything else in ``open``.
     """
+
+    if not TYPE_CHECKING:  # a checker would take every argument for right
+
+        def __new__(cls, *args, **settings):
+            try:
+                return super().__new__(cls)
+            except TypeError as error:  # it is abstract
+                add_hint(error, cls)
+                raise
 
     num_inputs: ClassVar[int] = 1
     accepts_changelog: ClassVar[bool] = True
@@ -558,9 +630,9 @@ class Operator(ABC, metaclass=Constructed):
     """
 
     @abstractmethod
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
-        """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``; with side outputs an
-        ``OutputSpec``."""
+    def bind(self, inputs: Sequence[InputSpec]) -> SchemaLike | OutputSpec:
+        """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``: a pyarrow schema or
+        Spark DDL text, "account string, amount long"; with side outputs an ``OutputSpec``."""
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """Of each input in order of event time the side output for rows that come too late for it; None: dropped.

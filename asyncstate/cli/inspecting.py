@@ -5,6 +5,7 @@ Owns: what they print. Invariant: they read only; a running job does not notice.
 
 from __future__ import annotations
 
+import base64
 import datetime
 import decimal
 import itertools
@@ -15,6 +16,7 @@ import pyarrow as pa
 import typer
 
 from asyncstate.cli.output import Format, checked, print_json, print_rows, say
+from asyncstate.codec.types import is_bytes_type
 from asyncstate.errors import StateDeclarationError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime.inspection import (
@@ -196,17 +198,31 @@ def _key_text(owner: str, column: pa.Field, text: str) -> str:
         if pa.types.is_floating(column.type):
             return json_text(pa.scalar(float(text), column.type).as_py())
         if pa.types.is_timestamp(column.type):
-            datetime.datetime.fromisoformat(text)
-        elif pa.types.is_date(column.type):
-            datetime.date.fromisoformat(text)
-        elif pa.types.is_decimal(column.type):
-            decimal.Decimal(text)
+            return _time_text(text, column.type)
+        if pa.types.is_date(column.type):
+            return datetime.date.fromisoformat(text).isoformat()
+        if pa.types.is_decimal(column.type):
+            return str(pa.scalar(decimal.Decimal(text), column.type).as_py())
+        if is_bytes_type(column.type):
+            return base64.b64encode(base64.b64decode(text, validate=True)).decode()
     except (ValueError, ArithmeticError, pa.ArrowException):
         raise StateDeclarationError(
             f"{owner}: --key {text!r} is no {column.type}, the type of key column '{column.name}'; give such a value, "
             "as `state show` prints it"
         ) from None
     return text
+
+
+def _time_text(text: str, kind: pa.DataType) -> str:
+    """A time as `state show` prints those of a column of type ``kind``, whichever way ISO 8601 lets it be written."""
+    time = datetime.datetime.fromisoformat(text)
+    if kind.tz is not None and time.tzinfo is None:
+        time = time.replace(tzinfo=datetime.UTC)
+    elif kind.tz is None and time.tzinfo is not None:
+        raise ValueError(text)
+    column = pa.array([time], pa.timestamp("us", kind.tz)).cast(kind)
+    (key,) = pa.StructArray.from_arrays([column], names=["key"]).to_pylist()  # as keys are stored and shown
+    return _texts(key.values())[0]
 
 
 def _texts(values: Any) -> list[str]:

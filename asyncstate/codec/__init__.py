@@ -3,6 +3,7 @@
 Owns: what is written into the store, byte for byte. A leaf: imports nothing of the project but ``errors``.
 """
 
+from asyncstate.codec.ddl import SchemaLike, TypeLike, read_schema, read_schemas, read_type
 from asyncstate.codec.evolution import Change, Refusal, check_evolution, refusals
 from asyncstate.codec.hashing import (
     BROADCAST_GROUP,
@@ -38,6 +39,8 @@ __all__ = [
     "PlainValues",
     "Refusal",
     "RowCodec",
+    "SchemaLike",
+    "TypeLike",
     "UserKeyBatch",
     "ValueCodec",
     "check_evolution",
@@ -55,6 +58,9 @@ __all__ = [
     "plain_key",
     "plain_values",
     "prefix_end",
+    "read_schema",
+    "read_schemas",
+    "read_type",
     "refusals",
     "schema_from_text",
     "schema_to_text",

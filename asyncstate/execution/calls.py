@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Self, TypeGuard
@@ -21,6 +21,7 @@ from typing import Any, Final, Self, TypeGuard
 import anyio
 import anyio.to_thread
 
+from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import FutureStateError, OperatorError
 from asyncstate.execution.limits import CallLimits
 from asyncstate.execution.loop import Completion, Completions, LoopThread
@@ -93,7 +94,8 @@ class OutsideCalls:
         record: Any,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
-        timeout_seconds: float | None,
+        timeout_seconds: Seconds | None,
+        keywords: Mapping[str, Any] = {},
     ) -> OutsideCall:
         """The call, checked. Raises FutureStateError for what is no function and for an impossible timeout."""
         given: Any = function
@@ -104,13 +106,19 @@ class OutsideCalls:
                 f"ctx.call got {function!r}, which is no function; pass the function and its arguments, such as "
                 "ctx.call(client.get, url) and not ctx.call(client.get(url))"
             )
-        seconds = self.limits.timeout_ms / 1000 if timeout_seconds is None else timeout_seconds
-        if not 0 < seconds <= _LONGEST_SECONDS:
-            raise FutureStateError(
-                f"ctx.call({_name_of(function)}): timeout_seconds is {timeout_seconds!r}; give seconds, more than 0 "
-                f"and at most {_LONGEST_SECONDS:.0f}"
-            )
-        return OutsideCall(record, function, arguments, seconds)
+        if timeout_seconds is None:
+            timeout = self.limits.timeout_ms / 1000
+        else:
+            what = f"ctx.call({_name_of(function)})"
+            timeout = seconds(timeout_seconds, what, "timeout_seconds", FutureStateError, above_zero=True)
+            if timeout > _LONGEST_SECONDS:
+                raise FutureStateError(
+                    f"{what}: timeout_seconds is {timeout_seconds!r}; give seconds, more than 0 and at most "
+                    f"{_LONGEST_SECONDS:.0f}"
+                )
+        if keywords:
+            function = functools.partial(function, **keywords)
+        return OutsideCall(record, function, arguments, timeout)
 
     def start(self, call: OutsideCall) -> None:
         """Run ``call`` as soon as there is room; the first one opens the loop and awaits ``open_calls``."""
@@ -263,6 +271,8 @@ def _cancelled_itself(call: OutsideCall, error: BaseException) -> FutureStateErr
 
 
 def _is_coroutine_function(function: Callable[..., Any]) -> TypeGuard[Callable[..., Awaitable[Any]]]:
+    if isinstance(function, functools.partial):
+        return _is_coroutine_function(function.func)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__, not a check
     )

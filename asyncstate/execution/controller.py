@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, Final, NoReturn, Self
 
+from asyncstate.durations import Seconds
 from asyncstate.errors import FutureStateError, StateAccessError
 from asyncstate.execution.calls import OutsideCall, OutsideCalls
 from asyncstate.execution.failures import AWAIT_HINT, Failures
@@ -313,10 +314,11 @@ class ExecutionController(StateSink):
         record: Record,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
-        timeout_seconds: float | None,
+        timeout_seconds: Seconds | None,
+        keywords: Mapping[str, Any] = {},
     ) -> StateFuture[Any]:
         """See ``RecordContext.call``."""
-        call = self.calls.prepared(record, function, arguments, timeout_seconds)
+        call = self.calls.prepared(record, function, arguments, timeout_seconds, keywords)
         if current_scope() is not self or self.current is not record:
             raise StateAccessError(
                 f"ctx.call({call.name}) of the record with key {record.key!r} was used while that record is not at "
@@ -327,10 +329,14 @@ class ExecutionController(StateSink):
         return self._call(call)
 
     def call_of_bundle(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], timeout_seconds: float | None
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        timeout_seconds: Seconds | None,
+        keywords: Mapping[str, Any] = {},
     ) -> StateFuture[Any]:
         """See ``BundleContext.call``."""
-        call = self.calls.prepared(None, function, arguments, timeout_seconds)
+        call = self.calls.prepared(None, function, arguments, timeout_seconds, keywords)
         if current_scope() is not self or not self._bundle_at_work:
             raise StateAccessError(
                 f"operator '{self.uid}': ctx.call({call.name}) was used while no bundle is at work; use it in "

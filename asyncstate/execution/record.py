@@ -10,14 +10,19 @@ Source: Flink's ``RecordContext``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import CoroutineType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import pyarrow as pa
 
 from asyncstate.changelog import RowKind
+from asyncstate.durations import Seconds
 from asyncstate.errors import SchemaError, StateAccessError
+from asyncstate.flink_names import hint_for
 from asyncstate.futures import StateFuture
-from asyncstate.operator import Timers, unknown_output
+from asyncstate.operator import Key, Timers, unknown_output
+from asyncstate.row_shape import RowShape
 
 OutputRow = tuple[RowKind, tuple[Any, ...]]
 
@@ -33,6 +38,7 @@ class SideRow(NamedTuple):
 AnyRow = OutputRow | SideRow
 
 _INSERT = RowKind.INSERT
+_NO_KEYWORDS: Mapping[str, Any] = {}
 
 
 class Caller(Protocol):
@@ -43,18 +49,20 @@ class Caller(Protocol):
         record: Record,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
-        timeout_seconds: float | None,
+        timeout_seconds: Seconds | None,
+        keywords: Mapping[str, Any] = _NO_KEYWORDS,
     ) -> StateFuture[Any]:
         """See ``RecordContext.call``."""
 
 
 class BatchFrame:
-    """What is the same for all records of a micro-batch: times in microseconds, timers, width of the output, and the
-    columns of the side outputs that may be written."""
+    """What is the same for all records of a micro-batch: times in microseconds, timers, the names of the key
+    columns, the output and the side outputs that may be written."""
 
     __slots__ = (
         "caller",
-        "output_names",
+        "key_type",
+        "output",
         "processing_time",
         "side_outputs",
         "timers",
@@ -67,17 +75,22 @@ class BatchFrame:
         watermark: int,
         processing_time: int,
         timers: Timers,
-        output_names: list[str],
+        output: pa.Schema,
         caller: Caller | None = None,
-        side_outputs: Mapping[str, Sequence[str]] | None = None,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
+        key_type: type[Key] = Key,
     ) -> None:
         self.caller = caller
-        self.side_outputs = side_outputs or {}
+        self.key_type = key_type
+        self.side_outputs = {
+            name: RowShape(schema, f"side output '{name}'", emits=True)
+            for name, schema in (side_outputs or {}).items()
+        }
         self.watermark = watermark
         self.processing_time = processing_time
         self.timers = timers
-        self.output_names = output_names
-        self.width = len(output_names)
+        self.output = RowShape(output, "the output", emits=True)
+        self.width = self.output.width
 
 
 class Record:
@@ -93,7 +106,7 @@ class Record:
         "group",
         "input_index",
         "item",
-        "key",
+        "key_values",
         "out",
         "pending",
         "returned",
@@ -117,7 +130,7 @@ class Record:
         self.frame = frame
         self.group = group
         self.encoded_key = encoded_key
-        self.key = key
+        self.key_values = key
         self.work = work
         self.item = item
         self.input_index = input_index
@@ -129,6 +142,19 @@ class Record:
         self.following: Record | None
         self.returned: StateFuture[Any] | None
         self.coroutine: CoroutineType[Any, Any, Any] | None
+
+    if not TYPE_CHECKING:  # a checker is to see what is not there
+
+        def __getattr__(self, name):
+            raise AttributeError(hint_for("ctx", name))
+
+    @property
+    def key(self) -> Key:
+        """See ``RecordContext``: made when it is asked for first, which most records never do."""
+        key = self.key_values
+        if type(key) is tuple:
+            key = self.key_values = self.frame.key_type(key)
+        return key  # type: ignore[return-value]
 
     @property
     def watermark(self) -> int:
@@ -145,33 +171,41 @@ class Record:
         """See ``RecordContext``."""
         return self.frame.timers
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
+    def emit(
+        self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
+    ) -> None:
         """See ``RecordContext``."""
-        if self.out is None:
+        out = self.out
+        if out is None:
             raise StateAccessError(
                 f"the record with key {self.key!r} emitted a row after it had ended; "
                 "emit inside process() or in a callback chained to its state futures"
             )
-        if output is not None:
-            self._check_side(values, output)
-        elif len(values) != self.frame.width:
-            raise _wrong_width("the output", values, self.frame.output_names)
         if kind is not _INSERT and type(kind) is not RowKind:
             raise SchemaError(
                 f"emit() got the kind {kind!r}; give one of RowKind.INSERT (+I), UPDATE_BEFORE (-U), UPDATE_AFTER (+U) "
-                "and DELETE (-D)"
+                "and DELETE (-D). The value of a column that is called kind goes into a dict: emit({...})"
             )
-        self.out.append((kind, values) if output is None else SideRow(kind, values, output))
+        if output is not None:
+            out.append(SideRow(kind, self._side(output).emitted(values, columns), output))
+            return
+        # One value for one column is taken as it is: what is a row after all is seen when its column is made.
+        if columns or len(values) != self.frame.width:
+            values = self.frame.output.emitted(values, columns)
+        out.append((kind, values))
 
-    def _check_side(self, values: tuple[Any, ...], output: str) -> None:
-        names = self.frame.side_outputs.get(output)
-        if names is None:
+    def _side(self, output: str) -> RowShape:
+        shape = self.frame.side_outputs.get(output)
+        if shape is None:
             raise unknown_output(output, self.frame.side_outputs)
-        if len(values) != len(names):
-            raise _wrong_width(f"side output '{output}'", values, names)
+        return shape
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``RecordContext``."""
         caller = self.frame.caller
@@ -179,7 +213,7 @@ class Record:
             raise StateAccessError(
                 f"the record with key {self.key!r} has no controller that makes outside calls"
             )
-        return caller.call(self, function, arguments, timeout_seconds)
+        return caller.call(self, function, arguments, timeout_seconds, keywords)
 
 
 class BroadcastRecord(Record):
@@ -201,16 +235,11 @@ class BroadcastRecord(Record):
         super().__init__(frame, b"", b"", (), work, item, input_index, row_kind, timestamp)
         self.group = self.encoded_key = None  # type: ignore[assignment]  # no store key can be built with them
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
+    def emit(
+        self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
+    ) -> None:
         """Refused: every partition would put the row out."""
         raise StateAccessError(
             "a row of the broadcast input emitted a row, which every partition would put out; keep it in a "
             "BroadcastState and emit in process(), or set notify_stateful_sets and emit in process_notification()"
         )
-
-
-def _wrong_width(what: str, values: tuple[Any, ...], names: Sequence[str]) -> SchemaError:
-    return SchemaError(
-        f"emit() got {len(values)} values, but {what} has {len(names)} columns: {', '.join(names)}; pass one value a "
-        "column"
-    )

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
+from asyncstate.codec import TypeLike, read_type
 from asyncstate.codec.times import python_values
 from asyncstate.functions.process import Function
 
@@ -61,11 +62,11 @@ class AggregateFunction(Function):
         """What the accumulator amounts to, of the result type, or None."""
         raise NotImplementedError(f"{type(self).__name__} has no method get_value")
 
-    def get_result_type(self) -> pa.DataType | None:
+    def get_result_type(self) -> TypeLike:
         """The Arrow type of ``get_value``; None: it is given to ``udaf``."""
         return None
 
-    def get_accumulator_type(self) -> pa.DataType | pa.Schema | None:
+    def get_accumulator_type(self) -> TypeLike:
         """The Arrow type of the accumulator, a struct (or its schema), a list or a map; None: it is given to
         ``udaf``."""
         return None
@@ -151,19 +152,22 @@ _VIEW: Final = b"asyncstate.view"
 ViewKind = Literal["map", "list", "value"]
 
 
-def map_view(name: str, key_type: pa.DataType, value_type: pa.DataType) -> pa.Field:
+def map_view(name: str, key_type: TypeLike, value_type: TypeLike) -> pa.Field:
     """A field of an accumulator type that is a ``MapView``: only entries that are asked for are read."""
-    return pa.field(name, pa.map_(key_type, value_type), metadata={_VIEW: b"map"})
+    what = f"map_view '{name}'"
+    kind = pa.map_(read_type(key_type, what), read_type(value_type, what))
+    return pa.field(name, kind, metadata={_VIEW: b"map"})
 
 
-def list_view(name: str, element_type: pa.DataType) -> pa.Field:
+def list_view(name: str, element_type: TypeLike) -> pa.Field:
     """A field of an accumulator type that is a ``ListView``: adding to it reads none of it."""
-    return pa.field(name, pa.list_(element_type), metadata={_VIEW: b"list"})
+    kind = pa.list_(read_type(element_type, f"list_view '{name}'"))
+    return pa.field(name, kind, metadata={_VIEW: b"list"})
 
 
-def value_view(name: str, value_type: pa.DataType) -> pa.Field:
+def value_view(name: str, value_type: TypeLike) -> pa.Field:
     """A field of an accumulator type that is a ``ValueView``: read and written only when it is asked for."""
-    return pa.field(name, value_type, metadata={_VIEW: b"value"})
+    return pa.field(name, read_type(value_type, f"value_view '{name}'"), metadata={_VIEW: b"value"})
 
 
 def view_of(accumulator_field: pa.Field) -> ViewKind | None:
@@ -325,10 +329,10 @@ class BundledAggregateFunction(Function):
         May be an ``async def`` that calls a service: it then runs as ``BundleContext.call`` runs it.
         """
 
-    def get_result_type(self) -> pa.DataType | None:
+    def get_result_type(self) -> TypeLike:
         """See ``AggregateFunction``."""
         return None
 
-    def get_accumulator_type(self) -> pa.DataType | pa.Schema | None:
+    def get_accumulator_type(self) -> TypeLike:
         """See ``AggregateFunction``."""
         return None

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from asyncstate.changelog import RowKind
+from asyncstate.durations import Seconds
+from asyncstate.flink_names import add_hint
 from asyncstate.futures import StateFuture
-from asyncstate.operator import OperatorContext, RecordContext, Row, Timer
+from asyncstate.operator import Key, OperatorContext, RecordContext, Row, Timer
 
 
 class Function(ABC):  # noqa: B024 - each kind below has its own abstract methods
@@ -29,6 +31,15 @@ class Function(ABC):  # noqa: B024 - each kind below has its own abstract method
     A *row* that is returned is a tuple or Row (a value a column), a dict (a value a column name), or, for an output of
     one column, the value itself. Times are int64 microseconds.
     """
+
+    if not TYPE_CHECKING:  # a checker would take every argument for right
+
+        def __new__(cls, *args, **settings):
+            try:
+                return super().__new__(cls)
+            except TypeError as error:  # it is abstract
+                add_hint(error, cls)
+                raise
 
     accepts_changelog: ClassVar[bool] = False
     """True for functions that can take rows back. State that follows the rows it saw is wrong as soon as one of them
@@ -173,8 +184,8 @@ class WindowContext(Protocol):
     """A window of a key that fires."""
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """The values of the key columns."""
+    def key(self) -> Key:
+        """See ``RecordContext.key``."""
 
     @property
     def window(self) -> TimeWindow:
@@ -195,11 +206,17 @@ class WindowContext(Protocol):
         StateAccessError for session windows: they merge, and such a state would have to merge with them.
         """
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
-        """Put out one row: a value a column of the declared output, or of the side output ``output``."""
+    def emit(
+        self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
+    ) -> None:
+        """Put out one row of the declared output, or of the side output ``output``; see ``RecordContext.emit``."""
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``RecordContext.call``."""
 
@@ -208,7 +225,7 @@ class WindowFunction(Function):
     """What a window's rows become, once it is over."""
 
     @abstractmethod
-    def apply(self, key: tuple[Any, ...], window: TimeWindow, rows: Sequence[Row]) -> Any:
+    def apply(self, key: Key, window: TimeWindow, rows: Sequence[Row]) -> Any:
         """An iterable of output rows, or None for no row, as of ``FlatMapFunction.flat_map``."""
 
 
@@ -216,7 +233,7 @@ class ProcessWindowFunction(Function):
     """What a window's rows become, with a context: state of the key and of the window, times, ``emit``."""
 
     @abstractmethod
-    def process(self, key: tuple[Any, ...], ctx: WindowContext, rows: Sequence[Row]) -> Any:
+    def process(self, key: Key, ctx: WindowContext, rows: Sequence[Row]) -> Any:
         """Handle a window that fires; called again with all rows for each late row that is allowed."""
 
     def clear(self, ctx: WindowContext) -> Any:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-import pyarrow as pa
-
+from asyncstate.codec import SchemaLike
 from asyncstate.functions.process import Function
 from asyncstate.operator import Row
 
@@ -100,17 +99,18 @@ class ProcessTableFunction(Function):
     are None; in a notification they are those of the set that is notified.
     """
 
-    output: ClassVar[pa.Schema | None] = None
+    output: ClassVar[SchemaLike | None] = None
     """The columns of the rows that it puts out; None: they are given to the operator."""
-    side_outputs: ClassVar[Mapping[str, pa.Schema] | None] = None
+    side_outputs: ClassVar[Mapping[str, SchemaLike] | None] = None
     """Further outputs, for ``ctx.emit(..., output=name)``; None: they are given to the operator."""
     eval: Callable[..., Any]
 
 
 def table_function(
-    output: pa.Schema, side_outputs: Mapping[str, pa.Schema] | None = None
+    output: SchemaLike, side_outputs: Mapping[str, SchemaLike] | None = None
 ) -> Callable[[F], F]:
-    """Decorator of a plain function that is the ``eval`` of a process table function: it says what is put out.
+    """Decorator of a plain function that is the ``eval`` of a process table function: it says what is put out, as
+    pyarrow schemas or Spark DDL texts.
 
     The function stays what it is, and can be called and tested as one.
     """
@@ -122,11 +122,11 @@ def table_function(
     return declare
 
 
-def declared_outputs(function: object) -> tuple[pa.Schema | None, Mapping[str, pa.Schema] | None]:
+def declared_outputs(function: object) -> tuple[SchemaLike | None, Mapping[str, SchemaLike] | None]:
     """What a function's class or decorator says that it puts out: output and side outputs, None where it does not."""
     if isinstance(function, ProcessTableFunction):
         return function.output, function.side_outputs
-    found: tuple[pa.Schema | None, Mapping[str, pa.Schema] | None] = getattr(
+    found: tuple[SchemaLike | None, Mapping[str, SchemaLike] | None] = getattr(
         function, _DECLARED, (None, None)
     )
     return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from urllib.parse import quote
 
+from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import ConfigurationError, OperatorError
 from asyncstate.lookups.base import Key, Lookup, Rows
 
@@ -38,15 +39,19 @@ class HttpLookup(Lookup):
     """GET ``url``, in which ``{0}``, ``{1}`` stand for the values of the key, quoted.
 
     ``parse`` makes the rows of a status and a body; it raises what is to fail, or to be retried. ``connections``: at
-    most so many at once, beside the bound of calls. ``timeout``: seconds of one GET. Keys of one request of the
-    operator are asked for one after the other: leave its ``batch`` at 1. Needs aiohttp (``asyncstate[http]``).
+    most so many at once, beside the bound of calls. ``timeout`` of one GET: seconds, a text or a timedelta. Keys of
+    one request of the operator are asked for one after the other: leave its ``batch`` at 1. Needs aiohttp
+    (``asyncstate[http]``).
     """
 
     url: str
     parse: Callable[[int, bytes], Rows] = json_rows
     headers: Mapping[str, str] = field(default_factory=dict)
     connections: int = 100
-    timeout: float = 10.0
+    timeout: Seconds = 10.0
+
+    def __post_init__(self) -> None:
+        self.timeout = seconds(self.timeout, "HttpLookup", "timeout", above_zero=True)
 
     async def open(self) -> None:
         """See ``Lookup``."""
@@ -59,7 +64,7 @@ class HttpLookup(Lookup):
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self.connections),
             headers=self.headers,
-            timeout=aiohttp.ClientTimeout(total=self.timeout),
+            timeout=aiohttp.ClientTimeout(total=seconds(self.timeout, "HttpLookup", "timeout")),
         )
 
     async def close(self) -> None:

@@ -18,9 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
+from asyncstate.durations import Seconds
 from asyncstate.execution import ExecutionController
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleOperator, unknown_output
+from asyncstate.row_shape import RowShape
 from asyncstate.runtime.bundle_size import BundleSize
 from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
@@ -73,11 +75,13 @@ class BundleRunner(Runner):
 
     def emit(
         self,
-        columns: Sequence[pa.Array],
+        columns: Sequence[pa.Array] | dict[str, pa.Array],
         kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT,
         output: str | None = None,
     ) -> None:
         """See ``BundleContext``."""
+        if isinstance(columns, dict):
+            columns = self._in_order(columns, output)
         num_rows = len(columns[0]) if columns else (0 if isinstance(kinds, RowKind) else len(kinds))
         if output is not None:
             self._emit_aside(output, columns, kinds, num_rows)
@@ -87,6 +91,16 @@ class BundleRunner(Runner):
                 output_batch(self.spec.uid, self.context.output_schema, columns, kinds, num_rows)
             )
 
+    def _in_order(self, columns: dict[str, pa.Array], output: str | None) -> Sequence[pa.Array]:
+        schema = self.context.output_schema if output is None else self._side_schema(output)
+        what = "the output" if output is None else f"side output '{output}'"
+        return RowShape(schema, what, emits=True).emitted((), columns)
+
+    def _side_schema(self, output: str) -> pa.Schema:
+        if output not in self._side_outputs:
+            raise unknown_output(output, self._side_outputs)
+        return self._side_outputs[output]
+
     def _emit_aside(
         self,
         output: str,
@@ -94,16 +108,19 @@ class BundleRunner(Runner):
         kinds: npt.NDArray[np.int8] | RowKind,
         num_rows: int,
     ) -> None:
-        if output not in self._side_outputs:
-            raise unknown_output(output, self._side_outputs)
+        schema = self._side_schema(output)
         if num_rows:
-            self._out.append(self._side_batch(output, self._side_outputs[output], columns, kinds, num_rows))
+            self._out.append(self._side_batch(output, schema, columns, kinds, num_rows))
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``BundleContext``."""
-        return self.controller.call_of_bundle(function, arguments, timeout_seconds)
+        return self.controller.call_of_bundle(function, arguments, timeout_seconds, keywords)
 
     # -- running --------------------------------------------------------------------------------------
 

@@ -9,13 +9,14 @@ Must not import Spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
 
 import msgspec
 
 from asyncstate.codec import check_key_type
 from asyncstate.config import Config
 from asyncstate.errors import JobError, SchemaError, StateAccessError, StateDeclarationError
+from asyncstate.flink_names import hint_for
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, OutputSpec, StateDescriptor
 from asyncstate.places import masked
@@ -117,6 +118,11 @@ class TaskContext:
         if ttl is not None:
             self.expiring.append((ttl, cast(ExpiringState, state)))
         return state
+
+    if not TYPE_CHECKING:  # a checker is to see what is not there
+
+        def __getattr__(self, name):
+            raise AttributeError(hint_for("the context of open()", name))
 
     def counter(self, name: str) -> Counter:
         """See ``OperatorContext``."""

@@ -42,14 +42,15 @@ def _check(operator: Operator, output: OutputSpec, returned: object) -> None:
     if not isinstance(output.schema, pa.Schema):
         raise SchemaError(
             f"{what} {returned!r}; return the output's columns as a pyarrow schema, such as "
-            "pa.schema([('n', pa.int64())])"
+            "pa.schema([('n', pa.int64())]), or as a text such as 'n long'"
         )
     _check_columns(what, output.schema)
     _check_names(what, output.side_outputs)
     for name, schema in output.side_outputs.items():
         if not isinstance(schema, pa.Schema):
             raise SchemaError(
-                f"{what} {schema!r} for side output '{name}'; give its columns as a pyarrow schema"
+                f"{what} {schema!r} for side output '{name}'; give its columns as a pyarrow schema or a text such as "
+                "'n long'"
             )
         _check_columns(f"{what}, for side output '{name}',", schema)
     if operator.stateless and output.side_outputs:

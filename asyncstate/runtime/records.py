@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.execution import BLOCK_ROWS, BatchFrame, ComingRows, ExecutionController, Record
-from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, row_type
+from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, key_type, row_type
 from asyncstate.runtime.broadcast import BroadcastRows
 from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
@@ -24,13 +24,12 @@ from asyncstate.runtime.rows import (
     PreparedBatch,
     key_values,
     kinds_of,
-    output_batch,
     python_rows,
     python_values,
-    rows_to_columns,
+    rows_batch,
 )
 from asyncstate.runtime.runner import Runner
-from asyncstate.runtime.spec import InputBatch, OutBatch, TaskSpec
+from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
 from asyncstate.runtime.time_order import TimeOrder
 from asyncstate.state import DueTimer, KeyedTimers
 
@@ -66,9 +65,10 @@ class RecordRunner(Runner):
             spec.watermark,
             spec.processing_time,
             self._timers,
-            list(context.output_schema.names),
+            context.output_schema,
             controller,
-            {name: schema.names for name, schema in self._side_outputs.items()},
+            self._side_outputs,
+            key_type(context.key_schema),
         )
         self._row_types: list[type[Row]] = [row_type(given.schema) for given in spec.inputs]
         self._key_codec = next(
@@ -254,9 +254,6 @@ class RecordRunner(Runner):
             return
         for name, rows in rows_by_output(self.controller.take_outputs(), self._side_outputs):
             schema = self.context.output_schema if name is None else self._side_outputs[name]
-            columns, kinds = rows_to_columns(rows, len(schema))
-            if name is not None:
-                yield self._side_batch(name, schema, columns, kinds, len(rows))
-                continue
             self.rows_out += len(rows)
-            yield output_batch(self.spec.uid, schema, columns, kinds, len(rows))
+            batch = rows_batch(self.spec.uid, schema, rows)
+            yield batch if name is None else SideBatch(name, batch)

@@ -21,6 +21,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
 from asyncstate.codec.times import event_times, in_microseconds, integers
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
+from asyncstate.row_shape import RowShape
 from asyncstate.runtime.spec import InputBatch
 
 _KIND_TEXTS = pa.array(ROW_KIND_TEXTS, pa.string())
@@ -160,13 +161,22 @@ def output_schema(schema: pa.Schema) -> pa.Schema:
     )
 
 
-def rows_to_columns(
-    rows: Sequence[tuple[RowKind, tuple[Any, ...]]], width: int
-) -> tuple[list[Any], npt.NDArray[np.int8]]:
-    """Output rows as lists a column, and their kinds."""
+def rows_batch(
+    uid: str, schema: pa.Schema, rows: Sequence[tuple[RowKind, tuple[Any, ...]]]
+) -> pa.RecordBatch:
+    """``output_batch`` of rows (at least one), each with its kind."""
     kinds, values = zip(*rows, strict=True)
-    columns = [list(column) for column in zip(*values, strict=True)] if width else []
-    return columns, np.fromiter(kinds, np.int8, len(rows))
+    codes = np.fromiter(kinds, np.int8, len(rows))
+    columns = [list(column) for column in zip(*values, strict=True)] if len(schema) else []
+    try:
+        return output_batch(uid, schema, columns, codes, len(rows))
+    except SchemaError:
+        shape = RowShape(schema, f"operator '{uid}'", emits=True)
+        if len(schema) != 1 or shape.nested_alone:
+            raise
+    # The value of the only column may have been given as a tuple or dict, which no such column can hold.
+    taken = [shape.emitted(row, {})[0] for row in values]
+    return output_batch(uid, schema, [taken], codes, len(rows))
 
 
 def _output_column(uid: str, field: pa.Field, column: Any) -> pa.Array:

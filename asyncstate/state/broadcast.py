@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import pyarrow as pa
 
-from asyncstate.codec import BROADCAST_GROUP, KeyCodec, check_key_type, prefix_end, type_to_text
+from asyncstate.codec import BROADCAST_GROUP, KeyCodec, TypeLike, check_key_type, prefix_end, type_to_text
 from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.futures import StateFuture, StateIterator, completed_future, completed_void_future
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
 from asyncstate.state.binding import Binding
-from asyncstate.state.descriptors import TypeLike, _Descriptor
+from asyncstate.state.descriptors import _Descriptor
 from asyncstate.state.dict_protocol import DictProtocol
 
 K = TypeVar("K")

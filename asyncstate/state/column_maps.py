@@ -12,14 +12,14 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from asyncstate.codec import KeyCodec, RowCodec, check_key_type, schema_to_text
+from asyncstate.codec import KeyCodec, RowCodec, check_key_type, read_schema, schema_to_text
 from asyncstate.errors import StateDeclarationError
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.column_expiry import ColumnExpiry, column_expiry_of
 from asyncstate.state.column_map_state import ColumnMapState, MapEntries, MapTimeRange
 from asyncstate.state.columns import row_codec
-from asyncstate.state.ttl import StateTtl, check_ttl, ttl_texts
+from asyncstate.state.ttl import Ttl, as_ttl, ttl_texts
 from asyncstate.state.ttl_columns import TtlColumnState
 
 __all__ = ["ColumnMapState", "ColumnMapStateDescriptor", "MapEntries", "MapTimeRange", "TtlColumnMapState"]
@@ -39,12 +39,14 @@ class ColumnMapStateDescriptor(StateDescriptor["ColumnMapState"]):
     schema: pa.Schema
     time_first: bool = False
     fixed_fields: bool = False
-    ttl: StateTtl | None = None
+    ttl: Ttl = None
     belongs_to: BelongsTo | None = None
     kind: ClassVar[str] = "column-map"
 
     def __post_init__(self) -> None:
-        check_ttl(f"state '{self.name}'", self.ttl)
+        for name in ("key_schema", "schema"):
+            object.__setattr__(self, name, read_schema(getattr(self, name), f"state '{self.name}', {name}"))
+        object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
         if not len(self.key_schema):
             raise StateDeclarationError(
                 f"state '{self.name}' is declared with a user key of no columns; give the columns of the user key, or "
@@ -71,9 +73,10 @@ class ColumnMapStateDescriptor(StateDescriptor["ColumnMapState"]):
         names = [f"{self.name}.{name}" for name in self.key_schema.names]
         user_keys = KeyCodec(self.key_schema.types, names, 1)
         owner = f"state '{self.name}' of operator '{context.uid}'"
-        if self.ttl is None:
+        ttl = as_ttl("state", self.ttl)
+        if ttl is None:
             return ColumnMapState(sink, state_id, codec, context, user_keys, self.time_first, owner)
-        expiry = column_expiry_of(self.ttl, context, f"operator '{context.uid}', state '{self.name}'")
+        expiry = column_expiry_of(ttl, context, f"operator '{context.uid}', state '{self.name}'")
         return TtlColumnMapState(sink, state_id, codec, context, user_keys, self.time_first, owner, expiry)
 
 

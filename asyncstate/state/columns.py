@@ -12,12 +12,12 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from asyncstate.codec import RowCodec, schema_from_text, schema_to_text
+from asyncstate.codec import RowCodec, read_schema, schema_from_text, schema_to_text
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.column_expiry import column_expiry_of
 from asyncstate.state.column_state import Columns, ColumnState, TimeRange
-from asyncstate.state.ttl import StateTtl, check_ttl, ttl_texts
+from asyncstate.state.ttl import Ttl, as_ttl, ttl_texts
 from asyncstate.state.ttl_columns import TtlColumnState
 from asyncstate.state.versions import evolved, older_values
 
@@ -38,12 +38,13 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
     schema: pa.Schema
     time_first: bool = False
     fixed_fields: bool = False
-    ttl: StateTtl | None = None
+    ttl: Ttl = None
     belongs_to: BelongsTo | None = None
     kind: ClassVar[str] = "column"
 
     def __post_init__(self) -> None:
-        check_ttl(f"state '{self.name}'", self.ttl)
+        object.__setattr__(self, "schema", read_schema(self.schema, f"state '{self.name}'"))
+        object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
 
     def type_texts(self) -> dict[str, str]:
         """Schema, layout and what the ttl is measured in."""
@@ -56,10 +57,11 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
     ) -> ColumnState:
         """See ``StateDescriptor``."""
         codec = row_codec(context.uid, self.name, self.schema, self.type_texts(), stored)
-        if self.ttl is None:
+        ttl = as_ttl("state", self.ttl)
+        if ttl is None:
             return ColumnState(sink, state_id, codec, context)
         owner = f"operator '{context.uid}', state '{self.name}'"
-        return TtlColumnState(sink, state_id, codec, context, column_expiry_of(self.ttl, context, owner))
+        return TtlColumnState(sink, state_id, codec, context, column_expiry_of(ttl, context, owner))
 
 
 def row_codec(

@@ -16,10 +16,12 @@ import pyarrow as pa
 from asyncstate.codec import (
     KeyCodec,
     PickleCodec,
+    TypeLike,
     ValueCodec,
     check_key_type,
     check_value_type,
     plain_key,
+    read_type,
     type_from_text,
     type_to_text,
 )
@@ -30,7 +32,7 @@ from asyncstate.state.binding import NO_NAMESPACE, Binding
 from asyncstate.state.expiry import expiry_of
 from asyncstate.state.listing import ListState
 from asyncstate.state.mapping import MapState
-from asyncstate.state.ttl import StateTtl, check_ttl, ttl_texts
+from asyncstate.state.ttl import Ttl, as_ttl, ttl_texts
 from asyncstate.state.ttl_listing import TtlListState
 from asyncstate.state.ttl_states import TtlMapState, TtlValueState
 from asyncstate.state.value import ValueState
@@ -41,17 +43,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
-TypeLike = Any
-"""A pyarrow type, or ``int``, ``float``, ``str``, ``bytes`` or ``bool`` for the widest type of that kind."""
-
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_SHORTHANDS: Final[dict[Any, pa.DataType]] = {
-    int: pa.int64(),
-    float: pa.float64(),
-    str: pa.string(),
-    bytes: pa.binary(),
-    bool: pa.bool_(),
-}
 
 
 def check_state_name(name: str) -> None:
@@ -75,12 +67,12 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
     name: str
     namespaced: bool = field(default=False, kw_only=True)
     pickled: bool = field(default=False, kw_only=True)
-    ttl: StateTtl | None = field(default=None, kw_only=True)
+    ttl: Ttl = field(default=None, kw_only=True)
     belongs_to: BelongsTo | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
-        check_ttl(f"state '{self.name}'", self.ttl)
+        object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
 
     def _value_field(self, attribute: str) -> None:
         """Check the value type in ``attribute`` and spell shorthands out."""
@@ -97,11 +89,11 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
             object.__setattr__(self, attribute, arrow_type)
 
     def _arrow_type(self, attribute: str, given: TypeLike) -> pa.DataType:
-        arrow_type = _SHORTHANDS.get(given) if isinstance(given, type) else given
+        arrow_type = read_type(given, f"state '{self.name}', {attribute}")
         if not isinstance(arrow_type, pa.DataType):
             raise SchemaError(
                 f"state '{self.name}': {attribute}={given!r} is no type; give a pyarrow type such as "
-                "pa.int64(), or one of int, float, str, bytes, bool"
+                "pa.int64(), a text such as 'bigint', or one of int, float, str, bytes, bool"
             )
         return arrow_type
 
@@ -132,9 +124,9 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
         codec: ValueCodec | PickleCodec,
         **more: Any,
     ) -> Binding:
-        expiry = None
-        if self.ttl is not None:
-            expiry = expiry_of(self.ttl, sink, context, f"operator '{context.uid}', state '{self.name}'")
+        expiry, ttl = None, as_ttl("state", self.ttl)
+        if ttl is not None:
+            expiry = expiry_of(ttl, sink, context, f"operator '{context.uid}', state '{self.name}'")
         return Binding(
             name=self.name,
             uid=context.uid,

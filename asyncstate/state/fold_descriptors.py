@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from asyncstate.codec import TypeLike
 from asyncstate.errors import StateDeclarationError
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
 from asyncstate.state.accumulating import Accumulating, TableFunction, accumulator_type_of
 from asyncstate.state.aggregating import AggregateFunction, AggregatingState
-from asyncstate.state.descriptors import TypeLike, _Descriptor
+from asyncstate.state.descriptors import _Descriptor
 from asyncstate.state.reducing import ReducingState
 from asyncstate.state.ttl_states import TtlAggregatingState, TtlReducingState
 

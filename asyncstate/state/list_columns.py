@@ -12,13 +12,13 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from asyncstate.codec import schema_to_text
+from asyncstate.codec import read_schema, schema_to_text
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.column_expiry import column_expiry_of
 from asyncstate.state.columns import row_codec
 from asyncstate.state.list_column_state import ListColumns, ListColumnState
-from asyncstate.state.ttl import StateTtl, check_ttl, ttl_texts
+from asyncstate.state.ttl import Ttl, as_ttl, ttl_texts
 from asyncstate.state.ttl_list_columns import TtlListColumnState
 
 __all__ = ["ListColumnState", "ListColumnStateDescriptor", "ListColumns"]
@@ -36,12 +36,13 @@ class ListColumnStateDescriptor(StateDescriptor["ListColumnState"]):
     schema: pa.Schema
     fixed_fields: bool = False
     time_first: bool = False
-    ttl: StateTtl | None = None
+    ttl: Ttl = None
     belongs_to: BelongsTo | None = None
     kind: ClassVar[str] = "list-column"
 
     def __post_init__(self) -> None:
-        check_ttl(f"state '{self.name}'", self.ttl)
+        object.__setattr__(self, "schema", read_schema(self.schema, f"state '{self.name}'"))
+        object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
 
     def type_texts(self) -> dict[str, str]:
         """Schema, layout and what the ttl is measured in."""
@@ -58,7 +59,8 @@ class ListColumnStateDescriptor(StateDescriptor["ListColumnState"]):
         """See ``StateDescriptor``."""
         codec = row_codec(context.uid, self.name, self.schema, self.type_texts(), stored)
         owner = f"state '{self.name}' of operator '{context.uid}'"
-        if self.ttl is None:
+        ttl = as_ttl("state", self.ttl)
+        if ttl is None:
             return ListColumnState(sink, state_id, codec, owner)
-        expiry = column_expiry_of(self.ttl, context, f"operator '{context.uid}', state '{self.name}'")
+        expiry = column_expiry_of(ttl, context, f"operator '{context.uid}', state '{self.name}'")
         return TtlListColumnState(sink, state_id, codec, owner, expiry, context.page_size)

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from asyncstate.codec import decode_namespace, encode_namespace, prefix_end
 from asyncstate.errors import CodecError, StateAccessError
+from asyncstate.flink_names import hint_for
 from asyncstate.operator import MAX_WATERMARK, TimeDomain, Timer
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.ranges import merged_entries, pages_of
@@ -113,6 +114,11 @@ class KeyedTimers:
         self._repeated: dict[bytes, int] = {}  # timers that register themselves for their own time
 
     # -- for operators --------------------------------------------------------------------------------
+
+    if not TYPE_CHECKING:  # a checker is to see what is not there
+
+        def __getattr__(self, name):
+            raise AttributeError(hint_for("ctx.timers", name))
 
     def register_event_time(
         self, time_us: int, name: str | None = None, namespace: int | None = None

@@ -10,6 +10,7 @@ Source: Flink's ``StateTtlConfig``; event time is ours.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import Final, Protocol, TypeVar
 
@@ -90,18 +91,31 @@ class ExpiringState(Protocol):
         """Remove what has expired from a key group (2 bytes); the number of values, map entries or elements."""
 
 
-def check_ttl(owner: str, ttl: object, name: str = "ttl") -> None:
-    """Raise StateDeclarationError unless ``ttl``, the argument ``name`` of ``owner``, is a time to live or None."""
-    if ttl is not None and not isinstance(ttl, StateTtl):
+Ttl = StateTtl | Duration | None
+"""A time to live as it is declared: a duration alone is ``StateTtl(duration)``; None: for ever."""
+
+
+def as_ttl(owner: str, ttl: Ttl, name: str = "ttl") -> StateTtl | None:
+    """``ttl``, the argument ``name`` of ``owner``, as a StateTtl. Raises StateDeclarationError for what is none."""
+    if ttl is None or isinstance(ttl, StateTtl):
+        return ttl
+    given: object = ttl
+    if not isinstance(given, (str, timedelta, int)) or isinstance(given, bool):
         raise StateDeclarationError(
-            f"{owner}: {name}={ttl!r} is no time to live; give StateTtl('10 minutes')"
+            f"{owner}: {name}={ttl!r} is no time to live; give a duration such as '10 minutes', or "
+            "StateTtl('10 minutes', ...) with options"
         )
+    try:
+        return StateTtl(ttl)
+    except StateDeclarationError as error:
+        raise StateDeclarationError(f"{owner}: {name}={ttl!r} is no time to live. {error}") from None
 
 
-def ttl_texts(ttl: StateTtl | None) -> dict[str, str]:
+def ttl_texts(ttl: Ttl) -> dict[str, str]:
     """What a declaration with ``ttl`` adds to the type texts that a stored state keeps."""
     # Only where there is one: the texts of states without stay what they are in every checkpoint.
-    return {} if ttl is None else {"ttl": str(ttl.time)}
+    checked = as_ttl("state", ttl)
+    return {} if checked is None else {"ttl": str(checked.time)}
 
 
 def _option(name: str, options: type[E], given: str) -> E:

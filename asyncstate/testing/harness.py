@@ -29,7 +29,8 @@ from asyncstate.codec import schema_to_text
 from asyncstate.codec.times import integers
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.display import html_table, quietly, time_text
-from asyncstate.errors import JobError, SchemaError
+from asyncstate.durations import Duration, microseconds
+from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator, OutputSpec, unknown_output
 from asyncstate.runtime import (
     CommitRecord,
@@ -80,6 +81,9 @@ from asyncstate.storage import (
     StateSpec,
     checkpoint_files,
 )
+from asyncstate.testing.tracebacks import users_frames
+
+__tracebackhide__ = True  # pytest shows the test's own line
 
 _UID = "operator"
 _JOB = "harness"
@@ -103,7 +107,7 @@ def _new_folder(kind: str) -> Path:
 
 
 class OperatorHarness:
-    """One operator, its partitions and its checkpoint, in this process. A context manager.
+    """One operator, its partitions and its checkpoint, in this process. A context manager, also for ``async with``.
 
     ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds, or as in a job) have one entry an input; for
     a single input the entry itself may be given; what a job refuses of them is refused here by the same checks.
@@ -207,12 +211,13 @@ class OperatorHarness:
 
     def push(
         self,
-        rows: pa.RecordBatch | Sequence[Sequence[Any]],
+        rows: pa.RecordBatch | Sequence[Sequence[Any] | Mapping[str, Any]],
         input: int = 0,
         kind: str = "+I",
         kinds: Sequence[str] | None = None,
     ) -> None:
-        """Add rows to the running micro-batch, in order; ``kind`` for all or ``kinds`` one a row.
+        """Add rows to the running micro-batch, in order: tuples, dicts by column name, or a RecordBatch; ``kind`` for
+        all or ``kinds`` one a row.
 
         Raises SchemaError for rows and kinds that do not fit the input, and JobError for an input that there is not.
         """
@@ -236,13 +241,15 @@ class OperatorHarness:
         """Set the watermark of the running micro-batch; it never goes back."""
         self._watermark = watermark_us
 
-    def advance_processing_time(self, microseconds: int) -> None:
-        """Move the clock that gives ``ctx.processing_time``; for a harness with its own ManualClock."""
+    def advance_processing_time(self, duration: Duration) -> None:
+        """Move the clock that gives ``ctx.processing_time``; for a harness with its own ManualClock.
+
+        ``duration``: a text such as "10 minutes", a timedelta, or an int of microseconds."""
         if not isinstance(self.clock, ManualClock):
             raise JobError(
                 f"the harness was given {type(self.clock).__name__} as its clock; move that, or give a ManualClock"
             )
-        self.clock.advance(microseconds)
+        self.clock.advance(microseconds(duration, "advance_processing_time", "duration", JobError))
 
     def end_batch(self) -> list[OutputRow]:
         """Run and commit the micro-batch; its output rows as ``(row kind text, *values)``, in order."""
@@ -377,6 +384,14 @@ class OperatorHarness:
         if self._owns_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -389,7 +404,10 @@ class OperatorHarness:
 
     def _run(self, final: bool) -> list[OutputRow]:
         before = len(self.output)
-        self.run_batch(final)
+        try:
+            self.run_batch(final)
+        except AsyncStateError as error:
+            raise users_frames(error)  # noqa: B904 - the error itself, with its cause
         return self.output[before:]
 
     def run_batch(self, final: bool, watermark: int | None = None) -> list[pa.RecordBatch]:
@@ -575,16 +593,33 @@ def _changelogs(changelog: bool | Sequence[bool], count: int) -> list[bool]:
 
 
 def record_batch(rows: Sequence[Any], schema: pa.Schema, name: str) -> pa.RecordBatch:
-    """Tuples as the columns of an input. Raises SchemaError that names it and the row for what does not fit."""
-    width = len(schema)
-    for number, row in enumerate(rows):
-        if isinstance(row, (str, bytes)) or not isinstance(row, Sequence) or len(row) != width:
-            raise SchemaError(
-                f"push: row {number} of {name} is {row!r}; give a tuple with a value for each of its {width} "
-                f"columns: {', '.join(schema.names)}"
-            )
-    columns = [_column([row[i] for row in rows], field, name) for i, field in enumerate(schema)]
+    """Rows as the columns of an input. Raises SchemaError that names it and the row for what does not fit."""
+    if isinstance(rows, Mapping):
+        raise SchemaError(f"push: the rows of {name} are {rows!r}; give a list of rows, also of a single one")
+    values = [_values(row, number, schema, name) for number, row in enumerate(rows)]
+    columns = [_column([row[i] for row in values], field, name) for i, field in enumerate(schema)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _values(row: Any, number: int, schema: pa.Schema, name: str) -> Sequence[Any]:
+    """A row's values in the columns' order."""
+    if isinstance(row, Mapping):
+        missing = [column for column in schema.names if column not in row]
+        unknown = [column for column in row if column not in schema.names]
+        if not missing and not unknown:
+            return [row[column] for column in schema.names]
+        wrong = [f"has no {', '.join(missing)}"] if missing else []
+        wrong += [f"has {', '.join(map(str, unknown))}, which {name} has not"] if unknown else []
+        raise SchemaError(
+            f"push: row {number} of {name} is {row!r}: it {' and '.join(wrong)}; give a value (None for null) for each "
+            f"of its columns: {', '.join(schema.names)}"
+        )
+    if isinstance(row, (str, bytes)) or not isinstance(row, Sequence) or len(row) != len(schema):
+        raise SchemaError(
+            f"push: row {number} of {name} is {row!r}; give a tuple with a value for each of its {len(schema)} "
+            f"columns, or a dict: {', '.join(schema.names)}"
+        )
+    return row
 
 
 def _column(values: list[Any], field: pa.Field, name: str) -> pa.Array:

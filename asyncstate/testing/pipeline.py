@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.clock import Clock, ManualClock
+from asyncstate.codec import read_schema
 from asyncstate.dataflow import (
     Apply,
     Dataflow,
@@ -33,6 +34,7 @@ from asyncstate.dataflow import (
 )
 from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
+from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy
@@ -44,7 +46,8 @@ _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
 
 @dataclass(frozen=True)
 class PipelineSource:
-    """A source as ``StreamingJob.source`` declares it; ``schema``: its columns, without ``row_kind``."""
+    """A source as ``StreamingJob.source`` declares it; ``schema``: its columns, without ``row_kind``, a pyarrow schema
+    or Spark DDL text."""
 
     schema: pa.Schema
     event_time: str | None = None
@@ -52,6 +55,9 @@ class PipelineSource:
     changelog: bool = False
     sequence: SequenceBy = None
     drop_seen: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", read_schema(self.schema, "source"))
 
 
 class PipelineHarness:
@@ -99,9 +105,14 @@ class PipelineHarness:
     # -- rows ---------------------------------------------------------------------------------------------
 
     def push(
-        self, source: str, rows: Sequence[Sequence[Any]], kind: str = "+I", kinds: Sequence[str] | None = None
+        self,
+        source: str,
+        rows: Sequence[Sequence[Any] | Mapping[str, Any]],
+        kind: str = "+I",
+        kinds: Sequence[str] | None = None,
     ) -> None:
-        """Add rows to the running micro-batch: tuples with a value a column; ``kinds`` one a row, of a changelog."""
+        """Add rows to the running micro-batch: tuples with a value a column, or dicts by column name; ``kinds`` one a
+        row, of a changelog."""
         node = next((one for one in self.flow.sources if one.name == source), None)
         if node is None:
             names = ", ".join(one.name for one in self.flow.sources)
@@ -118,10 +129,10 @@ class PipelineHarness:
             batch.append_column(_KIND, pa.array(texts, pa.string())) if node.changelog else batch
         )
 
-    def advance_processing_time(self, microseconds: int) -> None:
+    def advance_processing_time(self, duration: Duration) -> None:
         """Move the clock; for a harness with its own ManualClock."""
         assert isinstance(self.clock, ManualClock), "the harness was given a clock of its own; move that"
-        self.clock.advance(microseconds)
+        self.clock.advance(microseconds(duration, "advance_processing_time", "duration", JobError))
 
     def end_batch(self, *, crash_before: str | None = None) -> dict[str, list[OutputRow]]:
         """Run and commit the micro-batch; its output rows by sink.

@@ -21,7 +21,7 @@ from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
-from asyncstate.state.ttl import StateTtl, check_ttl
+from asyncstate.state.ttl import Ttl, as_ttl
 
 from ..core.arrays import Int64Array, place_in_run
 from ..core.changelog import arrival_order, distinct, net_changes, take_changes
@@ -80,14 +80,13 @@ class GroupAggregate(AggregateOperator):
         self,
         aggregates: Sequence[Aggregate] = (),
         emit_update_before: bool = True,
-        ttl: StateTtl | None = None,
+        ttl: Ttl = None,
         emit: Literal["net", "each"] = "net",
     ) -> None:
         super().__init__(aggregates)
         self.emit_update_before = emit_update_before
-        check_ttl(self.owner, ttl)
         check_choice(emit, ("net", "each"), "emit", self.owner)
-        self.ttl = ttl
+        self.ttl = as_ttl(self.owner, ttl)
         self.emit: Literal["net", "each"] = emit
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columns import ColumnStateDescriptor
-from asyncstate.state.ttl import StateTtl, check_ttl
+from asyncstate.state.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, concat_rows, place_among_equals, row_ids, take_rows
 from ..core.changelog import arrival_order
@@ -52,10 +52,9 @@ class GroupTableAggregate(AggregateOperator):
 
     takes_tables = True
 
-    def __init__(self, aggregate: Aggregate, ttl: StateTtl | None = None) -> None:
+    def __init__(self, aggregate: Aggregate, ttl: Ttl = None) -> None:
         super().__init__([aggregate])
-        check_ttl(self.owner, ttl)
-        self.ttl = ttl
+        self.ttl = as_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Key columns and those of the function's rows."""

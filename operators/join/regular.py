@@ -21,7 +21,7 @@ from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.list_columns import ListColumns
-from asyncstate.state.ttl import StateTtl, check_ttl
+from asyncstate.state.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
 from ..core.checks import Named, check_choice
@@ -93,8 +93,8 @@ class Join(Named, BundleOperator):
         right_unique: UniqueKey = None,
         suffixes: tuple[str, str] = ("", "_right"),
         null_safe: bool = False,
-        left_ttl: StateTtl | None = None,
-        right_ttl: StateTtl | None = None,
+        left_ttl: Ttl = None,
+        right_ttl: Ttl = None,
     ) -> None:
         check_choice(kind, get_args(JoinKind), "kind", self.owner)
         check_condition(condition, self.owner)
@@ -106,9 +106,10 @@ class Join(Named, BundleOperator):
         )
         self.suffixes = suffixes
         self.null_safe = null_safe
-        self.ttl = (left_ttl, right_ttl)
-        for side, ttl in zip(_SIDES, self.ttl, strict=True):
-            check_ttl(self.owner, ttl, f"{side}_ttl")
+        self.ttl = (
+            as_ttl(self.owner, left_ttl, "left_ttl"),
+            as_ttl(self.owner, right_ttl, "right_ttl"),
+        )
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Left columns, then right columns; only the left ones for semi and anti."""

@@ -31,7 +31,7 @@ from asyncstate.operator import (
     OutputSpec,
 )
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
-from asyncstate.state.ttl import StateTtl, TtlTime, check_ttl
+from asyncstate.state.ttl import Ttl, TtlTime, as_ttl
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, take_rows
 from ..core.checks import Named, TimeDomain, check_choice, check_has_time, check_time_domain
@@ -94,15 +94,15 @@ class TemporalJoin(Named, BundleOperator):
         time: TimeDomain = "event",
         suffixes: tuple[str, str] = ("", "_right"),
         null_safe: bool = False,
-        ttl: StateTtl | None = None,
+        ttl: Ttl = None,
         late_output: str | None = None,
     ) -> None:
         check_choice(kind, get_args(TemporalJoinKind), "kind", self.owner)
         check_condition(condition, self.owner)
         check_time_domain(time, self.owner)
-        check_ttl(self.owner, ttl, "ttl")
         check_late_output(late_output, time, self.owner)
-        if time == "processing" and ttl is not None and ttl.time is TtlTime.EVENT:
+        self.ttl = as_ttl(self.owner, ttl)
+        if time == "processing" and self.ttl is not None and self.ttl.time is TtlTime.EVENT:
             raise SchemaError(
                 f"{self.owner}: ttl counts event time, but the join is one of processing time; give "
                 "StateTtl(..., time=TtlTime.PROCESSING)"
@@ -112,7 +112,6 @@ class TemporalJoin(Named, BundleOperator):
         self.time: TimeDomain = time
         self.suffixes = suffixes
         self.null_safe = null_safe
-        self.ttl = ttl
         self.late_output = late_output
         self.first_input = 1 if time == "processing" else None
 

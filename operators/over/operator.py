@@ -15,7 +15,7 @@ import pyarrow as pa
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
-from asyncstate.state.ttl import StateTtl, check_ttl
+from asyncstate.state.ttl import Ttl, as_ttl
 
 from ..aggregate.declared import Aggregate
 from ..aggregate.operator import AggregateOperator
@@ -79,7 +79,7 @@ class OverAggregate(AggregateOperator):
         *,
         order_by: OrderBy | None = None,
         time: TimeDomain = "event",
-        ttl: StateTtl | None = None,
+        ttl: Ttl = None,
         emit_update_before: bool = True,
         late_output: str | None = None,
     ) -> None:
@@ -89,12 +89,11 @@ class OverAggregate(AggregateOperator):
         self.frame = unbounded() if frame is None else frame
         check_frame(self.frame, self.owner)
         check_time_domain(time, self.owner)
-        check_ttl(self.owner, ttl)
         check_late_output(late_output, time, self.owner)
         self.late_output = late_output
         self.order_by = None if order_by is None else order_columns(order_by, self.owner)
         self.time: TimeDomain = time
-        self.ttl = ttl
+        self.ttl = as_ttl(self.owner, ttl)
         self.emit_update_before = emit_update_before
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:

@@ -2,7 +2,7 @@
 
 Owns: ``BroadcastProcess``.
 Invariant: only rows of the broadcast input write broadcast state.
-Must not import anything of ``asyncstate`` but ``functions`` and ``operator``.
+Must not import anything of ``asyncstate`` but ``codec``, ``functions`` and ``operator``.
 
 Source: the broadcast state pattern of Flink's DataStream API.
 """
@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import pyarrow as pa
-
+from asyncstate.codec import SchemaLike
 from asyncstate.functions import Function, KeyedBroadcastProcessFunction
 from asyncstate.operator import RecordContext, Row, Timer
 
@@ -35,9 +34,9 @@ class BroadcastProcess(FunctionOperator):
     def __init__(
         self,
         function: KeyedBroadcastProcessFunction,
-        output: pa.Schema,
+        output: SchemaLike,
         *,
-        side_outputs: Mapping[str, pa.Schema] | None = None,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
         late_output: str | None = None,
     ) -> None:
         super().__init__(function, output, side_outputs, late_output)

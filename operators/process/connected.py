@@ -2,7 +2,7 @@
 
 Owns: ``CoMap``, ``CoFlatMap``, ``CoProcess``.
 Invariant: rows of one key run one at a time, of whichever input they are.
-Must not import anything of ``asyncstate`` but ``functions`` and ``operator``.
+Must not import anything of ``asyncstate`` but ``codec``, ``functions`` and ``operator``.
 
 Source: the operations of Flink's ``ConnectedStreams``.
 """
@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import pyarrow as pa
-
+from asyncstate.codec import SchemaLike
 from asyncstate.functions import CoFlatMapFunction, CoMapFunction, Function, KeyedCoProcessFunction
 from asyncstate.operator import RecordContext, Row, Timer
 
@@ -31,7 +30,7 @@ class CoMap(FunctionOperator):
     function_type: ClassVar[type[Function]] = CoMapFunction
     function: CoMapFunction
 
-    def __init__(self, function: CoMapFunction, output: pa.Schema) -> None:
+    def __init__(self, function: CoMapFunction, output: SchemaLike) -> None:
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -51,7 +50,7 @@ class CoFlatMap(FunctionOperator):
     function_type: ClassVar[type[Function]] = CoFlatMapFunction
     function: CoFlatMapFunction
 
-    def __init__(self, function: CoFlatMapFunction, output: pa.Schema) -> None:
+    def __init__(self, function: CoFlatMapFunction, output: SchemaLike) -> None:
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -72,9 +71,9 @@ class CoProcess(FunctionOperator):
     def __init__(
         self,
         function: KeyedCoProcessFunction,
-        output: pa.Schema,
+        output: SchemaLike,
         *,
-        side_outputs: Mapping[str, pa.Schema] | None = None,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
     ) -> None:
         super().__init__(function, output, side_outputs)
 

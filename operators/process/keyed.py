@@ -2,7 +2,7 @@
 
 Owns: ``KeyedMap``, ``KeyedFlatMap``, ``KeyedFilter``, ``KeyedProcess``.
 Invariant: the rows that a record gives stand where the record stood.
-Must not import anything of ``asyncstate`` but ``functions`` and ``operator``.
+Must not import anything of ``asyncstate`` but ``codec``, ``functions`` and ``operator``.
 
 Source: the operations of Flink's ``KeyedStream``.
 """
@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-import pyarrow as pa
-
+from asyncstate.codec import SchemaLike
 from asyncstate.errors import SchemaError
 from asyncstate.functions import (
     FilterFunction,
@@ -55,7 +54,7 @@ class KeyedMap(_PlainOperator):
     function_type: ClassVar[type[Function]] = MapFunction
     plain_method = "map"
 
-    def __init__(self, function: MapFunction | Callable[[Row], Any], output: pa.Schema) -> None:
+    def __init__(self, function: MapFunction | Callable[[Row], Any], output: SchemaLike) -> None:
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -72,7 +71,7 @@ class KeyedFlatMap(_PlainOperator):
     function_type: ClassVar[type[Function]] = FlatMapFunction
     plain_method = "flat_map"
 
-    def __init__(self, function: FlatMapFunction | Callable[[Row], Any], output: pa.Schema) -> None:
+    def __init__(self, function: FlatMapFunction | Callable[[Row], Any], output: SchemaLike) -> None:
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -120,9 +119,9 @@ class KeyedProcess(FunctionOperator):
     def __init__(
         self,
         function: KeyedProcessFunction,
-        output: pa.Schema,
+        output: SchemaLike,
         *,
-        side_outputs: Mapping[str, pa.Schema] | None = None,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
         late_output: str | None = None,
     ) -> None:
         super().__init__(function, output, side_outputs, late_output)

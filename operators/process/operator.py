@@ -2,7 +2,7 @@
 
 Owns: ``FunctionOperator``: the function's checks and its life cycle.
 Invariant: the function is opened once, before any row, and closed as often as it was opened.
-Must not import anything of ``asyncstate`` but ``errors``, ``functions``, ``operator``.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``operator``, ``row_shape``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.codec import SchemaLike, read_schema, read_schemas
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, RecordOperator
+from asyncstate.row_shape import RowShape
 
 from ..core.checks import Named
 from ..core.late import check_late_output
-from ..core.row_shape import RowShape
 from .results import Emit
 
 
@@ -38,13 +39,14 @@ class FunctionOperator(Named, RecordOperator):
     def __init__(
         self,
         function: Any,
-        output: pa.Schema | None,
-        side_outputs: Mapping[str, pa.Schema] | None = None,
+        output: SchemaLike | None,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
         late_output: str | None = None,
     ) -> None:
         """``side_outputs``: what the function may name as ``ctx.emit(..., output=name)``, with their columns.
         ``late_output``: see ``late_outputs``."""
         self.function = function
+        output = read_schema(output, f"{self.owner}: output")
         self.output = output
         self.side_outputs = _checked(side_outputs, self.owner)
         check_late_output(late_output, "event", self.owner)
@@ -131,7 +133,8 @@ class FunctionOperator(Named, RecordOperator):
     def _check_output(self, output: Any) -> None:
         if not isinstance(output, pa.Schema):
             raise SchemaError(
-                f"{self.owner}: output is {output!r}; give a pyarrow schema, such as pa.schema([('count', pa.int64())])"
+                f"{self.owner}: output is {output!r}; give a schema, such as pa.schema([('count', pa.int64())]), "
+                "or a text such as 'count long'"
             )
         if ROW_KIND_COLUMN in output.names:
             raise SchemaError(
@@ -150,4 +153,4 @@ def _checked(side_outputs: Any, owner: str) -> Mapping[str, pa.Schema]:
             f"{owner}: side_outputs is {side_outputs!r}; give a dict of their names and schemas, such as "
             "{'late': schema}"
         )
-    return dict(side_outputs)
+    return dict(read_schemas(side_outputs, f"{owner}: side output"))

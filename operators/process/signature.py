@@ -200,13 +200,13 @@ def _struct(name: str, kind: type, owner: str) -> pa.StructType:
 
 def _field_type(name: str, hints: Mapping[str, Any], owner: str, kind: type) -> pa.DataType:
     hint, more = _taken_apart(hints[name])
-    arrow = next((one for one in more if isinstance(one, pa.DataType)), hint)
+    arrow = next((one for one in more if isinstance(one, (pa.DataType, str))), hint)
     try:
         return ValueStateDescriptor(name, arrow).type
     except AsyncStateError as error:
         raise SchemaError(
             f"{owner}: field '{name}' of {kind.__name__} has the hint {hints[name]!r}, which is no type of a state; "
-            "give int, float, str, bytes, bool or Annotated[..., pa.list_(pa.int64())]"
+            "give int, float, str, bytes, bool or Annotated[list[int], 'array<bigint>']"
         ) from error
 
 

@@ -4,7 +4,8 @@ Owns: the operator: its inputs, its states and how the parameters of a call are 
 ``operators.process.signature``.
 Invariant: a state that a call does not ask for is neither read nor written; a dataclass is read before the call and
 written after it, if it has changed.
-Must not import anything of ``asyncstate`` but ``errors``, ``functions``, ``futures``, ``operator``, ``state``.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``futures``, ``operator``,
+``state``.
 
 Source: Flink's process table functions (FLIP-440, FLINK-39254).
 """
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from asyncstate.codec import SchemaLike
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
 from asyncstate.functions.table import ProcessTableFunction, declared_outputs
@@ -64,9 +66,9 @@ class TableFunction(FunctionOperator):
     def __init__(
         self,
         function: ProcessTableFunction | Callable[..., Any],
-        output: pa.Schema | None = None,
+        output: SchemaLike | None = None,
         *,
-        side_outputs: Mapping[str, pa.Schema] | None = None,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
         late_outputs: Mapping[str, str] | None = None,
     ) -> None:
         declared, more = declared_outputs(function)

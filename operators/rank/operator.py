@@ -20,7 +20,7 @@ from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LimitColumn, LocalLimit
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.state.ttl import StateTtl, check_ttl
+from asyncstate.state.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array
 from ..core.changelog import arrival_order
@@ -83,7 +83,7 @@ class Rank(Named, BundleOperator):
         unique: Sequence[str] | None = None,
         monotonic: bool = False,
         emit_update_before: bool = True,
-        ttl: StateTtl | None = None,
+        ttl: Ttl = None,
     ) -> None:
         check_choice(function, get_args(RankFunction), "function", self.owner)
         if not isinstance(n, str):
@@ -101,7 +101,7 @@ class Rank(Named, BundleOperator):
         )
         self.rank_column = rank_column
         self.emit_update_before = emit_update_before
-        self.ttl = ttl
+        self.ttl = as_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """The input's columns, and the number if it is asked for."""
@@ -226,9 +226,8 @@ def _check_can_expire(plan: RankPlan, spec: InputSpec) -> None:
         )
 
 
-def _check_expiring(ttl: StateTtl | None, rank_column: str | None, offset: int, owner: str) -> None:
-    check_ttl(owner, ttl)
-    if ttl is not None and (rank_column is not None or offset):
+def _check_expiring(ttl: Ttl, rank_column: str | None, offset: int, owner: str) -> None:
+    if as_ttl(owner, ttl) is not None and (rank_column is not None or offset):
         raise SchemaError(
             f"{owner}: with a ttl rows go without being taken back, and the numbers of those behind them change; leave "
             f"out {'rank_column' if rank_column is not None else 'offset'}, or ttl"

@@ -17,7 +17,7 @@ import pyarrow as pa
 from asyncstate.codec.times import event_times
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns
-from asyncstate.state.ttl import StateTtl, check_ttl
+from asyncstate.state.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array
 from ..core.changelog import arrival_order
@@ -63,15 +63,14 @@ class Deduplicate(Named, BundleOperator):
         keep: Literal["first", "last"] = "first",
         time: TimeDomain = "event",
         emit_update_before: bool = True,
-        ttl: StateTtl | None = None,
+        ttl: Ttl = None,
     ) -> None:
         check_choice(keep, ("first", "last"), "keep", self.owner)
         check_time_domain(time, self.owner)
         self.keep = keep
         self.time: TimeDomain = time
         self.emit_update_before = emit_update_before
-        check_ttl(self.owner, ttl)
-        self.ttl = ttl
+        self.ttl = as_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """The input's columns."""

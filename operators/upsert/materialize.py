@@ -20,7 +20,7 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.ttl import StateTtl, check_ttl
+from asyncstate.state.ttl import Ttl, as_ttl
 
 from ..core.arrays import Int64Array, concat_rows, index_among, row_ids, take_rows
 from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
@@ -69,14 +69,13 @@ class UpsertMaterialize(Named, BundleOperator):
         upsert_key: Sequence[str] | None = None,
         *,
         emit_update_before: bool = True,
-        ttl: StateTtl | None = None,
+        ttl: Ttl = None,
     ) -> None:
         if upsert_key is not None and (isinstance(upsert_key, str) or not upsert_key):
             raise SchemaError(f"{self.owner}: upsert_key is {upsert_key!r}; give a list of columns, or None")
         self.upsert_key = None if upsert_key is None else tuple(upsert_key)
         self.emit_update_before = emit_update_before
-        check_ttl(self.owner, ttl)
-        self.ttl = ttl
+        self.ttl = as_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """The input's columns."""

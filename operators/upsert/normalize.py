@@ -19,7 +19,7 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columns import Columns
-from asyncstate.state.ttl import StateTtl, check_ttl
+from asyncstate.state.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, place_in_run, take_rows
 from ..core.checks import Named
@@ -73,13 +73,12 @@ class ChangelogNormalize(Named, BundleOperator):
         self,
         condition: ConditionLike | None = None,
         emit_update_before: bool = True,
-        ttl: StateTtl | None = None,
+        ttl: Ttl = None,
     ) -> None:
         check_condition(condition, self.owner)
-        check_ttl(self.owner, ttl)
         self.condition = condition
         self.emit_update_before = emit_update_before
-        self.ttl = ttl
+        self.ttl = as_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """The input's columns."""

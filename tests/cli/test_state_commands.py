@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -315,3 +317,37 @@ def test_both_ways_of_calling_it(command: list[str]) -> None:
     helped = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
     assert "state" in helped.stdout
     assert ("python -m asyncstate" in helped.stdout) == ("-m" in command)
+
+
+_AT = datetime(2024, 5, 6, 7, 8, 9, 500_000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "ways", "bad"),
+    [
+        (pa.decimal128(5, 2), Decimal("1.50"), ["1.5", "1.50", "15e-1"], ["1.505", "12345", "1,5"]),
+        (pa.timestamp("us"), _AT, ["2024-05-06 07:08:09.5", "2024-05-06T07:08:09.500000"], ["now"]),
+        (pa.timestamp("ns"), _AT, ["2024-05-06T07:08:09.5"], ["2024-05-06T07:08:09.5Z"]),
+        (
+            pa.timestamp("us", "UTC"),
+            _AT.replace(tzinfo=UTC),
+            ["2024-05-06T07:08:09.5Z", "2024-05-06T09:08:09.5+02:00", "2024-05-06T07:08:09.5"],
+            ["noon"],
+        ),
+        (pa.date32(), _AT.date(), ["20240506", "2024-05-06"], ["2024-13-01"]),
+        (pa.binary(), b"\x00\xff", ["AP8="], ["\x00", "AP8", "é"]),
+    ],
+)
+def test_show_takes_a_key_however_its_value_is_written(
+    tmp_path: Path, kind: pa.DataType, given: Any, ways: list[str], bad: list[str]
+) -> None:
+    folder, schema = str(tmp_path / "checkpoint"), pa.schema([("k", kind)])
+    with OperatorHarness(GroupAggregate([count()]), schema, ["k"], folder=tmp_path) as made:
+        made.push([(given,)])
+        made.end_batch()
+        (state,) = [spec.name for spec in made.states()]
+        for way in ways:
+            assert len(lines("show", folder, state, "--key", way)) == 1, way
+        for text in bad:
+            done = run("show", folder, state, "--key", text)
+            assert (done.exit_code, "the type of key column 'k'" in done.stderr) == (2, True), text

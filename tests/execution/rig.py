@@ -33,6 +33,7 @@ from asyncstate.storage import KeyedStore, MemoryStore, WriteOverlay
 MODES = ["sync", "hot", "batched", "threads"]
 ASYNC_MODES = MODES[1:]
 
+_OUTPUT = pa.schema({"key": pa.int64(), "value": pa.int64()})
 _BATCHED = AsyncLimits(in_flight=50, buffer_size=8, io_parallelism=2, batch_hot_reads=True)
 
 
@@ -94,7 +95,7 @@ class Rig:
             limits = replace(limits, batch_hot_reads=mode != "hot")
             self.controller = AsyncExecutionController(self.overlay, "op", {}, limits, pacer, outside)
         self.context = _Context(self.controller)
-        self._frame = BatchFrame(0, 0, None, ["key", "value"], self.controller)  # type: ignore[arg-type]
+        self._frame = BatchFrame(0, 0, None, _OUTPUT, self.controller)  # type: ignore[arg-type]
 
     def state(self, descriptor: StateDescriptor[Any]) -> Any:
         """Bind a state."""

@@ -508,6 +508,17 @@ class TestRefusals:
             ):
                 harness.end_batch()
 
+    def test_functions_get_their_keywords(self, async_enabled: bool) -> None:
+        def work(operator: Working, bundle: Bundle, ctx: BundleContext) -> Any:
+            called = ctx.call(dict, [("a", 1)], b=2, timeout_seconds="10 seconds")
+            return called.then_accept(seen.append)
+
+        seen: list[Any] = []
+        with _harness(work, async_enabled) as harness:
+            harness.push([(1, 1)])
+            harness.end_batch()
+        assert seen == [{"a": 1, "b": 2}]
+
     @pytest.mark.parametrize(
         ("use", "text"),
         [

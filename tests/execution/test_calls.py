@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
@@ -275,6 +276,34 @@ class TestTimeouts:
             Rig(mode) as rig,
         ):
             rig.run([7], lambda item, ctx: ctx.call(_never, timeout_seconds=seconds))
+
+    @pytest.mark.parametrize("timeout", ["10 milliseconds", timedelta(milliseconds=10)])
+    def test_a_timeout_may_be_written_out(self, mode: str, timeout: Any) -> None:
+        with pytest.raises(OperatorError, match=r"took longer than 0\.01 seconds"), Rig(mode) as rig:
+            rig.run([7], lambda item, ctx: ctx.call(_never, timeout_seconds=timeout))
+
+    def test_functions_get_their_keywords(self, mode: str) -> None:
+        def plain(*values: int, scale: int = 1, **more: int) -> tuple[int, dict[str, int]]:
+            return sum(values) * scale, more
+
+        async def waits(*values: int, scale: int = 1, **more: int) -> tuple[int, dict[str, int]]:
+            await anyio.sleep(0)
+            return plain(*values, scale=scale, **more)
+
+        class Object:
+            async def __call__(self, *values: int, **more: int) -> tuple[int, dict[str, int]]:
+                return await waits(*values, **more)
+
+        with Rig(mode) as rig:
+            for function in (plain, waits, Object(), functools.partial(waits, 0)):
+
+                def process(item: int, ctx: Any, called: Any = function) -> Any:
+                    answer = ctx.call(called, 1, 2, scale=2, other=3, timeout_seconds=_WAIT_SECONDS)
+                    return answer.then_accept(lambda found: ctx.emit(item, found))
+
+                assert rig.run([7], process) == [(0, (6, {"other": 3}))]
+        with pytest.raises(OperatorError, match=r"call of _never, key \(7,\): TypeError"), Rig(mode) as rig:
+            rig.run([7], lambda item, ctx: ctx.call(_never, wrong=1))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from asyncstate.operator import RecordContext
 from asyncstate.storage import MemoryStore, WriteOverlay
 
 _NAMES = {8: "count"}
-_FRAME = BatchFrame(0, 0, None, ["key", "count"])  # type: ignore[arg-type]
+_FRAME = BatchFrame(0, 0, None, pa.schema({"key": pa.int64(), "count": pa.int64()}))  # type: ignore[arg-type]
 
 Process = Callable[[Any, RecordContext], Any]
 

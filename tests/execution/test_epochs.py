@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from asyncstate.execution import AsyncExecutionController, AsyncLimits, BatchFrame, ReadPacer, Record
 from asyncstate.storage import MemoryStore, WriteOverlay
 
-_FRAME = BatchFrame(0, 0, None, ["key"])  # type: ignore[arg-type]
+_FRAME = BatchFrame(0, 0, None, pa.schema({"key": pa.int64()}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("serial", "started"), [(True, [b"a", b"A", b"b"]), (False, [b"a", b"b", b"A"])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from asyncstate.execution.buffer import StateRequestBuffer
 from asyncstate.futures import StateFuture
 from asyncstate.requests import StateRequest
 
-_FRAME = BatchFrame(0, 0, None, [])  # type: ignore[arg-type]
+_FRAME = BatchFrame(0, 0, None, pa.schema([]))  # type: ignore[arg-type]
 
 
 def _record(key: bytes) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,22 @@ def test_a_default_is_shown_as_one_would_write_it() -> None:
     assert default_text("buffer_timeout_ms") == "1s"
     assert default_text("cache_size_bytes") == "128mb"
     assert default_text("io_parallelism") == "auto"
+
+
+@pytest.mark.parametrize(
+    "given", ["10 minutes", "600 seconds", timedelta(minutes=10), "10min", "600000ms", 600_000]
+)
+def test_durations_may_be_written_out(given: Any) -> None:
+    assert resolve({"async-state.watchdog-timeout": given}, {}).watchdog_timeout_ms == 600_000
+
+
+@pytest.mark.parametrize(
+    "given", ["10", "ten minutes", "10 minuten", "5 microseconds", timedelta(microseconds=5)]
+)
+def test_what_is_no_duration_is_refused_with_how_to_write_one(given: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match="async-state.call-timeout: .* does not fit; write .*milliseconds|10 minutes"
+    ):
+        resolve({"async-state.call-timeout": given}, {})
+    with pytest.raises(ConfigurationError, match="async-state.cache-size"):
+        resolve({"async-state.cache-size": timedelta(minutes=1)}, {})

@@ -47,7 +47,8 @@ def _empty_house(folder: Path) -> None:
     for package in ["asyncstate", "operators", "bench", *(f"asyncstate/{name}" for name in inner)]:
         (folder / package).mkdir()
         (folder / package / "__init__.py").touch()
-    for module in ["changelog", "clock", "config", "display", "durations", "errors", "futures", "places"]:
+    leaves = ["changelog", "clock", "display", "durations", "errors", "flink_names", "places", "row_shape"]
+    for module in [*leaves, "config", "futures"]:
         (folder / "asyncstate" / f"{module}.py").touch()
 
 

@@ -342,12 +342,14 @@ def test_a_stored_state_keeps_its_ttl_or_its_lack_of_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_ttl_is_a_state_ttl(name: str) -> None:
+def test_a_ttl_may_be_a_duration_alone(name: str) -> None:
     argument = f"{name}_ttl" if name in ("left", "right") else "ttl"
+    given: Any = MAKERS[name]("1 hour").ttl  # type: ignore[attr-defined, arg-type]
+    assert StateTtl("1 hour") in (given if isinstance(given, tuple) else (given,))
     with pytest.raises(
-        StateDeclarationError, match=f"^[A-Z][A-Za-z]+: {argument}='1 hour' is no time to live"
+        StateDeclarationError, match=f"^[A-Z][A-Za-z]+: {argument}='an hour' is no time to live"
     ):
-        MAKERS[name]("1 hour")  # type: ignore[arg-type]
+        MAKERS[name]("an hour")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -119,8 +119,8 @@ def test_rows_of_one_column_may_be_the_value_itself(
     ("result", "complaint"),
     [
         ((1, 2, 3), "a tuple of 3 values for a row of 2 columns: shop, total"),
-        ({"shop": "ann"}, "a dict of shop for a row"),
-        ({"shop": "ann", "sum": 1}, "a dict of shop, sum for a row"),
+        ({"shop": "ann"}, "a dict without 'total' for a row"),
+        ({"shop": "ann", "sum": 1}, "a dict without 'total' and with 'sum', which is no column, for a row"),
         (["ann", 1], r"returned \['ann', 1\] for a row"),
         (None, "returned None for a row"),
     ],
@@ -584,7 +584,7 @@ class Yielding(KeyedProcessFunction):
         (lambda: KeyedMap(PlainSum(), TOTALS), "give a MapFunction or a plain function"),
         (lambda: KeyedProcess(lambda row: row, TOTALS), "give a KeyedProcessFunction$"),
         (lambda: KeyedProcess(Yielding(), TOTALS), "Yielding.process is a generator, .* call ctx.emit"),
-        (lambda: KeyedMap(PlainTotal(), ["total"]), "output is .* give a pyarrow schema"),
+        (lambda: KeyedMap(PlainTotal(), ["total"]), "output is .* give a schema"),
         (lambda: KeyedMap(PlainTotal(), pa.schema([("row_kind", pa.string())])), "which is the framework's"),
         (
             lambda: KeyedMap(PlainTotal(), pa.schema([("a", pa.int64()), ("a", pa.int64())])),

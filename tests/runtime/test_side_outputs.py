@@ -351,7 +351,10 @@ class EmittingBundles(BundleOperator):
         ),
         (Emitting("a", output="dera", declared={"dear": WORDS, "odd": BIDS}), "it has 'dear', 'odd'"),
         (Emitting("a", output="late", declared={}), "it has none"),
-        (Emitting("a", 1, output="dear", declared={"dear": WORDS}), "side output 'dear' has 1 columns: word"),
+        (
+            Emitting("a", 1, output="dear", declared={"dear": WORDS}),
+            "side output 'dear': emit() got 2 values for a row of 1 columns: word",
+        ),
         (Emitting(1.5, output="dear", declared={"dear": WORDS}), "put out for column 'word' does not fit"),
         (EmittingBundles(), "it has 'dear', 'cheap'"),
     ],

@@ -443,7 +443,7 @@ def test_a_plain_call_that_overtakes_a_pending_one_leaves_what_it_wrote() -> Non
 
 
 def test_no_key_is_no_key_even_where_the_key_is_empty(controller: SyncExecutionController) -> None:
-    frame: Any = BatchFrame(0, 0, None, [])  # type: ignore[arg-type]
+    frame: Any = BatchFrame(0, 0, None, pa.schema([]))  # type: ignore[arg-type]
     context = known_context(controller)
     value: Any = context.get_state(ValueStateDescriptor("v", int))
     entries: Any = context.get_state(MapStateDescriptor("m", int, int))

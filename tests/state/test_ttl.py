@@ -648,8 +648,13 @@ def test_a_declaration_that_makes_no_sense_is_refused(arguments: tuple[Any, ...]
         StateTtl(*arguments)
 
 
-def test_a_ttl_is_a_state_ttl() -> None:
-    with pytest.raises(
-        StateDeclarationError, match=r"state 'v': ttl='10 minutes' is no time to live; give StateTtl"
-    ):
-        ValueStateDescriptor("v", int, ttl="10 minutes")  # type: ignore[arg-type]
+@pytest.mark.parametrize("ttl", ["10 minutes", timedelta(minutes=10), 600_000_000])
+def test_a_duration_alone_is_a_ttl_with_the_usual_options(ttl: Any) -> None:
+    assert ValueStateDescriptor("v", int, ttl=ttl) == ValueStateDescriptor("v", int, ttl=StateTtl(ttl))
+    assert ValueStateDescriptor("v", int, ttl=ttl).ttl == StateTtl("10 minutes")
+
+
+@pytest.mark.parametrize("ttl", ["10 mins", "", True, 1.5, 0, -1])
+def test_what_is_no_duration_is_no_ttl(ttl: Any) -> None:
+    with pytest.raises(StateDeclarationError, match=f"state 'v': ttl={ttl!r} is no time to live"):
+        ValueStateDescriptor("v", int, ttl=ttl)

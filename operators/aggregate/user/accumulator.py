@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch
+from asyncstate.codec import KeyBatch, read_type
 from asyncstate.codec.times import arrow_values, python_values
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.functions.aggregate import MutableRow, view_of
@@ -178,6 +178,6 @@ def _mapping(values: list[Any]) -> dict[Any, Any]:
     return dict(found) if found is not None else {}
 
 
-def as_type(given: pa.DataType | pa.Schema | None) -> pa.DataType | None:
-    """An Arrow type; of a schema the struct of its fields; None of None."""
-    return pa.struct(list(given)) if isinstance(given, pa.Schema) else given
+def as_type(given: Any, what: str) -> pa.DataType | None:
+    """An Arrow type; of a schema the struct of its fields; of a text what it says; None of None."""
+    return pa.struct(list(given)) if isinstance(given, pa.Schema) else read_type(given, what)

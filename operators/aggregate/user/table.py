@@ -3,7 +3,7 @@
 Owns: ``TableAggregator`` and ``RowsOfKeys``.
 Invariant: what an accumulator has after the rows were put out is what is stored: functions may keep in it what they
 have shown.
-Must not import anything of ``asyncstate`` but ``functions`` and ``operator``.
+Must not import anything of ``asyncstate`` but ``errors``, ``functions``, ``operator``, ``row_shape``.
 
 Source: Flink's ``TableAggregateFunction``.
 """
@@ -19,9 +19,9 @@ import pyarrow as pa
 from asyncstate.errors import SchemaError
 from asyncstate.functions.aggregate import TableAggregateFunction, has_method
 from asyncstate.operator import BundleContext
+from asyncstate.row_shape import RowShape
 
 from ...core.arrays import BoolArray, Int64Array
-from ...core.row_shape import RowShape
 from ..aggregator import KeyedRows, State, Updated
 from .function import Segments, UserAggregator
 

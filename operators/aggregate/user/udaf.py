@@ -30,7 +30,7 @@ from .bundled import BundledAggregator
 from .function import UserAggregator
 from .table import TableAggregator
 
-ArrowType: TypeAlias = pa.DataType | pa.Schema
+ArrowType: TypeAlias = pa.DataType | pa.Schema | str | type
 AnyFunction = AggregateFunction | BundledAggregateFunction
 
 
@@ -115,7 +115,7 @@ class UserAggregate(Kind):
 
     def _type(self, argument: str, given: pa.DataType | None, method: str, binding: Binding) -> pa.DataType:
         found = given if given is not None else getattr(self.function, method)()
-        if (found_type := as_type(found)) is None:
+        if (found_type := as_type(found, f"{self.name}: {argument}")) is None:
             raise binding.refuse(
                 f"has no {argument}: give udaf(..., {argument}=...) or write {type(self.function).__name__}.{method}"
             )
@@ -132,7 +132,8 @@ def udaf(
     """An aggregate function of the user's own, to be called with the columns it aggregates.
 
     ``function``: an AggregateFunction or BundledAggregateFunction, or its class, of which one is then made; left out,
-    a decorator of such a class. Types are Arrow types (a schema for a struct); those not given come from the
+    a decorator of such a class. Types are Arrow types (a schema for a struct), texts such as "bigint" or
+    "struct<a: int>", or ``int``, ``float``, ``str``, ``bytes``, ``bool``; those not given come from the
     function's ``get_result_type`` and ``get_accumulator_type``. ``name`` (default: the class's) stands in the state
     and in output columns.
 
@@ -202,7 +203,7 @@ def _made(
         raise SchemaError(f"{maker}: {function!r} is no {wanted}; give one, or its class")
     return UserAggregate(
         function,
-        as_type(result_type),
-        as_type(accumulator_type),
+        as_type(result_type, f"{maker}: result_type"),
+        as_type(accumulator_type, f"{maker}: accumulator_type"),
         name or type(function).__name__,
     )

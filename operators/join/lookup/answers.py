@@ -16,9 +16,9 @@ import pyarrow as pa
 from asyncstate.codec.times import arrow_values
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.lookups.base import Key, Rows
+from asyncstate.row_shape import RowShape
 
 from ...core.arrays import Int64Array, count_up
-from ...core.row_shape import RowShape
 
 
 class Answers(NamedTuple):

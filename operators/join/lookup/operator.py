@@ -21,13 +21,15 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind, accumulates
+from asyncstate.codec import SchemaLike, read_schema
+from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, as_completed, combine_all
 from asyncstate.lookups.base import Key, Lookup, Rows
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.list_blocks import ListHeads
 from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.ttl import StateTtl, check_ttl
+from asyncstate.state.ttl import Ttl, as_ttl
 
 from ...core.arrays import (
     BoolArray,
@@ -67,8 +69,8 @@ class LookupJoin(Named, BundleOperator):
     expression or a function, which must give the same for the same row) ask for nothing and find nothing.
 
     ``ordered=False`` (insert-only inputs): rows leave by request, as their answers come. ``retry``: requests that raise
-    are made again; ``retry_empty``: keys without rows are asked for again. ``timeout``: seconds that a request may take
-    with its retries. ``cache``: answers that are remembered.
+    are made again; ``retry_empty``: keys without rows are asked for again. ``timeout`` (seconds, a text or timedelta):
+    how long a request may take with its retries. ``cache``: answers that are remembered.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> bids = pa.schema([("auction", pa.int64()), ("price", pa.int64())])
@@ -90,7 +92,7 @@ class LookupJoin(Named, BundleOperator):
     def __init__(
         self,
         lookup: LookupLike,
-        columns: pa.Schema,
+        columns: SchemaLike,
         *,
         on: Sequence[str] | None = None,
         how: LookupJoinKind = "left",
@@ -99,27 +101,26 @@ class LookupJoin(Named, BundleOperator):
         batch: int = 1,
         retry: Retry | None = None,
         retry_empty: Retry | None = None,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
         cache: LookupCache | None = None,
         suffixes: tuple[str, str] = ("", "_right"),
-        ttl: StateTtl | None = None,
+        ttl: Ttl = None,
     ) -> None:
         check_choice(how, get_args(LookupJoinKind), "how", self.owner)
         check_condition(where, self.owner)
         check_number(batch, 1, "batch", self.owner)
-        check_ttl(self.owner, ttl)
         if not isinstance(lookup, Lookup) and not callable(lookup):
             raise SchemaError(
                 f"{self.owner}: lookup is {lookup!r}; give a function of a list of keys, or a Lookup"
             )
+        columns = read_schema(columns, f"{self.owner}: columns")
         if not isinstance(columns, pa.Schema) or not len(columns):
             raise SchemaError(
-                f"{self.owner}: columns is {columns!r}; give the pyarrow schema of the rows found"
+                f"{self.owner}: columns is {columns!r}; give the pyarrow schema of the rows found, or a text such as "
+                "'name string'"
             )
         if on is not None and (isinstance(on, str) or not on):
             raise SchemaError(f"{self.owner}: on is {on!r}; give a list of columns, or None for the key")
-        if timeout is not None and not timeout > 0:
-            raise SchemaError(f"{self.owner}: timeout is {timeout!r}; give seconds, more than 0")
         self.lookup = lookup
         self.columns = columns
         self.on = None if on is None else tuple(on)
@@ -129,13 +130,13 @@ class LookupJoin(Named, BundleOperator):
         self.batch = batch
         self.retry = retry
         self.retry_empty = retry_empty
-        self.timeout = timeout
+        self.timeout = None if timeout is None else seconds(timeout, self.owner, "timeout", above_zero=True)
         self.cache = cache
         self._name = (
             uuid.uuid4().hex
         )  # travels with the operator: its answers in a worker process are found by it
         self.suffixes = suffixes
-        self.ttl = ttl
+        self.ttl = as_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """The input's columns, then those of the answer."""

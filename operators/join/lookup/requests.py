@@ -20,7 +20,8 @@ from typing import Any
 import stamina
 from cachetools import Cache, LRUCache, TTLCache
 
-from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.durations import Seconds, seconds
+from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.lookups.base import Key, Rows
 from asyncstate.operator import BundleContext
@@ -30,38 +31,39 @@ from ...core.checks import check_number
 
 @dataclass(frozen=True)
 class Retry:
-    """Up to ``attempts`` requests in all, ``delay`` seconds from one to the next."""
+    """Up to ``attempts`` requests in all, ``delay`` (seconds, a text or timedelta) from one to the next."""
 
     attempts: int = 3
-    delay: float = 0.1
+    delay: Seconds = 0.1
 
     def __post_init__(self) -> None:
         check_number(self.attempts, 1, "attempts", "Retry")
-        if not self.delay >= 0:
-            raise SchemaError(f"Retry: delay is {self.delay!r}; give seconds, 0 or more")
+        object.__setattr__(self, "delay", seconds(self.delay, "Retry", "delay"))
 
 
 @dataclass(frozen=True)
 class LookupCache:
     """Answers that are remembered, empty ones too: at most ``rows`` rows of them, an empty answer counting as one.
 
-    ``seconds``: for so long, in each worker process and over micro-batches; None: from one bundle to the next of a
-    micro-batch and partition, and the next micro-batch asks again.
+    ``seconds``, a number of them, a text or timedelta: for so long, in each worker process and over micro-batches;
+    None: from one bundle to the next of a micro-batch and partition, and the next micro-batch asks again.
     """
 
     rows: int = 10_000
-    seconds: float | None = None
+    seconds: Seconds | None = None
 
     def __post_init__(self) -> None:
         check_number(self.rows, 1, "rows", "LookupCache")
-        if self.seconds is not None and not self.seconds > 0:
-            raise SchemaError(f"LookupCache: seconds is {self.seconds!r}; give seconds, more than 0, or None")
+        if self.seconds is not None:
+            object.__setattr__(
+                self, "seconds", seconds(self.seconds, "LookupCache", "seconds", above_zero=True)
+            )
 
     def answers(self, name: str) -> Cache[Key, Rows]:
         """Those of the operator ``name``."""
         if self.seconds is None:
             return LRUCache(self.rows, getsizeof=_size)
-        return _of_process(name, self.rows, self.seconds)
+        return _of_process(name, self.rows, seconds(self.seconds, "LookupCache", "seconds"))
 
 
 def _size(rows: Rows) -> int:
@@ -214,12 +216,13 @@ class Requests:
 
 def _attempts(retry: Retry, on: type[Exception]) -> Any:
     """Attempts as stamina makes them, the same delay between all."""
+    delay = seconds(retry.delay, "Retry", "delay")
     return stamina.retry_context(
         on=on,
         attempts=retry.attempts,
         timeout=None,
-        wait_initial=retry.delay,
-        wait_max=retry.delay,
+        wait_initial=delay,
+        wait_max=delay,
         wait_jitter=0.0,
         wait_exp_base=1.0,
     )

@@ -2,7 +2,8 @@
 
 Owns: ``WindowApply`` and ``WindowProcess``; where the rows are kept is in ``operators.process.windows.rows``.
 Invariant: without allowed lateness each key and window fires once, and nothing of it is stored afterwards.
-Must not import anything of ``asyncstate`` but ``changelog``, ``durations``, ``errors``, ``functions``, ``operator``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``durations``, ``errors``, ``functions``, ``operator``,
+``row_shape``.
 
 Source: ``apply`` and ``process`` of Flink's ``WindowedStream``.
 """
@@ -11,13 +12,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
-from asyncstate.durations import Duration, microseconds
+from asyncstate.codec import SchemaLike
+from asyncstate.durations import Duration, Seconds, microseconds
 from asyncstate.errors import SchemaError, StateAccessError
+from asyncstate.flink_names import hint_for
 from asyncstate.functions import (
     Evictor,
     Function,
@@ -28,11 +31,11 @@ from asyncstate.functions import (
     WindowFunction,
 )
 from asyncstate.futures import StateFuture
-from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row, Timer
+from asyncstate.operator import InputSpec, Key, OperatorContext, OutputSpec, RecordContext, Row, Timer
+from asyncstate.row_shape import RowShape
 
 from ...core.checks import TimeDomain, check_distinct_names, check_has_time, check_time_domain
 from ...core.late import check_late_output
-from ...core.row_shape import RowShape
 from ...window.plan import WINDOW_COLUMNS, window_time_type
 from ...window.time import WindowTime
 from ...window.windows import WINDOW_TIME_US, SessionWindow, Window, check_window
@@ -53,13 +56,13 @@ class _WindowOperator(FunctionOperator):
         self,
         function: Any,
         window: Window | None,
-        output: pa.Schema,
+        output: SchemaLike,
         allowed_lateness: Duration,
         time: TimeDomain,
         window_columns: bool,
         late_output: str | None,
         chosen: Chosen,
-        side_outputs: Mapping[str, pa.Schema] | None = None,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
     ) -> None:
         super().__init__(function, output, side_outputs, late_output)
         chosen.check(window, self.owner)
@@ -125,6 +128,7 @@ class _WindowOperator(FunctionOperator):
             )
         super().open(context)
         self._shape = RowShape(self.output, self.owner)
+        self._emitted = RowShape(self.output, "the window's function", emits=True)
 
     @property
     def assigner(self) -> WindowAssigner:
@@ -238,7 +242,7 @@ class WindowApply(_WindowOperator):
         self,
         function: WindowFunction | Callable[[tuple[Any, ...], TimeWindow, Sequence[Row]], Any],
         window: Window | None,
-        output: pa.Schema,
+        output: SchemaLike,
         *,
         allowed_lateness: Duration = 0,
         time: TimeDomain = "event",
@@ -280,13 +284,13 @@ class WindowProcess(_WindowOperator):
         self,
         function: ProcessWindowFunction,
         window: Window | None,
-        output: pa.Schema,
+        output: SchemaLike,
         *,
         allowed_lateness: Duration = 0,
         time: TimeDomain = "event",
         window_columns: bool = False,
         late_output: str | None = None,
-        side_outputs: Mapping[str, pa.Schema] | None = None,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
         trigger: Trigger | None = None,
         evictor: Evictor | None = None,
         assigner: WindowAssigner | None = None,
@@ -313,24 +317,36 @@ class WindowProcess(_WindowOperator):
         await resolved(self.function.clear(self._context(ctx, window, namespace)))
 
     def _context(self, ctx: RecordContext, window: TimeWindow, namespace: int) -> _FiringWindow:
-        return _FiringWindow(ctx, window, None if self._merges else namespace, self._leading(ctx, window))
+        namespaced = None if self._merges else namespace
+        return _FiringWindow(ctx, window, namespaced, self._leading(ctx, window), self._emitted)
 
 
 class _FiringWindow:
     """The implementation of ``functions.WindowContext``; without a namespace for windows that merge."""
 
-    __slots__ = ("_leading", "_namespace", "_record", "window")
+    __slots__ = ("_leading", "_namespace", "_record", "_shape", "window")
 
     def __init__(
-        self, record: RecordContext, window: TimeWindow, namespace: int | None, leading: tuple[Any, ...]
+        self,
+        record: RecordContext,
+        window: TimeWindow,
+        namespace: int | None,
+        leading: tuple[Any, ...],
+        shape: RowShape,
     ) -> None:
         self._record = record
         self.window = window
         self._namespace = namespace
         self._leading = leading
+        self._shape = shape
+
+    if not TYPE_CHECKING:  # a checker is to see what is not there
+
+        def __getattr__(self, name):
+            raise AttributeError(hint_for("ctx", name))
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Key:
         """See ``WindowContext``."""
         return self._record.key
 
@@ -354,13 +370,21 @@ class _FiringWindow:
             )
         return self._namespace
 
-    def emit(self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None) -> None:
+    def emit(
+        self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
+    ) -> None:
         """See ``WindowContext``."""
-        leading = self._leading if output is None else ()
-        self._record.emit(*leading, *values, kind=kind, output=output)
+        if output is not None:
+            self._record.emit(*values, kind=kind, output=output, **columns)
+            return
+        self._record.emit(*self._leading, *self._shape.emitted(values, columns), kind=kind)
 
     def call(
-        self, function: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout_seconds: Seconds | None = None,
+        **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``WindowContext``."""
-        return self._record.call(function, *arguments, timeout_seconds=timeout_seconds)
+        return self._record.call(function, *arguments, timeout_seconds=timeout_seconds, **keywords)

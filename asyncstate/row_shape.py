@@ -1,0 +1,107 @@
+"""A row as the author of an operator or function writes it, made into the values of an output row.
+
+Owns: ``RowShape``.
+Invariant: what it gives has a value a column, in the columns' order.
+Must not import anything of the project but ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from asyncstate.errors import SchemaError
+
+_ROWS: Final = (tuple, dict)
+_RETURN: Final = (
+    "the function returned",
+    "return a tuple with a value a column, or a dict with these names (None for null)",
+)
+_EMIT: Final = (
+    "emit() got",
+    "give a value a column, in their order or by name (None for null), or one tuple or dict of them",
+)
+
+
+class RowShape:
+    """Rows of ``schema`` as functions return them or give them to ``emit``.
+
+    ``owner`` is how errors name the operator or output; ``emits``: they tell of ``emit``, not of a function's result.
+
+    >>> shape = RowShape(pa.schema([("word", pa.string()), ("count", pa.int64())]), "KeyedMap")
+    >>> shape.values(("a", 1)), shape.values({"count": 1, "word": "a"})
+    (('a', 1), ('a', 1))
+    >>> RowShape(pa.schema([("word", pa.string())]), "KeyedMap").values("a")
+    ('a',)
+    >>> shape.emitted((), {"count": 1, "word": "a"})
+    ('a', 1)
+    """
+
+    __slots__ = ("_dict_is_value", "_emits", "_names", "_owner", "nested_alone", "width")
+
+    def __init__(self, schema: pa.Schema, owner: str, emits: bool = False) -> None:
+        self._names: list[str] = list(schema.names)
+        self.width = len(self._names)
+        self._owner = owner
+        self._emits = emits
+        alone = schema.types[0] if self.width == 1 else None
+        self.nested_alone = alone is not None and pa.types.is_nested(alone)
+        """Whether the only column is a list, map or struct: ``emit`` takes a tuple or dict for its value."""
+        # a struct or map alone in its row: a dict is its value, not the row
+        self._dict_is_value = self.nested_alone and (pa.types.is_struct(alone) or pa.types.is_map(alone))
+
+    def values(self, row: Any) -> tuple[Any, ...]:
+        """A value a column; SchemaError for what is no row of the schema."""
+        if isinstance(row, tuple):
+            if len(row) != self.width:
+                raise self._refusal(f"a tuple of {len(row)} values")
+            return row
+        if isinstance(row, dict) and not self._dict_is_value:
+            return self._by_name(row, "a dict")
+        if self.width == 1:
+            return (row,)
+        raise self._refusal(repr(row))
+
+    def emitted(self, values: tuple[Any, ...], columns: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The row that ``emit(*values, **columns)`` means: a value a column, one tuple or dict of them, or columns by
+        name. Raises SchemaError for what is none of these."""
+        if columns:
+            if values:
+                raise self._refusal(f"{len(values)} values and {_listed(columns)} by name")
+            return self._by_name(columns, "columns by name")
+        if len(values) == 1 and isinstance(values[0], _ROWS) and not self.nested_alone:
+            return self.values(values[0])
+        if len(values) != self.width:
+            raise self._refusal(f"{len(values)} values" if len(values) != 1 else repr(values[0]))
+        return values
+
+    def _by_name(self, row: Mapping[str, Any], what: str) -> tuple[Any, ...]:
+        try:
+            values = tuple([row[name] for name in self._names])
+        except KeyError:
+            values = ()
+        if len(values) != len(row) or len(values) != self.width:
+            raise self._refusal(self._difference(row, what))
+        return values
+
+    def _difference(self, row: Mapping[str, Any], what: str) -> str:
+        missing = [name for name in self._names if name not in row]
+        unknown = [name for name in row if name not in self._names]
+        parts = [f"without {_listed(missing)}"] if missing else []
+        if unknown:
+            parts.append(
+                f"with {_listed(unknown)}, which {'are no columns' if unknown[1:] else 'is no column'},"
+            )
+        return f"{what} {' and '.join(parts)}"
+
+    def _refusal(self, found: str) -> SchemaError:
+        doing, advice = _EMIT if self._emits else _RETURN
+        return SchemaError(
+            f"{self._owner}: {doing} {found} for a row of {self.width} columns: {', '.join(self._names)}; {advice}"
+        )
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(name) for name in names)
