@@ -12,11 +12,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -28,6 +29,7 @@ from pyspark.sql.types import (
     StructType,
 )
 from pyspark.storagelevel import StorageLevel
+from pyspark.util import PythonEvalType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import JobError, SchemaError
@@ -56,7 +58,8 @@ def input_spec(
     df: DataFrame, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool = False
 ) -> InputSpec:
     """What an operator is told of ``df``. Raises SchemaError for missing, double or unsupported columns."""
-    names = df.columns
+    columns = df.schema  # one call into the JVM; df.columns would be another
+    names = columns.fieldNames()
     double = sorted({column for column in names if names.count(column) > 1})
     if double:
         raise SchemaError(f"{name} has more than one column called '{double[0]}'; rename or drop all but one")
@@ -67,13 +70,13 @@ def input_spec(
             f"{name}: columns {' and '.join(map(repr, alike))} differ in case only, which Spark cannot tell apart "
             "while spark.sql.caseSensitive is false; rename all but one"
         )
-    kinds = [field for field in df.schema if field.name == ROW_KIND_COLUMN]
+    kinds = [field for field in columns if field.name == ROW_KIND_COLUMN]
     if kinds and not isinstance(kinds[0].dataType, StringType):
         raise SchemaError(
             f"{name}: column '{ROW_KIND_COLUMN}' is of type {kinds[0].dataType.simpleString()}; a changelog "
             "has strings (+I, -U, +U, -D) there; cast or rename it"
         )
-    payload = [field for field in df.schema if field.name != ROW_KIND_COLUMN]
+    payload = [field for field in columns if field.name != ROW_KIND_COLUMN]
     return InputSpec(arrow_schema(StructType(payload), name), key, event_time, bool(kinds), name, broadcast)
 
 
@@ -169,7 +172,7 @@ def exchange(
     ]
     # One row a partition without payload: every task runs and knows its partition, also without data.
     marker = f"cast(id * {1 << TAG_BITS} + {MARKER_TAG} as int) as {ROUTE}"
-    nulls = [f"null as {quoted(f'c{index}')}" for index in range(len(payloads[0]))]
+    nulls = [f"null as {name}" for name in _exchanged_columns(specs)[1:]]
     markers = inputs[0].sparkSession.range(0, parallelism, 1, 1).selectExpr(marker, *nulls)
     rows = functools.reduce(DataFrame.union, [*selected, markers])
     return rows.repartitionById(parallelism, sf.expr(f"shiftright({ROUTE}, {TAG_BITS})"))
@@ -191,15 +194,20 @@ def _route(index: int, spec: InputSpec, parallelism: int, max_parallelism: int) 
 def _payloads(specs: Sequence[InputSpec], regular: Sequence[int]) -> list[list[str]]:
     """The columns that each regular input sends: its own in their slots, null in those of the others."""
     inputs = [specs[index] for index in regular]
-    slots = slots_of(inputs)
-    number = 1 + max((slot for own in slots for slot in own), default=-1)
     payloads = []
-    for spec, own in zip(inputs, slots, strict=True):
-        columns = ["null"] * number
+    for spec, own in zip(inputs, slots_of(inputs), strict=True):
+        columns = ["null"] * (len(_exchanged_columns(specs)) - 1)
         for slot, column in zip(own, _columns(spec), strict=True):
             columns[slot] = column
         payloads.append([f"{column} as c{slot}" for slot, column in enumerate(columns)])
     return payloads
+
+
+def _exchanged_columns(specs: Sequence[InputSpec]) -> list[str]:
+    """The columns that go to the tasks: the route, and the payload by number."""
+    slots = slots_of([specs[index] for index in regular_inputs(specs)])
+    number = 1 + max((slot for own in slots for slot in own), default=-1)
+    return [ROUTE, *(f"c{slot}" for slot in range(number))]
 
 
 def plain_columns(spec: InputSpec) -> list[str]:
@@ -293,7 +301,7 @@ def run_stage(
     replayed.
     """
     with adaptive_where_it_pays(inputs, task.spec.inputs):
-        stage = exchanged.mapInArrow(task, schema).localCheckpoint(
+        stage = _through(exchanged, task, schema).localCheckpoint(
             eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK_DESER
         )
     try:
@@ -302,19 +310,26 @@ def run_stage(
         unkeep(stage)
         raise
     found = [bytes(row[0]) for row in reported]
-    sent = stage.where(_reported_rows(task.spec, found))
-    sides = {
-        name.removeprefix(SIDE): sent.selectExpr(f"inline({name})")
+    rows = {
+        name: stage.selectExpr(f"inline({_reported(name, task.spec, found)})")
         for name in schema.fieldNames()
-        if name.startswith(SIDE)
+        if name != COMMIT
     }
+    sides = {name.removeprefix(SIDE): df for name, df in rows.items() if name != OUTPUT}
     owner = f"the output of operator '{task.spec.uid}' in batch {task.spec.batch_id}"
     records = [record[ATTEMPT_BYTES:] for record in found]
-    return Stage(sent.selectExpr(f"inline({OUTPUT})"), records, owner, stage, sides)
+    return Stage(rows[OUTPUT], records, owner, stage, sides)
 
 
-def _reported_rows(spec: TaskSpec, found: Sequence[bytes]) -> str:
-    """The condition for rows with output; a partition's first row makes it fail if its attempt is not one of ``found``.
+def _through(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> DataFrame:
+    """``exchanged.mapInArrow(task, schema)``, which asks the JVM for each column by itself: twenty calls."""
+    udf: Any = pandas_udf(task, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)  # type: ignore[call-overload]
+    column = udf(sf.expr(f"struct({', '.join(_exchanged_columns(task.spec.inputs))})"))
+    return DataFrame(exchanged._jdf.mapInArrow(column._jc, False, None), exchanged.sparkSession)
+
+
+def _reported(column: str, spec: TaskSpec, found: Sequence[bytes]) -> str:
+    """``column`` of rows with output; a partition's first row makes it fail if its attempt is not one of ``found``.
 
     Spark has two occasions to keep another attempt's rows than those of which it gave us the report: partitions
     lost with an executor before the action's end are computed once more, and of two speculative attempts both
@@ -328,11 +343,9 @@ def _reported_rows(spec: TaskSpec, found: Sequence[bytes]) -> str:
             "committed, start the query again: the batch will be replayed"
         )
     )
-    # Never false. What is not deterministic is not merged with the filters of the user's function, which would
-    # drop a row of nulls before it is looked at.
-    always = "monotonically_increasing_id() >= 0"
+    # It stands inside of ``inline``, which no filter of the user's function is moved before.
     return (
-        f"case when {COMMIT} is null then {always} "
-        f"when substring({COMMIT}, 1, {ATTEMPT_BYTES}) in ({attempts}) then false "
+        f"case when {COMMIT} is null then {quoted(column)} "
+        f"when substring({COMMIT}, 1, {ATTEMPT_BYTES}) in ({attempts}) then null "
         f"else raise_error(cast(X'{error.encode().hex()}' as string)) end"
     )

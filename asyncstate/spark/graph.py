@@ -41,6 +41,8 @@ class JobGraph:
         self.flow = Dataflow()
         self._tails: dict[Apply, Tail] = {}
         self._side_outputs: dict[Node, Mapping[str, StructType]] = {}
+        self._kinds_kept: set[Node] = set()
+        """Selections of a changelog that do not name the kinds, which stay with their rows."""
         self.places: dict[Node, str] = {}
         """Where nodes run, of those that do not run where their kind usually does; after ``check``."""
         self.states: dict[Node, Sequence[str]] = {}
@@ -97,10 +99,10 @@ class JobGraph:
                 (given,) = node.inputs
                 write(_with_first(first.get(given), rows[given]), batch.batch_id)
             elif not isinstance(node, Source):
-                rows[node] = _frame(node, [rows[one] for one in node.inputs])
+                rows[node] = _frame(node, [rows[one] for one in node.inputs], node in self._kinds_kept)
                 if any(one in first for one in node.inputs):
                     parts = [first[one] if one in first else nothing(rows[one]) for one in node.inputs]
-                    first[node] = _frame(node, parts)
+                    first[node] = _frame(node, parts, node in self._kinds_kept)
 
     def _first_rows(self, rows: Mapping[Node, DataFrame]) -> dict[Node, DataFrame]:
         """What comes before the rows of the sources, in the first micro-batch."""
@@ -177,7 +179,17 @@ class JobGraph:
             if node.side not in sides:
                 raise unknown_output(node.side, sides)
             return self._spark.createDataFrame([], sides[node.side])
-        return inputs[0] if isinstance(node, Sink) else _frame(node, inputs)
+        if isinstance(node, Sink):
+            return inputs[0]
+        found = _frame(node, inputs)
+        if (
+            _is_selection(node)
+            and ROW_KIND_COLUMN in inputs[0].columns
+            and ROW_KIND_COLUMN not in found.columns
+        ):
+            self._kinds_kept.add(node)
+            return _frame(node, inputs, kinds=True)
+        return found
 
     def _check_initial(self, node: Apply) -> None:
         """Raise JobError if both the operator and a source that it reads say what comes first."""
@@ -200,8 +212,12 @@ def _with_first(first: DataFrame | None, rows: DataFrame) -> DataFrame:
     return rows if first is None else first.union(rows)
 
 
-def _frame(node: Node, inputs: list[DataFrame]) -> DataFrame:
-    """The rows of a node that Spark computes."""
+def _is_selection(node: Node) -> bool:
+    return isinstance(node, Transform) and node.kind == "select"
+
+
+def _frame(node: Node, inputs: list[DataFrame], kinds: bool = False) -> DataFrame:
+    """The rows of a node that Spark computes; ``kinds``: a selection has ``row_kind`` besides what it names."""
     if isinstance(node, Union):
         return functools.reduce(DataFrame.unionByName, inputs)
     assert isinstance(node, Transform)
@@ -218,7 +234,7 @@ def _frame(node: Node, inputs: list[DataFrame]) -> DataFrame:
         sql = {name: _column(one) for name, one in node.named.items() if name not in functions}
         df = df.withColumns(sql) if sql else df
         return with_arrow_columns(df, functions) if functions else df
-    return _selected(df, node, functions)
+    return _selected(df, node, functions, kinds)
 
 
 def _transformed(node: Transform, inputs: list[DataFrame]) -> DataFrame:
@@ -231,17 +247,14 @@ def _transformed(node: Transform, inputs: list[DataFrame]) -> DataFrame:
     return found
 
 
-def _selected(df: DataFrame, node: Transform, functions: Mapping[str, Any]) -> DataFrame:
+def _selected(df: DataFrame, node: Transform, functions: Mapping[str, Any], kinds: bool) -> DataFrame:
     hidden = {name: f"asyncstate:{name}" for name in functions}
     if functions:
         df = with_arrow_columns(df, {hidden[name]: one for name, one in functions.items()})
     columns = [_column(one) for one in node.expressions]
     for name, one in node.named.items():
         columns.append((sf.col(quoted(hidden[name])) if name in functions else _column(one)).alias(name))
-    selected = df.select(*columns)
-    if ROW_KIND_COLUMN in df.columns and ROW_KIND_COLUMN not in selected.columns:
-        return df.select(*columns, ROW_KIND_COLUMN)
-    return selected
+    return df.select(*columns, ROW_KIND_COLUMN) if kinds else df.select(*columns)
 
 
 def _dropped(df: DataFrame, names: tuple[str, ...]) -> DataFrame:

@@ -1,10 +1,10 @@
-"""Where a local session listens; no Spark is started."""
+"""Where a local session listens, and how it writes its logs; no Spark is started."""
 
 from __future__ import annotations
 
 import pytest
 
-from asyncstate.spark.session import local_address
+from asyncstate.spark.session import local_address, local_logs
 
 LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
@@ -36,3 +36,24 @@ def test_a_local_session_listens_on_the_loopback_only(
     if ip is not None:
         monkeypatch.setenv("SPARK_LOCAL_IP", ip)
     assert local_address(master, conf) == expected
+
+
+FILES = "spark.sql.streaming.checkpointFileManagerClass"
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "chosen"),
+    [
+        ("local[2]", {}, True),
+        (None, {"spark.master": "local"}, True),
+        ("local[2]", {FILES: "org.example.Mine"}, False),
+        ("spark://host:7077", {}, False),
+        ("local-cluster[2,1,1024]", {}, False),
+    ],
+)
+def test_only_a_local_session_writes_its_logs_by_the_file_system(
+    master: str | None, conf: dict[str, str], chosen: bool
+) -> None:
+    found = local_logs(master, conf)
+    assert list(found) == ([FILES] if chosen else [])
+    assert all(name.endswith("FileSystemBasedCheckpointFileManager") for name in found.values())
