@@ -83,6 +83,14 @@ class RowCodec:
         plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
         return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else num_rows, prefix)
 
+    def checked(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """The columns as ``encode`` takes them; raises what ``encode`` raises, for columns that are encoded later."""
+        plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
+        for index, column in enumerate(plain):
+            if column.null_count and not self.schema.field(index).nullable:
+                raise self._layouts[-1].missing(index)
+        return plain
+
     def encode_column(
         self, columns: Sequence[pa.Array], prefix: ByteArray | None = None
     ) -> pa.LargeBinaryArray:

@@ -130,6 +130,9 @@ class FakeSink(StateSink):
         for key in keys:
             self.delete(key)
 
+    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        self.written.update(zip(keys, values, strict=True))
+
     def prefetch(self, keys: list[bytes]) -> None:
         pass
 
