@@ -20,6 +20,7 @@ from asyncstate.codec.columns import (
     BoolArray,
     ByteArray,
     Int64Array,
+    binary_parts,
     from_storage,
     plain_columns,
     storage_dtype,
@@ -106,6 +107,16 @@ class KeyBatch:
     def keys(self) -> list[bytes]:
         """The encoded keys alone."""
         return encoded_rows(self._encoded_keys())
+
+    @property
+    def store_key_bytes(self) -> int:
+        """Bytes of all store keys together."""
+        prefix = len(self) * (3 if self.namespaces is None else 11)
+        encoded = self._encoded_keys()
+        if isinstance(encoded, np.ndarray):
+            return prefix + encoded.size
+        offsets = binary_parts(encoded)[0]
+        return prefix + int(offsets[-1] - offsets[0])
 
     def keys_with_group(self) -> list[bytes]:
         """``[group: 2 bytes big endian][key]`` of each unique key, without namespaces."""

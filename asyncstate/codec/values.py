@@ -75,6 +75,11 @@ class RowCodec:
         """The version byte of what is written."""
         return len(self._layouts) - 1
 
+    @property
+    def width(self) -> int | None:
+        """Bytes of each encoded row; None if they differ."""
+        return None if self._layouts[-1].variable else self._layouts[-1].dtype.itemsize
+
     def encode(
         self, columns: Sequence[pa.Array], prefix: ByteArray | None = None, num_rows: int = 0
     ) -> list[bytes]:

@@ -222,7 +222,7 @@ class _NoState(StateSink):
     def prefetch(self, keys: list[bytes]) -> None:
         self._refuse()
 
-    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
         self._refuse()
 
     def attach(self, level_one: LevelOne) -> None:

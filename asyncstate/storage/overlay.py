@@ -364,10 +364,11 @@ class WriteOverlay:
         self._settle()
         self._writes.update(zip(keys, values, strict=True))
 
-    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> bool:
+    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
         """Write the last there is of a state (sorted, each key once, None deletes), which nobody reads any more; for
-        states that are left out. False if that is for ``put_many`` to do. The sequences are handed over."""
-        return not keys or self._buffer.finish(keys, values)
+        states that are left out. ``size_bytes``: of all keys and values. False if that is for ``put_many`` to do. The
+        sequences are handed over."""
+        return not keys or self._buffer.finish(keys, values, size_bytes)
 
     def _settle(self) -> None:
         self._holds = False

@@ -38,6 +38,7 @@ class WriteBuffer:
         self._spilled_bytes = 0
         self._peak_bytes = 0
         self._changes: SpilledChanges | None = None
+        self._totals: tuple[int, int] | None = None
         self._in_memory: int | None = None
         self._held: ChangeColumns | None = None
         self._held_bytes = 0
@@ -63,11 +64,11 @@ class WriteBuffer:
         self._held, self._held_bytes = ChangeColumns(keys, values), size_bytes
         return True
 
-    def finish(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> bool:
+    def finish(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
         """Keep the last writes of a state as they are: sorted, each key once, newer than all there is of these keys,
         and not to be read any more. False if they do not fit into memory, or some writes did not: they are to be
         written as all others then. The caller lets go of the sequences."""
-        size_bytes = size_of(keys, values)
+        size_bytes += ENTRY_OVERHEAD_BYTES * len(keys)
         if self._bound is not None and (
             self.spilled is not None or self._finished_bytes + size_bytes > self._bound.limit_bytes
         ):
@@ -164,7 +165,9 @@ class WriteBuffer:
         if not self._finished:
             return self._sorted_entries()
         if self.entries:
-            return sorted(self._all_writes().items(), key=_key)
+            writes = self._all_writes()
+            self._totals = len(writes), size_in_memory(writes) - ENTRY_OVERHEAD_BYTES * len(writes)
+            return sorted(writes.items(), key=_key)
         # No key is in two pieces, each of which is sorted: sorting merges them.
         return sorted(chain.from_iterable(self._finished), key=_key)
 
@@ -183,6 +186,8 @@ class WriteBuffer:
         in_memory = self.in_memory()
         if self._changes is not None:
             changes, change_bytes = self._changes.totals
+        elif self._totals is not None:
+            changes, change_bytes = self._totals
         else:
             held = 0 if self._held is None else len(self._held)
             entries = len(self.entries) + held + sum(map(len, self._finished))

@@ -195,7 +195,8 @@ class CachedColumnState(ColumnState):
     def finish(self) -> None:
         """Write all rows that are dirty: each is encoded once, however often it was written."""
         for rows in self._cache.dirty(self._id):
-            self._sink.finish_many(*self._stored(rows))
+            keys, values = self._stored(rows)
+            self._sink.finish_many(keys, values, rows.keys.store_key_bytes + self._size_of(rows, values))
 
     def _stored(self, rows: Rows) -> tuple[list[bytes], list[bytes | None]]:
         """Store keys and values of rows, None for those that are removed."""
@@ -210,6 +211,10 @@ class CachedColumnState(ColumnState):
         for index, value in zip(at.tolist(), encoded, strict=True):
             values[index] = value
         return keys, values
+
+    def _size_of(self, rows: Rows, values: list[bytes | None]) -> int:
+        width = self._codec.width
+        return sum(map(len, filter(None, values))) if width is None else width * int(rows.present.sum())
 
     def _table(self, keys: KeyBatch) -> CachedTable | None:
         """Where rows of ``keys`` are kept; None for keys with more than the key columns, which are not cached."""

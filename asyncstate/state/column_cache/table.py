@@ -64,6 +64,7 @@ class CachedTable:
         self._marks = np.zeros(0, np.uint8)
         self._index = KeyIndex(0)
         self._written: list[Int64Array] = []
+        self._last: tuple[KeyBatch, int, Int64Array] | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -81,9 +82,12 @@ class CachedTable:
     # -- reading ----------------------------------------------------------------------------------
 
     def find(self, keys: KeyBatch) -> Int64Array:
-        """The row of each key (u), -1 where there is none; they have been used now."""
+        """The row of each key (u), -1 where there is none; they have been used now. Not to be changed."""
+        if self._last is not None and self._last[0] is keys and self._last[1] == self.version:
+            return self._last[2]  # a write often follows a read of the same keys
         self._tick += 1
         rows = self._index.find(self._hashes_of(keys), lambda rows, at: self._same(keys, rows, at))
+        self._last = keys, self.version, rows
         self._used[rows if self._count and rows.min(initial=0) >= 0 else rows[rows >= 0]] = self._tick
         return rows
 
@@ -114,6 +118,7 @@ class CachedTable:
         rows = self.find(keys)
         new = rows < 0
         if new.any():
+            rows = rows.copy()
             rows[new] = self._added(keys if new.all() else keys.select(new))
         self._written.append(rows)
         self._set(keys, rows, columns, _DIRTY if columns is None else _DIRTY | _PRESENT)
@@ -161,6 +166,7 @@ class CachedTable:
     def clean(self) -> None:
         """All is stored now, or has been handed on to be."""
         self._written = []
+        self._last = None
         self._marks[: self._count] &= ~_DIRTY
 
     def _dirty_rows(self) -> list[Int64Array]:
