@@ -38,8 +38,8 @@ class KeyIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slots."""
-        return self._slots.nbytes
+        """Bytes of the slots; of an index without capacity 0."""
+        return self._slots.nbytes if len(self._slots) > _SLOTS_A_ROW else 0
 
     def find(self, hashes: UInt64Array, same: Same) -> Int64Array:
         """The row of each key (u), by its hash; -1 where there is none."""
