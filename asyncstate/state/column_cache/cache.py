@@ -151,12 +151,11 @@ class ColumnCache:
         """Have the largest tables drop rows until all keep within ``limit_bytes``; what was dirty of them."""
         handed_on = []
         for state_id, table in sorted(self._tables.items(), key=lambda item: item[1].nbytes, reverse=True):
-            excess = self.size_bytes - limit_bytes
-            if excess <= 0:
-                break
-            before = len(table)
-            rows = table.shrink(int(before * max(0.0, 1 - excess / table.nbytes)))
-            self._evictions += before - len(table)
-            if rows is not None:
-                handed_on.append((state_id, rows))
+            # More than once where the rows that stay are larger than those that went.
+            while (excess := self.size_bytes - limit_bytes) > 0 and len(table):
+                before = len(table)
+                rows = table.shrink(int(before * max(0.0, 1 - excess / table.nbytes)))
+                self._evictions += before - len(table)
+                if rows is not None:
+                    handed_on.append((state_id, rows))
         return handed_on
