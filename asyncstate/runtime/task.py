@@ -257,6 +257,7 @@ def _commit(
     opened.settle()
     settled = time.perf_counter()
     counts = runner.controller.statistics() | columns.statistics().named()
+    counts["bundle_read_bytes"] += columns.read_bytes  # the memory that bundles take, wherever it was read
     store = opened.store.statistics()
     statistics = {name: float(value) for name, value in counts.items() if not name.endswith(_NOT_SUMMED)}
     statistics |= opened.restored | seconds | counted(runner)

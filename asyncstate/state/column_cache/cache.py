@@ -60,8 +60,8 @@ class ColumnCache:
         self._tables: dict[int, CachedTable] = {}
         self._opened: dict[int, _Opened] = {}
         self._limit_bytes = self._carried = self._evictions = self._peak_bytes = 0
-        self.hits = 0
-        """Keys that were answered from here; whoever answers them counts."""
+        self.hits = self.read_bytes = 0
+        """Keys that were answered from here, and the bytes of the columns that were; whoever answers them counts."""
 
     # -- one micro-batch --------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class ColumnCache:
         """A micro-batch begins; the tables may take ``limit_bytes``."""
         self._opened = {}
         self._limit_bytes = limit_bytes
-        self._evictions = self._peak_bytes = self.hits = 0
+        self._evictions = self._peak_bytes = self.hits = self.read_bytes = 0
 
     def open(self, state_id: int, schema: pa.Schema, is_new: bool, hand_on: Callable[[Rows], None]) -> None:
         """A state is cached in this micro-batch: see ``_Opened``."""

@@ -109,6 +109,7 @@ class CachedColumnState(ColumnState):
         wanted = np.zeros(0, np.int64) if table.whole else np.flatnonzero(unknown)
         self._level.hits += len(keys) - len(wanted)
         self._cache.hits += len(keys) - len(wanted)
+        self._cache.read_bytes += sum(column.nbytes for column in known.columns)
         if len(wanted):
             wanted = self._read_ahead(keys, wanted)
         return _Asked(keys, known, unknown, wanted, table.version, table.drops)
