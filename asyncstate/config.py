@@ -315,6 +315,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "Memory of a worker process, over all its partitions, for stored values that it has read or written, absent "
         "ones included; kept from micro-batch to micro-batch. `0b` turns it off.",
     ] = 128 << 20
+    column_cache_size_bytes: Annotated[
+        int,
+        size(0, 1 << 40),
+        "Memory of a worker process, over all its partitions, for rows of column states (of bundle-grain operators, "
+        "one row a key, without a ttl), kept as columns from micro-batch to micro-batch; see "
+        "[state-cache.md](state-cache.md#column-states). `0b` turns it off.",
+    ] = 128 << 20
     write_cache_size_bytes: Annotated[
         int,
         size(1 << 10, 1 << 40),

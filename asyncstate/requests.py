@@ -115,6 +115,11 @@ class StateSink(ABC):
         """Remove many keys."""
 
     @abstractmethod
+    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
+        """Write or remove (None) many keys (sorted, unique), in ``LevelOne.finish``: nobody reads them any more in this
+        micro-batch. The sequences are handed over; ``size_bytes`` is that of all keys and values."""
+
+    @abstractmethod
     def attach(self, level_one: LevelOne) -> None:
         """Take the writes of ``level_one`` back before every scan, and at the end of the micro-batch.
 

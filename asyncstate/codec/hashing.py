@@ -65,10 +65,15 @@ def key_groups(
     check_max_parallelism(max_parallelism)
     if not columns:
         return np.zeros(num_rows or 0, np.int32)
-    hashes = hash_columns(columns).view(np.int64)
+    return groups_of(hash_columns(columns), max_parallelism)
+
+
+def groups_of(hashes: UInt64Array, max_parallelism: int) -> npt.NDArray[np.int32]:
+    """The key group of each row, by the hash of its key."""
+    signed = hashes.view(np.int64)
     if max_parallelism & (max_parallelism - 1) == 0:
-        return (hashes & (max_parallelism - 1)).astype(np.int32)
-    return (hashes % max_parallelism).astype(np.int32)
+        return (signed & (max_parallelism - 1)).astype(np.int32)
+    return (signed % max_parallelism).astype(np.int32)
 
 
 def key_group(values: tuple[Any, ...], types: Sequence[pa.DataType], max_parallelism: int) -> int:

@@ -20,13 +20,14 @@ from asyncstate.codec.columns import (
     BoolArray,
     ByteArray,
     Int64Array,
+    binary_parts,
     from_storage,
     plain_columns,
     storage_dtype,
     to_storage,
     valid_mask,
 )
-from asyncstate.codec.hashing import key_groups
+from asyncstate.codec.hashing import UInt64Array, check_max_parallelism, groups_of, hash_columns
 from asyncstate.codec.key_columns import EncodedKeys, encode_columns, encoded_rows, joined_keys
 from asyncstate.codec.key_fields import KeyField, from_ordered, key_field, payload_matrix, to_ordered
 from asyncstate.codec.types import check_key_type
@@ -48,6 +49,7 @@ class KeyBatch:
     __slots__ = (
         "_encoded",
         "_fields",
+        "_hashes",
         "_inverse",
         "_store_keys",
         "columns",
@@ -68,6 +70,7 @@ class KeyBatch:
         self._fields = fields
         self._inverse = inverse
         self._encoded: EncodedKeys | None = None
+        self._hashes: UInt64Array | None = None
         self._store_keys: tuple[int, list[bytes]] | None = None
         self.columns = columns
         self.groups = groups
@@ -89,9 +92,31 @@ class KeyBatch:
             raise CodecError("key batch: a selection of keys has no rows; ask the batch it was selected from")
         return self._inverse
 
+    @property
+    def hashes(self) -> UInt64Array:
+        """The hash of each unique key's columns (u), as ``hash_columns`` gives it; 0 without columns."""
+        if self._hashes is None:
+            self._hashes = hash_columns(self.columns) if self.columns else np.zeros(len(self), np.uint64)
+        return self._hashes
+
+    def with_columns(self, columns: list[pa.Array], groups: UInt16Array) -> KeyBatch:
+        """Other keys (u) of the same fields, without namespaces, in the order given: whoever needs them sorted sorts
+        their store keys."""
+        return KeyBatch(self._fields, columns, groups, None, None, len(groups))
+
     def keys(self) -> list[bytes]:
         """The encoded keys alone."""
         return encoded_rows(self._encoded_keys())
+
+    @property
+    def store_key_bytes(self) -> int:
+        """Bytes of all store keys together."""
+        prefix = len(self) * (3 if self.namespaces is None else 11)
+        encoded = self._encoded_keys()
+        if isinstance(encoded, np.ndarray):
+            return prefix + encoded.size
+        offsets = binary_parts(encoded)[0]
+        return prefix + int(offsets[-1] - offsets[0])
 
     def keys_with_group(self) -> list[bytes]:
         """``[group: 2 bytes big endian][key]`` of each unique key, without namespaces."""
@@ -156,6 +181,7 @@ class KeyBatch:
             self.num_rows,
         )
         batch._encoded = _take_encoded(self._encoded, indices)
+        batch._hashes = None if self._hashes is None else self._hashes[indices]
         return batch
 
     def in_namespaces(self, namespaces: Int64Array, index: npt.NDArray[np.integer] | None = None) -> KeyBatch:
@@ -340,16 +366,21 @@ def group_rows(
 ) -> KeyBatch:
     """Find the unique keys of the rows (and namespaces) and put them in store order; the columns ``route`` decide the
     key groups."""
+    check_max_parallelism(max_parallelism)
     if num_rows == 0:
         empty = np.empty(0, np.int64)
         none = None if namespace is None else empty
         return KeyBatch(fields, list(columns), empty.astype(np.uint16), none, empty.astype(np.int32), 0)
     codes, unique = _unique_keys(columns, num_rows)
     routed = [unique[at] for at in route]
-    groups = key_groups(routed, max_parallelism, int(codes.max()) + 1).astype(np.uint16)
+    hashes = hash_columns(routed) if routed else np.zeros(int(codes.max()) + 1, np.uint64)
+    groups = groups_of(hashes, max_parallelism).astype(np.uint16)
     if namespace is None:
         order = np.argsort(groups, kind="stable")
-        return _ordered_batch(fields, unique, groups[order], order, None, codes, order)
+        batch = _ordered_batch(fields, unique, groups[order], order, None, codes, order)
+        if tuple(route) == tuple(range(len(columns))):
+            batch._hashes = hashes[order]
+        return batch
     ticks, tick_codes = np.unique(namespace, return_inverse=True)
     pairs, pair_codes = np.unique(tick_codes.astype(np.int64) * len(groups) + codes, return_inverse=True)
     key_of_pair = pairs % len(groups)

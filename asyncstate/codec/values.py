@@ -75,6 +75,11 @@ class RowCodec:
         """The version byte of what is written."""
         return len(self._layouts) - 1
 
+    @property
+    def width(self) -> int | None:
+        """Bytes of each encoded row; None if they differ."""
+        return None if self._layouts[-1].variable else self._layouts[-1].dtype.itemsize
+
     def encode(
         self, columns: Sequence[pa.Array], prefix: ByteArray | None = None, num_rows: int = 0
     ) -> list[bytes]:
@@ -82,6 +87,14 @@ class RowCodec:
         exactly the schema's types. ``num_rows`` tells how many there are of a schema without fields."""
         plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
         return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else num_rows, prefix)
+
+    def checked(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """The columns as ``encode`` takes them; raises what ``encode`` raises, for columns that are encoded later."""
+        plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
+        for index, column in enumerate(plain):
+            if column.null_count and not self.schema.field(index).nullable:
+                raise self._layouts[-1].missing(index)
+        return plain
 
     def encode_column(
         self, columns: Sequence[pa.Array], prefix: ByteArray | None = None

@@ -307,6 +307,13 @@ class ExecutionController(StateSink):
         if self.overlay.exceeds(len(keys), keys) and self.may_spill:
             self.overlay.spill()
 
+    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
+        """See ``StateSink``."""
+        if not self.overlay.finish_many(keys, values, size_bytes):
+            self.overlay.put_many(keys, values)
+            if self.overlay.exceeds(len(keys), keys, values):
+                self.overlay.spill()
+
     # -- outside calls ------------------------------------------------------------------------------
 
     def call(

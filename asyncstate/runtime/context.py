@@ -9,7 +9,7 @@ Must not import Spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar, cast
 
 import msgspec
 
@@ -28,7 +28,14 @@ from asyncstate.runtime.ordering import check_ordered, ordered_states
 from asyncstate.runtime.outputs import bound, late_outputs
 from asyncstate.runtime.sequencing import SeenSequence, check_sequences, seen_states
 from asyncstate.runtime.stateless_checks import check_keeps_nothing
-from asyncstate.state import ExpiringState, StateTtl, Trial, with_known_values
+from asyncstate.state import (
+    ColumnCache,
+    ExpiringState,
+    StateTtl,
+    Trial,
+    with_column_cache,
+    with_known_values,
+)
 from asyncstate.state.versions import evolved, wrong_kind
 from asyncstate.storage import StateSpec
 
@@ -41,6 +48,13 @@ MAX_STATE_ID: Final = 254
 _NOT_BY_KEY: Final = frozenset(
     {"broadcast", "column", "list-column", "column-map"}
 )  # kinds of other grains and of no key
+
+
+class CachedColumns(NamedTuple):
+    """Where the column states of a partition are cached; ``is_empty``: nothing is stored of the partition."""
+
+    cache: ColumnCache
+    is_empty: bool
 
 
 class TaskContext:
@@ -60,6 +74,7 @@ class TaskContext:
         processing_time: int = 0,
         previous_watermark: int = MIN_WATERMARK,
         trial_of: Callable[[str], Trial] | None = None,
+        columns: CachedColumns | None = None,
     ) -> None:
         self.uid = uid
         self.inputs = tuple(inputs)
@@ -81,6 +96,7 @@ class TaskContext:
         self.expiring: list[tuple[StateTtl, ExpiringState]] = []
         self._sink = sink
         self._trial_of = trial_of
+        self._columns = columns
         # That option is for waiting reads: whatever is answered without the sink would hide one. Writes that state
         # objects hold back are bounded by the cache of writes, too.
         self._known_bytes = (
@@ -112,6 +128,9 @@ class TaskContext:
         spec = self._spec(descriptor, stored)
         self._declared[name] = spec
         state = descriptor.bind(self._sink, spec.id, self, spec.types)
+        if self._columns is not None:
+            is_new = self._columns.is_empty or stored is None
+            state = with_column_cache(state, descriptor, self, self._columns.cache, is_new)
         if self._trial_of is not None:
             state = with_known_values(state, self._known_bytes, self._trial_of(name))
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
@@ -207,6 +226,9 @@ class _NoState(StateSink):
         self._refuse()
 
     def prefetch(self, keys: list[bytes]) -> None:
+        self._refuse()
+
+    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
         self._refuse()
 
     def attach(self, level_one: LevelOne) -> None:

@@ -16,6 +16,7 @@ from asyncstate.config import Config
 from asyncstate.errors import StoreError
 from asyncstate.runtime.spec import TaskSpec
 from asyncstate.storage import (
+    EMPTY_LINEAGE,
     Changes,
     CheckpointFiles,
     KeyedStore,
@@ -51,6 +52,11 @@ class PartitionStore:
     def lineage(self) -> str:
         """Name of the content that the operator reads."""
         return self._lease.base.lineage
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is stored of the partition."""
+        return self.lineage == EMPTY_LINEAGE
 
     @property
     def write_bound(self) -> WriteBound:

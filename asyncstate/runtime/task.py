@@ -32,14 +32,15 @@ from asyncstate.operator import BundleOperator, OutputSpec, RecordOperator
 from asyncstate.runtime.broadcast_digest import broadcast_digest
 from asyncstate.runtime.bundles import BundleRunner
 from asyncstate.runtime.closing import closed_at_the_end
-from asyncstate.runtime.context import TaskContext
+from asyncstate.runtime.context import CachedColumns, TaskContext
 from asyncstate.runtime.records import RecordRunner
 from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 from asyncstate.runtime.stores import PartitionStore, open_store
 from asyncstate.runtime.transfers import Transfers
-from asyncstate.state import Trials
+from asyncstate.state import ColumnCache, Trials
 from asyncstate.storage import (
+    CachedEntries,
     CacheLoan,
     KeyedStore,
     PartitionKey,
@@ -61,7 +62,8 @@ _interests: dict[tuple[str, str, str], Interests] = {}
 _INTERESTS_MAX: Final = 1_000
 
 # What this worker has read and written, for the micro-batches to come.
-worker_cache = WorkerCache()
+worker_cache = WorkerCache(CachedEntries)
+column_caches = WorkerCache(ColumnCache)
 
 # For which states keeping decoded values has paid in this worker.
 trials = Trials()
@@ -80,18 +82,29 @@ def run_partition(
     tests. Raises OperatorError for failures of the operator's code and StoreError for those of the store.
     """
     started = time.perf_counter()
-    with open_store(spec, partition) as opened, _cache(spec, partition, opened.lineage) as cache:
+    with (
+        open_store(spec, partition) as opened,
+        _cache(spec, partition, opened.lineage) as cache,
+        _column_cache(spec, partition, opened.lineage) as columns,
+    ):
         store = opened.store if store_through is None else store_through(opened.store)
         overlay = WriteOverlay(store, cache.limit_bytes, cache.entries, opened.write_bound)
         with controller_of(spec, overlay) as controller:
             transfers = Transfers()
             runner, states = yield from operated(
-                spec, partition, controller, batches, opened.gathered_folder, transfers
+                spec,
+                partition,
+                controller,
+                batches,
+                opened.gathered_folder,
+                transfers,
+                _cached_in(columns, opened),
             )
             seconds = {"run_seconds": time.perf_counter() - started} | transfers.statistics()
-            record = _commit(spec, partition, opened, runner, states, seconds)
+            record = _commit(spec, partition, opened, runner, states, seconds, columns.entries)
             # Named by what this attempt has made: if another one is committed, nobody asks for it.
             cache.keep(record.content.lineage, overlay.release())
+            columns.keep(record.content.lineage, columns.entries)
             with controller.suspended():
                 yield record
 
@@ -103,13 +116,15 @@ def operated(
     batches: Iterator[InputBatch],
     scratch: str,
     transfers: Transfers,
+    columns: CachedColumns | None = None,
 ) -> Generator[OutBatch, None, tuple[Runner, list[StateSpec]]]:
     """Open ``spec.operator``, run it over ``batches`` and the watermark, close it; gives its output.
 
     Returns what has run and the states that it has declared. ``scratch``: a folder for rows beyond memory.
+    ``columns``: where column states are cached.
     """
     with closed_at_the_end(spec.uid, spec.operator):
-        runner, states = _open_operator(spec, partition, controller, scratch)
+        runner, states = _open_operator(spec, partition, controller, scratch, columns)
         with (
             controller.calls,
             closing(runner),
@@ -121,8 +136,20 @@ def operated(
     return runner, states
 
 
-def _cache(spec: TaskSpec, partition: int, lineage: str) -> CacheLoan:
+def _cache(spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[CachedEntries]:
     return worker_cache.lend(_partition_key(spec, partition), lineage, spec.config.cache_size_bytes)
+
+
+def _column_cache(spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[ColumnCache]:
+    # ``batch-hot-reads`` is for reads that wait: what is answered without the store would hide one.
+    limit_bytes = 0 if spec.config.batch_hot_reads else spec.config.column_cache_size_bytes
+    return column_caches.lend(_partition_key(spec, partition), lineage, limit_bytes)
+
+
+def _cached_in(loan: CacheLoan[ColumnCache], opened: PartitionStore) -> CachedColumns | None:
+    """Where column states are cached; None if they are not."""
+    loan.entries.begin(loan.limit_bytes)
+    return CachedColumns(loan.entries, opened.is_empty) if loan.limit_bytes else None
 
 
 def _partition_key(spec: TaskSpec, partition: int) -> PartitionKey:
@@ -175,7 +202,11 @@ def _limits(config: Config) -> AsyncLimits:
 
 
 def _open_operator(
-    spec: TaskSpec, partition: int, controller: ExecutionController, scratch: str
+    spec: TaskSpec,
+    partition: int,
+    controller: ExecutionController,
+    scratch: str,
+    columns: CachedColumns | None,
 ) -> tuple[Runner, list[StateSpec]]:
     operator = spec.operator
     first, end = group_range(partition, spec.parallelism, spec.max_parallelism)
@@ -192,9 +223,12 @@ def _open_operator(
         spec.processing_time,
         spec.previous_watermark,
         lambda name: trials.of((_partition_key(spec, partition), name)),
+        columns,
     )
     operator.open(context)
     states = context.opened()
+    if columns is not None:
+        controller.overlay.leave_out(columns.cache.opened())
     controller.state_names = {state.id: state.name for state in states}
     if isinstance(operator, RecordOperator):
         return RecordRunner(spec, context, controller, operator, scratch), states
@@ -213,6 +247,7 @@ def _commit(
     runner: Runner,
     states: list[StateSpec],
     seconds: dict[str, float],
+    columns: ColumnCache,
 ) -> CommitRecord:
     began = time.perf_counter()
     runner.controller.finish_states()
@@ -221,7 +256,8 @@ def _commit(
     committed = time.perf_counter()
     opened.settle()
     settled = time.perf_counter()
-    counts = runner.controller.statistics()
+    counts = runner.controller.statistics() | columns.statistics().named()
+    counts["bundle_read_bytes"] += columns.read_bytes  # the memory that bundles take, wherever it was read
     store = opened.store.statistics()
     statistics = {name: float(value) for name, value in counts.items() if not name.endswith(_NOT_SUMMED)}
     statistics |= opened.restored | seconds | counted(runner)

@@ -102,6 +102,8 @@ COUNTS: Final = {
     "cache_hits": "hits",
     "cache_misses": "misses",
     "level_one_hits": "level_one_hits",
+    "column_cache_hits": "column_cache_hits",
+    "column_cache_evictions": "column_cache_evictions",
     "store_reads": "store_reads",
     "read_batches": "list_gets",
     "read_batch_keys": "list_get_keys",
@@ -137,6 +139,7 @@ PEAKS: Final = {
     "io_threads_peak": "io_threads_peak",
     "calls_in_flight_peak": "calls_in_flight_peak",
     "cache_bytes_peak": "cache_bytes_peak",
+    "column_cache_bytes_peak": "column_cache_bytes_peak",
     "write_cache_bytes_peak": "write_cache_bytes_peak",
     "worker_rss_bytes_peak": "worker_rss_bytes_peak",
 }

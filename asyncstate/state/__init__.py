@@ -6,6 +6,7 @@ Owns: the state kinds of both grains and the timers. Must not import storage, ex
 from asyncstate.state.aggregating import AggregateFunction, AggregatingState
 from asyncstate.state.binding import with_known_values
 from asyncstate.state.broadcast import BroadcastState, BroadcastStateDescriptor
+from asyncstate.state.column_cache import ColumnCache, ColumnCacheStatistics, with_column_cache
 from asyncstate.state.column_maps import ColumnMapState, ColumnMapStateDescriptor, MapEntries, MapTimeRange
 from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
 from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
@@ -40,6 +41,8 @@ __all__ = [
     "AggregatingStateDescriptor",
     "BroadcastState",
     "BroadcastStateDescriptor",
+    "ColumnCache",
+    "ColumnCacheStatistics",
     "ColumnMapState",
     "ColumnMapStateDescriptor",
     "ColumnState",
@@ -80,5 +83,6 @@ __all__ = [
     "state_size",
     "time_of",
     "turn_of",
+    "with_column_cache",
     "with_known_values",
 ]

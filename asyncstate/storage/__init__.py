@@ -16,6 +16,7 @@ from asyncstate.storage.delta import verify_file
 from asyncstate.storage.files import CheckpointFiles, LocalFiles
 from asyncstate.storage.lease import Lease, LocalStores
 from asyncstate.storage.manifest import (
+    EMPTY_LINEAGE,
     Applied,
     DeltaRef,
     FileRef,
@@ -36,6 +37,7 @@ from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
 from asyncstate.storage.spilled import SpilledWrites, WriteBound, changes_from
 
 __all__ = [
+    "EMPTY_LINEAGE",
     "EMPTY_VERSION",
     "LIST_GET_KEYS",
     "MISSING",

@@ -1,6 +1,7 @@
 """What a worker process remembers of stored values from one micro-batch to the next.
 
-Owns: Generation, CachedEntries, WorkerCache and CacheLoan: the second level of the state cache, raw bytes.
+Owns: WorkerCache and CacheLoan, for whatever is cached of partitions; Generation and CachedEntries, the second level of
+the state cache: raw bytes.
 Invariants: entries are right for one content only, named by its lineage, and are given out for exactly that one,
 so whatever became of the attempt that left them, they are never stale; entries are with the table or with one task,
 never with both; all together, lent or not, keep within the bytes given. Must not import stores, overlay or
@@ -11,10 +12,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 ENTRY_OVERHEAD_BYTES: Final = 120
 """What an entry weighs beside the bytes of key and value: two bytes headers and a dict slot."""
@@ -40,12 +41,16 @@ class CachedEntries:
     micro-batch has read or written is taken in as it is, without touching what is there, and the oldest
     generation is dropped whole: a least-recently-used cache of which neither a hit nor an eviction costs much.
 
-    ``resting`` is for how many micro-batches nothing shall be kept, after a cache that did not pay;
-    ``list_get_seconds`` what a key of a list get last took the store, 0 if unknown.
+    ``without``: ids of states of which nothing is in it, nor may be. ``resting`` is for how many micro-batches nothing
+    shall be kept, after a cache that did not pay; ``list_get_seconds`` what a key of a list get last took the store, 0
+    if unknown.
     """
 
-    def __init__(self, resting: int = 0, list_get_seconds: float = 0.0) -> None:
+    def __init__(
+        self, resting: int = 0, list_get_seconds: float = 0.0, without: frozenset[int] = frozenset()
+    ) -> None:
         self.generations: list[Generation] = []
+        self.without = without
         self.resting = resting
         self.list_get_seconds = list_get_seconds
 
@@ -56,6 +61,11 @@ class CachedEntries:
 
     def __len__(self) -> int:
         return sum(len(generation.entries) for generation in self.generations)
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether there is anything to know of it in the next micro-batch."""
+        return bool(self.generations or self.resting)
 
     def add(self, entries: Entries, size_bytes: int) -> None:
         """Take in a newest generation; the caller lets go of it."""
@@ -110,22 +120,38 @@ class PartitionKey(NamedTuple):
     partition: int
 
 
-class CacheLoan:
+class Cached(Protocol):
+    """What is cached of one partition."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory."""
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether the next micro-batch can make use of it."""
+
+    def shrink(self, limit_bytes: int) -> int:
+        """Keep within ``limit_bytes``; the number of entries that went."""
+
+
+E = TypeVar("E", bound=Cached)
+
+
+class CacheLoan(Generic[E]):
     """Entries with a task for one micro-batch; a context manager.
 
     The task may keep ``limit_bytes`` of them. What it does not give back by ``keep`` is gone: so a micro-batch that
     fails leaves nothing behind.
     """
 
-    def __init__(
-        self, table: WorkerCache, key: PartitionKey, entries: CachedEntries, limit_bytes: int
-    ) -> None:
+    def __init__(self, table: WorkerCache[E], key: PartitionKey, entries: E, limit_bytes: int) -> None:
         self._table = table
         self._key = key
         self.entries = entries
         self.limit_bytes = limit_bytes
 
-    def keep(self, lineage: str, entries: CachedEntries) -> None:
+    def keep(self, lineage: str, entries: E) -> None:
         """Give back ``entries``, which are right for the content named ``lineage``; the task lets go of them."""
         self._table.take_back(self._key, self, lineage, entries)
 
@@ -138,24 +164,26 @@ class CacheLoan:
         self._table.end(self)
 
 
-class WorkerCache:
-    """The cached entries of all partitions that this process has worked on, least recently used first."""
+class WorkerCache(Generic[E]):
+    """What is cached of all partitions that this process has worked on, least recently used first. ``make`` gives what
+    a partition of which nothing is known starts with."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], E]) -> None:
+        self._make = make
         self._lock = threading.Lock()
-        self._kept: dict[PartitionKey, tuple[str, CachedEntries]] = {}
-        self._lent: dict[CacheLoan, int] = {}
+        self._kept: dict[PartitionKey, tuple[str, E]] = {}
+        self._lent: dict[CacheLoan[E], int] = {}
 
-    def lend(self, key: PartitionKey, lineage: str, limit_bytes: int) -> CacheLoan:
+    def lend(self, key: PartitionKey, lineage: str, limit_bytes: int) -> CacheLoan[E]:
         """Hand out what is known of the content ``lineage``; entries of another content are dropped.
 
         ``limit_bytes`` bounds all that is kept and lent. The task gets what is free of it, but at least an equal
         share, for which others lose what they have not used for the longest time.
         """
         with self._lock:
-            known, entries = self._kept.pop(key, ("", CachedEntries()))
-            if known != lineage:
-                entries = CachedEntries()
+            known, entries = self._kept.pop(key, ("", None))
+            if entries is None or known != lineage:
+                entries = self._make()
             available = max(0, limit_bytes - sum(self._lent.values()))
             share = available // (len(self._kept) + 1)
             self._shrink_kept(available - share)
@@ -165,7 +193,7 @@ class WorkerCache:
             self._lent[loan] = granted
             return loan
 
-    def take_back(self, key: PartitionKey, loan: CacheLoan, lineage: str, entries: CachedEntries) -> None:
+    def take_back(self, key: PartitionKey, loan: CacheLoan[E], lineage: str, entries: E) -> None:
         """See ``CacheLoan.keep``."""
         with self._lock:
             granted = self._lent.pop(loan, None)
@@ -173,10 +201,10 @@ class WorkerCache:
                 return
             entries.shrink(granted)
             self._kept.pop(key, None)  # another attempt's
-            if entries.generations or entries.resting:
+            if entries.worth_keeping:
                 self._kept[key] = (lineage, entries)
 
-    def end(self, loan: CacheLoan) -> None:
+    def end(self, loan: CacheLoan[E]) -> None:
         """The loan's task has ended."""
         with self._lock:
             self._lent.pop(loan, None)

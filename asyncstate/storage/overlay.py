@@ -24,6 +24,7 @@ LIST_GET_KEYS: Final = 128
 """Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
 
 _SAMPLED_OF: Final = 32
+_STATE_ID_AT: Final = 2  # in a store key, behind the key group
 
 _YOUNG_OF: Final = 4
 _JUDGED_KEYS: Final = 10_000  # fewer take no time worth judging
@@ -85,6 +86,7 @@ class WriteOverlay:
         "_timed_get",
         "_timed_keys",
         "_timed_seconds",
+        "_uncached",
         "_writes",
         "_young",
         "_young_bytes",
@@ -123,6 +125,7 @@ class WriteOverlay:
         self._holds = False  # some writes, which must be settled before reads look into ``_writes``
         self.spills = 0
         self._cached = CachedEntries() if carried is None else carried
+        self._uncached: frozenset[int] = frozenset()
         self._carried = len(self._cached)
         self._cache_bytes_max = read_cache_bytes
         self._young_bytes_max = read_cache_bytes // _YOUNG_OF
@@ -138,6 +141,14 @@ class WriteOverlay:
         self.put = self._writes.__setitem__
         self.exceeds = self._buffer.meter.look
         self.rows_to_look = self._buffer.meter.rows_to_look
+
+    def leave_out(self, state_ids: frozenset[int]) -> None:
+        """Keep nothing of these states in the read cache: they have one of their own. Before anything is read."""
+        self._uncached = state_ids
+        if self._cached.without != state_ids:  # what is in it may be older than what the states have written
+            self._cached.generations.clear()
+            self._cached.without = state_ids
+            self._older = []
 
     def peek(self, key: bytes) -> Peeked:
         """Return the value if memory knows it, None if memory knows it absent, else MISSING."""
@@ -252,12 +263,17 @@ class WriteOverlay:
         unknown: Sequence[int] = range(len(keys))
         if self._writes:
             unknown = _look_up(self._writes, keys, unknown, answers)
-        if self._young and unknown:
-            unknown = _look_up(self._young, keys, unknown, answers)
-        if self._older and unknown:
-            unknown = self._recall_many(keys, unknown, answers)
+        if not self._is_left_out(keys):
+            if self._young and unknown:
+                unknown = _look_up(self._young, keys, unknown, answers)
+            if self._older and unknown:
+                unknown = self._recall_many(keys, unknown, answers)
         self._misses += len(unknown)
         return answers, unknown
+
+    def _is_left_out(self, keys: Sequence[bytes]) -> bool:
+        """Whether ``keys``, all of one state, are those of one that is kept out of the read cache."""
+        return bool(self._uncached and keys) and keys[0][_STATE_ID_AT] in self._uncached
 
     def _recall_many(self, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]) -> Sequence[int]:
         """``_look_up`` in the older generations; what is found in the oldest of them is young again."""
@@ -328,7 +344,7 @@ class WriteOverlay:
 
     def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Keep many answers of the store, unless they are more than the young generation holds or the cache rests."""
-        if self._cached.resting and len(keys) >= _JUDGED_KEYS:
+        if self._is_left_out(keys) or (self._cached.resting and len(keys) >= _JUDGED_KEYS):
             return
         if len(keys) * ENTRY_OVERHEAD_BYTES > self._young_bytes_max:
             return
@@ -347,6 +363,12 @@ class WriteOverlay:
             return
         self._settle()
         self._writes.update(zip(keys, values, strict=True))
+
+    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
+        """Write the last there is of a state (sorted, each key once, None deletes), which nobody reads any more; for
+        states that are left out. ``size_bytes``: of all keys and values. False if that is for ``put_many`` to do. The
+        sequences are handed over."""
+        return not keys or self._buffer.finish(keys, values, size_bytes)
 
     def _settle(self) -> None:
         self._holds = False
@@ -411,16 +433,20 @@ class WriteOverlay:
         if self._timed_keys:
             cached.list_get_seconds = self._timed_seconds / self._timed_keys
         if cached.resting or not self._recalls_pay():
-            return CachedEntries((cached.resting or _REST_BATCHES) - 1, cached.list_get_seconds)
-        return cached if self._fold_in(lambda: self._writes) else CachedEntries()
+            return CachedEntries(
+                (cached.resting or _REST_BATCHES) - 1, cached.list_get_seconds, self._uncached
+            )
+        return cached if self._fold_in(lambda: self._writes) else CachedEntries(without=self._uncached)
 
     def _fold_in(self, entries: Callable[[], Entries]) -> bool:
         """Lay the writes, as ``entries`` gives them, over the cache; False if they do not fit."""
         limit = self._cache_bytes_max - self._young_bytes_max
-        in_memory = self._buffer.in_memory()
+        in_memory = self._buffer.in_memory() - self._buffer.finished_bytes
         if in_memory > limit:
             return False
         self._settle()
+        if self._uncached and self._writes:
+            entries, in_memory = self._without_left_out()
         cached = self._cached
         if not all(map(self._writes.__contains__, self._young)):
             cached.add(self._young, self._young_bytes)
@@ -428,6 +454,12 @@ class WriteOverlay:
         cached.shrink(limit)
         cached.merge(self._young_bytes_max)
         return True
+
+    def _without_left_out(self) -> tuple[Callable[[], Entries], int]:
+        """The writes in memory but those of states that are left out, and their size."""
+        left_out = self._uncached
+        kept = {key: value for key, value in self._writes.items() if key[_STATE_ID_AT] not in left_out}
+        return lambda: kept, size_of(list(kept), kept.values())
 
     def _recalls_pay(self) -> bool:
         """Whether looking into older generations, and keeping them, took less time than it saved.

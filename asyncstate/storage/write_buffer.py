@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter, lt
 
 from sortedcontainers import SortedList
@@ -38,9 +38,12 @@ class WriteBuffer:
         self._spilled_bytes = 0
         self._peak_bytes = 0
         self._changes: SpilledChanges | None = None
+        self._totals: tuple[int, int] | None = None
         self._in_memory: int | None = None
         self._held: ChangeColumns | None = None
         self._held_bytes = 0
+        self._finished: list[ChangeColumns] = []
+        self._finished_bytes = 0
 
     def hold(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> bool:
         """Keep writes as they are, if they are the first in memory, sorted, and within the bound; True if so.
@@ -59,6 +62,19 @@ class WriteBuffer:
         if self._bound is not None and size_bytes > self._bound.limit_bytes:
             return False
         self._held, self._held_bytes = ChangeColumns(keys, values), size_bytes
+        return True
+
+    def finish(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
+        """Keep the last writes of a state as they are: sorted, each key once, newer than all there is of these keys,
+        and not to be read any more. False if they do not fit into memory, or some writes did not: they are to be
+        written as all others then. The caller lets go of the sequences."""
+        size_bytes += ENTRY_OVERHEAD_BYTES * len(keys)
+        if self._bound is not None and (
+            self.spilled is not None or self._finished_bytes + size_bytes > self._bound.limit_bytes
+        ):
+            return False
+        self._finished.append(ChangeColumns(keys, values))
+        self._finished_bytes += size_bytes
         return True
 
     def settle(self) -> None:
@@ -102,7 +118,12 @@ class WriteBuffer:
         """Estimated memory of all writes; takes a walk over them, but after ``spill`` and ``changes``."""
         if self._in_memory is not None:
             return self._in_memory
-        return size_in_memory(self.entries) + self._held_bytes
+        return size_in_memory(self.entries) + self._held_bytes + self._finished_bytes
+
+    @property
+    def finished_bytes(self) -> int:
+        """Of the memory of all writes, that of ``finish``."""
+        return self._finished_bytes
 
     def clear(self) -> None:
         """Let go of what has been spilled."""
@@ -120,17 +141,35 @@ class WriteBuffer:
 
         The end of the micro-batch: nothing may be written after it.
         """
-        if self._held is not None:
-            if not self.entries and self.spilled is None:
-                self._in_memory = self._held_bytes
-                return self._held
-            self.settle()
-        self._in_memory = size_in_memory(self.entries)
+        pieces = self._finished if self._held is None else [self._held, *self._finished]
+        if not self.entries and self.spilled is None and len(pieces) == 1:
+            self._in_memory = self._held_bytes + self._finished_bytes
+            return pieces[0]
+        self.settle()
+        self._in_memory = size_in_memory(self.entries) + self._finished_bytes
         if self.spilled is None:
-            return self._sorted_entries()
-        keys = self._sorted if self._is_indexed else sorted(self.entries)
-        self._changes = SpilledChanges(self.spilled, self.entries, list(keys))
+            return self._sorted_changes()
+        writes = self.entries if not self._finished else self._all_writes()
+        keys = self._sorted if self._is_indexed and not self._finished else sorted(writes)
+        self._changes = SpilledChanges(self.spilled, writes, list(keys))
         return self._changes
+
+    def _all_writes(self) -> Entries:
+        """``entries`` with what is finished over them. A dict of its own: what is finished is not for others."""
+        writes = self.entries.copy()
+        for piece in self._finished:
+            writes.update(piece)
+        return writes
+
+    def _sorted_changes(self) -> list[Change]:
+        if not self._finished:
+            return self._sorted_entries()
+        if self.entries:
+            writes = self._all_writes()
+            self._totals = len(writes), size_in_memory(writes) - ENTRY_OVERHEAD_BYTES * len(writes)
+            return sorted(writes.items(), key=_key)
+        # No key is in two pieces, each of which is sorted: sorting merges them.
+        return sorted(chain.from_iterable(self._finished), key=_key)
 
     def _sorted_entries(self) -> list[Change]:
         if self._is_indexed:
@@ -147,8 +186,11 @@ class WriteBuffer:
         in_memory = self.in_memory()
         if self._changes is not None:
             changes, change_bytes = self._changes.totals
+        elif self._totals is not None:
+            changes, change_bytes = self._totals
         else:
-            entries = len(self.entries) + (0 if self._held is None else len(self._held))
+            held = 0 if self._held is None else len(self._held)
+            entries = len(self.entries) + held + sum(map(len, self._finished))
             changes = entries + (0 if self.spilled is None else self.spilled.entries)
             change_bytes = self._spilled_bytes + in_memory - ENTRY_OVERHEAD_BYTES * entries
         found: dict[str, float] = {

@@ -308,7 +308,11 @@ def test_a_store_that_turns_slow_is_noticed_within_a_bundle(monkeypatch: pytest.
         return plain(self, keys, *arguments)
 
     with OperatorHarness(
-        AskThenWrite(False), SCHEMA, ["k"], async_enabled=True, options={"async-state.cache-size": "0b"}
+        AskThenWrite(False),
+        SCHEMA,
+        ["k"],
+        async_enabled=True,
+        options={"async-state.cache-size": "0b", "async-state.column-cache-size": "0b"},
     ) as harness:
         harness.push([(key, key) for key in range(4_000)])
         harness.end_batch()
@@ -334,7 +338,7 @@ def test_a_store_that_turns_slow_in_the_middle_is_read_by_threads() -> None:
         SCHEMA,
         ["k"],
         async_enabled=True,
-        options={"async-state.cache-size": "0b"},
+        options={"async-state.cache-size": "0b", "async-state.column-cache-size": "0b"},
         store_through=through,
     ) as harness:
         for _ in range(2):

@@ -36,6 +36,7 @@ DOCUMENTED_DEFAULTS = {
     "async-state.gather-memory": 256 * 1024 * 1024,
     "async-state.on-missing-row": "warn",
     "async-state.cache-size": 128 * 1024 * 1024,
+    "async-state.column-cache-size": 128 * 1024 * 1024,
     "async-state.write-cache-size": 256 * 1024 * 1024,
     "async-state.read-cache-size": 4 * 1024 * 1024,
     "async-state.store": "rocksdb",

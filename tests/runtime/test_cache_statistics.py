@@ -138,15 +138,19 @@ def test_absent_keys_reach_the_store_once_and_then_never(async_enabled: bool) ->
 
 
 @pytest.mark.parametrize("bundle_size", [1, 3, 100_000])
-def test_bundles_reach_the_store_once_a_key(async_enabled: bool, bundle_size: int) -> None:
+@pytest.mark.parametrize(("column_cache_size", "first"), [("0b", 20), ("1mb", 0)])
+def test_bundles_reach_the_store_once_a_key(
+    async_enabled: bool, bundle_size: int, column_cache_size: str, first: int
+) -> None:
     operator = Deduplicate(keep="first", time="processing")
-    with _harness(operator, async_enabled, bundle_size=bundle_size) as harness:
+    options = {"bundle_size": str(bundle_size), "column_cache_size": column_cache_size}
+    with _harness(operator, async_enabled, **options) as harness:
         rows = [[key, 1] for key in range(20)]
-        for expected in (20, 0, 0):
+        for expected in (first, 0, 0):  # of a new state the column cache knows that nothing is there
             _batch(harness, rows)
             assert harness.statistics()["store_reads"] == expected
         _batch(harness, [*rows, [77, 1]])
-        assert harness.statistics()["store_reads"] == 1
+        assert harness.statistics()["store_reads"] == (1 if first else 0)
 
 
 def test_without_a_cache_every_micro_batch_reads_anew(async_enabled: bool) -> None:

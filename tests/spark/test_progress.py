@@ -36,9 +36,10 @@ BATCH_NAMES = {
 }  # fmt: skip
 OPERATOR_NAMES = {
     "uid", "operator", "parallelism", "rows_in", "rows_out", "keys", "reads", "cache_hits", "cache_misses",
-    "level_one_hits", "cache_hit_ratio", "store_reads", "read_batches", "read_batch_keys", "read_batch_keys_mean",
+    "level_one_hits", "column_cache_hits", "column_cache_evictions",
+    "cache_hit_ratio", "store_reads", "read_batches", "read_batch_keys", "read_batch_keys_mean",
     "scans", "changes",
-    "spills", "spilled_bytes", "write_cache_bytes_peak",
+    "spills", "spilled_bytes", "write_cache_bytes_peak", "column_cache_bytes_peak",
     "local_rows_in",
     "calls", "call_timeouts", "change_bytes", "delta_bytes", "restore_bytes", "state_bytes", "state_entries",
     "in_flight_peak", "blocked_keys_peak", "io_threads_peak", "calls_in_flight_peak", "cache_bytes_peak",

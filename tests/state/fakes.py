@@ -130,6 +130,10 @@ class FakeSink(StateSink):
         for key in keys:
             self.delete(key)
 
+    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
+        assert size_bytes == sum(map(len, keys)) + sum(map(len, filter(None, values)))
+        self.written.update(zip(keys, values, strict=True))
+
     def prefetch(self, keys: list[bytes]) -> None:
         pass
 

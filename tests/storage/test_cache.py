@@ -43,7 +43,7 @@ def _found(cache: WorkerCache, key: PartitionKey, lineage: str) -> int:
 
 
 def test_entries_go_to_the_same_content_only() -> None:
-    cache = WorkerCache()
+    cache = WorkerCache(CachedEntries)
     _leave(cache, _key(), "a", _entries(3))
     assert _found(cache, _key(partition=1), "a") == 0
     assert _found(cache, _key(checkpoint="/there"), "a") == 0
@@ -52,7 +52,7 @@ def test_entries_go_to_the_same_content_only() -> None:
 
 
 def test_entries_of_another_content_are_dropped() -> None:
-    cache = WorkerCache()
+    cache = WorkerCache(CachedEntries)
     _leave(cache, _key(), "a", _entries(3))
     with cache.lend(_key(), "b", _LIMIT) as loan:
         assert len(loan.entries) == 0
@@ -61,7 +61,7 @@ def test_entries_of_another_content_are_dropped() -> None:
 
 
 def test_a_task_that_fails_leaves_nothing() -> None:
-    cache = WorkerCache()
+    cache = WorkerCache(CachedEntries)
     _leave(cache, _key(), "a", _entries(3))
     with pytest.raises(RuntimeError), cache.lend(_key(), "a", _LIMIT):
         raise RuntimeError
@@ -69,7 +69,7 @@ def test_a_task_that_fails_leaves_nothing() -> None:
 
 
 def test_two_attempts_never_share_entries() -> None:
-    cache = WorkerCache()
+    cache = WorkerCache(CachedEntries)
     _leave(cache, _key(), "a", _entries(3))
     first, second = cache.lend(_key(), "a", _LIMIT), cache.lend(_key(), "a", _LIMIT)
     assert (len(first.entries), len(second.entries)) == (3, 0)
@@ -79,7 +79,7 @@ def test_two_attempts_never_share_entries() -> None:
 
 
 def test_a_second_keep_of_the_same_loan_does_nothing() -> None:
-    cache = WorkerCache()
+    cache = WorkerCache(CachedEntries)
     loan = cache.lend(_key(), "a", _LIMIT)
     loan.keep("b", _entries(2))
     loan.keep("c", _entries(3))
@@ -87,7 +87,7 @@ def test_a_second_keep_of_the_same_loan_does_nothing() -> None:
 
 
 def test_a_new_partition_gets_its_share_and_the_longest_unused_lose() -> None:
-    cache = WorkerCache()
+    cache = WorkerCache(CachedEntries)
     for partition in range(3):
         _leave(cache, _key(partition), "a", _entries(25))
     assert cache.size_bytes == 75 * 124 <= _LIMIT
@@ -155,7 +155,7 @@ def test_large_generations_are_merged_only_when_they_are_too_many() -> None:
 
 
 def test_what_a_task_took_beyond_its_loan_is_cut() -> None:
-    cache = WorkerCache()
+    cache = WorkerCache(CachedEntries)
     _leave(cache, _key(), "a", _entries(1_000))
     assert cache.size_bytes == 0
 
@@ -170,7 +170,7 @@ def test_what_a_task_took_beyond_its_loan_is_cut() -> None:
 def test_everything_together_stays_within_the_limit(
     steps: list[tuple[int, int, int, bool, bool]], limit: int
 ) -> None:
-    cache = WorkerCache()
+    cache = WorkerCache(CachedEntries)
     truth: dict[tuple[int, int], int] = {}
     open_loans = []
     for partition, lineage, count, keep, close in steps:
