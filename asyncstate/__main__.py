@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import sys
 
+from asyncstate import __version__
+
 
 def main() -> None:
     """Run the command line; exit code 2 with a hint where its packages are missing."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"asyncstate {__version__}")
+        return
     try:
         from asyncstate.cli.app import app
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("typer", "rich"):
             raise
-        sys.exit(f"asyncstate needs the package {error.name}; install asyncstate[cli]")
+        print(
+            f"The command asyncstate needs the package {missing}, which is not installed; install it with: "
+            "pip install 'asyncstate[cli]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     app()
 
 

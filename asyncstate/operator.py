@@ -33,6 +33,7 @@ from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.requests import StateSink
 
 S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 
 MIN_WATERMARK = -(2**63)
 """No watermark yet (microseconds)."""
@@ -250,7 +251,7 @@ BelongsTo = tuple[str, str]
 another one is refused."""
 
 
-class StateDescriptor(ABC, Generic[S]):
+class StateDescriptor(ABC, Generic[S_co]):
     """Declares one state: its name, kind and types. ``OperatorContext.get_state`` turns it into the state."""
 
     name: str
@@ -263,7 +264,7 @@ class StateDescriptor(ABC, Generic[S]):
     @abstractmethod
     def bind(
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
-    ) -> S:
+    ) -> S_co:
         """The state object; ``stored`` has the texts the checkpoint knows it by, None for a new state."""
 
 

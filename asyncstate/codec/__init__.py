@@ -3,7 +3,7 @@
 Owns: what is written into the store, byte for byte. A leaf: imports nothing of the project but ``errors``.
 """
 
-from asyncstate.codec.ddl import SchemaLike, TypeLike, read_schema, read_schemas, read_type
+from asyncstate.codec.ddl import ArrowType, SchemaLike, TypeLike, read_schema, read_schemas, read_type
 from asyncstate.codec.evolution import Change, Refusal, check_evolution, refusals
 from asyncstate.codec.hashing import (
     BROADCAST_GROUP,
@@ -32,6 +32,7 @@ from asyncstate.codec.values import PickleCodec, RowCodec, ValueCodec
 __all__ = [
     "BROADCAST_GROUP",
     "MAX_PARALLELISM_LIMIT",
+    "ArrowType",
     "Change",
     "KeyBatch",
     "KeyCodec",

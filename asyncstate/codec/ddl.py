@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
 
 import pyarrow as pa
+from typing_extensions import TypeVar
 
 from asyncstate.errors import SchemaError
 
@@ -23,10 +24,24 @@ if TYPE_CHECKING:
     from sqlglot.expressions import Expression
 
 T = TypeVar("T")
+P = TypeVar("P", default=Any)
 
-TypeLike: TypeAlias = Any
+
+class ArrowType(Protocol):
+    """What a type checker may know a pyarrow type by; no Python class is one."""
+
+    @property
+    def num_fields(self) -> int:
+        """See ``pyarrow.DataType``."""
+
+    @property
+    def bit_width(self) -> int:
+        """See ``pyarrow.DataType``."""
+
+
+TypeLike: TypeAlias = type[P] | ArrowType | str | None
 """A pyarrow type, a Spark DDL text such as "bigint" or "array<string>", or ``int``, ``float``, ``str``, ``bytes`` or
-``bool`` for the widest type of that kind."""
+``bool`` for the widest type of that kind. None where it is left out."""
 SchemaLike: TypeAlias = pa.Schema | str
 """A pyarrow schema, or a Spark DDL text such as "account string, amount bigint"."""
 

@@ -6,22 +6,51 @@ Invariant: each future made here is settled once, whatever the order in which it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, overload
 
 from asyncstate.futures.future import StateFuture, completed_future, pending_future
 from asyncstate.futures.scopes import current_owner
 from asyncstate.futures.settling import DONE, FAILED, Work, require_future, settle
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
 
 
-def combine_all(futures: Iterable[StateFuture[T]]) -> StateFuture[list[T]]:
+@overload
+def combine_all(futures: Iterable[StateFuture[T]], /) -> StateFuture[list[T]]: ...
+@overload
+def combine_all(a: StateFuture[A], b: StateFuture[B], /) -> StateFuture[tuple[A, B]]: ...
+@overload
+def combine_all(
+    a: StateFuture[A], b: StateFuture[B], c: StateFuture[C], /
+) -> StateFuture[tuple[A, B, C]]: ...
+@overload
+def combine_all(
+    a: StateFuture[A], b: StateFuture[B], c: StateFuture[C], d: StateFuture[D], /
+) -> StateFuture[tuple[A, B, C, D]]: ...
+@overload
+def combine_all(
+    a: StateFuture[A], b: StateFuture[B], c: StateFuture[C], d: StateFuture[D], e: StateFuture[E], /
+) -> StateFuture[tuple[A, B, C, D, E]]: ...
+@overload
+def combine_all(*futures: StateFuture[T]) -> StateFuture[tuple[T, ...]]: ...
+def combine_all(*futures: Any) -> StateFuture[Any]:
     """A future of all values, in the order given; it fails as soon as one of them fails.
 
-    Raises FutureStateError when something among ``futures`` (None, say) is no StateFuture.
+    ``combine_all(a, b)`` has a tuple of the values, of known length and types; ``combine_all(futures)``, of any
+    iterable of futures, has a list. Raises FutureStateError when something among them (None, say) is no StateFuture.
     """
-    sources = list(futures)
+    if len(futures) == 1 and type(futures[0]) is not StateFuture:
+        return _combined(list(futures[0]))
+    return _combined(futures).then_apply(tuple)
+
+
+def _combined(sources: Sequence[StateFuture[T]]) -> StateFuture[list[T]]:
     there = 0
     for future in sources:
         if type(future) is not StateFuture:

@@ -34,11 +34,12 @@ from asyncstate.futures.settling import (
 )
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 V = TypeVar("V")
 
 
-class StateFuture(FutureCore, Generic[T]):
+class StateFuture(FutureCore, Generic[T_co]):
     """The result of a state request that may not be there yet.
 
     Derived futures (``then_*``) carry a failure of their source on without calling their function. A failure
@@ -71,13 +72,13 @@ class StateFuture(FutureCore, Generic[T]):
         """True when something was derived from this future, so that its failure went on to there."""
         return getattr(self, "_observed", False)  # one that had its value from the start never needs it
 
-    def get(self) -> T:
+    def get(self) -> T_co:
         """The value.
 
         Raises FutureStateError while the future is pending, and the failure itself if it has failed.
         """
         if self._state == DONE:
-            return cast(T, self._value)
+            return cast(T_co, self._value)
         if self._state == FAILED:
             self._observed = True
             raise self._value
@@ -89,7 +90,7 @@ class StateFuture(FutureCore, Generic[T]):
         """The failure, or None while pending or when there is a value."""
         return self._value if self._state == FAILED else None
 
-    def __await__(self) -> Generator[StateFuture[T], None, T]:
+    def __await__(self) -> Generator[StateFuture[T_co], None, T_co]:
         if self._state == PENDING:
             yield self
         return self.get()
@@ -107,7 +108,7 @@ class StateFuture(FutureCore, Generic[T]):
 
     # -- settling ---------------------------------------------------------------------------------
 
-    def complete(self, value: T) -> None:
+    def complete(self, value: T_co) -> None:  # type: ignore[misc]  # who completes it made it, and knows T_co
         """Give the future its value and run what waits for it.
 
         Raises FutureStateError if it is settled, if the framework settles it, or if it belongs to another record.
@@ -124,7 +125,7 @@ class StateFuture(FutureCore, Generic[T]):
 
     # -- deriving ---------------------------------------------------------------------------------
 
-    def then_apply(self, fn: Callable[[T], U]) -> StateFuture[U]:
+    def then_apply(self, fn: Callable[[T_co], U]) -> StateFuture[U]:
         """A future of ``fn(value)``."""
         if self._state == DONE:
             # as completed_future does; this is half of every chain on state that is in memory
@@ -139,7 +140,7 @@ class StateFuture(FutureCore, Generic[T]):
             return done
         return self._derive(settling.apply, fn)
 
-    def then_accept(self, fn: Callable[[T], object]) -> StateFuture[None]:
+    def then_accept(self, fn: Callable[[T_co], object]) -> StateFuture[None]:
         """Call ``fn(value)`` for its effect; a future of None."""
         if self._state == DONE:
             try:
@@ -151,7 +152,7 @@ class StateFuture(FutureCore, Generic[T]):
             return VOID
         return self._derive(settling.accept, fn)
 
-    def then_compose(self, fn: Callable[[T], StateFuture[U]]) -> StateFuture[U]:
+    def then_compose(self, fn: Callable[[T_co], StateFuture[U]]) -> StateFuture[U]:
         """The future that ``fn(value)`` returns. Anything but a StateFuture from ``fn`` is a FutureStateError."""
         if self._state == DONE:
             nesting = scopes.nesting
@@ -170,7 +171,7 @@ class StateFuture(FutureCore, Generic[T]):
                     _run_postponed()
         return self._derive(settling.compose, fn)
 
-    def then_combine(self, other: StateFuture[U], fn: Callable[[T, U], V]) -> StateFuture[V]:
+    def then_combine(self, other: StateFuture[U], fn: Callable[[T_co, U], V]) -> StateFuture[V]:
         """A future of ``fn(value, other's value)`` once both are there."""
         if type(other) is not StateFuture:
             require_future(other, "then_combine")
@@ -180,17 +181,21 @@ class StateFuture(FutureCore, Generic[T]):
             except Exception as error:
                 return failed_future(error)
         other.on_settled(_passed_on)  # if this one fails it speaks for both, as in combine_all
-        return self.then_compose(lambda mine: other.then_apply(lambda others: fn(mine, others)))
+
+        def with_other(mine: Any) -> StateFuture[V]:
+            return other.then_apply(lambda others: fn(mine, others))
+
+        return self.then_compose(with_other)
 
     def then_conditionally_apply(
         self,
-        condition: Callable[[T], bool],
-        if_true: Callable[[T], U],
-        if_false: Callable[[T], V] | None = None,
+        condition: Callable[[T_co], bool],
+        if_true: Callable[[T_co], U],
+        if_false: Callable[[T_co], V] | None = None,
     ) -> StateFuture[tuple[bool, U | V | None]]:
         """A future of ``(condition(value), result of the branch taken)``; None where there is no branch."""
 
-        def branch(value: T) -> tuple[bool, U | V | None]:
+        def branch(value: Any) -> tuple[bool, U | V | None]:
             taken, branch_of = (True, if_true) if condition(value) else (False, if_false)
             result: Any = None if branch_of is None else branch_of(value)
             refuse_coroutine(result, branch_of, "then_conditionally_apply")
@@ -200,13 +205,13 @@ class StateFuture(FutureCore, Generic[T]):
 
     def then_conditionally_accept(
         self,
-        condition: Callable[[T], bool],
-        if_true: Callable[[T], object],
-        if_false: Callable[[T], object] | None = None,
+        condition: Callable[[T_co], bool],
+        if_true: Callable[[T_co], object],
+        if_false: Callable[[T_co], object] | None = None,
     ) -> StateFuture[bool]:
         """Call one of two consumers; a future of the condition."""
 
-        def branch(value: T) -> bool:
+        def branch(value: Any) -> bool:
             taken, branch_of = (True, if_true) if condition(value) else (False, if_false)
             if branch_of is not None:
                 refuse_coroutine(branch_of(value), branch_of, "then_conditionally_accept")
@@ -216,13 +221,13 @@ class StateFuture(FutureCore, Generic[T]):
 
     def then_conditionally_compose(
         self,
-        condition: Callable[[T], bool],
-        if_true: Callable[[T], StateFuture[U]],
-        if_false: Callable[[T], StateFuture[V]] | None = None,
+        condition: Callable[[T_co], bool],
+        if_true: Callable[[T_co], StateFuture[U]],
+        if_false: Callable[[T_co], StateFuture[V]] | None = None,
     ) -> StateFuture[tuple[bool, U | V | None]]:
         """A future of ``(condition(value), value of the future of the branch taken)``."""
 
-        def branch(value: T) -> StateFuture[tuple[bool, U | V | None]]:
+        def branch(value: Any) -> StateFuture[tuple[bool, U | V | None]]:
             if condition(value):
                 taken: StateFuture[U] = future_from(if_true(value), if_true)
                 return taken.then_apply(lambda result: (True, result))
@@ -233,17 +238,17 @@ class StateFuture(FutureCore, Generic[T]):
 
         return self.then_compose(branch)
 
-    def recover(self, fn: Callable[[Exception], T]) -> StateFuture[T]:
+    def recover(self, fn: Callable[[Exception], U]) -> StateFuture[T_co | U]:
         """This value, or ``fn(error)`` where this future fails."""
         if self._state == DONE:
             return self
         return self._derive(settling.recover, fn)
 
-    def finally_(self, fn: Callable[[], object]) -> StateFuture[T]:
+    def finally_(self, fn: Callable[[], object]) -> StateFuture[T_co]:
         """Call ``fn()`` whether this future has a value or fails; the outcome is passed on."""
         return self._derive(settling.finally_, fn)
 
-    def on_settled(self, fn: Callable[[StateFuture[T]], object]) -> None:
+    def on_settled(self, fn: Callable[[StateFuture[T_co]], object]) -> None:
         """Call ``fn(self)`` once this future is settled, either way; its failure counts as handled by ``fn``."""
         self._derive(settling.settled, (fn, self))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import chain
 from types import CoroutineType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from asyncstate.futures.combine import combine_all
 from asyncstate.futures.future import VOID, StateFuture, completed_future
@@ -38,7 +38,11 @@ class StateIterator(Generic[T]):
         """True when there is no entry at all (a page with a successor is never empty)."""
         return not self._items and self._load_more is None
 
-    def on_next(self, fn: Callable[[T], StateFuture[U] | None]) -> StateFuture[Any]:
+    @overload
+    def on_next(self, fn: Callable[[T], StateFuture[U]]) -> StateFuture[list[U]]: ...
+    @overload
+    def on_next(self, fn: Callable[[T], object]) -> StateFuture[Any]: ...
+    def on_next(self, fn: Callable[[T], object]) -> StateFuture[Any]:
         """Call ``fn`` on every entry, in order.
 
         If ``fn`` returns StateFutures the result is a future of the list of their values (None for an entry

@@ -2,7 +2,7 @@
 
 Owns: ``DatabaseLookup`` and ``PostgresLookup``.
 Invariant: values of keys reach the database as parameters, never as text of the query.
-Must not import anything of ``asyncstate`` but ``lookups.base``; drivers only where they are opened.
+Must not import anything of ``asyncstate`` but ``errors`` and ``lookups.base``; drivers only where they are opened.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from asyncstate.errors import ConfigurationError
 from asyncstate.lookups.base import Key, Lookup, Rows, rows_by_key
 
 
@@ -54,8 +55,12 @@ class PostgresLookup(Lookup):
 
     async def open(self) -> None:
         """See ``Lookup``."""
-        import asyncpg
-
+        try:
+            import asyncpg
+        except ImportError as error:
+            raise ConfigurationError(
+                "PostgresLookup needs asyncpg; install it with: pip install 'asyncstate[postgres]'"
+            ) from error
         self._pool = await asyncpg.create_pool(self.dsn, min_size=0, max_size=self.connections)
 
     async def close(self) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic
 
 import pyarrow as pa
+from typing_extensions import TypeVar
 
 from asyncstate.codec import BROADCAST_GROUP, KeyCodec, TypeLike, check_key_type, prefix_end, type_to_text
 from asyncstate.errors import StateAccessError, StateDeclarationError
@@ -26,8 +27,8 @@ from asyncstate.state.binding import Binding
 from asyncstate.state.descriptors import _Descriptor
 from asyncstate.state.dict_protocol import DictProtocol
 
-K = TypeVar("K")
-V = TypeVar("V")
+K = TypeVar("K", default=Any)
+V = TypeVar("V", default=Any)
 
 _VOID: Final = completed_void_future()
 _AFTER: Final = b"\x00"  # appended to a key: the smallest key behind it
@@ -236,8 +237,8 @@ class BroadcastStateDescriptor(_Descriptor[BroadcastState[K, V]], Generic[K, V])
     For operators with a broadcast input; without namespaces and time to live.
     """
 
-    key_type: TypeLike = None
-    value_type: TypeLike = None
+    key_type: TypeLike[K] = None
+    value_type: TypeLike[V] = None
     kind: ClassVar[str] = "broadcast"
 
     def __post_init__(self) -> None:

@@ -7,13 +7,16 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
+import builtins
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypedDict, Unpack, overload
 
 import pyarrow as pa
+from typing_extensions import TypeVar
 
 from asyncstate.codec import (
+    ArrowType,
     KeyCodec,
     PickleCodec,
     TypeLike,
@@ -38,10 +41,23 @@ from asyncstate.state.ttl_states import TtlMapState, TtlValueState
 from asyncstate.state.value import ValueState
 from asyncstate.state.versions import PICKLED, evolved, older_values
 
-S = TypeVar("S")
-T = TypeVar("T")
-K = TypeVar("K")
-V = TypeVar("V")
+S_co = TypeVar("S_co", covariant=True)
+# What an Arrow type's values are in Python is not to be seen by a type checker: Any, unless the author says it.
+T = TypeVar("T", default=Any)
+K = TypeVar("K", default=Any)
+V = TypeVar("V", default=Any)
+R = TypeVar("R", default=T | None)
+"""What reads of a ValueState give."""
+
+
+class _Options(TypedDict, total=False):
+    """The further arguments of all descriptors, for type checkers."""
+
+    namespaced: bool
+    pickled: bool
+    ttl: Ttl
+    belongs_to: BelongsTo | None
+
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
@@ -56,7 +72,7 @@ def check_state_name(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Descriptor(StateDescriptor[S], Generic[S]):
+class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
     """What the three have in common.
 
     ``namespaced``: the state is used through ``at(namespace)`` only. ``pickled``: values are any Python
@@ -88,7 +104,7 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
             check_value_type(f"{self.name}.{attribute}", arrow_type)
             object.__setattr__(self, attribute, arrow_type)
 
-    def _arrow_type(self, attribute: str, given: TypeLike) -> pa.DataType:
+    def _arrow_type(self, attribute: str, given: Any) -> pa.DataType:
         arrow_type = read_type(given, f"state '{self.name}', {attribute}")
         if not isinstance(arrow_type, pa.DataType):
             raise SchemaError(
@@ -149,10 +165,10 @@ class _Descriptor(StateDescriptor[S], Generic[S]):
 
 
 @dataclass(frozen=True)
-class ValueStateDescriptor(_Descriptor[ValueState[T]], Generic[T]):
-    """Declares a ValueState of ``type``; reads give ``default`` where there is no value."""
+class _ValueDescriptor(_Descriptor[ValueState[T, R]], Generic[T, R]):
+    """All of a ValueStateDescriptor but the types of its arguments."""
 
-    type: TypeLike = None
+    type: TypeLike[T] = None
     default: T | None = None
     kind: ClassVar[str] = "value"
 
@@ -166,11 +182,11 @@ class ValueStateDescriptor(_Descriptor[ValueState[T]], Generic[T]):
 
     def bind(
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
-    ) -> ValueState[T]:
+    ) -> ValueState[T, R]:
         """See ``StateDescriptor``."""
         codec = self._codec(self.type, context.uid, stored)
         default = self._encoded_default(codec, context.uid)
-        state = ValueState if self.ttl is None else TtlValueState
+        state: builtins.type[ValueState[T, R]] = ValueState if self.ttl is None else TtlValueState
         return state(self._binding(sink, state_id, context, codec, default=default), self._root_suffix)
 
     def _encoded_default(self, codec: ValueCodec | PickleCodec, uid: str) -> bytes | None:
@@ -184,11 +200,48 @@ class ValueStateDescriptor(_Descriptor[ValueState[T]], Generic[T]):
             ) from error
 
 
+class ValueStateDescriptor(_ValueDescriptor[T, R], Generic[T, R]):
+    """Declares a ValueState of ``type``; reads give ``default`` where there is no value.
+
+    To a type checker ``ValueStateDescriptor("n", int)`` declares a ``ValueState[int]``, whose reads are ``int | None``,
+    and with a default one whose reads are ``int``. Of a pyarrow type, or a pickled value, it knows nothing: say it, as
+    in ``ValueStateDescriptor[int]("n", pa.int32())``.
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, name: str, type: builtins.type[T], default: None = None, **options: Unpack[_Options]
+        ) -> ValueStateDescriptor[T, T | None]: ...
+        @overload
+        def __new__(
+            cls, name: str, type: builtins.type[T], default: T, **options: Unpack[_Options]
+        ) -> ValueStateDescriptor[T, T]: ...
+        @overload
+        def __new__(
+            cls, name: str, type: ArrowType | str | None, default: T, **options: Unpack[_Options]
+        ) -> ValueStateDescriptor[T, T]: ...
+        @overload
+        def __new__(
+            cls, name: str, *, default: T, **options: Unpack[_Options]
+        ) -> ValueStateDescriptor[T, T]: ...
+        @overload
+        def __new__(
+            cls,
+            name: str,
+            type: ArrowType | str | None = None,
+            default: None = None,
+            **options: Unpack[_Options],
+        ) -> ValueStateDescriptor[T, T | None]: ...
+        def __new__(cls, *arguments: Any, **options: Any) -> Any: ...
+
+
 @dataclass(frozen=True)
 class ListStateDescriptor(_Descriptor[ListState[T]], Generic[T]):
     """Declares a ListState of elements of ``element_type``."""
 
-    element_type: TypeLike = None
+    element_type: TypeLike[T] = None
     kind: ClassVar[str] = "list"
 
     def __post_init__(self) -> None:
@@ -212,8 +265,8 @@ class ListStateDescriptor(_Descriptor[ListState[T]], Generic[T]):
 class MapStateDescriptor(_Descriptor[MapState[K, V]], Generic[K, V]):
     """Declares a MapState from ``key_type`` (a flat type, never pickled) to ``value_type``."""
 
-    key_type: TypeLike = None
-    value_type: TypeLike = None
+    key_type: TypeLike[K] = None
+    value_type: TypeLike[V] = None
     kind: ClassVar[str] = "map"
 
     def __post_init__(self) -> None:

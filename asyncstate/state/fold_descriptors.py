@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic
+
+from typing_extensions import TypeVar
 
 from asyncstate.codec import TypeLike
 from asyncstate.errors import StateDeclarationError
@@ -21,9 +23,9 @@ from asyncstate.state.descriptors import _Descriptor
 from asyncstate.state.reducing import ReducingState
 from asyncstate.state.ttl_states import TtlAggregatingState, TtlReducingState
 
-T = TypeVar("T")
-IN = TypeVar("IN")
-OUT = TypeVar("OUT")
+T = TypeVar("T", default=Any)
+IN = TypeVar("IN", default=Any)
+OUT = TypeVar("OUT", default=Any)
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class ReducingStateDescriptor(_Descriptor[ReducingState[T]], Generic[T]):
     """Declares a ReducingState of ``type``. ``reduce_function(stored, added)`` gives the value to store."""
 
     reduce_function: Callable[[T, T], T]
-    type: TypeLike = None
+    type: TypeLike[T] = None
     kind: ClassVar[str] = "reducing"
 
     def __post_init__(self) -> None:
@@ -66,7 +68,7 @@ class AggregatingStateDescriptor(_Descriptor[AggregatingState[IN, OUT]], Generic
     """
 
     aggregate_function: AggregateFunction[IN, Any, OUT] | TableFunction
-    accumulator_type: TypeLike = None
+    accumulator_type: TypeLike[Any] = None
     kind: ClassVar[str] = "aggregating"
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from asyncstate.state.aggregating import AggregatingState
 from asyncstate.state.binding import Binding
 from asyncstate.state.mapping import MapState, is_there
 from asyncstate.state.reducing import FoldingState, ReducingState
-from asyncstate.state.value import ValueState
+from asyncstate.state.value import R_co, ValueState
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -26,7 +26,7 @@ IN = TypeVar("IN")
 OUT = TypeVar("OUT")
 
 
-class TtlValueState(ValueState[T], Generic[T]):
+class TtlValueState(ValueState[T, R_co], Generic[T, R_co]):
     """A ValueState whose value expires."""
 
     __slots__ = ("_expiry",)
@@ -37,12 +37,12 @@ class TtlValueState(ValueState[T], Generic[T]):
         self._expiry = binding.expiry
         self._encode = self._expiry.stamped(binding.encode_value)
 
-    def value(self) -> T | None:
+    def value(self) -> R_co:
         """See ``ValueState``."""
         key = self._prefix()
         return self._expiry.reader(key, self._or_default)(self._get(key))  # type: ignore[no-any-return]
 
-    def async_value(self) -> StateFuture[T | None]:
+    def async_value(self) -> StateFuture[R_co]:
         """See ``ValueState``."""
         key = self._prefix()
         return self._async_get(key, self._expiry.reader(key, self._or_default))

@@ -10,19 +10,26 @@ Source: FLIP-424's ``ValueState``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic
+
+from typing_extensions import TypeVar
 
 from asyncstate.futures import DONE, StateFuture, completed_future, completed_void_future
 from asyncstate.state.binding import Binding, KeyedState
 from asyncstate.state.known import UNKNOWN, KnownValues
 
 T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True, default=T | None)
+"""What reads give: with a declared default always a value."""
 
 _VOID: Final = completed_void_future()
 
 
-class ValueState(KeyedState, Generic[T]):
-    """One value for the current key. Without a value, reads give the declared default (None)."""
+class ValueState(KeyedState, Generic[T, R_co]):
+    """One value for the current key. Without a value, reads give the declared default (None).
+
+    ``ValueState[int]`` is one without a default, whose reads may be None; with one it is ``ValueState[int, int]``.
+    """
 
     __slots__ = (
         "_async_get",
@@ -62,7 +69,7 @@ class ValueState(KeyedState, Generic[T]):
             if binding.default is not None:
                 self._or_default = _with_this_default(binding.decode_value, level.default)
 
-    def value(self) -> T | None:
+    def value(self) -> R_co:
         """The value, or the default."""
         context: Any = self._sink.current
         try:
@@ -75,7 +82,7 @@ class ValueState(KeyedState, Generic[T]):
             if raw is None:
                 raw = self._default
                 if raw is None:
-                    return None
+                    return None  # type: ignore[return-value]  # no default: None is one of R_co
             return self._decode(raw)  # type: ignore[no-any-return]
         value = known(own, UNKNOWN)
         if value is UNKNOWN:
@@ -84,7 +91,7 @@ class ValueState(KeyedState, Generic[T]):
         level.hits += 1
         return level.default if value is None else value  # type: ignore[no-any-return]
 
-    def async_value(self) -> StateFuture[T | None]:
+    def async_value(self) -> StateFuture[R_co]:
         """A future of the value, or of the default, as they are now: later writes do not change it."""
         context: Any = self._sink.current
         try:
@@ -157,7 +164,7 @@ class ValueState(KeyedState, Generic[T]):
         """What is known, None for an absent value; UNKNOWN if nothing is."""
         return UNKNOWN if self._level is None else self._level.look(self._own_key())
 
-    def _value(self, own: bytes) -> T | None:
+    def _value(self, own: bytes) -> R_co:
         """Read what is not young."""
         level = self._level
         assert level is not None
@@ -176,7 +183,7 @@ class ValueState(KeyedState, Generic[T]):
             level.add(own, value)
         return value  # type: ignore[no-any-return]
 
-    def _async_value(self, own: bytes) -> StateFuture[T | None]:
+    def _async_value(self, own: bytes) -> StateFuture[R_co]:
         level = self._level
         assert level is not None
         if level.resting:

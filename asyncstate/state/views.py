@@ -11,7 +11,9 @@ Source: Flink's ``ListView`` and ``MapView`` (FLIP-139) and ``ValueView``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, StateIterator
@@ -23,15 +25,17 @@ from asyncstate.state.mapping import MapState
 from asyncstate.state.value import ValueState
 
 T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True, default=T | None)
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class ValueView(Generic[T]):
+class ValueView(Generic[T, R_co]):
     """One value, in ``state`` or in memory.
 
     Prefer it to a plain value where state is read or written only now and then. Two views are equal if their values
-    are; what a view gives is to be replaced with ``update``, not changed.
+    are; what a view gives is to be replaced with ``update``, not changed. ``ValueView[int]`` is one whose values may be
+    None; over a state with a default, or as a parameter with ``StateHint(default=0)``, it is ``ValueView[int, int]``.
 
     >>> view = ValueView()
     >>> view.update(7)
@@ -41,17 +45,16 @@ class ValueView(Generic[T]):
 
     __slots__ = ("_state",)
 
-    def __init__(self, state: ValueState[T] | MemoryValue[T] | None = None) -> None:
+    def __init__(self, state: ValueState[T, R_co] | MemoryValue[T] | None = None) -> None:
         """``state``: where the value is kept (of namespaced state, ``state.at(namespace)``); None: in memory."""
-        self._state: ValueState[T] | MemoryValue[T] = _backing(
-            self, state, (ValueState, MemoryValue), MemoryValue
-        )
+        # or a MemoryValue, which has the same methods and no default
+        self._state: ValueState[T, R_co] = _backing(self, state, (ValueState, MemoryValue), MemoryValue)
 
-    def value(self) -> T | None:
+    def value(self) -> R_co:
         """The value; without one the state's default, or None."""
         return self._state.value()
 
-    def async_value(self) -> StateFuture[T | None]:
+    def async_value(self) -> StateFuture[R_co]:
         """A future of ``value``, as it is now."""
         return self._state.async_value()
 

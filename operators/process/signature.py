@@ -178,7 +178,10 @@ def _taken_apart(hint: Any) -> tuple[Any, list[Any]]:
 
 def _view(name: str, hint: Any, state: StateHint, owner: str) -> StateParameter:
     kind = get_origin(hint) or hint
-    declared = () if state.pickled and kind is not MapView else state.types or get_args(hint)
+    hinted = get_args(hint)[
+        : _VIEWS[kind]
+    ]  # of a ValueView the second one is what reads give, for type checkers
+    declared = () if state.pickled and kind is not MapView else state.types or hinted
     if state.pickled:
         declared = declared[:1]  # of a map the keys, which are never pickled
     wanted = _VIEWS[kind] - state.pickled

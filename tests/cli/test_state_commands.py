@@ -308,6 +308,19 @@ def test_it_runs_as_a_module_without_spark(place: str) -> None:
     assert "@timers" in done.stdout
 
 
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_its_extra_it_says_what_to_install(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None\nfrom asyncstate.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "state"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"the package {missing}, which is not installed" in done.stderr
+    assert "pip install 'asyncstate[cli]'" in done.stderr
+    told = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=False
+    )
+    assert told.stdout == f"asyncstate {asyncstate.__version__}\n"
+
+
 @pytest.mark.parametrize(
     "command", [[sys.executable, "-m", "asyncstate"], [str(Path(sys.executable).parent / "asyncstate")]]
 )

@@ -196,6 +196,20 @@ def test_combine_all_keeps_the_order_given(values: list[int], order: list[int]) 
     assert combined.get() == values
 
 
+@pytest.mark.parametrize("settled", [0, 1, 2, 3])
+def test_combine_all_of_futures_one_by_one_has_a_tuple(settled: int) -> None:
+    sources: list[StateFuture[int]] = [StateFuture() for _ in range(3)]
+    for number in range(settled):
+        sources[number].complete(number)
+    combined, one = combine_all(*sources), combine_all(sources[2])
+    for number in range(settled, 3):
+        assert not combined.done
+        sources[number].complete(number)
+    assert combined.get() == (0, 1, 2)
+    assert one.get() == (2,)
+    assert combine_all().get() == ()
+
+
 @given(st.permutations(range(5)), st.sets(st.integers(0, 4)))
 def test_as_completed_is_in_the_order_of_settling(order: list[int], fails: set[int]) -> None:
     sources: list[StateFuture[int]] = [StateFuture() for _ in order]
@@ -229,6 +243,8 @@ def test_combine_all_fails_once_with_the_first_failure(later: Later) -> None:
 def test_combine_refuses_what_is_no_future(wrong: Any) -> None:
     with pytest.raises(FutureStateError, match="completed_future"):
         combine_all([completed_future(1), wrong])
+    with pytest.raises(FutureStateError, match="completed_future"):
+        combine_all(completed_future(1), wrong)
     with pytest.raises(FutureStateError, match="completed_future"):
         completed_future(1).then_combine(wrong, lambda a, b: a)
 
