@@ -14,9 +14,21 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections import namedtuple
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +45,8 @@ from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.requests import StateSink
 
 S = TypeVar("S")
+T = TypeVar("T")
+P = ParamSpec("P")
 S_co = TypeVar("S_co", covariant=True)
 
 MIN_WATERMARK = -(2**63)
@@ -382,7 +396,58 @@ class Timers(Protocol):
         """As ``delete_event_time``, for processing time."""
 
 
-class RecordContext(Protocol):
+class CallContext(Protocol):
+    """What makes calls to the outside: part of the contexts of both grains."""
+
+    # To type checkers the call has the parameters and the result of its function. With a timeout, which no parameter
+    # of the function can stand for, it has the result alone: PEP 612 allows nothing between arguments and keywords.
+
+    @overload
+    def call(
+        self, function: Callable[P, Coroutine[Any, Any, T]], /, *arguments: P.args, **keywords: P.kwargs
+    ) -> StateFuture[T]: ...
+    @overload
+    def call(
+        self, function: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs
+    ) -> StateFuture[T]: ...
+    @overload
+    def call(  # type: ignore[overload-cannot-match]  # it does, where there is a timeout_seconds
+        self,
+        function: Callable[..., Coroutine[Any, Any, T]],
+        /,
+        *arguments: Any,
+        timeout_seconds: Seconds | None,
+        **keywords: Any,
+    ) -> StateFuture[T]: ...
+    @overload
+    def call(  # type: ignore[overload-cannot-match]
+        self,
+        function: Callable[..., T],
+        /,
+        *arguments: Any,
+        timeout_seconds: Seconds | None,
+        **keywords: Any,
+    ) -> StateFuture[T]: ...
+    def call(
+        self, function: Callable[..., Any], /, *arguments: Any, timeout_seconds: Any = None, **keywords: Any
+    ) -> StateFuture[Any]:
+        """A future of ``function(*arguments, **keywords)``, a call to the outside: HTTP, a database.
+
+        A coroutine function runs on an event loop (anyio), any other on a thread; at most
+        ``async-state.call-limit`` at once. Neither may touch state or the context. A call that takes longer than the
+        timeout (seconds, a text such as "2 minutes" or a timedelta; by default ``async-state.call-timeout``) is
+        cancelled and fails with TimeoutError. ``timeout_seconds`` is never handed on: a function with a keyword of that
+        name takes a lambda.
+
+        At record grain the record stays in flight until the call has ended, so the next record of its key waits. At
+        bundle grain calls are made in ``process_bundle``, ``process_due``, ``on_watermark`` and callbacks of their
+        futures; a bundle ends when all its calls have ended, also those whose futures it did not return. Calls of a
+        bundle overlap; in async mode their callbacks run as the answers come (``combine_all`` has them in the order
+        given).
+        """
+
+
+class RecordContext(CallContext, Protocol):
     """One record (or timer) in flight: its key and time, and where its output goes."""
 
     @property
@@ -423,22 +488,6 @@ class RecordContext(Protocol):
         (``emit(1, "a")``, ``emit(id=1, name="a")``, ``emit({"id": 1, "name": "a"})``). Columns called ``kind`` or
         ``output`` cannot be given by name, but in a dict. Where the only column is a list, map or struct, a tuple or
         dict is its value. Raises SchemaError for missing and unknown columns.
-        """
-
-    def call(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,
-        timeout_seconds: Seconds | None = None,
-        **keywords: Any,
-    ) -> StateFuture[Any]:
-        """A future of ``function(*arguments, **keywords)``, a call to the outside: HTTP, a database.
-
-        A coroutine function runs on an event loop (anyio), any other on a thread; at most
-        ``async-state.call-limit`` at once. Neither may touch state or the context. The record stays in flight until
-        the call has ended, so the next record of its key waits. A call that takes longer than the timeout (seconds, a
-        text such as "2 minutes" or a timedelta; by default ``async-state.call-timeout``) is cancelled and fails with
-        TimeoutError. ``timeout_seconds`` is never handed on: a function with a keyword of that name takes a lambda.
         """
 
 
@@ -556,7 +605,7 @@ class Bundle:
         return bool(self.accumulate.all())
 
 
-class BundleContext(Protocol):
+class BundleContext(CallContext, Protocol):
     """What a bundle-grain operator is called with."""
 
     @property
@@ -583,20 +632,6 @@ class BundleContext(Protocol):
     ) -> None:
         """Put out rows: an array a column of the output schema, in their order or by name in a dict, and a kind a row
         or one for all. ``output`` names a side output instead. Raises SchemaError for missing and unknown columns."""
-
-    def call(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,
-        timeout_seconds: Seconds | None = None,
-        **keywords: Any,
-    ) -> StateFuture[Any]:
-        """As ``RecordContext.call``, in ``process_bundle``, ``process_due``, ``on_watermark`` and callbacks of their
-        futures.
-
-        A bundle ends when all its calls have ended, also those whose futures it did not return. Calls of a bundle
-        overlap; in async mode their callbacks run as the answers come (``combine_all`` has them in the order given).
-        """
 
 
 class Operator(ABC, metaclass=Constructed):

@@ -203,8 +203,9 @@ class Record:
     def call(
         self,
         function: Callable[..., Any],
+        /,
         *arguments: Any,
-        timeout_seconds: Seconds | None = None,
+        timeout_seconds: Any = None,
         **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``RecordContext``."""

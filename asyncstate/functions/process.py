@@ -11,14 +11,12 @@ Source: the functions of Flink's DataStream API.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from asyncstate.changelog import RowKind
-from asyncstate.durations import Seconds
 from asyncstate.flink_names import add_hint
-from asyncstate.futures import StateFuture
-from asyncstate.operator import Key, OperatorContext, RecordContext, Row, Timer
+from asyncstate.operator import CallContext, Key, OperatorContext, RecordContext, Row, Timer
 
 
 class Function(ABC):  # noqa: B024 - each kind below has its own abstract methods
@@ -180,7 +178,7 @@ class TimeWindow(NamedTuple):
     end: int
 
 
-class WindowContext(Protocol):
+class WindowContext(CallContext, Protocol):
     """A window of a key that fires."""
 
     @property
@@ -210,15 +208,6 @@ class WindowContext(Protocol):
         self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
     ) -> None:
         """Put out one row of the declared output, or of the side output ``output``; see ``RecordContext.emit``."""
-
-    def call(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,
-        timeout_seconds: Seconds | None = None,
-        **keywords: Any,
-    ) -> StateFuture[Any]:
-        """See ``RecordContext.call``."""
 
 
 class WindowFunction(Function):

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
-from asyncstate.durations import Seconds
 from asyncstate.execution import ExecutionController
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleOperator, unknown_output
@@ -115,8 +114,9 @@ class BundleRunner(Runner):
     def call(
         self,
         function: Callable[..., Any],
+        /,
         *arguments: Any,
-        timeout_seconds: Seconds | None = None,
+        timeout_seconds: Any = None,
         **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``BundleContext``."""

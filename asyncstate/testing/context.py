@@ -16,7 +16,6 @@ import numpy as np
 
 from asyncstate.changelog import RowKind
 from asyncstate.config import resolve
-from asyncstate.durations import Seconds
 from asyncstate.errors import JobError
 from asyncstate.execution import BatchFrame, Record, SyncExecutionController
 from asyncstate.execution.calls import OutsideCalls
@@ -191,8 +190,9 @@ class FakeContext:
     def call(
         self,
         function: Callable[..., Any],
+        /,
         *arguments: Any,
-        timeout_seconds: Seconds | None = None,
+        timeout_seconds: Any = None,
         **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``RecordContext``: the function is called at once."""

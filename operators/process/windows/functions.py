@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.codec import SchemaLike
-from asyncstate.durations import Duration, Seconds, microseconds
+from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError, StateAccessError
 from asyncstate.flink_names import hint_for
 from asyncstate.functions import (
@@ -382,8 +382,9 @@ class _FiringWindow:
     def call(
         self,
         function: Callable[..., Any],
+        /,
         *arguments: Any,
-        timeout_seconds: Seconds | None = None,
+        timeout_seconds: Any = None,
         **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``WindowContext``."""
