@@ -287,3 +287,24 @@ def operators() -> None:
     assert_type(triggers.purging(triggers.count(2)), Trigger)
     with OperatorHarness(grouped, OUTPUT, ["n"]) as harness:
         assert_type(harness, OperatorHarness)
+
+
+def rate_of(country: str, day: int = 0) -> float:
+    """A call to the outside."""
+    return len(country) / (day + 1)
+
+
+async def name_of(number: int) -> str:
+    """One that is awaited."""
+    return str(number)
+
+
+def calls(ctx: RecordContext, bundles: BundleContext) -> None:
+    """``ctx.call`` keeps the parameters and the result of its function."""
+    assert_type(ctx.call(rate_of, "CH", day=2), StateFuture[float])
+    assert_type(ctx.call(name_of, 7), StateFuture[str])
+    assert_type(bundles.call(name_of, 7), StateFuture[str])
+    assert_type(ctx.call(rate_of, "CH", timeout_seconds="2 seconds"), StateFuture[float])
+    assert_type(ctx.call(name_of, 7, timeout_seconds=1.5), StateFuture[str])
+    ctx.call(rate_of, 7)  # type: ignore[call-overload]
+    ctx.call(name_of)  # type: ignore[call-overload]
