@@ -145,29 +145,32 @@ MUTATIONS: Final = (
     ),
     # state
     _mutation(
-        "asyncstate/state/chunks.py",
+        "asyncstate/state/keyed/chunks.py",
         "return (sealed + 1).to_bytes(",
         "return sealed.to_bytes(",
         "state/test_programs.py",
     ),
     _mutation(
-        "asyncstate/state/mapping.py",
+        "asyncstate/state/keyed/mapping.py",
         "return self._get(self._entry(key)) is not None",
         "return True",
         "state/test_states.py",
         "state/test_programs.py",
     ),
     _mutation(
-        "asyncstate/state/ttl.py", "if not 0 < duration_us", "if not 0 <= duration_us", "state/test_ttl.py"
+        "asyncstate/state/expiring/ttl.py",
+        "if not 0 < duration_us",
+        "if not 0 <= duration_us",
+        "state/test_ttl.py",
     ),
     _mutation(
-        "asyncstate/state/expiry.py",
+        "asyncstate/state/expiring/expiry.py",
         'self._hidden_below = self._first_live if hides else b""',
         'self._hidden_below = b"" if hides else self._first_live',
         "state/test_ttl.py",
     ),
     _mutation(
-        "asyncstate/state/reducing.py",
+        "asyncstate/state/keyed/reducing.py",
         "return value if stored is None else self._combined(stored, value)",
         "return value if stored is None else self._combined(value, stored)",
         "state/test_reducing_aggregating.py",
@@ -216,7 +219,7 @@ MUTATIONS: Final = (
         "runtime/test_ordered_bundles.py",
     ),
     _mutation(
-        "asyncstate/state/cuts.py",
+        "asyncstate/state/columnar/cuts.py",
         "pieces = tuple(run.take_before(boundary) for run in runs)",
         "pieces = tuple(run.take_before(run.boundary) for run in runs)",
         "runtime/test_ordered_bundles.py",

@@ -18,8 +18,7 @@ import typer
 from asyncstate.cli.output import Format, checked, print_json, print_rows, say
 from asyncstate.codec.types import is_bytes_type
 from asyncstate.errors import StateDeclarationError
-from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime.inspection import (
+from asyncstate.offline.inspection import (
     Inspection,
     StatePartition,
     decoders,
@@ -27,7 +26,8 @@ from asyncstate.runtime.inspection import (
     partition_sizes,
     read_partition,
 )
-from asyncstate.state.json_text import json_text, plain
+from asyncstate.offline.json_text import json_text, plain
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.storage import Manifest, OperatorManifest
 
 _NULL = "null"  # how a key column without a value is shown

@@ -12,7 +12,7 @@ import typer
 
 from asyncstate.cli.inspecting import LocalDir, Place
 from asyncstate.cli.output import checked, say
-from asyncstate.runtime.migration import (
+from asyncstate.offline.migration import (
     CastField,
     DropField,
     DropState,

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncstate.errors import AsyncStateError
-from asyncstate.state.json_text import json_text
+from asyncstate.offline.json_text import json_text
 
 DAMAGED: Final = 1
 CANNOT: Final = 2

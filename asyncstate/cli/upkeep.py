@@ -14,7 +14,7 @@ import typer
 from asyncstate.cli.inspecting import OutputFormat, Place
 from asyncstate.cli.output import DAMAGED, Format, checked, print_json, say
 from asyncstate.errors import CheckpointError
-from asyncstate.runtime.inspection import Inspection
+from asyncstate.offline.inspection import Inspection
 from asyncstate.spark.query_checkpoint import QueryCheckpoint, Rewind
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 from asyncstate.errors import AsyncStateError, FutureStateError, OperatorError, StoreError
 from asyncstate.execution.record import Record
 from asyncstate.futures import StateFuture
-from asyncstate.state.binding import Binding
+from asyncstate.state.keyed.binding import Binding
 
 _STATE_ID_AT: Final = 2  # position of the state id in a store key, behind the key group
 _FIRST_DECLARED: Final = 8  # ids below are the framework's own

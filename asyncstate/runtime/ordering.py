@@ -55,7 +55,7 @@ from asyncstate.runtime.bundle_size import BundleSize
 from asyncstate.runtime.rows import PreparedBatch, microseconds
 from asyncstate.runtime.spec import TaskSpec
 from asyncstate.state import merged_entries, pages_of
-from asyncstate.state.cuts import Place, cut_alike
+from asyncstate.state.columnar.cuts import Place, cut_alike
 from asyncstate.state.ranges import range_pages
 from asyncstate.storage import StateSpec
 

@@ -24,7 +24,7 @@ from asyncstate.errors import SchemaError
 from asyncstate.operator import Counter, InputSpec, OperatorContext
 from asyncstate.runtime.rows import PreparedBatch
 from asyncstate.state import ColumnStateDescriptor
-from asyncstate.state.columns import Columns
+from asyncstate.state.columnar.columns import Columns
 
 STALE_ROWS = "stale_rows_dropped"
 

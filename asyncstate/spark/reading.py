@@ -16,11 +16,11 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from asyncstate.config import resolve
 from asyncstate.errors import AsyncStateError, SchemaError
-from asyncstate.runtime.inspection import Inspection, StatePartition, decoders, read_partition
+from asyncstate.offline import StateDecoder
+from asyncstate.offline.inspection import Inspection, StatePartition, decoders, read_partition
+from asyncstate.offline.json_text import json_texts
 from asyncstate.spark.exchange import nullable_type
 from asyncstate.spark.failures import mark
-from asyncstate.state import StateDecoder
-from asyncstate.state.json_text import json_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

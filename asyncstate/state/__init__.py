@@ -3,22 +3,28 @@
 Owns: the state kinds of both grains and the timers. Must not import storage, execution or operators.
 """
 
-from asyncstate.state.aggregating import AggregateFunction, AggregatingState
-from asyncstate.state.binding import with_known_values
 from asyncstate.state.broadcast import BroadcastState, BroadcastStateDescriptor
 from asyncstate.state.column_cache import ColumnCache, ColumnCacheStatistics, with_column_cache
-from asyncstate.state.column_maps import ColumnMapState, ColumnMapStateDescriptor, MapEntries, MapTimeRange
-from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
+from asyncstate.state.columnar.column_maps import (
+    ColumnMapState,
+    ColumnMapStateDescriptor,
+    MapEntries,
+    MapTimeRange,
+)
+from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from asyncstate.state.expiry import time_of
+from asyncstate.state.expiring.expiry import time_of
+from asyncstate.state.expiring.ttl import ExpiringState, StateTtl, TtlTime, TtlUpdate, TtlVisibility
 from asyncstate.state.fold_descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
-from asyncstate.state.inspect import TIMERS, StateDecoder, TimersState
-from asyncstate.state.inspect_sizes import StateSize, state_size
-from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.listing import ListState
-from asyncstate.state.mapping import MapState
+from asyncstate.state.keyed.aggregating import AggregateFunction, AggregatingState
+from asyncstate.state.keyed.binding import with_known_values
+from asyncstate.state.keyed.listing import ListState
+from asyncstate.state.keyed.mapping import MapState
+from asyncstate.state.keyed.reducing import ReducingState
+from asyncstate.state.keyed.trials import Trial, Trials
+from asyncstate.state.keyed.value import ValueState
 from asyncstate.state.ranges import merged_entries, pages_of
-from asyncstate.state.reducing import ReducingState
 from asyncstate.state.timers import (
     NAMED_TIMERS,
     TIMERS_BY_TIME,
@@ -27,14 +33,10 @@ from asyncstate.state.timers import (
     TimersBetweenRows,
     turn_of,
 )
-from asyncstate.state.trials import Trial, Trials
-from asyncstate.state.ttl import ExpiringState, StateTtl, TtlTime, TtlUpdate, TtlVisibility
-from asyncstate.state.value import ValueState
-from asyncstate.state.views import ListView, MapView, ValueView
+from asyncstate.state.views.views import ListView, MapView, ValueView
 
 __all__ = [
     "NAMED_TIMERS",
-    "TIMERS",
     "TIMERS_BY_TIME",
     "AggregateFunction",
     "AggregatingState",
@@ -64,12 +66,9 @@ __all__ = [
     "MapView",
     "ReducingState",
     "ReducingStateDescriptor",
-    "StateDecoder",
-    "StateSize",
     "StateTtl",
     "TimeRange",
     "TimersBetweenRows",
-    "TimersState",
     "Trial",
     "Trials",
     "TtlTime",
@@ -80,7 +79,6 @@ __all__ = [
     "ValueView",
     "merged_entries",
     "pages_of",
-    "state_size",
     "time_of",
     "turn_of",
     "with_column_cache",

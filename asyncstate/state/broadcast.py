@@ -23,9 +23,9 @@ from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.futures import StateFuture, StateIterator, completed_future, completed_void_future
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
-from asyncstate.state.binding import Binding
 from asyncstate.state.descriptors import _Descriptor
-from asyncstate.state.dict_protocol import DictProtocol
+from asyncstate.state.keyed.binding import Binding
+from asyncstate.state.keyed.dict_protocol import DictProtocol
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)

@@ -31,14 +31,14 @@ from asyncstate.codec import (
 from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
-from asyncstate.state.binding import NO_NAMESPACE, Binding
-from asyncstate.state.expiry import expiry_of
-from asyncstate.state.listing import ListState
-from asyncstate.state.mapping import MapState
-from asyncstate.state.ttl import Ttl, as_ttl, ttl_texts
-from asyncstate.state.ttl_listing import TtlListState
-from asyncstate.state.ttl_states import TtlMapState, TtlValueState
-from asyncstate.state.value import ValueState
+from asyncstate.state.expiring.expiry import expiry_of
+from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
+from asyncstate.state.expiring.ttl_listing import TtlListState
+from asyncstate.state.expiring.ttl_states import TtlMapState, TtlValueState
+from asyncstate.state.keyed.binding import NO_NAMESPACE, Binding
+from asyncstate.state.keyed.listing import ListState
+from asyncstate.state.keyed.mapping import MapState
+from asyncstate.state.keyed.value import ValueState
 from asyncstate.state.versions import PICKLED, evolved, older_values
 
 S_co = TypeVar("S_co", covariant=True)

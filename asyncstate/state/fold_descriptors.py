@@ -17,11 +17,11 @@ from asyncstate.codec import TypeLike
 from asyncstate.errors import StateDeclarationError
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
-from asyncstate.state.accumulating import Accumulating, TableFunction, accumulator_type_of
-from asyncstate.state.aggregating import AggregateFunction, AggregatingState
 from asyncstate.state.descriptors import _Descriptor
-from asyncstate.state.reducing import ReducingState
-from asyncstate.state.ttl_states import TtlAggregatingState, TtlReducingState
+from asyncstate.state.expiring.ttl_states import TtlAggregatingState, TtlReducingState
+from asyncstate.state.keyed.accumulating import Accumulating, TableFunction, accumulator_type_of
+from asyncstate.state.keyed.aggregating import AggregateFunction, AggregatingState
+from asyncstate.state.keyed.reducing import ReducingState
 
 T = TypeVar("T", default=Any)
 IN = TypeVar("IN", default=Any)

@@ -156,7 +156,7 @@ PAGES = (
     Page(
         "inspection",
         "Looking at state",
-        "asyncstate.runtime.inspection",
+        "asyncstate.offline.inspection",
         "inspecting",
         names=("Inspection", "read_partition"),
     ),

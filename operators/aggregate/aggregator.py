@@ -20,7 +20,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalColumn, LocalFunction
 from asyncstate.operator import BundleContext, OperatorContext
-from asyncstate.state.columns import ColumnState
+from asyncstate.state.columnar.columns import ColumnState
 
 from ..core.arrays import BoolArray, Int8Array
 from ..core.segments import Groups

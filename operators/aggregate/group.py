@@ -20,8 +20,8 @@ from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
-from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
-from asyncstate.state.ttl import Ttl, as_ttl
+from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import Int64Array, place_in_run
 from ..core.changelog import arrival_order, distinct, net_changes, take_changes

@@ -17,7 +17,7 @@ import pyarrow as pa
 from asyncstate.codec import KeyCodec
 from asyncstate.errors import SchemaError
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
-from asyncstate.state.columns import ColumnStateDescriptor
+from asyncstate.state.columnar.columns import ColumnStateDescriptor
 
 from ..core.segments import Groups
 from .accumulators import Count, Extreme, Sum

@@ -17,8 +17,8 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, combine_all
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
-from asyncstate.state.columns import Columns, ColumnState
-from asyncstate.state.list_blocks import ListHeads
+from asyncstate.state.columnar.columns import Columns, ColumnState
+from asyncstate.state.columnar.list_blocks import ListHeads
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array
 from ..core.segments import Groups, content_of, without_missing

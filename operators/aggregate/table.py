@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
-from asyncstate.state.columns import ColumnStateDescriptor
-from asyncstate.state.ttl import Ttl, as_ttl
+from asyncstate.state.columnar.columns import ColumnStateDescriptor
+from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, concat_rows, place_among_equals, row_ids, take_rows
 from ..core.changelog import arrival_order

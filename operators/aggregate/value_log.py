@@ -23,9 +23,9 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import OperatorContext
-from asyncstate.state.columns import ColumnState
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.columns import ColumnState
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array
 from ..core.changelog import distinct

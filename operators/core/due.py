@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from asyncstate.operator import MIN_WATERMARK
-from asyncstate.state.columns import TimeRange
-from asyncstate.state.cuts import cut_alike
+from asyncstate.state.columnar.columns import TimeRange
+from asyncstate.state.columnar.cuts import cut_alike
 
 PART_ROWS = 1 << 19
 """Entries that are held at a time: about 100 bytes each, key and value."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncstate.operator import MIN_WATERMARK, Bundle
-from asyncstate.state.ttl import StateTtl, TtlTime
+from asyncstate.state.expiring.ttl import StateTtl, TtlTime
 
 from .arrays import Int64Array
 

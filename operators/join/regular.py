@@ -20,8 +20,8 @@ from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.state.list_columns import ListColumns
-from asyncstate.state.ttl import Ttl, as_ttl
+from asyncstate.state.columnar.list_columns import ListColumns
+from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
 from ..core.checks import Named, check_choice

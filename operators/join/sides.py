@@ -18,10 +18,10 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import OperatorContext
-from asyncstate.state.columns import Columns, ColumnStateDescriptor
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.ttl import StateTtl
+from asyncstate.state.columnar.columns import Columns, ColumnStateDescriptor
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.expiring.ttl import StateTtl
 
 from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, row_ids, take_rows
 from ..core.netting import Net, net_by_content

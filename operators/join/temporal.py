@@ -30,8 +30,8 @@ from asyncstate.operator import (
     OperatorContext,
     OutputSpec,
 )
-from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
-from asyncstate.state.ttl import Ttl, TtlTime, as_ttl
+from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.expiring.ttl import Ttl, TtlTime, as_ttl
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, take_rows
 from ..core.checks import Named, TimeDomain, check_choice, check_has_time, check_time_domain

@@ -17,9 +17,9 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture
 from asyncstate.operator import BelongsTo, OperatorContext
-from asyncstate.state.columns import ColumnStateDescriptor, TimeRange
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnStateDescriptor
+from asyncstate.state.columnar.columns import ColumnStateDescriptor, TimeRange
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
 
 from ..core.arrays import BoolArray, Int64Array, concat_rows, take_rows
 from ..core.due import joined

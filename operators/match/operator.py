@@ -33,8 +33,8 @@ from asyncstate.operator import (
     Row,
     row_type,
 )
-from asyncstate.state.columns import Columns, ColumnStateDescriptor
-from asyncstate.state.list_blocks import ListHeads
+from asyncstate.state.columnar.columns import Columns, ColumnStateDescriptor
+from asyncstate.state.columnar.list_blocks import ListHeads
 
 from ..aggregate.operator import AggregateOperator
 from ..core.arrays import Int64Array, index_among, place_in_run

@@ -19,8 +19,8 @@ from asyncstate.changelog import RowKind
 from asyncstate.codec.times import event_times
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnStateDescriptor
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
 
 from ..aggregate.user.slide import Frames
 from ..core.arrays import BoolArray, Int64Array, concat_rows, row_ids, take_rows

@@ -15,7 +15,7 @@ import pyarrow as pa
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
-from asyncstate.state.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..aggregate.declared import Aggregate
 from ..aggregate.operator import AggregateOperator

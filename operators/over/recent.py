@@ -19,9 +19,9 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, Bundle, BundleContext, OperatorContext
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnStateDescriptor
-from asyncstate.state.time_first_lists import TimeFirstListDescriptor
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
+from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor
 
 from ..aggregate.declared import Aggregate, columns_of
 from ..aggregate.user.slide import Frames

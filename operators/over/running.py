@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
-from asyncstate.state.columns import Columns, ColumnStateDescriptor
-from asyncstate.state.ttl import StateTtl
+from asyncstate.state.columnar.columns import Columns, ColumnStateDescriptor
+from asyncstate.state.expiring.ttl import StateTtl
 
 from ..aggregate.user.slide import Frames
 from ..core.arrays import BoolArray, Int64Array

@@ -22,9 +22,9 @@ from asyncstate.codec import KeyBatch
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.ttl import StateTtl
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.expiring.ttl import StateTtl
 
 from ..core.arrays import BoolArray, Int64Array, index_among, take_rows
 from ..core.expiring import key_times, row_times

@@ -20,7 +20,7 @@ from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LimitColumn, LocalLimit
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.state.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array
 from ..core.changelog import arrival_order

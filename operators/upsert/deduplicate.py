@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from asyncstate.codec.times import event_times
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.state.columns import Columns
-from asyncstate.state.ttl import Ttl, as_ttl
+from asyncstate.state.columnar.columns import Columns
+from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array
 from ..core.changelog import arrival_order

@@ -17,8 +17,8 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
-from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
-from asyncstate.state.ttl import StateTtl
+from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.expiring.ttl import StateTtl
 
 from ..core.arrays import BoolArray, Int64Array, take_rows
 from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes

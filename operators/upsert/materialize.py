@@ -18,9 +18,9 @@ import pyarrow as pa
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.ttl import Ttl, as_ttl
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import Int64Array, concat_rows, index_among, row_ids, take_rows
 from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes

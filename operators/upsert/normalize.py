@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.state.columns import Columns
-from asyncstate.state.ttl import Ttl, as_ttl
+from asyncstate.state.columnar.columns import Columns
+from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, place_in_run, take_rows
 from ..core.checks import Named

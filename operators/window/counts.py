@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
-from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
 
 from ..aggregate.declared import Aggregate
 from ..aggregate.plan import AggregatePlan

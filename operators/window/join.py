@@ -24,8 +24,8 @@ from asyncstate.operator import (
     OperatorContext,
     OutputSpec,
 )
-from asyncstate.state.columns import TimeRange
-from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
+from asyncstate.state.columnar.columns import TimeRange
+from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, take_rows
 from ..core.checks import Named, check_choice, check_has_time

@@ -26,7 +26,7 @@ from asyncstate.operator import (
     OperatorContext,
     OutputSpec,
 )
-from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
+from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
 
 from ..core.arrays import Int64Array, take_rows
 from ..core.checks import Named, check_choice, check_has_time, check_insert_only, check_number

@@ -20,7 +20,7 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
-from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
 from ..core.arrays import BoolArray, Int64Array, take_rows
 from ..core.due import PART_ROWS

@@ -18,9 +18,9 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorContext
-from asyncstate.state.columns import ColumnState, ColumnStateDescriptor
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
 from ..core.arrays import BoolArray, Int64Array
 from ..core.due import DuePart, DueReader

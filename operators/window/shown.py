@@ -23,8 +23,8 @@ from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, BundleContext, OperatorContext
-from asyncstate.state.column_maps import ColumnMapStateDescriptor
-from asyncstate.state.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.columnar.column_maps import ColumnMapStateDescriptor
+from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
 
 from ..core.arrays import BoolArray, Int64Array
 from ..core.changelog import distinct, net_changes, take_changes

@@ -22,7 +22,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalSlices
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
-from asyncstate.state.columns import ColumnState, ColumnStateDescriptor, TimeRange
+from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor, TimeRange
 
 from ..aggregate.local_layout import LocalLayout
 from ..aggregate.states import Addition, AggregateStates

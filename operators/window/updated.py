@@ -18,8 +18,8 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture
 from asyncstate.operator import BundleContext, OperatorContext
-from asyncstate.state.columns import Columns, TimeRange
-from asyncstate.state.list_columns import ListColumns
+from asyncstate.state.columnar.columns import Columns, TimeRange
+from asyncstate.state.columnar.list_columns import ListColumns
 
 from ..aggregate.states import Addition
 from ..core.arrays import BoolArray, Int64Array, IntArray, row_ids, take_rows

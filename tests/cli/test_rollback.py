@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from asyncstate.cli.app import app
 from asyncstate.errors import CheckpointError
-from asyncstate.runtime.inspection import Inspection
+from asyncstate.offline.inspection import Inspection
 from asyncstate.spark.query_checkpoint import QueryCheckpoint
 from asyncstate.storage import checkpoint_files
 from asyncstate.testing import OperatorHarness

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncstate.codec import KeyCodec, PickleCodec, ValueCodec
 from asyncstate.errors import CodecError
-from asyncstate.state.chunks import elements, elements_of_one_type, framed
+from asyncstate.state.keyed.chunks import elements, elements_of_one_type, framed
 
 _INTS = st.integers(-(2**15), 2**15 - 1)
 _TEXTS = st.text(max_size=6) | st.sampled_from(["", "a", "\x00", "\x01", "a\x00\x01b", "\x00\x01\x01", "é"])

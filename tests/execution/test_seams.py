@@ -20,8 +20,8 @@ from asyncstate.functions import KeyedProcessFunction
 from asyncstate.futures import StateIterator, combine_all, completed_future
 from asyncstate.operator import Bundle, BundleContext, BundleOperator
 from asyncstate.runtime import task
-from asyncstate.state.columns import ColumnStateDescriptor
-from asyncstate.state.list_columns import ListColumnStateDescriptor
+from asyncstate.state.columnar.columns import ColumnStateDescriptor
+from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
 from asyncstate.testing import FaultyStore, OperatorHarness
 from operators import KeyedProcess
 

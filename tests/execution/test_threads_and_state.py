@@ -25,7 +25,7 @@ from asyncstate.operator import (
     Row,
 )
 from asyncstate.state import MapStateDescriptor, ValueStateDescriptor
-from asyncstate.state.columns import ColumnStateDescriptor
+from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.testing import OperatorHarness
 
 SCHEMA = pa.schema([("key", pa.int64())])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncstate.codec import KeyCodec
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.state.columns import ColumnState, ColumnStateDescriptor
+from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
 from operators.core.due import DueReader
 from operators.window.windows import SessionWindow, SlicedWindow, cumulate, hop, tumble
 from tests.state.fakes import FakeContext, FakeSink

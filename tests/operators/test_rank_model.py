@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from asyncstate.codec import KeyCodec
 from asyncstate.operator import InputSpec
-from asyncstate.state.list_columns import ListColumnStateDescriptor
+from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
 from operators import Rank, asc, desc
 from operators.rank.all_rows import all_rows
 from operators.rank.all_rows.blocks import BlockSizes

@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from asyncstate.offline import StateDecoder
+from asyncstate.offline.inspection import Inspection, key_schemas, states_of
 from asyncstate.operator import Operator
-from asyncstate.runtime.inspection import Inspection, key_schemas, states_of
-from asyncstate.state import StateDecoder
 from asyncstate.testing import OperatorHarness
 from tests.properties.histories import Record, Table
 from tests.properties.schedules import Schedule

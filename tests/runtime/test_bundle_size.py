@@ -23,7 +23,7 @@ from asyncstate.operator import (
 )
 from asyncstate.runtime import TaskSpec
 from asyncstate.runtime.bundle_size import ROWS_MIN, ROWS_UNKNOWN, BundleSize
-from asyncstate.state.columns import ColumnStateDescriptor
+from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.storage import OperatorManifest, PartitionManifest
 from asyncstate.testing import OperatorHarness
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import OperatorError
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
-from asyncstate.state import MapStateDescriptor, ValueStateDescriptor, trials
+from asyncstate.state import MapStateDescriptor, ValueStateDescriptor
+from asyncstate.state.keyed import trials
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.errors import SchemaError, StateDeclarationError
-from asyncstate.runtime.migration import CastField, migrate
+from asyncstate.offline.migration import CastField, migrate
 from asyncstate.spark import MicroBatch, StreamingJob
 from operators import Deduplicate, KeyedReduce
 

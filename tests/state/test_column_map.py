@@ -18,11 +18,11 @@ from asyncstate import ColumnMapStateDescriptor, StateTtl
 from asyncstate.codec import KeyBatch, KeyCodec, UserKeyBatch, encode_namespace
 from asyncstate.errors import CodecError, SchemaError, StateAccessError, StateDeclarationError
 from asyncstate.execution import ReadPacer
+from asyncstate.offline.inspection import Inspection, read_partition
+from asyncstate.offline.json_text import plain
+from asyncstate.offline.migration import CastField, migrate
 from asyncstate.operator import MAX_WATERMARK
 from asyncstate.runtime import task
-from asyncstate.runtime.inspection import Inspection, read_partition
-from asyncstate.runtime.migration import CastField, migrate
-from asyncstate.state.json_text import plain
 from asyncstate.testing import OperatorHarness
 from tests.state.column_map_probe import INPUT, ROW, USER, DistinctCount, MapProbe, Model, text
 from tests.state.fakes import FakeContext, FakeSink

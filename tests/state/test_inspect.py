@@ -36,10 +36,10 @@ from asyncstate import (
 )
 from asyncstate.codec import KeyCodec
 from asyncstate.errors import CodecError, StateDeclarationError
+from asyncstate.offline import StateDecoder
+from asyncstate.offline.inspection import Inspection, partition_sizes, read_partition
+from asyncstate.offline.json_text import plain
 from asyncstate.operator import SortKey
-from asyncstate.runtime.inspection import Inspection, partition_sizes, read_partition
-from asyncstate.state import StateDecoder
-from asyncstate.state.json_text import plain
 from asyncstate.storage import MemoryStore, StateSpec
 from asyncstate.testing import OperatorHarness
 

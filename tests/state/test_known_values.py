@@ -28,7 +28,8 @@ from asyncstate.execution import BatchFrame, Record, SyncExecutionController
 from asyncstate.execution.record import BroadcastRecord
 from asyncstate.futures import DONE, StateFuture
 from asyncstate.operator import InputSpec
-from asyncstate.state import Trial, Trials, known, trials, with_known_values
+from asyncstate.state import Trial, Trials, with_known_values
+from asyncstate.state.keyed import known, trials
 from asyncstate.storage import MemoryStore, WriteOverlay
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 from tests.state.programs import HypothesisDraw, MicroBatch, Model, ProgramRunner, generate, some_states

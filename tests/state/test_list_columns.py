@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from asyncstate.codec import KeyBatch, KeyCodec, RowCodec
 from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.state.list_blocks import CHUNK_ROWS, TAIL_BYTES, TAIL_ROWS
-from asyncstate.state.list_blocks import VARIABLE as VARIABLE_WIDTH
-from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.list_blocks import CHUNK_ROWS, TAIL_BYTES, TAIL_ROWS
+from asyncstate.state.columnar.list_blocks import VARIABLE as VARIABLE_WIDTH
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
 KEYS = KeyCodec([pa.int64()], ["k"], 128)
 FIXED = pa.schema([("a", pa.int64()), ("b", pa.float64()), ("c", pa.decimal128(10, 2))])

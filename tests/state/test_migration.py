@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from asyncstate import StateTtl
 from asyncstate.cli.app import app
 from asyncstate.errors import ConcurrentJobError, StateDeclarationError
-from asyncstate.runtime.migration import (
+from asyncstate.offline.migration import (
     CastField,
     DropField,
     DropState,

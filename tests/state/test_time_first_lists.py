@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from asyncstate.codec import KeyBatch, KeyCodec
 from asyncstate.errors import CodecError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.state.list_blocks import TAIL_ROWS
-from asyncstate.state.list_columns import ListColumnStateDescriptor
-from asyncstate.state.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
+from asyncstate.state.columnar.list_blocks import TAIL_ROWS
+from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
+from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
 from tests.state.fakes import FakeContext, FakeSink
 
 KEYS = KeyCodec([pa.int64()], ["k"], 4)
@@ -29,7 +29,7 @@ Lists = dict[tuple[int, int], list[int]]  # by time and key
 def each_page_is_decoded_alone() -> Iterator[None]:
     """So that few lists lie in many parts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asyncstate.state.time_first_lists._DECODED_BYTES", 1)
+        patch.setattr("asyncstate.state.columnar.time_first_lists._DECODED_BYTES", 1)
         yield
 
 

@@ -16,10 +16,10 @@ import pytest
 from asyncstate import ColumnStateDescriptor, ListColumnStateDescriptor, StateTtl
 from asyncstate.codec import KeyCodec, encode_namespace
 from asyncstate.errors import CodecError, StateDeclarationError
-from asyncstate.runtime.inspection import Inspection, partition_sizes, read_partition
+from asyncstate.offline.inspection import Inspection, partition_sizes, read_partition
+from asyncstate.offline.json_text import plain
 from asyncstate.state import list_blocks
-from asyncstate.state.column_expiry import WrittenKeys
-from asyncstate.state.json_text import plain
+from asyncstate.state.expiring.column_expiry import WrittenKeys
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeRecord, FakeSink
 from tests.state.ttl_column_probe import NUMBER, ColumnBench, ColumnProbe, text

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from asyncstate.offline import StateDecoder
 from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, StateDescriptor
 from asyncstate.runtime.cleanup import clean_up
-from asyncstate.state import StateDecoder
 from tests.operators.direct import CollectingContext, CountingContext, make_bundle, settle
 from tests.state.fakes import FakeSink
 

@@ -21,7 +21,7 @@ from asyncstate.requests import LevelOne
 from asyncstate.state.column_cache.cache import ColumnCache
 from asyncstate.state.column_cache.index import BoolArray, Int64Array, UInt64Array
 from asyncstate.state.column_cache.table import CachedTable, Rows
-from asyncstate.state.column_state import Columns, ColumnState
+from asyncstate.state.columnar.column_state import Columns, ColumnState
 
 S = TypeVar("S")
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.state.column_cache.index import BoolArray, Int64Array, KeyIndex, UInt64Array
 from asyncstate.state.column_cache.stored import StoredColumn, stored_column
-from asyncstate.state.column_state import Columns
+from asyncstate.state.columnar.column_state import Columns
 
 Hashes = Callable[[KeyBatch], UInt64Array]
 

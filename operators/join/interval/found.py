@@ -17,9 +17,9 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, completed_future, completed_void_future
 from asyncstate.operator import InputSpec, OperatorContext
-from asyncstate.state.list_blocks import ListHeads, empty_heads
-from asyncstate.state.list_columns import ListColumns
-from asyncstate.state.time_first_lists import TimeFirstListDescriptor
+from asyncstate.state.columnar.list_blocks import ListHeads, empty_heads
+from asyncstate.state.columnar.list_columns import ListColumns
+from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor
 
 from ...core.arrays import BoolArray, Int64Array, take_rows
 from .interval import Interval

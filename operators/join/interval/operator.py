@@ -28,7 +28,7 @@ from asyncstate.operator import (
     InputSpec,
     OperatorContext,
 )
-from asyncstate.state.list_blocks import ListHeads
+from asyncstate.state.columnar.list_blocks import ListHeads
 
 from ...core.arrays import BoolArray, Int64Array, take_rows
 from ...core.checks import (

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import event_times
-from asyncstate.state.time_first_lists import TimeFirstListState
+from asyncstate.state.columnar.time_first_lists import TimeFirstListState
 
 from ...core.arrays import BoolArray, Int64Array, take_rows
 from .interval import Grid

@@ -16,9 +16,9 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import OperatorContext
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns
-from asyncstate.state.time_first_lists import TimeFirstListDescriptor
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns
+from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor
 
 from ...core.arrays import BoolArray, Int64Array, take_rows
 from ...core.due import DueReader

@@ -27,9 +27,9 @@ from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, as_completed, combine_all
 from asyncstate.lookups.base import Key, Lookup, Rows
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.ttl import Ttl, as_ttl
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ...core.arrays import (
     BoolArray,

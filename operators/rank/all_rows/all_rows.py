@@ -24,8 +24,8 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns
 
 from ...core.arrays import BoolArray, Int64Array, concat_rows, place_in_run, take_rows
 from ..best import Merged, RankState, Steps, top_lists

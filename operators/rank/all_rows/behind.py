@@ -22,8 +22,8 @@ from asyncstate.codec import KeyBatch
 from asyncstate.errors import CodecError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
-from asyncstate.state.list_blocks import ListHeads
-from asyncstate.state.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.list_blocks import ListHeads
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
 from ...core.arrays import BoolArray, Int64Array, concat_rows, place_in_run, take_rows
 from ..numbers import RankTable

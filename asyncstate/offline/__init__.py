@@ -1,0 +1,11 @@
+"""State without its job: what a checkpoint holds, decoded; how it is looked at, checked, migrated.
+
+Owns: decoding stored entries by their declarations (``inspect``), versions and files of a checkpoint (``inspection``),
+rewriting the stored entries of a state (``migration``).
+Invariant: nothing here runs an operator, and only ``migration`` writes. Must not import Spark.
+"""
+
+from asyncstate.offline.inspect import TIMERS, StateDecoder, TimersState
+from asyncstate.offline.inspect_sizes import StateSize, state_size
+
+__all__ = ["TIMERS", "StateDecoder", "StateSize", "TimersState", "state_size"]

@@ -1,0 +1,361 @@
+"""Stored entries as rows of typed columns, from what the checkpoint knows of a state; no operator is needed.
+
+Owns: ``StateDecoder``, the one place that knows the stored form of every kind of state at once.
+Invariant: every entry of a state comes out, or an error names the state; nothing is unpickled unless asked for.
+Must not import storage, execution, operators or Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_TEXTS
+from asyncstate.codec import (
+    BROADCAST_GROUP,
+    KeyCodec,
+    PickleCodec,
+    RowCodec,
+    ValueCodec,
+    decode_namespace,
+    prefix_end,
+    schema_from_text,
+    type_from_text,
+)
+from asyncstate.codec.columns import Int64Array
+from asyncstate.errors import CodecError, StateDeclarationError
+from asyncstate.offline.inspect_lists import ListPieces
+from asyncstate.operator import MIN_WATERMARK
+from asyncstate.requests import Page
+from asyncstate.state.expiring.expiry import STAMP_BYTES, UNTIMED
+from asyncstate.state.ranges import pages_of
+from asyncstate.state.timers import TIMERS_BY_TIME, live_timers
+from asyncstate.state.versions import PICKLED
+
+TIMERS: Final = "@timers"
+"""Under which name the timers of an operator are read; no declared state can have it."""
+TIMER_KIND: Final = "timer"
+
+_GROUP_BYTES: Final = 2
+_PREFIX_BYTES: Final = _GROUP_BYTES + 1  # and the state id
+_NAMESPACE_BYTES: Final = 8
+_ARRIVAL_BYTES: Final = 12  # batch id and number, at the end of the key of a row that waits
+_FIRST_ORDERED: Final = 3  # state id of the rows of input 0 that wait
+_PAGE_ENTRIES: Final = 4096
+_LIST_PAGE_ENTRIES: Final = 256  # a chunk may have a thousand rows
+
+_MAPS: Final = ("map", "broadcast", "column-map")
+_LISTS: Final = ("list", "list-column")
+_ROWS: Final = ("column", "list-column", "column-map")
+_KINDS: Final = ("value", "reducing", "aggregating", "ordered", TIMER_KIND, "column", *_MAPS, *_LISTS)
+_TIMER_TYPE: Final = pa.struct([("time", pa.int64()), ("domain", pa.string()), ("name", pa.string())])
+_WAITING: Final = (
+    pa.field("time", pa.int64()),
+    pa.field("row_kind", pa.string()),
+    pa.field("batch_id", pa.int64()),
+    pa.field("arrival", pa.int64()),
+)
+
+
+class StoredState(Protocol):
+    """What the checkpoint knows of a state (``storage.StateSpec``)."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def types(self) -> dict[str, str]: ...
+
+
+class StoredEntries(Protocol):
+    """The store of one partition, as far as it is read here (``storage.KeyedStore``)."""
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]: ...
+    def iterate(self, start: bytes = ..., end: bytes | None = ...) -> Iterator[tuple[bytes, bytes]]: ...
+
+
+class StateDecoder:
+    """Reads one state of the operator ``uid`` from the store of a partition.
+
+    ``keys`` has the key columns of each input, empty for a broadcast one. With ``unpickle`` values that the state
+    declares as pickled come as the text of their ``repr``: that runs code which whoever can write the checkpoint has
+    chosen. Without, they come as the bytes that are stored.
+
+    ``schema`` has: ``key``, a struct of the key columns (null for broadcast state); ``namespace``, int64; ``user_key``
+    of maps and broadcast state, a struct of its columns for column maps; ``position``, int64 from 0 on, of lists;
+    ``value``; ``ttl_stamp``, int64 microseconds, null without a time to live and where no time was known yet. The value
+    of a timer is a struct of its time (microseconds), domain and name; that of a row that waits has its time, its row
+    kind, the batch in which it came and its number there, and the row.
+
+    Raises StateDeclarationError for a kind that this release does not know, CodecError for bytes that do not fit.
+    """
+
+    def __init__(
+        self, uid: str, state: StoredState, keys: Sequence[pa.Schema], *, unpickle: bool = False
+    ) -> None:
+        self.owner = f"operator '{uid}', state '{state.name}'"
+        if state.kind not in _KINDS:
+            raise StateDeclarationError(
+                f"{self.owner} is of kind '{state.kind}', which this release cannot read; use the release of "
+                "asyncstate that wrote the checkpoint"
+            )
+        self.state = state
+        self._key_schema = next((key for key in keys if len(key)), pa.schema([]))
+        self._keys = KeyCodec(self._key_schema.types, self._key_schema.names, 1)
+        self._key_type = pa.struct(list(self._key_schema))
+        self._namespaced = state.types.get("namespaced") == "yes"
+        self._time_first = state.types.get("layout", "").startswith("time-first")
+        self._ttl = "ttl" in state.types
+        self._pickled = state.types.get("value") == PICKLED
+        self._unpickle = unpickle
+        self._user_keys = self._user_key_codec()
+        if state.kind == "ordered":
+            self._row_key = list(keys[state.id - _FIRST_ORDERED].names)
+        self._value_type, self._decode = self._value_decoder()
+        self.schema = self._schema()
+
+    def read(self, entries: StoredEntries, groups: range, broadcast: bool = True) -> Iterator[pa.RecordBatch]:
+        """The rows of a store that has these key groups, in the order of the store; broadcast state, which is the same
+        in every partition, only with ``broadcast``."""
+        batches = {TIMER_KIND: self._timers, "ordered": self._waiting}.get(self.state.kind, self._entries)
+        if self.state.kind in _LISTS:
+            batches = self._lists
+        try:
+            yield from batches(entries, self.stored(entries, groups, broadcast))
+        except CodecError as error:
+            if self.owner in str(error):
+                raise
+            raise CodecError(f"{self.owner}: {error}") from error
+
+    def stored(
+        self, entries: StoredEntries, groups: range, broadcast: bool = True
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The entries as they are stored, in the order of the store."""
+        if self.state.kind == "broadcast":
+            prefixes = [BROADCAST_GROUP] if broadcast else []
+        else:
+            prefixes = [group.to_bytes(_GROUP_BYTES, "big") for group in groups]
+        for prefix in prefixes:
+            start = prefix + bytes([self.state.id])
+            yield from entries.iterate(start, prefix_end(start))
+
+    def key_bytes(self, keys: list[bytes]) -> list[bytes]:
+        """The encoded keys in store keys; none for kinds whose store keys do not begin with one."""
+        if self.state.kind in ("ordered", "broadcast", TIMER_KIND):
+            return []
+        start = _PREFIX_BYTES + (_NAMESPACE_BYTES if self._time_first else 0)
+        ends = self._keys.decode_prefix(keys, start)[1]
+        return [key[start:end] for key, end in zip(keys, ends.tolist(), strict=True)]
+
+    # -- the kinds ------------------------------------------------------------------------------------
+
+    def _entries(self, _: StoredEntries, found: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+        for page in pages_of(found, _PAGE_ENTRIES):
+            keys = [key for key, _ in page]
+            columns, namespaces, ends = self._located(keys)
+            more = {}
+            if self._user_keys is not None:
+                user_keys, ends = self._user_keys.decode_prefix(keys, ends)
+                more["user_key"] = self._user_key_column(user_keys)
+            self._check_ends(keys, ends)
+            yield self._batch(columns, namespaces, [value for _, value in page], **more)
+
+    def _lists(self, _: StoredEntries, found: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+        pieces = ListPieces(self.state.kind == "list-column", self.owner)
+        for page in pages_of(found, _LIST_PAGE_ENTRIES):
+            yield from self._list_batch(pieces.add(page, self._located([key for key, _ in page])[2]))
+        yield from self._list_batch(pieces.end())
+
+    def _list_batch(self, read: tuple[list[bytes], Int64Array, Sequence[bytes]]) -> Iterator[pa.RecordBatch]:
+        heads, positions, values = read
+        if len(positions):
+            columns, namespaces, _ = self._located(heads)
+            yield self._batch(columns, namespaces, values, position=pa.array(positions))
+
+    def _timers(
+        self, entries: StoredEntries, found: Iterator[tuple[bytes, bytes]]
+    ) -> Iterator[pa.RecordBatch]:
+        for page in pages_of(found, _PAGE_ENTRIES):
+            timers = live_timers(page, entries.get_many)
+            values = [
+                {"time": timer.time, "domain": timer.domain.name.lower(), "name": timer.name}
+                for timer in timers
+            ]
+            columns = self._keys.decode([timer.key for timer in timers])
+            namespaces = pa.array([timer.namespace for timer in timers], pa.int64())
+            yield self._rows(columns, namespaces, pa.array(values, _TIMER_TYPE), None)
+
+    def _waiting(self, _: StoredEntries, found: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+        for page in pages_of(found, _PAGE_ENTRIES):
+            row = self._decode([value[1:] for _, value in page])
+            value = pa.StructArray.from_arrays([*self._arrivals(page), row], fields=list(self._value_type))
+            columns = [row.field(name) for name in self._row_key]
+            yield self._rows(columns, pa.nulls(len(page), pa.int64()), value, None)
+
+    def _arrivals(self, page: Page) -> list[pa.Array]:
+        """Time (None where rows wait for none), row kind, batch and number of rows that wait."""
+        try:
+            kinds = [ROW_KIND_TEXTS[value[0]] for _, value in page]
+        except IndexError:
+            raise CodecError(
+                f"{self.owner}: a stored row has no row kind; read an older checkpoint version"
+            ) from None
+        times = [decode_namespace(key, _PREFIX_BYTES) for key, _ in page]
+        tails = [key[-_ARRIVAL_BYTES:] for key, _ in page]
+        return [
+            pa.array([None if time == MIN_WATERMARK else time for time in times], pa.int64()),
+            pa.array(kinds, pa.string()),
+            pa.array([int.from_bytes(tail[:8], "big") for tail in tails], pa.int64()),
+            pa.array([int.from_bytes(tail[8:], "big") for tail in tails], pa.int64()),
+        ]
+
+    # -- keys -----------------------------------------------------------------------------------------
+
+    def _located(self, keys: list[bytes]) -> tuple[list[pa.Array] | None, pa.Array, Int64Array]:
+        """Key columns and namespaces of store keys, and where each key's own part ends."""
+        if self.state.kind == "broadcast":
+            return None, pa.nulls(len(keys), pa.int64()), np.full(len(keys), _PREFIX_BYTES, np.int64)
+        start = _PREFIX_BYTES + (_NAMESPACE_BYTES if self._time_first else 0)
+        columns, ends = self._keys.decode_prefix(keys, start)
+        if self._time_first:
+            return columns, pa.array([decode_namespace(key, _PREFIX_BYTES) for key in keys], pa.int64()), ends
+        if not self._namespaced:
+            return columns, pa.nulls(len(keys), pa.int64()), ends
+        found = [decode_namespace(key, end) for key, end in zip(keys, ends.tolist(), strict=True)]
+        return columns, pa.array(found, pa.int64()), ends + _NAMESPACE_BYTES
+
+    def _check_ends(self, keys: list[bytes], ends: Int64Array) -> None:
+        for key, end in zip(keys, ends.tolist(), strict=True):
+            if len(key) != end:
+                raise CodecError(
+                    f"{self.owner}: the store key {key.hex()} does not end where the declared key does; the entry is "
+                    "damaged or of another declaration, read an older checkpoint version"
+                )
+
+    def _user_key_codec(self) -> KeyCodec | None:
+        if self.state.kind not in _MAPS:
+            return None
+        if self.state.kind in _ROWS:
+            schema = schema_from_text(self.state.types["key"])
+            return KeyCodec(schema.types, [f"{self.state.name}.{name}" for name in schema.names], 1)
+        return KeyCodec([type_from_text(self.state.types["key"])], [f"{self.state.name}.key"], 1)
+
+    @property
+    def _user_key_type(self) -> pa.DataType:
+        assert self._user_keys is not None
+        if self.state.kind in _ROWS:
+            return pa.struct(list(schema_from_text(self.state.types["key"])))
+        return self._user_keys.types[0]
+
+    def _user_key_column(self, columns: list[pa.Array]) -> pa.Array:
+        if self.state.kind in _ROWS:
+            return pa.StructArray.from_arrays(columns, fields=list(self._user_key_type))
+        return columns[0]
+
+    # -- values ---------------------------------------------------------------------------------------
+
+    def _value_decoder(self) -> tuple[pa.DataType, Callable[[Sequence[Any]], Any]]:
+        types = self.state.types
+        if self.state.kind == TIMER_KIND:
+            return _TIMER_TYPE, list
+        if self.state.kind == "ordered":
+            schema = schema_from_text(types["row"])
+            older = [schema_from_text(text) for text in _versions(types, "row")]
+            return pa.struct([*_WAITING, pa.field("row", pa.struct(list(schema)))]), self._row_decoder(
+                schema, older
+            )
+        if self.state.kind in _ROWS:
+            schema = schema_from_text(types["value"])
+            older = [schema_from_text(text) for text in _versions(types, "value")]
+            return pa.struct(list(schema)), self._row_decoder(schema, older)
+        if self._pickled:
+            return (pa.string(), self._unpickled) if self._unpickle else (pa.binary(), pa.array)
+        codec = ValueCodec(
+            type_from_text(types["value"]),
+            [type_from_text(text) for text in _versions(types, "value")],
+            owner=self.owner,
+        )
+        return codec.type, lambda values: codec.decode(values)[0]
+
+    def _row_decoder(self, schema: pa.Schema, older: list[pa.Schema]) -> Callable[[Sequence[Any]], Any]:
+        codec = RowCodec(schema, older, owner=self.owner)
+        if not len(schema):  # a struct without fields cannot be made of arrays
+            return lambda values: pa.array([{} for _ in range(codec.decode(values)[1].size)], pa.struct([]))
+        return lambda values: pa.StructArray.from_arrays(codec.decode(values)[0], fields=list(schema))
+
+    def _unpickled(self, values: Sequence[bytes]) -> pa.Array:
+        return pa.array(map(repr, PickleCodec(owner=self.owner).decode_page(values)), pa.string())
+
+    # -- rows -----------------------------------------------------------------------------------------
+
+    def _batch(
+        self, columns: list[pa.Array] | None, namespaces: pa.Array, values: Sequence[bytes], **more: pa.Array
+    ) -> pa.RecordBatch:
+        stamps = None
+        if self._ttl:
+            values = [bytes(value) for value in values]
+            stamps = pa.array([_stamp(value, self.owner) for value in values], pa.int64())
+            values = [value[STAMP_BYTES:] for value in values]
+        return self._rows(columns, namespaces, self._decode(values), stamps, **more)
+
+    def _rows(
+        self,
+        columns: list[pa.Array] | None,
+        namespaces: pa.Array,
+        values: pa.Array,
+        stamps: pa.Array | None,
+        **more: pa.Array,
+    ) -> pa.RecordBatch:
+        count = len(namespaces)
+        given = {
+            "key": self._key_column(columns, count),
+            "namespace": namespaces,
+            "value": values,
+            "ttl_stamp": pa.nulls(count, pa.int64()) if stamps is None else stamps,
+            **more,
+        }
+        return pa.RecordBatch.from_arrays([given[name] for name in self.schema.names], schema=self.schema)
+
+    def _key_column(self, columns: list[pa.Array] | None, count: int) -> pa.Array:
+        if columns is None:
+            return pa.nulls(count, self._key_type)
+        if not columns:
+            return pa.array([{}] * count, self._key_type)
+        return pa.StructArray.from_arrays(columns, fields=list(self._key_type))
+
+    def _schema(self) -> pa.Schema:
+        fields = [pa.field("key", self._key_type), pa.field("namespace", pa.int64())]
+        if self._user_keys is not None:
+            fields.append(pa.field("user_key", self._user_key_type))
+        if self.state.kind in _LISTS:
+            fields.append(pa.field("position", pa.int64()))
+        return pa.schema([*fields, pa.field("value", self._value_type), pa.field("ttl_stamp", pa.int64())])
+
+
+class TimersState:
+    """Stands for an operator's timers, which are not declared, among its states."""
+
+    id = TIMERS_BY_TIME
+    name = TIMERS
+    kind = TIMER_KIND
+    types: dict[str, str] = {}  # noqa: RUF012  # read only, as that of a StateSpec
+
+
+def _versions(types: dict[str, str], part: str) -> list[str]:
+    """The texts that ``part`` had before, oldest first."""
+    found: list[str] = []
+    while (name := f"{part} version {len(found)}") in types:
+        found.append(types[name])
+    return found
+
+
+def _stamp(value: bytes, owner: str) -> int | None:
+    if len(value) < STAMP_BYTES:
+        raise CodecError(f"{owner}: a stored value has no time stamp; read an older checkpoint version")
+    return None if value.startswith(UNTIMED) else decode_namespace(value)

@@ -1,0 +1,308 @@
+"""Looking at a checkpoint without running its job: versions, states, decoded entries, damaged files.
+
+Owns: ``Inspection``, ``read_partition`` and ``partition_sizes``.
+Invariant: nothing is claimed, written or deleted in the checkpoint, and no folder of the job's own stores is touched:
+a running job does not notice.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from asyncstate.codec import schema_from_text
+from asyncstate.config import Config
+from asyncstate.errors import CheckpointCorruptionError, CheckpointError, StateDeclarationError, StoreError
+from asyncstate.offline import TIMERS, StateDecoder, StateSize, TimersState, state_size
+from asyncstate.places import folder_of, is_uri, masked
+from asyncstate.runtime.stores import retries_of, rocksdb_options
+from asyncstate.storage import (
+    Checkpoint,
+    CheckpointFiles,
+    Fetcher,
+    FileRef,
+    KeyedStore,
+    Manifest,
+    OperatorManifest,
+    StateSpec,
+    build_store,
+    checkpoint_files,
+    group_range,
+    partition_base,
+    verify_file,
+)
+
+_KEY_OF_INPUT = (
+    "key"  # what the schema texts of an operator call the key columns of an input, before its number
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A damaged or missing file, and the versions that need it."""
+
+    file: str
+    versions: tuple[int, ...]
+    message: str
+
+
+@dataclass(frozen=True)
+class StatePartition:
+    """What a reading task needs: some states of one operator in one partition at one version.
+
+    ``checkpoint`` is the checkpoint's place (not in the repr: it may hold credentials).
+    """
+
+    uid: str
+    partition: int
+    version: int
+    states: tuple[StateSpec | TimersState, ...]
+    keys: tuple[pa.Schema, ...]
+    manifest: Manifest = field(repr=False)
+    checkpoint: str = field(repr=False)
+    config: Config = field(repr=False)
+    unpickle: bool = False
+
+    @property
+    def groups(self) -> range:
+        """Its key groups."""
+        parallelism = self.manifest.operators[self.uid].parallelism
+        return range(*group_range(self.partition, parallelism, self.manifest.max_parallelism))
+
+
+class Inspection:
+    """The versions in the checkpoint at ``place``, a folder or URI.
+
+    Raises CheckpointError where there is none, CheckpointCorruptionError naming a damaged file.
+    """
+
+    def __init__(self, place: str, config: Config | None = None) -> None:
+        self.config = config if config is not None else Config()
+        if not is_uri(place) and not Path(folder_of(place)).is_dir():
+            raise CheckpointError(
+                f"there is no checkpoint folder {place}; give the checkpoint's folder or URI"
+            )
+        self.files: CheckpointFiles = checkpoint_files(place, retries_of(self.config))
+        self.checkpoint = Checkpoint(self.files)
+        self.versions = self.checkpoint.versions()
+        if not self.versions:
+            raise CheckpointError(
+                f"{masked(place)} holds no version of any job's state; give the folder that the job was given as its "
+                "checkpoint folder (not Spark's own checkpoint)"
+            )
+
+    def manifest(self, version: int | None = None) -> Manifest:
+        """What was committed as ``version``, by default the newest one."""
+        version = self.versions[-1] if version is None else version
+        if version not in self.versions:
+            raise CheckpointError(
+                f"the checkpoint holds no version {version}; its versions are {self.versions}"
+            )
+        return self.checkpoint.read(version)
+
+    def partitions(
+        self,
+        manifest: Manifest,
+        uid: str | None = None,
+        state: str | None = None,
+        *,
+        unpickle: bool = False,
+        timers: bool = True,
+    ) -> list[StatePartition]:
+        """What to read for the states that are asked for: a piece for each operator and partition.
+
+        Without ``state`` all states of the operator, with its timers unless ``timers`` is False; without ``uid`` those
+        of all operators that have it. Raises StateDeclarationError that says what there is instead.
+        """
+        pieces = []
+        for operator in _chosen_operators(manifest, uid):
+            states = _chosen_states(operator, state, timers)
+            pieces += [
+                StatePartition(
+                    uid=operator.uid,
+                    partition=partition,
+                    version=manifest.batch_id,
+                    states=tuple(states),
+                    keys=key_schemas(operator),
+                    manifest=manifest,
+                    checkpoint=self.files.place,
+                    config=self.config,
+                    unpickle=unpickle,
+                )
+                for partition in range(operator.parallelism)
+                if states
+            ]
+        if state is not None and not pieces:
+            raise StateDeclarationError(_no_state(manifest, uid, state))
+        return pieces
+
+    def problems(self) -> Iterator[Problem]:
+        """Read every file of every version and compare size and checksum; what does not agree.
+
+        A manifest that cannot be read is a problem of its version. Versions that a running job has given up meanwhile
+        are no problem.
+        """
+        needed: dict[str, tuple[FileRef, list[int]]] = {}
+        for version in self.versions:
+            try:
+                manifest = self.checkpoint.read(version)
+            except CheckpointError as error:
+                if version in self.checkpoint.versions():
+                    yield Problem(f"manifest of version {version}", (version,), str(error))
+                continue
+            for ref in manifest.files():
+                versions = needed.setdefault(ref.name, (ref, []))[1]
+                if version not in versions:
+                    versions.append(version)
+        with _scratch(None) as folder:
+            for name, (ref, versions) in sorted(needed.items()):
+                message = self._damage(ref, folder / "file")
+                affected = self._still_needed(ref, versions) if message else ()
+                if message and affected:
+                    yield Problem(name, affected, message)
+
+    def _still_needed(self, ref: FileRef, versions: Sequence[int]) -> tuple[int, ...]:
+        kept = self.checkpoint.versions()
+        return tuple(
+            version
+            for version in versions
+            if version in kept and ref in self.checkpoint.read(version).files()
+        )
+
+    def num_files(self) -> int:
+        """How many files the readable versions need."""
+        found = set()
+        for version in self.versions:
+            try:
+                found |= {ref.name for ref in self.checkpoint.read(version).files()}
+            except CheckpointError:
+                continue  # ``problems`` tells of it
+        return len(found)
+
+    def _damage(self, ref: FileRef, local: Path) -> str | None:
+        try:
+            self.files.get_file(ref.name, local)
+            verify_file(local, ref)
+        except CheckpointCorruptionError as error:
+            return str(error)
+        finally:
+            local.unlink(missing_ok=True)
+        return None
+
+
+def key_schemas(operator: OperatorManifest) -> tuple[pa.Schema, ...]:
+    """The key columns of each input, as the checkpoint knows them.
+
+    Raises CheckpointError where it does not: such a checkpoint was written without a Spark job.
+    """
+    found: list[pa.Schema] = []
+    while (name := f"{_KEY_OF_INPUT}{len(found)}") in operator.schema:
+        found.append(schema_from_text(operator.schema[name]))
+    if not found:
+        raise CheckpointError(
+            f"operator '{operator.uid}': the checkpoint does not say what its key columns are; only checkpoints that a "
+            "StreamingJob or an OperatorHarness of this release has written can be read"
+        )
+    return tuple(found)
+
+
+def states_of(operator: OperatorManifest) -> list[StateSpec | TimersState]:
+    """The declared states, rows that wait in order among them, and the timers."""
+    return [*operator.states, TimersState()]
+
+
+def decoders(piece: StatePartition) -> list[StateDecoder]:
+    """One for each state of ``piece``."""
+    return [StateDecoder(piece.uid, state, piece.keys, unpickle=piece.unpickle) for state in piece.states]
+
+
+def read_partition(
+    piece: StatePartition, local_dir: str | None = None
+) -> Iterator[tuple[StateDecoder, pa.RecordBatch]]:
+    """The rows of ``piece``, state by state; see ``StateDecoder`` for the columns.
+
+    The partition is restored into a folder of its own below ``local_dir`` (by default the machine's temporary
+    directory), which is deleted at the end. Raises CheckpointCorruptionError for a damaged file, and for one that the
+    job has meanwhile given up with its version.
+    """
+    with restored(piece, local_dir) as store:
+        for decoder in decoders(piece):
+            for batch in decoder.read(store, piece.groups, broadcast=piece.partition == 0):
+                yield decoder, batch
+
+
+@contextmanager
+def restored(piece: StatePartition, local_dir: str | None = None) -> Iterator[KeyedStore]:
+    """The partition's store at its version, in a folder of its own."""
+    config = piece.config
+    files = checkpoint_files(piece.checkpoint, retries_of(config))
+    parallelism = piece.manifest.operators[piece.uid].parallelism
+    base = partition_base(piece.manifest, piece.uid, piece.partition, parallelism)
+    with _scratch(local_dir) as folder:
+        fetcher = Fetcher(files, piece.version)
+        store = build_store(folder / "db", base, fetcher, rocksdb_options(config))
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+def partition_sizes(
+    piece: StatePartition, local_dir: str | None = None
+) -> Iterator[tuple[StateDecoder, StateSize]]:
+    """How much is stored of each state of ``piece``; restores it as ``read_partition`` does."""
+    with restored(piece, local_dir) as store:
+        for decoder in decoders(piece):
+            yield decoder, state_size(decoder, store, piece.groups, broadcast=piece.partition == 0)
+
+
+@contextmanager
+def _scratch(local_dir: str | None) -> Iterator[Path]:
+    try:
+        if local_dir is not None:
+            Path(local_dir).mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="asyncstate-read-", dir=local_dir))
+    except OSError as error:
+        raise StoreError(
+            f"no scratch folder can be made in {local_dir or tempfile.gettempdir()}: {error}. Check the disk's space "
+            "and permissions, or choose another local directory"
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _chosen_operators(manifest: Manifest, uid: str | None) -> list[OperatorManifest]:
+    if uid is None:
+        return list(manifest.operators.values())
+    if uid not in manifest.operators:
+        raise StateDeclarationError(
+            f"version {manifest.batch_id} has no operator '{uid}'; its operators are {sorted(manifest.operators)}"
+        )
+    return [manifest.operators[uid]]
+
+
+def _chosen_states(
+    operator: OperatorManifest, state: str | None, timers: bool
+) -> Sequence[StateSpec | TimersState]:
+    if state is None:
+        return states_of(operator) if timers else operator.states
+    return [spec for spec in states_of(operator) if spec.name == state]
+
+
+def _no_state(manifest: Manifest, uid: str | None, state: str) -> str:
+    known = {
+        operator.uid: [spec.name for spec in states_of(operator)]
+        for operator in _chosen_operators(manifest, uid)
+    }
+    where = "no operator" if uid is None else f"operator '{uid}'"
+    verb = "has" if uid is None else "does not have"
+    return f"version {manifest.batch_id}: {where} {verb} a state '{state}'; there are {known}; {TIMERS} are the timers"

@@ -1,0 +1,242 @@
+"""Rewriting one state of a checkpoint offline, where a change is none that stored values can be read after.
+
+Owns: ``migrate`` and ``DropState``, ``RenameState``.
+Invariant: nothing is visible before the new manifest is; it takes the place of the newest version, so that the job goes
+on with the same micro-batch. A job that still runs cannot commit any more.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from asyncstate.codec import BROADCAST_GROUP, KeyCodec, prefix_end, schema_from_text
+from asyncstate.config import Config
+from asyncstate.errors import CheckpointError, StateDeclarationError
+from asyncstate.offline.field_edits import CastField, DropField, FieldEdit, RenameField
+from asyncstate.offline.rewriting import StateRewriter
+from asyncstate.places import masked
+from asyncstate.runtime.stores import retries_of, rocksdb_options
+from asyncstate.state.descriptors import check_state_name
+from asyncstate.storage import (
+    Change,
+    Checkpoint,
+    LocalStores,
+    Manifest,
+    OperatorManifest,
+    PartitionManifest,
+    RocksDBStore,
+    StateSpec,
+    checkpoint_files,
+    group_range,
+    partition_base,
+)
+from asyncstate.storage.manifest import snapshot_folder
+from asyncstate.storage.snapshot import create_snapshot
+
+__all__ = [
+    "CastField",
+    "DropField",
+    "DropState",
+    "Migrated",
+    "Migration",
+    "RenameField",
+    "RenameState",
+    "migrate",
+]
+
+_APPLIED_AT_ONCE: Final = 50_000
+_ORDERED: Final = "ordered"
+
+
+@dataclass(frozen=True)
+class DropState:
+    """Forget the state and all its entries; declared anew it starts empty, whatever its kind and types are then."""
+
+
+@dataclass(frozen=True)
+class RenameState:
+    """Call the state ``to``; nothing is rewritten."""
+
+    to: str
+
+
+Migration = DropState | RenameState | FieldEdit
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """What a migration did: the version that it replaced, and how many entries it wrote or deleted."""
+
+    version: int
+    entries: int
+
+
+def migrate(
+    place: str,
+    uid: str,
+    state: str,
+    change: Migration,
+    *,
+    config: Config | None = None,
+    local_dir: str | None = None,
+) -> Migrated:
+    """Apply ``change`` to the state ``state`` of the operator ``uid`` in the checkpoint at ``place``, a folder or URI.
+
+    Stop the query first. The newest version is replaced by one with the change; older versions stay as they are, so
+    rolling back to one undoes it. ``local_dir`` is where partitions are restored for it, one at a time; a key group's
+    entries of the state are held in memory at once.
+
+    Raises CheckpointError and StateDeclarationError for what is not there or not possible, CodecError naming the key
+    for a value that a cast would change; then nothing was changed.
+    """
+    config = config if config is not None else Config()
+    checkpoint = Checkpoint(checkpoint_files(place, retries_of(config)))
+    _Migration(
+        place, checkpoint.latest(), uid, state, change
+    )  # what is wrong is said before the job is stopped
+    before = checkpoint.latest()
+    checkpoint.claim(before.job_id if before is not None else "")
+    migration = _Migration(place, checkpoint.latest(), uid, state, change)
+    with tempfile.TemporaryDirectory(prefix="asyncstate-migrate-", dir=local_dir) as folder:
+        manifest = migration.run(LocalStores(folder, "migration", checkpoint.files), checkpoint, config)
+    checkpoint.commit(manifest)
+    return Migrated(manifest.batch_id, migration.entries)
+
+
+class _Migration:
+    """One change of one state, checked against the manifest."""
+
+    def __init__(
+        self, place: str, manifest: Manifest | None, uid: str, state: str, change: Migration
+    ) -> None:
+        if manifest is None:
+            raise CheckpointError(
+                f"{masked(place)} holds no version of any job's state; give the folder that the job was given as its "
+                "checkpoint folder (not Spark's own checkpoint)"
+            )
+        self._manifest = manifest
+        self._operator = _operator_of(manifest, uid)
+        self._state = _state_of(self._operator, state)
+        self._change = change
+        self._rewriter: StateRewriter | None = None
+        self.entries = 0
+        self._after = self._spec_after()
+
+    def _spec_after(self) -> StateSpec | None:
+        state, change = self._state, self._change
+        owner = f"operator '{self._operator.uid}', state '{state.name}'"
+        if isinstance(change, DropState):
+            return None
+        if state.kind == _ORDERED:
+            raise StateDeclarationError(f"{owner}: rows that wait in order can only be dropped")
+        if isinstance(change, RenameState):
+            check_state_name(change.to)
+            if any(other.name == change.to for other in self._operator.states):
+                raise StateDeclarationError(
+                    f"{owner}: the operator has a state '{change.to}' already; drop that first"
+                )
+            return msgspec.structs.replace(state, name=change.to)
+        self._rewriter = StateRewriter(
+            owner, state.kind, state.types, change, _shown_key(self._operator, state)
+        )
+        return msgspec.structs.replace(state, types=self._rewriter.types)
+
+    def run(self, stores: LocalStores, checkpoint: Checkpoint, config: Config) -> Manifest:
+        """Write the files of the changed partitions; the manifest that makes them a version."""
+        operator = self._operator
+        partitions = operator.partitions
+        if not isinstance(self._change, RenameState):
+            partitions = [
+                self._partition(stores, checkpoint, config, number) for number in range(operator.parallelism)
+            ]
+        states = [self._after if spec.name == self._state.name else spec for spec in operator.states]
+        operator = msgspec.structs.replace(
+            operator,
+            partitions=partitions,
+            states=[spec for spec in states if spec is not None],
+            # The columns that fit the states are others now; which ones is for the states to say.
+            schema={what: text for what, text in operator.schema.items() if not what.startswith("input")},
+        )
+        return msgspec.structs.replace(
+            self._manifest, operators={**self._manifest.operators, operator.uid: operator}
+        )
+
+    def _partition(
+        self, stores: LocalStores, checkpoint: Checkpoint, config: Config, number: int
+    ) -> PartitionManifest:
+        manifest, uid = self._manifest, self._operator.uid
+        base = partition_base(manifest, uid, number, self._operator.parallelism)
+        with stores.acquire(uid, number, base, rocksdb_options(config)) as lease:
+            changed = 0
+            for changes in self._changes(lease.rocks, number):
+                lease.rocks.apply(changes, manifest.batch_id)
+                changed += len(changes)
+            self.entries += changed
+            if not changed:
+                return self._operator.partition(number)
+            attempt = uuid.uuid4().hex
+            folder = snapshot_folder(uid, number, manifest.batch_id, attempt)
+            lease.rocks.settle()
+            present = self._operator.partition(number).files()
+            snapshot = create_snapshot(lease.rocks, attempt, checkpoint.files, folder, present)
+            return PartitionManifest(number, snapshot)
+
+    def _changes(self, store: RocksDBStore, number: int) -> Iterator[list[Change]]:
+        """The sorted changes of a partition, whole key groups at a time."""
+        first, end = group_range(number, self._operator.parallelism, self._manifest.max_parallelism)
+        prefixes = [group.to_bytes(2, "big") for group in range(first, end)]
+        if self._state.kind == "broadcast":
+            prefixes = [BROADCAST_GROUP]
+        changes: list[Change] = []
+        for prefix in prefixes:
+            start = prefix + bytes([self._state.id])
+            entries = store.iterate(start, prefix_end(start))
+            if self._rewriter is None:
+                changes.extend((key, None) for key, _ in entries)
+            else:
+                changes.extend(self._rewriter.rewritten(entries))
+            if len(changes) >= _APPLIED_AT_ONCE:
+                yield changes
+                changes = []
+        if changes:
+            yield changes
+
+
+def _operator_of(manifest: Manifest, uid: str) -> OperatorManifest:
+    if uid not in manifest.operators:
+        there = ", ".join(f"'{name}'" for name in manifest.operators) or "none"
+        raise StateDeclarationError(
+            f"version {manifest.batch_id} has no operator '{uid}'; its operators are {there}"
+        )
+    return manifest.operators[uid]
+
+
+def _state_of(operator: OperatorManifest, state: str) -> StateSpec:
+    for spec in operator.states:
+        if spec.name == state:
+            return spec
+    there = ", ".join(f"'{spec.name}'" for spec in operator.states) or "none"
+    raise StateDeclarationError(f"operator '{operator.uid}' has no state '{state}'; its states are {there}")
+
+
+def _shown_key(operator: OperatorManifest, state: StateSpec) -> Callable[[bytes], str]:
+    """Shows a store key by its key columns, or its bytes where the checkpoint does not tell them."""
+    schemas = [text for name, text in operator.schema.items() if name.startswith("key") and text]
+    skip = 3 + (8 if state.types.get("layout", "").startswith("time-first") else 0)
+    if not schemas or state.kind == "broadcast":
+        return lambda key: key[skip:].hex()
+    schema = schema_from_text(schemas[0])
+    codec = KeyCodec(schema.types, schema.names, 1)
+
+    def shown(key: bytes) -> str:
+        values = codec.decode_one(key, skip)[0]
+        return ", ".join(f"{name}={value!r}" for name, value in zip(schema.names, values, strict=True))
+
+    return shown

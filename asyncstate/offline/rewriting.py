@@ -1,0 +1,153 @@
+"""Stored entries of one state with a field changed, for migrations.
+
+Owns: ``StateRewriter``: what a field change makes of each kind's layout.
+Invariant: what is rewritten has the bytes that a state declared like that from the beginning would have written for the
+same values, lists as if written at once.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import RowCodec, schema_to_text, type_to_text
+from asyncstate.codec.columns import LARGE_BINARY, binary_rows, storage_dtype
+from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
+from asyncstate.offline.field_edits import CastField, FieldEdit, LossyCastError, edited, edited_schema
+from asyncstate.state.columnar.list_blocks import NewBlocks, empty_heads, read_heads, read_rows
+from asyncstate.state.expiring.expiry import STAMP_BYTES
+from asyncstate.state.keyed.chunks import COUNT_BYTES, append_all, elements, framed, sealed_chunks
+from asyncstate.state.keyed.listing import chunk_key
+from asyncstate.state.versions import PICKLED, VALUE, declared, older_values, value_schema
+
+Entry = tuple[bytes, bytes]
+Change = tuple[bytes, bytes | None]
+
+_PAGE: Final = 4096
+_ENTRY_KINDS: Final = ("value", "map", "reducing", "aggregating", "broadcast", "column", "column-map")
+_ROW_KINDS: Final = ("column", "list-column", "column-map")
+
+
+class StateRewriter:
+    """Applies ``edit`` to a state of ``kind`` with the type texts ``types``.
+
+    ``types`` of the object are the texts afterwards, with one version. ``shown_key`` makes a store key readable, for
+    the error about a value. Raises StateDeclarationError naming ``owner`` for a change that is not possible.
+    """
+
+    def __init__(
+        self, owner: str, kind: str, types: dict[str, str], edit: FieldEdit, shown_key: Callable[[bytes], str]
+    ) -> None:
+        self._owner = owner
+        self._shown_key = shown_key
+        self._kind = kind
+        if kind not in (*_ENTRY_KINDS, "list", "list-column") or types.get(VALUE) == PICKLED:
+            what = "pickled values have" if types.get(VALUE) == PICKLED else f"a state of kind {kind} has"
+            raise StateDeclarationError(f"{owner}: {what} no fields that could be changed; drop the state")
+        schema = value_schema(types[VALUE])
+        self._edit = self._rooted(edit, schema)
+        self._old = RowCodec(schema, [value_schema(text) for text in older_values(types)], owner=owner)
+        try:
+            changed = edited_schema(schema, self._edit)
+        except SchemaError as error:
+            message = str(error).replace(f"'{VALUE}.", "'")
+            raise StateDeclarationError(f"{owner}: {message}") from error
+        self._new = RowCodec(changed, owner=owner)
+        text = schema_to_text(changed) if kind in _ROW_KINDS else type_to_text(changed.field(0).type)
+        self.types = {**declared(types), VALUE: text}
+        self._stamp_bytes = STAMP_BYTES if "ttl" in types else 0
+
+    def _rooted(self, edit: FieldEdit, schema: pa.Schema) -> FieldEdit:
+        """``edit`` as it is for ``schema``: the fields of a struct that is the value stand below ``value``."""
+        if self._kind in _ROW_KINDS:
+            return edit
+        if pa.types.is_struct(schema.types[0]):
+            return _with_field(edit, f"{VALUE}.{edit.field}")
+        if not isinstance(edit, CastField) or edit.field != VALUE or edit.to.endswith(" not null"):
+            raise StateDeclarationError(
+                f"{self._owner}: it holds a {schema.types[0]}, which has no fields; only its type can be cast: "
+                f"cast-field with the field '{VALUE}' and a nullable type"
+            )
+        return edit
+
+    def rewritten(self, entries: Iterable[Entry]) -> Iterator[Change]:
+        """The changes for ``entries``, which are in the order of the store and hold lists as a whole; in its order."""
+        stored = iter(entries)
+        if self._kind in _ENTRY_KINDS:
+            while page := list(itertools.islice(stored, _PAGE)):
+                values = self._recoded([value for _, value in page], [key for key, _ in page])
+                yield from zip((key for key, _ in page), values, strict=True)
+            return
+        rewrite = self._list if self._kind == "list" else self._blocks
+        for key, head in stored:
+            yield from rewrite(key, head, stored)
+
+    def _recoded(self, values: list[bytes], keys: list[bytes]) -> list[bytes]:
+        """Values, elements or rows in the new form; ``keys`` has the store key of each."""
+        skip = self._stamp_bytes
+        columns, _ = self._old.decode([value[skip:] for value in values])
+        try:
+            _, changed = edited(list(self._old.schema), columns, self._edit)
+        except LossyCastError as error:
+            assert isinstance(self._edit, CastField)
+            raise CodecError(
+                f"{self._owner}: field '{self._edit.field.removeprefix(VALUE + '.')}' is {error.value!r} for key "
+                f"{self._shown_key(keys[error.row])}, which {self._edit.to} cannot hold; nothing was changed. Choose a "
+                "wider type, or let the running job repair the value first"
+            ) from error
+        recoded = self._new.encode(changed, num_rows=len(values))
+        return [value[:skip] + new for value, new in zip(values, recoded, strict=True)] if skip else recoded
+
+    def _list(self, key: bytes, head: bytes, rest: Iterator[Entry]) -> Iterator[Change]:
+        sealed = sealed_chunks(head)
+        chunks = self._chunks(key, sealed, rest, chunk_key)
+        found = [element for chunk in chunks for element in elements(chunk, 0, bytes, self._owner)]
+        found += elements(head, COUNT_BYTES, bytes, self._owner)
+        written: list[Change] = []
+        frames = map(framed, self._recoded(found, [key] * len(found)))
+        new_head = append_all(
+            None, frames, lambda index, chunk: written.append((chunk_key(key, index), chunk))
+        )
+        yield key, new_head
+        yield from written
+        for index in range(len(written), sealed):
+            yield chunk_key(key, index), None
+
+    def _blocks(self, key: bytes, head: bytes, rest: Iterator[Entry]) -> Iterator[Change]:
+        sealed = int(read_heads([key], [head], self._owner).chunks[0])
+        chunks = self._chunks(key, sealed, rest, _block_key)
+        rows, _ = read_rows([*chunks, head], self._owner)
+        recoded = self._recoded(binary_rows(rows), [key] * len(rows))
+        fixed = all(storage_dtype(field.type) is not None for field in self._new.schema)
+        new_rows = pa.array(recoded, LARGE_BINARY)
+        new = NewBlocks(empty_heads([key]), np.array([len(recoded)]), new_rows, fixed)
+        yield key, new.heads[0]
+        yield from zip(new.chunk_keys, new.chunks, strict=True)
+        for index in range(len(new.chunks), sealed):
+            yield _block_key(key, index), None
+
+    def _chunks(
+        self, key: bytes, sealed: int, rest: Iterator[Entry], key_of: Callable[[bytes, int], bytes]
+    ) -> list[bytes]:
+        """The chunks of the list under ``key``, which stand right behind its head."""
+        found = list(itertools.islice(rest, sealed))
+        if [name for name, _ in found] != [key_of(key, index) for index in range(sealed)]:
+            raise CodecError(
+                f"{self._owner}: a part of the list of key {self._shown_key(key)} is missing; roll the checkpoint back "
+                "to an older version"
+            )
+        return [chunk for _, chunk in found]
+
+
+def _block_key(key: bytes, index: int) -> bytes:
+    return key + index.to_bytes(4, "big")
+
+
+def _with_field(edit: FieldEdit, field: str) -> FieldEdit:
+    return dataclasses.replace(edit, field=field)

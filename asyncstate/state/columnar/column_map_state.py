@@ -1,0 +1,219 @@
+"""Column map state: rows of typed columns by key and user key, read and written for many pairs at once.
+
+Owns: ``ColumnMapState`` and what its reads of many entries give; ``column_maps`` declares it.
+Invariant: an entry is stored under ``[store key of the key][user key]``, as those of a ``MapState`` without namespaces
+are, so the entries of a key are one range of the store, in the order of the user keys.
+Must not import storage, execution or operators.
+
+Source: FLIP-424's ``MapState``, at bundle grain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, UserKeyBatch, prefix_end
+from asyncstate.errors import StateAccessError
+from asyncstate.futures import StateFuture, completed_future
+from asyncstate.operator import MIN_WATERMARK, OperatorContext
+from asyncstate.requests import Page, StateSink
+from asyncstate.state.columnar.column_state import ColumnState, TimeRange
+from asyncstate.state.namespace_ranges import (
+    TIME_FIRST_PREFIX_BYTES,
+    namespace_pages,
+    namespaces_of,
+    of_state,
+)
+from asyncstate.state.ranges import REMOVED_PAGE, range_pages, remove_pages
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MapEntries:
+    """Entries of some of the u keys of a KeyBatch, in order of (key, user key): m rows.
+
+    ``key_index`` (m, ascending) tells the key of each; ``user_columns`` has an array (m) for each part of the user key,
+    ``columns`` one a field.
+    """
+
+    store_keys: list[bytes]
+    key_index: Int64Array
+    user_columns: list[pa.Array]
+    columns: list[pa.Array]
+
+    @property
+    def num_rows(self) -> int:
+        """m."""
+        return len(self.store_keys)
+
+
+@dataclass(frozen=True)
+class MapTimeRange(TimeRange):
+    """Entries of a time-first map, in order of (key group, namespace, key, user key): m rows."""
+
+    user_columns: list[pa.Array]
+
+
+@dataclass
+class _Page:
+    """Entries (m), of each the index of its key and where its user key begins."""
+
+    entries: Page = field(default_factory=list)
+    key_index: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def add(self, entries: Page, index: int, offset: int) -> None:
+        """More entries, of one key."""
+        self.entries += entries
+        self.key_index += [index] * len(entries)
+        self.offsets += [offset] * len(entries)
+
+
+class ColumnMapState(ColumnState):
+    """Rows by key (and namespace) and user key.
+
+    What reads or writes single entries takes the pairs that ``KeyBatch.with_user_keys`` gives; what is about all
+    entries of a key takes the KeyBatch itself. Raises StateAccessError for the other one, for user keys of other types
+    and for keys that do not have namespaces as declared.
+    """
+
+    def __init__(
+        self,
+        sink: StateSink,
+        state_id: int,
+        codec: RowCodec,
+        context: OperatorContext,
+        user_keys: KeyCodec,
+        time_first: bool,
+        owner: str,
+    ) -> None:
+        super().__init__(sink, state_id, codec, context)
+        self._user_keys = user_keys
+        self._time_first = time_first
+        self._owner = owner
+
+    # -- all entries of keys ------------------------------------------------------------------------
+
+    def async_entries(self, keys: KeyBatch) -> StateFuture[MapEntries]:
+        """A future of all entries of ``keys`` as they are now. A scan a key, read page by page; all are held."""
+        return completed_future(self._entries(_joined(self._pages_of(keys))))
+
+    def entries(self, keys: KeyBatch) -> Iterator[MapEntries]:
+        """All entries of ``keys``, page by page: ``iterate-response-batch-size`` at a time, and never twice as many.
+
+        Entries may be written or removed between pages; the pages to come show what is written behind their start.
+        """
+        return (found for found in map(self._entries, self._pages_of(keys)) if found.num_rows)
+
+    def remove_all(self, keys: KeyBatch) -> None:
+        """Remove all entries of ``keys``. They are looked for: a scan a key."""
+        self._remove_ranges(self._ranges(keys))
+
+    def remove_with(self, owners: Sequence[bytes]) -> None:
+        """See ``KeptBeside``."""
+        self._remove_ranges([(start, prefix_end(start)) for start in of_state(owners, self._id)])
+
+    def _remove_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
+        limit = min(self._page_size, REMOVED_PAGE)
+        scans = (range_pages(self._sink, *bounds, limit) for bounds in ranges)
+        remove_pages(self.remove_entries, (page for scan in scans for page in scan))
+
+    def _pages_of(self, keys: KeyBatch) -> Iterator[_Page]:
+        held = _Page()
+        for index, (start, end) in enumerate(self._ranges(keys)):
+            for page in range_pages(self._sink, start, end, self._page_size):
+                held.add(page, index, len(start))
+                if len(held.entries) >= self._page_size:
+                    yield held
+                    held = _Page()
+        if held.entries:
+            yield held
+
+    def _ranges(self, keys: KeyBatch) -> list[tuple[bytes, bytes]]:
+        if isinstance(keys, UserKeyBatch):
+            self._misused("was asked for all entries of keys that have user keys; give the KeyBatch itself")
+        self._check_namespaces(keys)
+        return [(start, prefix_end(start)) for start in keys.store_keys(self._id)]
+
+    def _entries(self, page: _Page) -> MapEntries:
+        shown, chosen = self._shown(page.entries)
+        store_keys = [key for key, _ in shown]
+        columns, _ = self._codec.decode([row for _, row in shown])
+        return MapEntries(
+            store_keys=store_keys,
+            key_index=np.array(page.key_index, np.int64)[chosen],
+            user_columns=self._user_keys.decode(store_keys, np.array(page.offsets, np.int64)[chosen]),
+            columns=columns,
+        )
+
+    # -- ranges of time -----------------------------------------------------------------------------
+
+    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[MapTimeRange]:
+        """See ``ColumnState``. Order: key group, namespace, key, user key."""
+        self._check_time_first()
+        return map(self._time_range, self._time_pages(start, until))
+
+    def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
+        """Remove all entries with start <= namespace <= ``until``; time-first states only."""
+        self._check_time_first()
+        limit = min(self._page_size, REMOVED_PAGE)
+        pages = namespace_pages(self._sink, self._id, self._groups, start, until, limit)
+        remove_pages(self.remove_entries, pages)
+
+    def _time_range(self, entries: Page) -> MapTimeRange:
+        store_keys = [key for key, _ in entries]
+        key_columns, ends = self._key_codec.decode_prefix(store_keys, TIME_FIRST_PREFIX_BYTES)
+        columns, _ = self._codec.decode([row for _, row in entries])
+        return MapTimeRange(
+            store_keys=store_keys,
+            namespaces=namespaces_of(store_keys),
+            key_columns=key_columns,
+            columns=columns,
+            user_columns=self._user_keys.decode(store_keys, ends),
+        )
+
+    # -- what is refused ----------------------------------------------------------------------------
+
+    def _store_keys(self, keys: KeyBatch) -> list[bytes]:
+        if not isinstance(keys, UserKeyBatch):
+            self._misused("was used with keys alone; give the pairs of keys.with_user_keys(columns, index)")
+        if keys.user_types != self._user_keys.types:
+            given, declared = (
+                ", ".join(map(str, types)) for types in (keys.user_types, self._user_keys.types)
+            )
+            self._misused(
+                f"was used with user keys of type ({given}), it is declared with ({declared}); cast them"
+            )
+        self._check_namespaces(keys)
+        return keys.store_keys(self._id)
+
+    def _check_namespaces(self, keys: KeyBatch) -> None:
+        if self._time_first and keys.namespaces is None:
+            self._misused(
+                "is time-first but was used with keys without namespaces; use keys.in_namespaces(times)"
+            )
+        if not self._time_first and keys.namespaces is not None:
+            self._misused("was used with keys in namespaces; declare it with time_first=True")
+
+    def _check_time_first(self) -> None:
+        if not self._time_first:
+            self._misused("was asked for a range of namespaces; declare it with time_first=True")
+
+    def _misused(self, what: str) -> NoReturn:
+        raise StateAccessError(f"{self._owner} {what}")
+
+
+def _joined(pages: Iterable[_Page]) -> _Page:
+    whole = _Page()
+    for page in pages:
+        whole.entries += page.entries
+        whole.key_index += page.key_index
+        whole.offsets += page.offsets
+    return whole

@@ -1,0 +1,267 @@
+"""List column state: many rows of typed columns a key, read and written for many keys at once.
+
+Owns: ``ListColumnState``: how the rows of a key are spread over stored values; ``list_columns`` declares it.
+Invariant: every read is a list get; appending never rewrites more than one small tail a key.
+Must not import storage, execution or operators.
+
+A key has a *head* under its store key: a block with its newest rows (the tail) and the number of sealed
+chunks. When the tail passes ``TAIL_ROWS`` or ``TAIL_BYTES`` it is sealed: it becomes the next chunk, a block
+under ``[store key][chunk number: u32 big endian]`` that is not touched again until the list is replaced. So a
+small list costs one value and one read; a long one costs a second list get, for its chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch, RowCodec
+from asyncstate.codec.columns import storage_dtype
+from asyncstate.errors import CodecError, StateAccessError
+from asyncstate.futures import StateFuture, completed_future
+from asyncstate.requests import StateSink
+from asyncstate.state.columnar.list_blocks import (
+    ListHeads,
+    NewBlocks,
+    chunk_keys,
+    empty_heads,
+    read_heads,
+    read_rows,
+)
+from asyncstate.state.namespace_ranges import of_state
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class ListColumns:
+    """Rows of the u keys of a KeyBatch, all keys one behind the other: m rows.
+
+    ``columns`` has an array (m) a field; ``key_index`` (m, ascending) tells the key of each row, ``counts``
+    (u) the rows of each key. Rows of a key are in the order in which they were appended. ``stamps`` (m, microseconds)
+    says when each was written or renewed, None without a ttl.
+    """
+
+    columns: list[pa.Array]
+    key_index: Int32Array
+    counts: Int64Array
+    stamps: Int64Array | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """m."""
+        return len(self.key_index)
+
+    @property
+    def starts(self) -> Int64Array:
+        """Index of the first row of each key (u)."""
+        return np.cumsum(self.counts) - self.counts
+
+
+class StoredLists(NamedTuple):
+    """The stored rows of u lists, in the order of ``ListColumns``: n blocks with m rows.
+
+    ``per_block`` (n) counts the rows of each block. ``chunk_keys`` are the store keys of the blocks that are chunks;
+    these, then the heads, are put in ``order`` (n; None: they are) to give the blocks.
+    """
+
+    blocks: list[bytes]
+    rows: pa.LargeBinaryArray
+    per_block: Int64Array
+    key_index: Int32Array
+    chunk_keys: list[bytes]
+    order: Int64Array | None
+
+
+class ListColumnState:
+    """Many rows a key. Keys come as a ``KeyBatch`` of u sorted unique keys.
+
+    Rows are given as ``columns`` (an array (m) a field) and ``key_index`` (m), ascending indices of keys.
+    ``append``, ``put`` and ``remove`` have to know the heads of their keys: pass those that ``heads`` gave in
+    the same bundle (before any write to these keys), otherwise they are read again.
+    """
+
+    def __init__(self, sink: StateSink, state_id: int, codec: RowCodec, owner: str) -> None:
+        self._fixed = all(storage_dtype(field.type) is not None for field in codec.schema)
+        self._owner = owner
+        self._sink = sink
+        self._id = state_id
+        self._codec = codec
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def stamps_at(self, times: Int64Array | None, count: int) -> Int64Array | None:
+        """What to give as ``stamps``: of ``count`` keys, or of rows whose event times are ``times`` (``count``
+        microseconds; None: there are none). None without a ttl."""
+        return None
+
+    def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> ListColumns:
+        """All rows of ``keys``.
+
+        With a ttl whose reads renew, live rows get the one of ``stamps`` (u, from ``stamps_at``; None: of this
+        micro-batch) that is their key's, or stay as they are with ``renew`` False.
+        """
+        return self.rows(self.heads(keys), stamps, renew)
+
+    def async_get(
+        self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
+    ) -> StateFuture[ListColumns]:
+        """A future of the same."""
+        return self.async_heads(keys).then_compose(lambda heads: self.async_rows(heads, stamps, renew))
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        """Start loading the heads of ``keys`` while other work goes on."""
+        self._sink.prefetch(keys.store_keys(self._id))
+
+    def heads(self, keys: KeyBatch) -> ListHeads:
+        """The heads of ``keys``: enough for sizes and for writing."""
+        store_keys = keys.store_keys(self._id)
+        return self._heads_reader(store_keys)(self._sink.get_many(store_keys))
+
+    def async_heads(self, keys: KeyBatch) -> StateFuture[ListHeads]:
+        """A future of the same."""
+        store_keys = keys.store_keys(self._id)
+        return self._sink.async_get_many(store_keys).then_apply(self._heads_reader(store_keys))
+
+    def rows(self, heads: ListHeads, stamps: Int64Array | None = None, renew: bool = True) -> ListColumns:
+        """All rows of the keys of ``heads``, as they were when the heads were read; for the rest see ``get``."""
+        keys, owners = chunk_keys(heads)
+        stored = self._stored(heads, keys, owners, self._sink.get_many(keys) if keys else [])
+        return self._decode(heads, stored, stamps, renew)
+
+    def async_rows(
+        self, heads: ListHeads, stamps: Int64Array | None = None, renew: bool = True
+    ) -> StateFuture[ListColumns]:
+        """A future of the same; no second read where nothing is sealed."""
+        return self._async_stored(heads).then_apply(lambda stored: self._decode(heads, stored, stamps, renew))
+
+    def async_counts(self, heads: ListHeads) -> StateFuture[Int64Array]:
+        """A future of the number of rows of each key (u) that a read shows now; renews nothing."""
+        return completed_future(heads.counts)
+
+    def _heads_reader(self, store_keys: list[bytes]) -> Callable[[list[bytes | None]], ListHeads]:
+        return lambda blocks: read_heads(store_keys, blocks, self._owner)
+
+    def _async_stored(self, heads: ListHeads) -> StateFuture[StoredLists]:
+        keys, owners = chunk_keys(heads)
+        if not keys:
+            return completed_future(self._stored(heads, keys, owners, []))
+        return self._sink.async_get_many(keys).then_apply(
+            lambda chunks: self._stored(heads, keys, owners, chunks)
+        )
+
+    def _stored(
+        self, heads: ListHeads, keys: list[bytes], owners: Int64Array, chunks: list[bytes | None]
+    ) -> StoredLists:
+        """Heads and chunks put together; ``keys``, ``owners`` and ``chunks`` are of the latter."""
+        if None in chunks:
+            raise CodecError(
+                f"{self._owner}: a chunk of a list is missing; restore the checkpoint from an older version"
+            )
+        there = [index for index, block in enumerate(heads.blocks) if block is not None]
+        owners = np.concatenate([owners, np.array(there, np.int64)])
+        blocks = [block for block in (*chunks, *heads.blocks) if block is not None]
+        order = None
+        if chunks:
+            order = np.argsort(owners, kind="stable")  # the chunks of a key stand before its head
+            owners = owners[order]
+            blocks = [blocks[index] for index in order.tolist()]
+        rows, per_block = read_rows(blocks, self._owner)
+        return StoredLists(
+            blocks, rows, per_block, np.repeat(owners, per_block).astype(np.int32), keys, order
+        )
+
+    def _decode(
+        self, heads: ListHeads, stored: StoredLists, stamps: Int64Array | None, renew: bool
+    ) -> ListColumns:
+        columns, _ = self._codec.decode(stored.rows)
+        counts = np.bincount(stored.key_index, minlength=len(heads.blocks))
+        return ListColumns(columns, stored.key_index, counts)
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def append(
+        self,
+        keys: KeyBatch,
+        columns: Sequence[pa.Array],
+        key_index: npt.NDArray[np.integer],
+        heads: ListHeads | None = None,
+        stamps: Int64Array | None = None,
+    ) -> None:
+        """Add rows behind those of their keys; keys without rows stay as they are. ``stamps`` (m): of the rows, from
+        ``stamps_at`` or from a read; None: of this micro-batch."""
+        added = self._counts(keys, key_index)
+        heads = self._heads_for(keys, heads)
+        touched = added > 0
+        self._write(heads.select(touched), added[touched], self._encode(columns, stamps))
+
+    def put(
+        self,
+        keys: KeyBatch,
+        columns: Sequence[pa.Array],
+        key_index: npt.NDArray[np.integer],
+        heads: ListHeads | None = None,
+        stamps: Int64Array | None = None,
+    ) -> None:
+        """Replace the whole list of every key; keys without rows are removed. ``stamps`` (m): see ``append``."""
+        counts = self._counts(keys, key_index)
+        heads = self._heads_for(keys, heads)
+        self._remove(heads.select(counts == 0))
+        self._replace(heads.select(counts > 0), counts[counts > 0], self._encode(columns, stamps))
+
+    def remove(self, keys: KeyBatch, heads: ListHeads | None = None) -> None:
+        """Remove all rows of ``keys``."""
+        self._remove(self._heads_for(keys, heads))
+
+    def remove_with(self, owners: Sequence[bytes]) -> None:
+        """Remove the lists of the keys of ``owners``: store keys, ascending, of another state with the same keys."""
+        store_keys = of_state(owners, self._id)
+        self._remove(self._heads_reader(store_keys)(self._sink.get_many(store_keys)))
+
+    def _heads_for(self, keys: KeyBatch, heads: ListHeads | None) -> ListHeads:
+        """The heads to write with; ``heads`` may be what the caller has read."""
+        return self.heads(keys) if heads is None else heads
+
+    def _encode(self, columns: Sequence[pa.Array], stamps: Int64Array | None) -> pa.LargeBinaryArray:
+        return self._codec.encode_column(columns)
+
+    def _counts(self, keys: KeyBatch, key_index: npt.NDArray[np.integer]) -> Int64Array:
+        if bool((key_index[1:] < key_index[:-1]).any()):
+            raise StateAccessError(
+                f"{self._owner}: key_index must ascend; sort the rows by key before writing"
+            )
+        return np.bincount(key_index, minlength=len(keys))
+
+    def _remove(self, heads: ListHeads) -> None:
+        stored = heads.select(heads.counts > 0)
+        if stored.blocks:
+            self._sink.delete_many(stored.store_keys)
+            self._delete_chunks(stored, np.zeros(len(stored.blocks), np.int64))
+
+    def _delete_chunks(self, heads: ListHeads, first: Int64Array) -> None:
+        """Delete the chunks of each key from number ``first`` on."""
+        keys, _ = chunk_keys(heads, first)
+        if keys:
+            self._sink.delete_many(keys)
+
+    def _replace(self, heads: ListHeads, counts: Int64Array, rows: pa.LargeBinaryArray) -> None:
+        """Write the lists anew with ``counts`` (> 0) rows each."""
+        chunks = self._write(empty_heads(heads.store_keys), counts, rows)
+        self._delete_chunks(heads, chunks)
+
+    def _write(self, heads: ListHeads, added: Int64Array, rows: pa.LargeBinaryArray) -> Int64Array:
+        """Write ``added`` (> 0) rows behind each head; returns the number of chunks of each key."""
+        if len(added) == 0:
+            return added
+        new = NewBlocks(heads, added, rows, self._fixed)
+        if new.chunk_keys:
+            self._sink.put_many(new.chunk_keys, new.chunks)
+        self._sink.put_many(heads.store_keys, new.heads)
+        return new.chunk_counts

@@ -1,0 +1,177 @@
+"""What a time to live means for stored bytes.
+
+Owns: ``Expiry``: stamps, what is expired and what a read shows and renews; and the clean-up of the states that
+keep one stamp an entry.
+Invariant: with a ttl each stored value is ``[stamp: 8 bytes][encoded value]``, the stamp in the order-preserving form
+of an int64, so that ages are compared as bytes. What is expired depends on the stamp and the micro-batch only.
+Must not import the states, storage, execution or operators.
+
+Source: Flink's ``StateTtlConfig`` and ``TtlStateContext``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from asyncstate.codec import encode_namespace, prefix_end
+from asyncstate.errors import StateDeclarationError
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, OperatorContext
+from asyncstate.requests import Page, StateSink
+from asyncstate.state.expiring.ttl import StateTtl, TtlTime, TtlUpdate, TtlVisibility
+from asyncstate.state.ranges import range_entries
+
+STAMP_BYTES: Final = 8
+
+UNTIMED: Final = b"\xff" * STAMP_BYTES
+"""The stamp of an entry of event time that was written when no time was known; the clean-up gives it the watermark."""
+
+STAMP_MAX: Final = MAX_WATERMARK - 1
+"""The highest time of a stamp: the one above it is ``UNTIMED``. Rows "for ever" have that time."""
+
+Reader = Callable[[bytes | None], Any]
+
+
+class Expiry:
+    """The time to live of one declared state in one micro-batch, whose time stands still.
+
+    ``raw`` is always a stored value with its stamp in front. A stamp is shorter than any value, so comparing the two
+    compares the stamps.
+    """
+
+    __slots__ = (
+        "_event_time",
+        "_first_live",
+        "_hidden_below",
+        "_now",
+        "_sink",
+        "_stamp_now",
+        "renews",
+        "ttl",
+    )
+
+    def __init__(self, ttl: StateTtl, sink: StateSink, now: int) -> None:
+        """``now``: see ``time_of``, microseconds."""
+        self.ttl = ttl
+        self._sink = sink
+        self._event_time = ttl.time is TtlTime.EVENT
+        self._now = now
+        self.renews = ttl.update is TtlUpdate.READ_AND_WRITE
+        self._stamp_now = UNTIMED if now == MIN_WATERMARK else encode_namespace(min(now, STAMP_MAX))
+        self._first_live = _first_live(now, ttl.duration_us)
+        hides = ttl.visibility is TtlVisibility.NEVER_RETURN_EXPIRED
+        self._hidden_below = self._first_live if hides else b""
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def stamp(self) -> bytes:
+        """The stamp of what the sink's current record writes."""
+        if self._event_time:
+            time = getattr(self._sink.current, "timestamp", None)
+            if time is not None and time > self._now:
+                return encode_namespace(time if time < MAX_WATERMARK else STAMP_MAX)
+        return self._stamp_now
+
+    def stamped(self, encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+        """``encode`` with the stamp in front of what it gives."""
+        stamp = self.stamp
+        return lambda value: stamp() + encode(value)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def expired(self, raw: bytes) -> bool:
+        """True when the time of ``raw`` is over."""
+        return raw < self._first_live
+
+    def shows(self, raw: bytes) -> bool:
+        """True when reads show ``raw``."""
+        return raw >= self._hidden_below
+
+    def shown(self, raw: bytes | None) -> bytes | None:
+        """The encoded value in ``raw``, None if there is none or reads do not show it."""
+        return None if raw is None or raw < self._hidden_below else raw[STAMP_BYTES:]
+
+    def reader(self, key: bytes, decode: Reader) -> Reader:
+        """What to make of the answer to a read of ``key``: renews it, then ``decode`` of the value or None."""
+        shown = self.shown
+        if not self.renews:
+            return lambda raw: decode(shown(raw))
+
+        def read(raw: bytes | None) -> Any:
+            if raw is not None:
+                self.renew(key, raw)
+            return decode(shown(raw))
+
+        return read
+
+    def renewed(self, raw: bytes, stamp: bytes) -> bytes:
+        """``raw`` as a read at ``stamp`` leaves it: ``raw`` itself unless reads renew and it is live and older."""
+        if self.renews and self._first_live <= raw < stamp:
+            return stamp + raw[STAMP_BYTES:]
+        return raw
+
+    def renew(self, key: bytes, raw: bytes) -> None:
+        """Renew what was read under ``key``, unless the record has written it since it asked: that came later."""
+        after = self.renewed(raw, self.stamp())
+        if after is not raw and self._sink.get(key) == raw:
+            self._sink.put(key, after)
+
+    def shown_page(self, page: Page) -> Page:
+        """The entries of ``page`` that reads show, without their stamps; renews them."""
+        if self.renews:
+            for key, raw in page:
+                self.renew(key, raw)
+        below = self._hidden_below
+        return [(key, raw[STAMP_BYTES:]) for key, raw in page if raw >= below]
+
+    # -- the clean-up ---------------------------------------------------------------------------------
+
+    def restamped(self, raw: bytes) -> bytes:
+        """``raw`` with the watermark as its stamp if it had been written before any time was known."""
+        if raw.startswith(UNTIMED) and self._stamp_now != UNTIMED:
+            return self._stamp_now + raw[STAMP_BYTES:]
+        return raw
+
+    def sweep_entries(self, state: bytes, page_size: int) -> int:
+        """Remove the expired entries whose keys begin with ``state`` (key group and state id); their number."""
+        sink = self._sink
+        removed = 0
+        for key, raw in range_entries(sink, state, prefix_end(state), page_size):
+            if self.expired(raw):
+                sink.delete(key)
+                removed += 1
+            elif (after := self.restamped(raw)) is not raw:
+                sink.put(key, after)
+        return removed
+
+
+def expiry_of(ttl: StateTtl, sink: StateSink, context: OperatorContext, owner: str) -> Expiry:
+    """The Expiry of a state in the micro-batch of ``context``; see ``checked_time``."""
+    return Expiry(ttl, sink, checked_time(ttl, context, owner))
+
+
+def checked_time(ttl: StateTtl, context: OperatorContext, owner: str) -> int:
+    """``time_of``; StateDeclarationError naming ``owner`` for a time to live in event time where no input has any."""
+    if ttl.time is TtlTime.EVENT and all(spec.event_time is None for spec in context.inputs):
+        raise StateDeclarationError(
+            f"{owner}: its time to live is in event time, but no input has an event time; declare event_time (and a "
+            "watermark delay) on an input, or use StateTtl(..., time='processing')"
+        )
+    return time_of(ttl, context)
+
+
+def time_of(ttl: StateTtl, context: OperatorContext) -> int:
+    """What time it is for ``ttl``, microseconds; MIN_WATERMARK as long as no time is known.
+
+    The end of the input is no time: in the last micro-batch event time stands where it stood before, so that the
+    timers that fire then find their state.
+    """
+    if ttl.time is TtlTime.PROCESSING:
+        return context.processing_time
+    return context.previous_watermark if context.watermark == MAX_WATERMARK else context.watermark
+
+
+def _first_live(now: int, duration_us: int) -> bytes:
+    """The lowest stamp that has not expired; below every stamp while nothing can have."""
+    first = now - duration_us + 1
+    return b"" if first <= MIN_WATERMARK else encode_namespace(first)

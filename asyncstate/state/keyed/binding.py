@@ -1,0 +1,147 @@
+"""What all state objects of one declared state share, and the error for using one wrongly.
+
+Owns: ``Binding``, ``KeyedState`` (the base of the record-grain kinds), ``with_known_values``, and the bytes that go
+behind the key.
+Invariant: a store key is ``[key group][state id][key][namespace: 8 bytes, if declared][user key or index]``.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self, TypeVar
+
+from asyncstate.codec import PlainValues, encode_namespace
+from asyncstate.errors import StateAccessError
+from asyncstate.requests import StateSink
+from asyncstate.state.expiring.expiry import Expiry
+from asyncstate.state.keyed.cursors import CursorRegistry
+from asyncstate.state.keyed.known import KnownValues
+from asyncstate.state.keyed.trials import Trial
+
+S = TypeVar("S")
+
+NO_NAMESPACE: Final = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One declared state of one operator, bound to the sink of a partition.
+
+    ``encode_value`` and ``decode_value`` are of the value, element or map value, the other two of a map's
+    user key: ``decode_key(data, offset)`` gives the key tuple and the next offset. ``decode_values``,
+    ``decode_packed`` and ``decode_keys`` do many at once (see ``ValueCodec`` and ``KeyCodec``). ``expiry`` is None
+    without a ttl.
+    ``function`` is what a state that folds what is added folds with. ``plain`` and ``plain_key`` tell whether values
+    and a map's user keys may be kept as Python objects; ``known`` has them if they are.
+    """
+
+    name: str
+    uid: str
+    sink: StateSink
+    state_id: bytes
+    page_size: int
+    namespaced: bool
+    encode_value: Any
+    decode_value: Any
+    decode_values: Any
+    decode_packed: Any
+    encode_key: Any = None
+    decode_key: Any = None
+    decode_keys: Any = None
+    default: bytes | None = None
+    expiry: Expiry | None = None
+    function: Any = None
+    plain: PlainValues | None = None
+    plain_key: type | None = None
+    known: KnownValues | None = None
+    cursors: CursorRegistry = field(default_factory=dict)
+    waiting: dict[bytes, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """How errors name the state."""
+        return f"state '{self.name}' of operator '{self.uid}'"
+
+
+class KeyedState:
+    """A state of the sink's current key, and of one namespace if it is declared with namespaces."""
+
+    __slots__ = ("_binding", "_id", "_sink", "_suffix")
+
+    def __init__(self, binding: Binding, suffix: bytes | None) -> None:
+        self._binding = binding
+        self._sink = binding.sink
+        self._id = binding.state_id
+        # None makes the concatenation of the store key fail: a namespaced state without its namespace
+        self._suffix: Any = suffix
+
+    @property
+    def name(self) -> str:
+        """The declared name."""
+        return self._binding.name
+
+    def at(self, namespace: int) -> Self:
+        """The same state in ``namespace`` (int64: a window's end, say); keep it where it is used often.
+
+        Raises StateAccessError unless the state is declared with ``namespaced=True``.
+        """
+        binding = self._binding
+        if not binding.namespaced:
+            raise StateAccessError(
+                f"{binding.label} has no namespaces; declare it with namespaced=True, or use it without at()"
+            )
+        return type(self)(binding, encode_namespace(namespace))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} '{self._binding.name}' of '{self._binding.uid}'>"
+
+    def _may_know(self) -> bool:
+        """Whether the state can use ``KnownValues``, given values that nobody can change."""
+        return False
+
+    def _prefix(self) -> bytes:
+        context: Any = self._sink.current
+        try:
+            prefix: bytes = context.group + self._id + context.encoded_key + self._suffix
+        except (AttributeError, TypeError):
+            raise self._misuse() from None
+        return prefix
+
+    def _own_key(self) -> bytes:
+        """What stands for the record's key and the namespace in ``KnownValues``."""
+        context: Any = self._sink.current
+        try:
+            return context.encoded_key + self._suffix  # type: ignore[no-any-return]
+        except (AttributeError, TypeError):
+            raise self._misuse() from None
+
+    def _misuse(self) -> StateAccessError:
+        """The error for a store key that could not be built."""
+        label = self._binding.label
+        if self._suffix is None:
+            return StateAccessError(f"{label} is declared with namespaced=True; use at(namespace) first")
+        if self._sink.current is not None and self._sink.current.may_write_broadcast:
+            return StateAccessError(
+                f"{label} was used by a row of the broadcast input, which has no key; use a BroadcastState, or set "
+                "notify_stateful_sets and use it in process_notification()"
+            )
+        return StateAccessError(
+            f"{label} was used without a current key; use it in process(), in on_timer(), or in a callback "
+            "chained to a state future of the record"
+        )
+
+
+def with_known_values(state: S, limit_bytes: int, trial: Trial) -> S:
+    """``state`` as it keeps what it knows, ``limit_bytes`` of it; as it is if it cannot, or should rest."""
+    if not isinstance(state, KeyedState) or not limit_bytes:
+        return state
+    binding = state._binding
+    values = binding.plain
+    if values is None or not state._may_know() or not trial.begin():
+        return state
+    default = None if binding.default is None else binding.decode_value(binding.default)
+    known = KnownValues(
+        binding.sink, values, binding.encode_value, binding.decode_value, default, limit_bytes, trial
+    )
+    return type(state)(replace(binding, known=known), state._suffix)
