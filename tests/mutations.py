@@ -141,7 +141,35 @@ MUTATIONS: Final = (
         "storage/test_overlay.py",
     ),
     _mutation(
-        "asyncstate/storage/cache.py", "if known != lineage:", "if known is None:", "storage/test_cache.py"
+        "asyncstate/storage/cache.py",
+        "if entries is None or known != lineage:",
+        "if entries is None:",
+        "storage/test_cache.py",
+    ),
+    # what a worker keeps of column states
+    _mutation(
+        "asyncstate/state/column_cache/table.py",
+        "            self.whole = False\n",
+        "",
+        "state/test_column_cache.py",
+    ),
+    _mutation(
+        "asyncstate/state/column_cache/state.py",
+        "if not new.any() or table.drops != asked.drops:",
+        "if not new.any():",
+        "state/test_column_cache.py",
+    ),
+    _mutation(
+        "asyncstate/state/column_cache/index.py",
+        "            if right.all():",
+        "            if True:",
+        "state/test_column_cache.py",
+    ),
+    _mutation(
+        "asyncstate/runtime/driver.py",
+        "return base if stored is None or stored.applied is None else stored.applied",
+        "return base",
+        "spark/test_job.py",
     ),
     # state
     _mutation(

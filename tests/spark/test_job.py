@@ -158,6 +158,7 @@ def test_an_operator_no_longer_applied_keeps_its_state(
     assert "['gone'] have state but were not applied" in caplog.text
 
 
+@pytest.mark.smoke
 def test_windows_that_ended_while_their_operator_was_left_out_still_come(
     make_job: MakeJob, spark: SparkSession, tmp_path: Path
 ) -> None:
