@@ -87,6 +87,7 @@ def test_the_wheel_has_the_package_alone_with_the_operators_in_it(wheel: Path) -
     names = _names(wheel)
     assert {name.split("/")[0] for name in names} == {
         "asyncstate",
+        "asyncstate_pytest.py",  # a plugin that pytest can load without loading asyncstate
         f"asyncstate-{asyncstate.__version__}.dist-info",
     }
     assert {"asyncstate/py.typed", "asyncstate/operators/__init__.py"} <= names.keys()
