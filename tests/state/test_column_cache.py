@@ -375,6 +375,26 @@ def test_what_was_read_ahead_is_asked_for_as_it_was() -> None:
     assert _found(bundle, future.get()) == {(1,): row}
 
 
+def test_a_late_answer_is_not_kept_where_something_newer_has_been_dropped() -> None:
+    rig = Rig("int", 8_000, is_new=False)
+    old, new = (1, "a", True, 0.5, None), (2, "b", True, 0.5, None)
+    one = rig.keys([(1,)])
+    rig.state.put(one, _columns(SCHEMA.types, [old]))
+    rig.commit()
+    rig.cache = ColumnCache()
+    rig.begin()
+    before = rig.state.async_get(one)
+    rig.state.put(rig.keys([(1,)]), _columns(SCHEMA.types, [new]))
+    others = [(number,) for number in range(100, 200)]
+    for start in range(0, 100, 20):  # until there is no room any more for what was used longest ago
+        keys = rig.keys(others[start : start + 20])
+        rig.state.put(keys, _columns(SCHEMA.types, [new] * 20))
+    assert rig.cache.statistics().evictions
+    rig.sink.answer(0)
+    assert _found(one, before.get()) == {(1,): old}
+    assert _found(one, rig.state.get(rig.keys([(1,)]))) == {(1,): new}
+
+
 def test_a_bad_column_is_refused_when_it_is_written() -> None:
     rig = Rig("int", 1 << 20)
     keys = rig.keys([(1,)])
