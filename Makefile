@@ -7,7 +7,7 @@ STAMP := $(VENV)/.asyncstate-ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java test test-all test-slow mutations demo check format docs docs-site lock clean
+.PHONY: help setup java test test-all test-slow mutations wheel demo check format docs docs-site lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -42,6 +42,9 @@ test-slow: setup  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
 SITE := $(BIN)/python -m sphinx -b html -q -W --keep-going docs build/docs-site
+
+wheel: setup  ## what other projects install, in dist/
+	$(BIN)/python -m hatchling build -t wheel
 
 demo: setup  ## Nexmark q4 and q18 on Spark, sync and async, checked and compared
 	$(BIN)/python -m bench nexmark --queries q4,q18 --events 1000000 --async-state.enabled both
