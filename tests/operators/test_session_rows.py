@@ -175,7 +175,7 @@ def test_a_subclass_of_its_own_is_not_the_one_for_sessions() -> None:
     class Mine(WindowTableFunction):
         """A name of its own."""
 
-    with pytest.raises(SchemaError, match="WindowTableFunction: window is SessionWindow"):
+    with pytest.raises(SchemaError, match=r"WindowTableFunction: window is session\('1 second'\)"):
         Mine(session("1 second"))
 
 

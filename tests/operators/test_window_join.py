@@ -379,7 +379,7 @@ def test_sync_and_async_store_the_same_bytes() -> None:
     ("build", "message"),
     [
         (lambda: WindowJoin("outer"), "WindowJoin: kind is 'outer'"),  # type: ignore[arg-type]
-        (lambda: WindowJoin(window=session("1 second")), "WindowJoin: window is SessionWindow"),  # type: ignore[arg-type]
+        (lambda: WindowJoin(window=session("1 second")), "WindowJoin: window is session"),  # type: ignore[arg-type]
         (lambda: WindowJoin(condition=1), "WindowJoin: condition is 1"),  # type: ignore[arg-type]
         (
             lambda: make("inner", None, inputs=[LEFT, CARRYING[1]]),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.errors import OperatorError
@@ -210,6 +210,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("name", list(MAKERS))
+@settings(max_examples=max(1, settings().max_examples // 5))
 @given(seed=st.integers(0, 1_000), bundle_size=st.sampled_from(["3", "50"]))
 def test_deltas_are_the_same_bytes_with_and_without_it(name: str, seed: int, bundle_size: str) -> None:
     random = np.random.default_rng(seed)

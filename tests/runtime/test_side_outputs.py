@@ -299,7 +299,7 @@ class WrongStateless(Wrong):
     [
         (OutputSpec(BIDS, {"2nd": BIDS}), "a side output called '2nd'; use letters"),
         (OutputSpec(BIDS, {"late": BIDS, "Late": BIDS}), "'late' and 'Late', which differ in case only"),
-        (OutputSpec(BIDS, {"late": "item"}), "'item' for side output 'late'; give its columns"),
+        (OutputSpec(BIDS, {"late": ["item"]}), "['item'] for side output 'late'; give its columns"),
         (
             OutputSpec(BIDS, {"late": pa.schema([BIDS[0], BIDS[0]])}),
             "'late', a schema with column 'item' twice",
@@ -314,6 +314,11 @@ def test_outputs_that_cannot_be(bound: Any, message: str) -> None:
         OperatorHarness(Wrong(bound), BIDS, ["item"])
     assert message in str(raised.value)
     assert "operator 'operator'" in str(raised.value)
+
+
+def test_columns_that_are_no_text_of_types_are_refused() -> None:
+    with pytest.raises(SchemaError, match="side output 'late': the columns 'item' cannot be read"):
+        OutputSpec(BIDS, {"late": "item"})
 
 
 def test_a_stateless_operator_has_one_output() -> None:

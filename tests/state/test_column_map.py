@@ -422,8 +422,8 @@ def test_declarations_that_cannot_be_are_refused() -> None:
         ColumnMapStateDescriptor("m", pa.schema([]), ROW)
     with pytest.raises(SchemaError, match="'m.u' of type list"):
         ColumnMapStateDescriptor("m", pa.schema([("u", pa.list_(pa.int64()))]), ROW)
-    with pytest.raises(StateDeclarationError, match="state 'm': ttl=5"):
-        ColumnMapStateDescriptor("m", USER, ROW, ttl=5)  # type: ignore[arg-type]
+    with pytest.raises(StateDeclarationError, match="state 'm': ttl='soon' is no time to live"):
+        ColumnMapStateDescriptor("m", USER, ROW, ttl="soon")
 
 
 def test_keys_that_do_not_fit_are_refused() -> None:
