@@ -11,6 +11,7 @@ Source: Flink's ``KeyedProcessFunction`` and ``AbstractAsyncStateStreamOperator`
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 from abc import ABC, abstractmethod
 from collections import namedtuple
@@ -491,18 +492,20 @@ class RecordContext(CallContext, Protocol):
         """
 
 
-_SHOWN: Final = frozenset({"count", "index"})
-"""Methods of a tuple in whose place there are columns of these names."""
+_SHOWN: Final = frozenset({"count", "index", "datetime"})
+"""Methods of a row in whose place there are columns of these names."""
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Row(tuple[Any, ...]):
     """A record's values: by position, by column name (``row["price"]``) or as an attribute (``row.price``).
 
-    Columns called ``count`` and ``index`` are there as attributes too, in place of the methods of a tuple.
+    Columns called ``count``, ``index`` and ``datetime`` are there as attributes too, in place of the methods.
     """
 
     __slots__ = ()
     _fields: ClassVar[dict[str, int]] = {}
+    _column_types: ClassVar[dict[str, pa.DataType]] = {}
     _what: ClassVar[str] = "row"
 
     def __getitem__(self, item: Any) -> Any:
@@ -523,6 +526,27 @@ class Row(tuple[Any, ...]):
     def as_dict(self) -> dict[str, Any]:
         """Column name to value."""
         return dict(zip(self._fields, self, strict=True))
+
+    def datetime(self, column: str) -> dt.datetime | None:
+        """The value of a timestamp column, int64 microseconds, as an aware datetime in UTC; None for null.
+
+        The clock of a timestamp without a time zone is read as UTC. Raises SchemaError for a column that is not there
+        or no timestamp, and for a time before the year 1 or after 9999, which a datetime cannot be.
+        """
+        time_us = self[column]
+        kind = self._column_types[column]
+        if not pa.types.is_timestamp(kind):
+            raise SchemaError(
+                f"the {self._what}'s column '{column}' is of type {kind}, no timestamp; declare or cast it as one, or "
+                "take its value as it is"
+            )
+        try:
+            return None if time_us is None else _EPOCH + dt.timedelta(microseconds=time_us)
+        except OverflowError:
+            raise SchemaError(
+                f"the {self._what}'s column '{column}' is {time_us} microseconds from 1970, outside of the years 1 to "
+                "9999 of a datetime; take the number as it is"
+            ) from None
 
     def __repr__(self) -> str:
         return f"Row({', '.join(f'{name}={value!r}' for name, value in self.as_dict().items())})"
@@ -571,7 +595,9 @@ def _named(base: type[R], schema: pa.Schema) -> type[R]:
         for name, i in columns.items()
         if name in _SHOWN or not hasattr(base, name)
     }
-    return type(base.__name__, (base,), {**found, "__slots__": (), "_fields": columns})
+    types = dict(zip(schema.names, schema.types, strict=True))
+    known = {"__slots__": (), "_fields": columns, "_column_types": types}
+    return type(base.__name__, (base,), {**found, **known})
 
 
 @dataclass(frozen=True)
