@@ -9,14 +9,15 @@ import base64
 import datetime
 import decimal
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
 
 from asyncstate.cli.output import Format, checked, print_json, print_rows, say
-from asyncstate.codec.types import is_bytes_type
+from asyncstate.codec.types import is_bytes_type, shown_text
 from asyncstate.errors import StateDeclarationError
 from asyncstate.offline.inspection import (
     Inspection,
@@ -28,9 +29,10 @@ from asyncstate.offline.inspection import (
 )
 from asyncstate.offline.json_text import json_text, plain
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.storage import Manifest, OperatorManifest
+from asyncstate.storage import Manifest, OperatorManifest, StateSpec
 
 _NULL = "null"  # how a key column without a value is shown
+_OF_TYPE = re.compile("(key|value|row)( version .*)?")  # which texts of a state are types, now and before
 
 Place = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The job's checkpoint: a folder or URI.")]
 Version = Annotated[
@@ -63,7 +65,8 @@ def list_states(place: Place, version: Version = None, output: OutputFormat = Fo
             f"{operator['uid']} ({operator['operator']}): key {operator['key']}, {operator['parallelism']} partitions, "
             f"{operator['checkpoint_bytes']} bytes in {operator['files']} files"
         )
-        print_rows(title, operator["states"], ["state", "kind", "types"])
+        rows = [{**state, "types": _lines(state["types"])} for state in operator["states"]]
+        print_rows(title, rows, ["state", "kind", "types"])
 
 
 def show(
@@ -159,8 +162,19 @@ def _operator(operator: OperatorManifest) -> dict[str, Any]:
         "key": ", ".join(f"{field.name} {field.type}" for field in key) or "none",
         "files": len(files),
         "checkpoint_bytes": sum(files.values()),
-        "states": [{"state": spec.name, "kind": spec.kind, "types": spec.types} for spec in operator.states],
+        "states": [_state(spec) for spec in operator.states],
     }
+
+
+def _state(spec: StateSpec) -> dict[str, Any]:
+    types = {
+        part: shown_text(text) if _OF_TYPE.fullmatch(part) else text for part, text in spec.types.items()
+    }
+    return {"state": spec.name, "kind": spec.kind, "types": types}
+
+
+def _lines(texts: Mapping[str, str]) -> str:
+    return "\n".join(f"{name}: {text}" for name, text in texts.items())
 
 
 def _entries(

@@ -12,7 +12,7 @@ Grammar of the text form::
     item   = type [" not null"]
     fields = [ json-string ": " item { ", " json-string ": " item } ]
 
-The text of a schema is its ``fields``.
+The text of a schema is its ``fields``. ``shown_text`` is for people and is not read again.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ _FLAT_TEXTS: dict[pa.DataType, str] = {arrow_type: text for text, arrow_type in 
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]")
 _DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 _WORD = re.compile(r"[a-z_0-9]+")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_PLAIN_NAME = re.compile(r"[^\W\d]\w*")
 _NOT_NULL = " not null"
 
 KEY_TYPES_TEXT = (
@@ -138,6 +140,21 @@ def field_to_text(field: pa.Field) -> str:
 
 def _fields_to_text(fields: list[pa.Field]) -> str:
     return ", ".join(f"{json.dumps(field.name)}: {field_to_text(field)}" for field in fields)
+
+
+def shown_text(text: str) -> str:
+    """The text of a type, or of a schema as a struct; names as in Spark SQL, what is no word in backquotes.
+
+    >>> shown_text('struct<"count": int64>'), shown_text('"k": string, "at last": list<string>')
+    ('struct<count: int64>', 'struct<k: string, `at last`: list<string>>')
+    """
+    if text == "" or text.startswith('"'):
+        text = f"struct<{text}>"
+    return _QUOTED.sub(lambda quoted: _shown_name(json.loads(quoted.group())), text)
+
+
+def _shown_name(name: str) -> str:
+    return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
 def type_from_text(text: str) -> pa.DataType:

@@ -33,7 +33,7 @@ from asyncstate.cli.app import app
 from asyncstate.errors import ConcurrentJobError
 from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.testing import OperatorHarness
-from operators import GroupAggregate, count
+from operators import GroupAggregate, WindowAggregate, count, tumble
 
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int32()), ("v", pa.int64())])
 
@@ -110,6 +110,50 @@ def test_list_as_a_table(place: str) -> None:
     assert done.exit_code == 0
     for text in ("job harness: versions 0, 1, 2; shown is 1", "operator (Notes)", "total", "seen", "map"):
         assert text in done.stdout
+
+
+class Structs(Notes):
+    """One state of the given type."""
+
+    def __init__(self, type_: str) -> None:
+        self.type = type_
+
+    def open(self, context: OperatorContext) -> None:
+        self.total = context.get_state(ValueStateDescriptor("total", self.type, ttl="1 hour"))
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        self.total.update({"count": row.v})
+
+
+def test_list_shows_types_with_fields_as_text(tmp_path: Path) -> None:
+    """The same in JSON and in the table, which is a line an entry; also what was declared before."""
+    for type_ in ("struct<count: bigint>", "struct<count: bigint, `at last`: array<struct<t: timestamp>>>"):
+        harness = OperatorHarness(Structs(type_), ROWS, ["k"], folder=tmp_path)
+        harness.push([("a", 1, 1)])
+        harness.end_batch()
+    place = str(tmp_path / "checkpoint")
+    (found,) = lines("list", place)
+    (state,) = found["operators"][0]["states"]
+    assert state["types"] == {
+        "value": "struct<count: int64, `at last`: list<struct<t: timestamp[us, tz=UTC]>>>",
+        "namespaced": "no",
+        "ttl": "processing",
+        "value version 0": "struct<count: int64>",
+    }
+    assert "\\" not in run("list", place, "--format", "json").stdout
+    table = run("list", place).stdout
+    assert all(f" {part}: {text} " in table for part, text in state["types"].items())
+
+
+def test_list_shows_schemas_as_structs_and_leaves_other_texts(tmp_path: Path) -> None:
+    windows = WindowAggregate(tumble("1 hour"), [count(), count("v")])
+    with OperatorHarness(windows, "k string, v timestamp", ["k"], event_time="v", folder=tmp_path) as harness:
+        harness.push([("a", 0)])
+        harness.end_batch()
+        (stored,) = [state.types for state in harness.states() if state.name == "slices"]
+        (found,) = lines("list", str(tmp_path / "checkpoint"))
+    (shown,) = [state["types"] for state in found["operators"][0]["states"] if state["state"] == "slices"]
+    assert shown == stored | {"value": "struct<count1: int64 not null, `count.v`: int64 not null>"}
 
 
 # show
