@@ -44,7 +44,7 @@ class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
     read_batches: int
     cache_hits: int
     state_bytes: int
-    state_keys: int
+    state_entries_estimate: int
     worker_peak_rss_bytes: int
     expected_rows: int
     changelog_rows: int

@@ -33,7 +33,7 @@ USER_KEY: Final = "user_key"
 FIRST_ARRIVAL: Final = 1 << 31
 """Rows that wait in order are numbered by micro-batch and arrival; those that come behind initial rows from here on."""
 _KINDS: Final = ("value", "list", "map", "reducing")
-_NOT_SUMMED: Final = frozenset({"delta_bytes", "state_bytes", "state_entries"})
+_NOT_SUMMED: Final = frozenset({"delta_bytes", "state_bytes", "state_entries_estimate"})
 
 
 class InitialValues(RecordOperator):

@@ -268,7 +268,7 @@ def _commit(
             delta.file.size_bytes for delta in content.deltas if delta.batch_id == spec.batch_id
         ),
         "state_bytes": store.size_bytes,
-        "state_entries": store.num_entries,
+        "state_entries_estimate": store.entries_estimate,
     }
     if any(given.local is not None for given in spec.inputs):
         statistics["local_rows_in"] = runner.local_rows_in

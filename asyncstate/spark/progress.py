@@ -179,7 +179,7 @@ def _operator(operator: OperatorStatistics) -> Progress:
         **{name: _whole(sums.get(source)) for name, source in COUNTS.items()},
         "cache_hit_ratio": sums.get("hits", 0) / reads if reads else None,
         "read_batch_keys_mean": sums["list_get_keys"] / batches if batches else None,
-        "state_entries": _whole(sums.get("state_entries")),
+        "state_entries_estimate": _whole(sums.get("state_entries_estimate")),
         **{name: _whole(sums.get(source)) for name, source in BYTES.items()},
         **{name: _whole(peaks.get(source)) for name, source in PEAKS.items()},
         **{name: _whole(peaks.get(source)) for name, source in LIMITS.items()},

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 _JOB: Final = ("job",)
 _OPERATOR: Final = ("job", "operator")
 _PREFIX: Final = "asyncstate_"
-_STATE: Final = ("state_bytes", "state_entries")  # a level, not something that adds up over micro-batches
+_STATE: Final = (
+    "state_bytes",
+    "state_entries_estimate",
+)  # a level, not something that adds up over micro-batches
 _TIMES: Final = ("total_seconds", "function_seconds", "commit_seconds")
 _SECONDS_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 

@@ -55,9 +55,9 @@ class ChangeColumns:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Figures of one store at one moment; ``num_entries`` may count overwritten keys."""
+    """Figures of one store at one moment; ``entries_estimate`` counts overwritten ones until they are compacted."""
 
-    num_entries: int
+    entries_estimate: int
     size_bytes: int
     files: int
     sorted_runs: int

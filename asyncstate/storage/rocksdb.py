@@ -315,7 +315,7 @@ class RocksDBStore(KeyedStore):
         """Return figures from RocksDB's properties and its list of live files."""
         live = self.db.live_files()
         return StoreStatistics(
-            num_entries=sum(f["num_entries"] - 2 * f["num_deletions"] for f in live),
+            entries_estimate=max(0, sum(f["num_entries"] - 2 * f["num_deletions"] for f in live)),
             size_bytes=sum(f["size"] for f in live),
             files=len(live),
             sorted_runs=len(_run_bytes(live)),

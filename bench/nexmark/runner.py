@@ -283,7 +283,9 @@ def _result(
         read_batches=total("list_gets"),
         cache_hits=total("hits"),
         state_bytes=int(sum(operator.sums.get("state_bytes", 0) for operator in remaining)),
-        state_keys=int(sum(operator.sums.get("state_entries", 0) for operator in remaining)),
+        state_entries_estimate=int(
+            sum(operator.sums.get("state_entries_estimate", 0) for operator in remaining)
+        ),
         worker_peak_rss_bytes=int(
             max((o.peaks.get("worker_rss_bytes_peak", 0) for o in operators), default=0)
         ),

@@ -83,7 +83,12 @@ def test_closed_store_refuses_and_closes_twice(store: KeyedStore) -> None:
 
 def test_statistics_count_entries(store: KeyedStore) -> None:
     store.apply([(bytes([n]), b"v") for n in range(9)], 0)
-    assert store.statistics().num_entries == 9
+    assert store.statistics().entries_estimate == 9
+
+
+def test_statistics_count_no_fewer_than_no_entries(store: KeyedStore) -> None:
+    store.apply([(b"not there", None)], 0)
+    assert store.statistics().entries_estimate == 0
 
 
 @given(batches=batches, start=keys, end=st.none() | keys, limit=st.integers(0, 9))
