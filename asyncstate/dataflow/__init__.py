@@ -1,7 +1,7 @@
 """A job as a graph: declared once, the same on Spark and in tests."""
 
 from asyncstate.dataflow.graph import Dataflow, Stream
-from asyncstate.dataflow.nodes import Apply, Node, Output, Sink, Source, Transform, Union
+from asyncstate.dataflow.nodes import Apply, Node, Output, Sink, Source, Transform, Union, check_one_start
 from asyncstate.dataflow.picture import NodeFigures, draw, explain
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Stream",
     "Transform",
     "Union",
+    "check_one_start",
     "draw",
     "explain",
 ]

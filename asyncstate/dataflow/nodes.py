@@ -1,20 +1,20 @@
 """The nodes of a dataflow.
 
 Owns: ``Source``, ``Transform``, ``Union``, ``Apply``, ``Output``, ``Sink``; what a stream knows of time
-from where it comes.
+from where it comes; ``check_one_start``.
 Invariant: a node is made once and never changed; its inputs were made before it.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import Operator
 from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy
 
@@ -216,3 +216,15 @@ def key_text(key: Any) -> str:
 def _or_none(given: Any) -> Any:
     """None for several inputs of which none has any."""
     return None if isinstance(given, list) and not any(given) else given
+
+
+def check_one_start(node: Apply, started: Collection[str]) -> None:
+    """Raise JobError if the operator says what comes first and a source that it reads, one of ``started``, does too."""
+    if node.initial_state is None:
+        return
+    above: list[Node] = list(node.inputs)
+    for one in above:
+        above += [] if isinstance(one, Apply) else one.inputs
+    both = [one.name for one in above if isinstance(one, Source) and one.name in started]
+    if both:
+        raise JobError(f"it has initial_state, and its source '{both[0]}' has initial rows; give one of them")

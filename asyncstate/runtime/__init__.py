@@ -26,7 +26,14 @@ from asyncstate.runtime.driver import (
     sum_records,
     watermark_after,
 )
-from asyncstate.runtime.initial import FIRST_ARRIVAL, InitialValues, check_values, report_of_both
+from asyncstate.runtime.initial import (
+    FIRST_ARRIVAL,
+    InitialValues,
+    check_columns,
+    check_keeps,
+    check_values,
+    report_of_both,
+)
 from asyncstate.runtime.local_choice import (
     chosen_local_limit,
     chosen_local_phase,
@@ -78,7 +85,9 @@ __all__ = [
     "TaskContext",
     "TaskSpec",
     "advance_sources",
+    "check_columns",
     "check_is_operator",
+    "check_keeps",
     "check_key_groups",
     "check_num_inputs",
     "check_parallelism",

@@ -1,6 +1,7 @@
 """What a new operator starts from, where its rows or the values of its states are known already.
 
-Owns: ``InitialValues``, which writes values into the states that an operator declares; ``report_of_both``.
+Owns: ``InitialValues``, which writes values into the states that an operator declares; ``report_of_both``; the checks
+of what is given, which a driver and the harnesses share.
 Invariant: what is written is what the operator itself would write; it does not run.
 Must not import Spark.
 
@@ -15,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from asyncstate.errors import StateDeclarationError
+from asyncstate.errors import JobError, SchemaError, StateDeclarationError
 from asyncstate.operator import (
     InputSpec,
     Operator,
@@ -129,6 +130,28 @@ def _present(first: Sequence[int | None], then: Sequence[int | None]) -> list[li
 
 def _all(first: Mapping[str, float], then: Mapping[str, float]) -> dict[str, float]:
     return {**{name: value for name, value in first.items() if name not in _NOT_SUMMED}, **then}
+
+
+def check_keeps(uid: str, given: object) -> None:
+    """Raise JobError if a stateless operator is to start from something."""
+    if given is not None:
+        raise JobError(
+            f"operator '{uid}' is stateless, so it has no initial_state; give it to the operator behind"
+        )
+
+
+def check_columns(what: str, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Raise SchemaError unless initial rows have the columns ``wanted``, by name, of these types."""
+    if wanted != found:
+        differing = sorted({name for name, _ in wanted.items() ^ found.items()})
+        raise SchemaError(
+            f"{what}: its initial rows differ from its input in {', '.join(differing)}: they have {_text(found)}, the "
+            f"input has {_text(wanted)}; select and cast them"
+        )
+
+
+def _text(types: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in types.items())
 
 
 def check_values(uid: str, state: str, schema: pa.Schema, key: pa.Schema) -> None:

@@ -34,6 +34,7 @@ from asyncstate.runtime import (
     Step,
     TaskSpec,
     check_is_operator,
+    check_keeps,
     check_num_inputs,
     check_parallelism,
     check_stateless,
@@ -77,7 +78,7 @@ from asyncstate.spark.job_texts import JobTexts
 from asyncstate.spark.local_phase import can_limit, runs_locally
 from asyncstate.spark.pickling import shipped_copy
 from asyncstate.spark.progress import figures_of, operator_statistics
-from asyncstate.spark.starting import InitialState, check_keeps, initial_of
+from asyncstate.spark.starting import InitialState, initial_of
 from asyncstate.spark.stateless import mapped
 from asyncstate.spark.task import ROW_BYTES, PartitionTask
 from asyncstate.storage import Manifest, OperatorManifest, StateSpec

@@ -17,7 +17,18 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.dataflow import Apply, Dataflow, Node, Output, Sink, Source, Stream, Transform, Union
+from asyncstate.dataflow import (
+    Apply,
+    Dataflow,
+    Node,
+    Output,
+    Sink,
+    Source,
+    Stream,
+    Transform,
+    Union,
+    check_one_start,
+)
 from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import unknown_output
@@ -167,7 +178,7 @@ class JobGraph:
                 before(f"source '{node.name}'", static(node.name, self._initial[node.name]), df)
             return self._spark.createDataFrame([], df.schema)
         if isinstance(node, Apply):
-            self._check_initial(node)
+            check_one_start(node, self._initial)
             expected = batch.check(call_of(node), inputs, node.initial_state)
             waiting += [node] if expected.waits else []
             self._side_outputs[node] = expected.side_outputs
@@ -190,19 +201,6 @@ class JobGraph:
             self._kinds_kept.add(node)
             return _frame(node, inputs, kinds=True)
         return found
-
-    def _check_initial(self, node: Apply) -> None:
-        """Raise JobError if both the operator and a source that it reads say what comes first."""
-        if node.initial_state is None:
-            return
-        above: list[Node] = list(node.inputs)
-        for one in above:
-            above += [] if isinstance(one, Apply) else one.inputs
-        both = [one.name for one in above if isinstance(one, Source) and one.name in self._initial]
-        if both:
-            raise JobError(
-                f"it has initial_state, and its source '{both[0]}' has initial rows; give one of them"
-            )
 
     def _applied(self) -> list[Apply]:
         return [node for node in self.flow.nodes if isinstance(node, Apply)]

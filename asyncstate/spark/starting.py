@@ -15,7 +15,8 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.errors import JobError, SchemaError
+from asyncstate.errors import JobError
+from asyncstate.runtime import check_columns
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.exchange import nullable_type
 
@@ -28,14 +29,6 @@ class Initial(NamedTuple):
 
     rows: Sequence[DataFrame] = ()
     values: Mapping[str, DataFrame] = {}
-
-
-def check_keeps(uid: str, given: InitialState | None) -> None:
-    """Raise JobError if a stateless operator is to start from something."""
-    if given is not None:
-        raise JobError(
-            f"operator '{uid}' is stateless, so it has no initial_state; give it to the operator behind"
-        )
 
 
 def initial_of(uid: str, given: InitialState, inputs: Sequence[DataFrame]) -> Initial:
@@ -64,22 +57,12 @@ def before(what: str, rows: DataFrame, df: DataFrame) -> DataFrame:
     """``rows`` with the columns of ``df`` in their order; where ``df`` has kinds and they have none, insertions."""
     if ROW_KIND_COLUMN in df.columns and ROW_KIND_COLUMN not in rows.columns:
         rows = rows.withColumn(ROW_KIND_COLUMN, sf.lit("+I"))
-    wanted, found = _types(df.schema), _types(rows.schema)
-    if wanted != found:
-        differing = sorted({name for name, _ in wanted.items() ^ found.items()})
-        raise SchemaError(
-            f"{what}: its initial rows differ from its input in {', '.join(differing)}: they have {_text(found)}, the "
-            f"input has {_text(wanted)}; select and cast them"
-        )
+    check_columns(what, _types(rows.schema), _types(df.schema))
     return rows.select(*map(quoted, df.columns))
 
 
 def _types(schema: StructType) -> dict[str, str]:
     return {field.name: nullable_type(field.dataType).simpleString() for field in schema}
-
-
-def _text(types: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in types.items())
 
 
 def static(name: str, df: object) -> DataFrame:

@@ -28,7 +28,7 @@ from asyncstate.runtime.outputs import bound
 from asyncstate.runtime.rows import microseconds, python_rows
 from asyncstate.state import KeyedTimers
 from asyncstate.storage import MemoryStore, WriteOverlay
-from asyncstate.testing.harness import record_batch
+from asyncstate.testing.rows import record_batch
 
 _UID = "operator"
 _GROUPS = 128

@@ -14,25 +14,24 @@ import pickle
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import schema_to_text
-from asyncstate.codec.times import integers
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.display import html_table, quietly, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator, OutputSpec, unknown_output
 from asyncstate.runtime import (
+    FIRST_ARRIVAL,
     CommitRecord,
     Delay,
     InputBatch,
@@ -59,6 +58,7 @@ from asyncstate.runtime import (
     previous_processing_time,
     previous_watermark,
     read_state,
+    report_of_both,
     retries_of,
     run_partition,
     run_stateless,
@@ -81,6 +81,8 @@ from asyncstate.storage import (
     StateSpec,
     checkpoint_files,
 )
+from asyncstate.testing.rows import OutputRow, kind_codes, record_batch, rows_of
+from asyncstate.testing.starting import InitialState, initial_of
 from asyncstate.testing.tracebacks import users_frames
 
 __tracebackhide__ = True  # pytest shows the test's own line
@@ -88,10 +90,6 @@ __tracebackhide__ = True  # pytest shows the test's own line
 _UID = "operator"
 _JOB = "harness"
 _ARGUMENTS = ("async-state.enabled", "async-state.store", "async-state.max-parallelism")
-
-OutputRow = tuple[Any, ...]
-
-_NOT_IN_ARROW = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 @functools.cache
@@ -104,6 +102,20 @@ def _scratch() -> str:
 
 def _new_folder(kind: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=_scratch()))
+
+
+class _Ran(NamedTuple):
+    """What all partitions have put out and report."""
+
+    rows: list[pa.RecordBatch]
+    aside: list[SideBatch]
+    records: list[CommitRecord]
+
+    def then(self, behind: _Ran) -> _Ran:
+        """This and what ran behind it in the same micro-batch, over what this had left."""
+        first = {record.partition: record for record in self.records}
+        records = [report_of_both(first[record.partition], record) for record in behind.records]
+        return _Ran(self.rows + behind.rows, self.aside + behind.aside, records)
 
 
 class OperatorHarness:
@@ -119,6 +131,9 @@ class OperatorHarness:
     the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores. ``store_through`` is
     given each leased store and returns what the operator reads instead, such as a FaultyStore around it. A stateless
     operator gets the rows of a micro-batch as one part, whatever the ``parallelism``, and ``key`` is None.
+    ``initial_state`` is what a new operator starts from, as of a job's ``apply``: rows that come before all others of
+    its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
+    several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -135,6 +150,7 @@ class OperatorHarness:
         order_by: OrderBy = None,
         sequence: SequenceBy = None,
         drop_seen: bool | Sequence[bool] = False,
+        initial_state: InitialState = None,
         async_enabled: bool = False,
         store: str = "rocksdb",
         store_through: Callable[[KeyedStore], KeyedStore] | None = None,
@@ -200,12 +216,19 @@ class OperatorHarness:
         self._watermark: int | None = None
         self.output: list[OutputRow] = []
         self.batches: list[dict[str, float]] = []
-        self._output, self._task_inputs, _ = checked_inputs(
+        self._output, self._task_inputs, states = checked_inputs(
             _UID, operator, self._specs, self._config, self.states(), lambda _: self._operator()
+        )
+        self._initial_state = initial_state
+        self._initial = initial_of(
+            _UID, initial_state, operator, self._specs, self._task_inputs, states, self._check_writer
         )
         self.last_aside: list[SideBatch] = []
         """What the last micro-batch has put out to side outputs."""
         self._side_rows: dict[str, list[OutputRow]] = {name: [] for name in self._output.side_outputs}
+
+    def _check_writer(self, writer: Operator, spec: InputSpec) -> None:
+        checked_inputs(_UID, writer, (spec,), self._config, self.states(), lambda given: _copies_of(given)())
 
     # -- pushing -----------------------------------------------------------------------------------
 
@@ -234,7 +257,7 @@ class OperatorHarness:
             )
         if not batch.num_rows:
             return
-        codes = _kind_codes([kind] * batch.num_rows if kinds is None else list(kinds), batch.num_rows)
+        codes = kind_codes([kind] * batch.num_rows if kinds is None else list(kinds), batch.num_rows)
         self._pending.append(InputBatch(batch, codes if codes.any() else None, input))
 
     def advance_watermark(self, watermark_us: int) -> None:
@@ -322,6 +345,7 @@ class OperatorHarness:
         folder = _new_folder("harness")
         place = changes.get("checkpoint") or str(folder / "checkpoint")
         _copy_checkpoint(LocalFiles(snapshot / "checkpoint"), checkpoint_files(place))
+        started = Checkpoint(LocalFiles(snapshot / "checkpoint")).latest()
         orders = [list(spec.order_by) for spec in self._specs]
         sequences = [list(spec.sequence) or None for spec in self._specs]
         settings: dict[str, Any] = {
@@ -331,6 +355,7 @@ class OperatorHarness:
             "order_by": orders if len(orders) > 1 else orders[0],
             "sequence": sequences if len(sequences) > 1 else sequences[0],
             "drop_seen": [spec.drop_seen for spec in self._specs],
+            "initial_state": self._initial_state if self._stored(started) is None else None,
             "async_enabled": self._config.enabled,
             "store": self._config.store,
             "parallelism": self.parallelism,
@@ -410,41 +435,69 @@ class OperatorHarness:
             raise users_frames(error)  # noqa: B904 - the error itself, with its cause
         return self.output[before:]
 
-    def run_batch(self, final: bool, watermark: int | None = None) -> list[pa.RecordBatch]:
+    def run_batch(
+        self, final: bool, watermark: int | None = None, before: Sequence[InputBatch] | None = None
+    ) -> list[pa.RecordBatch]:
         """As ``end_batch`` or ``finish``, with the output as it comes; ``watermark``: that of the job whose part the
-        operator is, where its own inputs do not decide."""
+        operator is, where its own inputs do not decide; ``before``: rows that come first, in the job's first
+        micro-batch (None: none)."""
         if self._manifest is not None and self._manifest.final:
             raise JobError("the harness has been finished; make a new one")
         if watermark is None:
             wanted = self.watermark if self._watermark is None else self._watermark
             watermark = MAX_WATERMARK if final else max(self.watermark, wanted)
         spec = self._spec(self._manifest, watermark)
-        rows: list[pa.RecordBatch] = []
-        aside: list[SideBatch] = []
-        records: list[CommitRecord] = []
-        for out in self._stateless(spec) if spec.operator.stateless else self._partitions(spec):
+        ran = self._ran(spec, before)
+        warn_of_missing_rows(_UID, spec.batch_id, self._config, ran.records)
+        self._commit(spec, ran.records, final)
+        self._pending = []
+        self.output.extend(rows_of(ran.rows))
+        self.last_aside = ran.aside
+        for out in ran.aside:
+            self._side_rows[out.output].extend(rows_of([out.batch]))
+        return ran.rows
+
+    def _ran(self, spec: TaskSpec, before: Sequence[InputBatch] | None) -> _Ran:
+        """The micro-batch, of a new operator behind what it starts from. Nothing is committed in between."""
+        if spec.operator.stateless:
+            return self._collected(self._stateless(spec))
+        first = None
+        if spec.base is None:
+            for writer, given, values in self._initial.values:
+                writing = replace(spec, operator=writer, inputs=(given,))
+                written = self._collected(self._partitions(writing, [values], _copies_of(writer)))
+                spec = self._behind(spec, written)
+            before = self._initial.rows if before is None else before
+            if before is not None:
+                first = self._collected(self._partitions(spec, before, self._operator))
+                spec = self._behind(spec, first)
+        ran = self._collected(self._partitions(spec, self._pending, self._operator))
+        return ran if first is None else first.then(ran)
+
+    def _behind(self, spec: TaskSpec, ran: _Ran) -> TaskSpec:
+        """The same micro-batch, starting from what ``ran`` has left."""
+        return replace(spec, base=self._operator_after(spec, ran.records), first_arrival=FIRST_ARRIVAL)
+
+    def _collected(self, outs: Iterable[OutBatch | CommitRecord | dict[str, float]]) -> _Ran:
+        ran = _Ran([], [], [])
+        for out in outs:
             if isinstance(out, CommitRecord):
-                records += unpack_records(pack_records([out]))
+                ran.records.extend(unpack_records(pack_records([out])))
             elif isinstance(out, SideBatch):
-                aside.append(out)
+                ran.aside.append(out)
             elif isinstance(out, pa.RecordBatch):
-                rows.append(out)
+                ran.rows.append(out)
             else:
                 self.batches.append(out)
-        warn_of_missing_rows(_UID, spec.batch_id, self._config, records)
-        self._commit(spec, records, final)
-        self._pending = []
-        self.output.extend(rows_of(rows))
-        self.last_aside = aside
-        for out in aside:
-            self._side_rows[out.output].extend(rows_of([out.batch]))
-        return rows
+        return ran
 
-    def _partitions(self, spec: TaskSpec) -> Iterator[OutBatch | CommitRecord]:
-        spec = replace(spec, broadcast=self._broadcast(), inputs=self._with_local_phase(spec))
-        parts = self._exchange(spec.inputs)
+    def _partitions(
+        self, spec: TaskSpec, pushed: Sequence[InputBatch], copies: Callable[[], Operator]
+    ) -> Iterator[OutBatch | CommitRecord]:
+        spec = replace(spec, broadcast=self._broadcast(spec, pushed), inputs=self._with_local_phase(spec))
+        parts = self._exchange(spec.inputs, pushed)
         for partition in range(self.parallelism):
-            shipped = _shipped(spec, self._operator)
+            shipped = _shipped(spec, copies)
             yield from run_partition(shipped, partition, iter(parts[partition]), self._store_through)
 
     def _stateless(self, spec: TaskSpec) -> Iterator[OutBatch | dict[str, float]]:
@@ -476,22 +529,22 @@ class OperatorHarness:
             local_dir=str(self._folder / "local"),
         )
 
-    def _broadcast(self) -> bytes | None:
+    def _broadcast(self, spec: TaskSpec, pushed: Sequence[InputBatch]) -> bytes | None:
         """The pushed rows of the broadcast input, as a Spark job sends them to every task."""
-        index = next((i for i, spec in enumerate(self._specs) if spec.broadcast), None)
+        index = next((i for i, given in enumerate(spec.inputs) if given.broadcast), None)
         if index is None:
             return None
-        pushed = [batch for batch in self._pending if batch.input_index == index]
-        return pack_broadcast(_UID, self._specs[index], pushed, self._config.broadcast_size_limit_bytes)
+        sent = [batch for batch in pushed if batch.input_index == index]
+        return pack_broadcast(_UID, self._specs[index], sent, self._config.broadcast_size_limit_bytes)
 
     def _with_local_phase(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
         phase = chosen_local_phase(spec.operator, spec.inputs, spec.config, spec.base, spec.batch_id)
         return spec.inputs if phase is None else (replace(spec.inputs[0], local=phase),)
 
-    def _exchange(self, inputs: Sequence[InputSpec]) -> list[list[InputBatch]]:
+    def _exchange(self, inputs: Sequence[InputSpec], rows: Sequence[InputBatch]) -> list[list[InputBatch]]:
         """The pushed rows by partition, as the exchange of a Spark job would deliver them."""
         parts: list[list[InputBatch]] = [[] for _ in range(self.parallelism)]
-        for pushed in self._pending:
+        for pushed in rows:
             spec = inputs[pushed.input_index]
             if spec.broadcast:
                 continue
@@ -590,78 +643,3 @@ def _changelogs(changelog: bool | Sequence[bool], count: int) -> list[bool]:
             f"operator '{_UID}': changelog is {changelog!r}; give True or False, or one of them for each input"
         )
     return given
-
-
-def record_batch(rows: Sequence[Any], schema: pa.Schema, name: str) -> pa.RecordBatch:
-    """Rows as the columns of an input. Raises SchemaError that names it and the row for what does not fit."""
-    if isinstance(rows, Mapping):
-        raise SchemaError(f"push: the rows of {name} are {rows!r}; give a list of rows, also of a single one")
-    values = [_values(row, number, schema, name) for number, row in enumerate(rows)]
-    columns = [_column([row[i] for row in values], field, name) for i, field in enumerate(schema)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _values(row: Any, number: int, schema: pa.Schema, name: str) -> Sequence[Any]:
-    """A row's values in the columns' order."""
-    if isinstance(row, Mapping):
-        missing = [column for column in schema.names if column not in row]
-        unknown = [column for column in row if column not in schema.names]
-        if not missing and not unknown:
-            return [row[column] for column in schema.names]
-        wrong = [f"has no {', '.join(missing)}"] if missing else []
-        wrong += [f"has {', '.join(map(str, unknown))}, which {name} has not"] if unknown else []
-        raise SchemaError(
-            f"push: row {number} of {name} is {row!r}: it {' and '.join(wrong)}; give a value (None for null) for each "
-            f"of its columns: {', '.join(schema.names)}"
-        )
-    if isinstance(row, (str, bytes)) or not isinstance(row, Sequence) or len(row) != len(schema):
-        raise SchemaError(
-            f"push: row {number} of {name} is {row!r}; give a tuple with a value for each of its {len(schema)} "
-            f"columns, or a dict: {', '.join(schema.names)}"
-        )
-    return row
-
-
-def _column(values: list[Any], field: pa.Field, name: str) -> pa.Array:
-    try:
-        return pa.array(values, field.type)
-    except _NOT_IN_ARROW as error:
-        number, value = next((n, value) for n, value in enumerate(values) if not _fits(value, field.type))
-        raise SchemaError(
-            f"push: row {number} of {name} has {value!r} in column '{field.name}', which does not fit its type "
-            f"{field.type}: {error}"
-        ) from error
-
-
-def _fits(value: Any, kind: pa.DataType) -> bool:
-    try:
-        pa.array([value], kind)
-    except _NOT_IN_ARROW:
-        return False
-    return True
-
-
-def _kind_codes(texts: list[str], num_rows: int) -> np.ndarray[Any, np.dtype[np.int8]]:
-    if len(texts) != num_rows:
-        raise SchemaError(f"push: there are {len(texts)} kinds for {num_rows} rows; give one a row")
-    wrong = next(((number, text) for number, text in enumerate(texts) if text not in ROW_KIND_TEXTS), None)
-    if wrong is not None:
-        raise SchemaError(
-            f"push: row {wrong[0]} has the kind {wrong[1]!r}; write one of {', '.join(ROW_KIND_TEXTS)}"
-        )
-    return np.array([ROW_KIND_TEXTS.index(text) for text in texts], np.int8)
-
-
-def rows_of(batches: Sequence[pa.RecordBatch]) -> list[OutputRow]:
-    """Output rows as tuples, the text of their kind first, times as integers."""
-    return [row for batch in batches for row in _rows_of(batch)]
-
-
-def _rows_of(batch: pa.RecordBatch) -> Iterator[OutputRow]:
-    kinds = batch.column(ROW_KIND_COLUMN).to_pylist()
-    columns = [
-        integers(column).to_pylist()
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        if name != ROW_KIND_COLUMN
-    ]
-    return zip(kinds, *columns, strict=True)

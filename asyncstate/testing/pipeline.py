@@ -29,6 +29,7 @@ from asyncstate.dataflow import (
     Stream,
     Transform,
     Union,
+    check_one_start,
     draw,
     explain,
 )
@@ -39,7 +40,9 @@ from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy
 from asyncstate.testing.expressions import transformed
-from asyncstate.testing.harness import OperatorHarness, OutputRow, record_batch, rows_of
+from asyncstate.testing.harness import OperatorHarness
+from asyncstate.testing.rows import OutputRow, record_batch, rows_of
+from asyncstate.testing.starting import InitialRows, initial_rows, input_batch
 
 _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
 
@@ -47,7 +50,8 @@ _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
 @dataclass(frozen=True)
 class PipelineSource:
     """A source as ``StreamingJob.source`` declares it; ``schema``: its columns, without ``row_kind``, a pyarrow schema
-    or Spark DDL text."""
+    or Spark DDL text. ``initial``: rows that come before all pushed ones, in the first micro-batch: a list of tuples or
+    dicts, or a RecordBatch; kinds stand in a column ``row_kind``."""
 
     schema: pa.Schema
     event_time: str | None = None
@@ -55,6 +59,7 @@ class PipelineSource:
     changelog: bool = False
     sequence: SequenceBy = None
     drop_seen: bool = False
+    initial: InitialRows | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema", read_schema(self.schema, "source"))
@@ -88,6 +93,8 @@ class PipelineHarness:
             "clock": self.clock,
         }
         self.flow = Dataflow()
+        self._starts = {name: one.initial for name, one in sources.items() if one.initial is not None}
+        self._initial: dict[Node, pa.RecordBatch] = {}
         pipeline(**{name: self._declared(name, source) for name, source in sources.items()})
         self._pending: dict[str, list[pa.RecordBatch]] = {name: [] for name in sources}
         self._operators: dict[str, OperatorHarness] = {}
@@ -234,17 +241,16 @@ class PipelineHarness:
 
     def _empty(self, node: Node, inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         if isinstance(node, Source):
+            if node.name in self._starts:
+                what, given = f"source '{node.name}'", self._starts[node.name]
+                self._initial[node] = initial_rows(what, given, node.schema, bool(node.changelog))
             return _no_rows(_schema_of(node))
         if isinstance(node, Output):
             sides = self._operators[node.inputs[0].name].outputs
             return _no_rows(pa.schema([*sides.side(node.side), _KIND]))
         if not isinstance(node, Apply):
             return _through(node, inputs)
-        if node.initial_state is not None:
-            raise JobError(
-                "what initial_state says needs Spark; let the pipeline get it as an argument, None in tests, and push "
-                "the rows that come first before the others"
-            )
+        check_one_start(node, self._starts)
         arguments = node.arguments()
         options = {**self._settings["options"], **arguments.pop("options")}
         del arguments["uid"]
@@ -252,6 +258,7 @@ class PipelineHarness:
             node.operator,
             [pa.schema([field for field in one.schema if field.name != ROW_KIND_COLUMN]) for one in inputs],
             changelog=[ROW_KIND_COLUMN in one.schema.names for one in inputs],
+            initial_state=node.initial_state,
             **arguments,
             **{**self._settings, "options": options},
         )
@@ -267,12 +274,13 @@ class PipelineHarness:
         watermark = MAX_WATERMARK if final else self.watermark
         saved = {uid: one.snapshot() for uid, one in self._operators.items()} if crash_before else {}
         rows: dict[Node, pa.RecordBatch] = {}
+        first = {} if self._batches else dict(self._initial)
         out: dict[str, list[OutputRow]] = {}
         for node in self.flow.nodes:
             if node.name == crash_before and isinstance(node, Apply | Sink):
                 self._restore(saved)
                 return out
-            rows[node] = self._rows(node, [rows[one] for one in node.inputs], final, watermark)
+            rows[node] = self._rows(node, rows, first, final, watermark)
             if isinstance(node, Sink):
                 out[node.name] = _as_output(rows[node])
                 self.outputs[node.name] += out[node.name]
@@ -282,19 +290,50 @@ class PipelineHarness:
         return out
 
     def _rows(
-        self, node: Node, inputs: Sequence[pa.RecordBatch], final: bool, watermark: int
+        self,
+        node: Node,
+        rows: Mapping[Node, pa.RecordBatch],
+        first: dict[Node, pa.RecordBatch],
+        final: bool,
+        watermark: int,
     ) -> pa.RecordBatch:
+        """The rows of a node; what of them comes before all others, as far as no operator has had it, goes to
+        ``first``. An operator with state has that before ``rows``, everything else has both as one."""
         if isinstance(node, Source):
             return _joined(self._pending[node.name], self._schemas[node])
+        inputs = [rows[one] for one in node.inputs]
         if isinstance(node, Output):
             aside = self._operators[node.inputs[0].name].last_aside
             return _joined([out.batch for out in aside if out.output == node.side], self._schemas[node])
-        if not isinstance(node, Apply):
-            return _through(node, inputs)
+        before = [first.get(one) for one in node.inputs]
+        if isinstance(node, Sink) or (isinstance(node, Apply) and node.operator.stateless):
+            inputs = [
+                now if one is None else _joined([one, now], now.schema)
+                for one, now in zip(before, inputs, strict=True)
+            ]
+            before = []
+        if isinstance(node, Apply):
+            return self._applied(node, inputs, before, final, watermark)
+        if any(one is not None for one in before):
+            parts = [
+                _no_rows(now.schema) if one is None else one for one, now in zip(before, inputs, strict=True)
+            ]
+            first[node] = _through(node, parts)
+        return _through(node, inputs)
+
+    def _applied(
+        self,
+        node: Apply,
+        inputs: Sequence[pa.RecordBatch],
+        before: Sequence[pa.RecordBatch | None],
+        final: bool,
+        watermark: int,
+    ) -> pa.RecordBatch:
         operator = self._operators[node.name]
         for number, given in enumerate(inputs):
             _give(operator, number, given)
-        return _joined(operator.run_batch(final, watermark), self._schemas[node])
+        initial = [input_batch(given, number) for number, given in enumerate(before) if given is not None]
+        return _joined(operator.run_batch(final, watermark, initial or None), self._schemas[node])
 
     def _restore(self, saved: Mapping[str, Path]) -> None:
         for uid, snapshot in saved.items():

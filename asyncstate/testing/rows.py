@@ -1,0 +1,102 @@
+"""Rows as tests write them and read them: tuples and dicts, as Arrow columns and back.
+
+Owns: ``record_batch``, ``kind_codes``, ``rows_of`` and ``OutputRow``.
+Invariant: what does not fit its column is refused with its row, before anything runs.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
+from asyncstate.codec.times import integers
+from asyncstate.errors import SchemaError
+
+OutputRow = tuple[Any, ...]
+"""A row kind's text and the values, times as integers."""
+
+_NOT_IN_ARROW: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
+
+
+def record_batch(rows: Sequence[Any], schema: pa.Schema, name: str, doing: str = "push") -> pa.RecordBatch:
+    """Rows as the columns of an input. Raises SchemaError that names it and the row for what does not fit; ``doing``:
+    where the rows were given."""
+    if isinstance(rows, Mapping):
+        raise SchemaError(
+            f"{doing}: the rows of {name} are {rows!r}; give a list of rows, also of a single one"
+        )
+    values = [_values(row, number, schema, name, doing) for number, row in enumerate(rows)]
+    columns = [_column([row[i] for row in values], field, name, doing) for i, field in enumerate(schema)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _values(row: Any, number: int, schema: pa.Schema, name: str, doing: str) -> Sequence[Any]:
+    """A row's values in the columns' order."""
+    if isinstance(row, Mapping):
+        missing = [column for column in schema.names if column not in row]
+        unknown = [column for column in row if column not in schema.names]
+        if not missing and not unknown:
+            return [row[column] for column in schema.names]
+        wrong = [f"has no {', '.join(missing)}"] if missing else []
+        wrong += [f"has {', '.join(map(str, unknown))}, which {name} has not"] if unknown else []
+        raise SchemaError(
+            f"{doing}: row {number} of {name} is {row!r}: it {' and '.join(wrong)}; give a value (None for null) "
+            f"for each of its columns: {', '.join(schema.names)}"
+        )
+    if isinstance(row, (str, bytes)) or not isinstance(row, Sequence) or len(row) != len(schema):
+        raise SchemaError(
+            f"{doing}: row {number} of {name} is {row!r}; give a tuple with a value for each of its {len(schema)} "
+            f"columns, or a dict: {', '.join(schema.names)}"
+        )
+    return row
+
+
+def _column(values: list[Any], field: pa.Field, name: str, doing: str) -> pa.Array:
+    try:
+        return pa.array(values, field.type)
+    except _NOT_IN_ARROW as error:
+        number, value = next((n, value) for n, value in enumerate(values) if not _fits(value, field.type))
+        raise SchemaError(
+            f"{doing}: row {number} of {name} has {value!r} in column '{field.name}', which does not fit its type "
+            f"{field.type}: {error}"
+        ) from error
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    try:
+        pa.array([value], kind)
+    except _NOT_IN_ARROW:
+        return False
+    return True
+
+
+def kind_codes(texts: list[str], num_rows: int, doing: str = "push") -> np.ndarray[Any, np.dtype[np.int8]]:
+    """The codes of row kinds given as texts, one a row. Raises SchemaError for other ones."""
+    if len(texts) != num_rows:
+        raise SchemaError(f"{doing}: there are {len(texts)} kinds for {num_rows} rows; give one a row")
+    wrong = next(((number, text) for number, text in enumerate(texts) if text not in ROW_KIND_TEXTS), None)
+    if wrong is not None:
+        raise SchemaError(
+            f"{doing}: row {wrong[0]} has the kind {wrong[1]!r}; write one of {', '.join(ROW_KIND_TEXTS)}"
+        )
+    return np.array([ROW_KIND_TEXTS.index(text) for text in texts], np.int8)
+
+
+def rows_of(batches: Sequence[pa.RecordBatch]) -> list[OutputRow]:
+    """Output rows as tuples, the text of their kind first, times as integers."""
+    return [row for batch in batches for row in _rows_of(batch)]
+
+
+def _rows_of(batch: pa.RecordBatch) -> Iterator[OutputRow]:
+    kinds = batch.column(ROW_KIND_COLUMN).to_pylist()
+    columns = [
+        integers(column).to_pylist()
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        if name != ROW_KIND_COLUMN
+    ]
+    return zip(kinds, *columns, strict=True)
