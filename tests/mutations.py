@@ -399,6 +399,12 @@ MUTATIONS: Final = (
         "testing/test_harness.py",
     ),
     _mutation(
+        "asyncstate/testing/harness.py",
+        "self._operator_after(spec, ran.records), first_arrival=FIRST_ARRIVAL)",
+        "self._operator_after(spec, ran.records))",
+        "testing/test_initial_state.py",
+    ),
+    _mutation(
         "asyncstate/runtime/put_together.py",
         '"any" if function is LocalFunction.MAX else "all"',
         '"any"',

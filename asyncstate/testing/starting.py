@@ -146,9 +146,8 @@ def _values(
 def _value_type(state: StateSpec, rows: Any) -> pa.DataType:
     text = state.types["value"]
     if text == PICKLED:
-        values = [row.get("value") if isinstance(row, Mapping) else row[-1] for row in rows]
         try:
-            return pa.infer_type(values)
+            return pa.infer_type(list(map(_value_in, rows)) if isinstance(rows, list | tuple) else [])
         except pa.ArrowException as error:
             raise SchemaError(
                 f"initial_state: values of state '{state.name}' are no Arrow values: {error}; push the rows that make "
@@ -156,6 +155,13 @@ def _value_type(state: StateSpec, rows: Any) -> pa.DataType:
             ) from error
     kind = type_from_text(text)
     return pa.list_(kind) if state.kind == "list" else kind
+
+
+def _value_in(row: Any) -> Any:
+    """The value of a row of values; None where it has none, which is refused when the row is read."""
+    if isinstance(row, Mapping):
+        return row.get("value")
+    return row[-1] if isinstance(row, Sequence) and row else None
 
 
 def _has_kinds(given: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +22,7 @@ from asyncstate import (
     ValueStateDescriptor,
 )
 from asyncstate.dataflow import Stream
-from asyncstate.errors import AsyncStateError, JobError
+from asyncstate.errors import AsyncStateError, JobError, OperatorError
 from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource
 from operators import GroupAggregate, Join, count, sum_
 
@@ -196,12 +196,45 @@ def test_an_operator_of_a_pipeline_starts_from_what_it_was_given(mode: dict[str,
         assert net(harness.rows("sums")) == {(1, 7): 1}
 
 
+class FailsOnce(Numbered):
+    """Fails at its first row of value 7, after others have changed the state."""
+
+    failed: ClassVar[list[int]] = []
+
+    async def process(self, row: Row, ctx: RecordContext) -> None:
+        await super().process(row, ctx)
+        if row.v == 7 and not self.failed:
+            self.failed.append(7)
+            raise ValueError("the first time")
+
+
+@pytest.mark.parametrize("local", ["false", "true"])
+def test_a_first_micro_batch_that_failed_runs_again_with_the_initial_rows(
+    mode: dict[str, Any], local: str
+) -> None:
+    FailsOnce.failed.clear()
+    mode["options"] |= {"async-state.local-aggregation": local}
+    with OperatorHarness(FailsOnce(), ROWS, "k", initial_state=[(1, 5, 0)], **mode) as harness:
+        harness.push([(1, 6, 0), (1, 7, 0)])
+        with pytest.raises(OperatorError, match="the first time"):
+            harness.end_batch()
+        assert harness.end_batch() == [("+I", 1, 5, 0), ("+I", 1, 6, 1), ("+I", 1, 7, 2)]
+    sums = GroupAggregate([sum_("v")])
+    with OperatorHarness(sums, ROWS, "k", initial_state=[(1, 5, 0), (1, 6, 0)], **mode) as harness:
+        harness.push([(1, 7, 0), (1, 8, 0)])
+        assert net(harness.end_batch()) == {(1, 26): 1}
+        assert harness.statistics()["rows_in"] == (2 if local == "true" else 4)
+
+
 @pytest.mark.parametrize(
     ("operator", "given", "message"),
     [
         (Numbered(), [("a", 1, 1)], "initial_state: row 0 of operator 'operator' has 'a' in column 'k'"),
         (Numbered(), pa.RecordBatch.from_pydict({"k": ["a"]}), "its initial rows differ from its input in k, ts, v"),
         (Numbered(), 7, "is to start from 7; a harness takes"),
+        (Holder(), {"any": 7}, "values of state 'any' is to start from 7; a harness takes"),
+        (Holder(), {"any": [7]}, "row 0 of operator 'operator', values of state 'any' is 7; give a tuple"),
+        (Holder(), {"any": [(1, object())]}, "values of state 'any' are no Arrow values"),
         (Numbered(), {"none": [(1, 1)]}, "names a state 'none' that it does not declare; it has 'count'"),
         (Numbered(), {"count": [(1, "x")]}, "row 0 of operator 'operator', values of state 'count' has 'x'"),
         (Numbered(), {"count": pa.RecordBatch.from_pydict({"k": [1]})}, "and the value: k, value"),
