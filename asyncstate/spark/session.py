@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from asyncstate.spark.java import check_java
+from asyncstate.spark.java_log import quieten
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +64,9 @@ def build_session(
     local = local_address(master, given) | local_logs(master, given)
     for key, value in (recommended_conf() | local | given).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    quieten(spark.sparkContext)
+    return spark
 
 
 def local_address(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:

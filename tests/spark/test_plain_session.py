@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+
+from asyncstate.spark.java_log import LOCAL_CHECKPOINTS, quieten
 
 pytestmark = pytest.mark.spark
 
@@ -46,3 +49,25 @@ def test_workers_run_the_interpreter_of_the_script(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "[(0, 5, '+I'), (1, 5, '+I')]"
+
+
+def test_warnings_of_local_checkpoints_are_left_out_and_a_level_of_the_users_stays(
+    spark: SparkSession,
+) -> None:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    manager = jvm.org.apache.logging.log4j.LogManager
+    own = manager.getContext(False).getConfiguration().getLoggerConfig
+    root = own("").getLevel().toString()
+    quieten(spark.sparkContext)
+    assert (own(LOCAL_CHECKPOINTS).getName(), own(LOCAL_CHECKPOINTS).getLevel().toString()) == (
+        LOCAL_CHECKPOINTS,
+        "ERROR",
+    )
+    assert own("").getLevel().toString() == root
+    own(LOCAL_CHECKPOINTS).setLevel(jvm.org.apache.logging.log4j.Level.valueOf("WARN"))
+    try:
+        quieten(spark.sparkContext)
+        assert own(LOCAL_CHECKPOINTS).getLevel().toString() == "WARN"
+    finally:
+        own(LOCAL_CHECKPOINTS).setLevel(jvm.org.apache.logging.log4j.Level.valueOf("ERROR"))
