@@ -19,7 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncstate import InputSpec, StateTtl
-from asyncstate.state import TtlTime, TtlUpdate, TtlVisibility, list_blocks
+from asyncstate.state import TtlTime, TtlUpdate, TtlVisibility
+from asyncstate.state.columnar import list_blocks
 from operators import Deduplicate, GroupAggregate, Join, count, max_, min_, sum_
 from operators.join.rules import JoinKind
 from tests.operators.set_model import Outcome, net_of_set

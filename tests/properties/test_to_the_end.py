@@ -95,9 +95,9 @@ def test_no_row_is_behind_the_watermark_and_an_object_has_one_micro_batch(async_
 
 def _to_the_end(harness: OperatorHarness) -> tuple[list[OutputRow], CommitRecord]:
     spec = harness._spec(None, MIN_WATERMARK)
-    object.__setattr__(spec, "broadcast", harness._broadcast())
+    object.__setattr__(spec, "broadcast", harness._broadcast(spec, harness._pending))
     object.__setattr__(spec, "local_dir", harness._config.local_dir)
-    (batches,) = harness._exchange(spec.inputs)
+    (batches,) = harness._exchange(spec.inputs, harness._pending)
     *rows, record = run_to_the_end(harness._operator(), spec, 0, iter(batches))
     assert isinstance(record, CommitRecord)
     return [row for batch in rows for row in _rows(batch)], record

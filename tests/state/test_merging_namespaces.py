@@ -32,7 +32,7 @@ from asyncstate import (
     to_iterable,
 )
 from asyncstate.errors import CodecError, OperatorError, StateAccessError
-from asyncstate.state import chunks
+from asyncstate.state.keyed import chunks
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 

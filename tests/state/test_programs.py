@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from asyncstate import InputSpec, ListStateDescriptor, OperatorContext, RecordContext, RecordOperator, Row
 from asyncstate.execution import ReadPacer
 from asyncstate.runtime import task
-from asyncstate.state import chunks
+from asyncstate.state.keyed import chunks
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 from tests.state.programs import (

@@ -28,7 +28,7 @@ from asyncstate import (
     functions,
 )
 from asyncstate.errors import CodecError, OperatorError, StateAccessError, StateDeclarationError
-from asyncstate.state import chunks
+from asyncstate.state.keyed import chunks
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 

@@ -23,7 +23,7 @@ from asyncstate import (
 )
 from asyncstate.codec import encode_namespace
 from asyncstate.errors import StateDeclarationError
-from asyncstate.state import chunks
+from asyncstate.state.keyed import chunks
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 from tests.state.ttl_probe import INPUT, MS, NOTHING, Bench, Probe, add

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from asyncstate import StateTtl
 from asyncstate.codec import KeyCodec
-from asyncstate.state import TtlUpdate, TtlVisibility, chunks
+from asyncstate.state import TtlUpdate, TtlVisibility
+from asyncstate.state.keyed import chunks
 from tests.state.ttl_probe import MS, Bench, Probe
 
 TTL_MS = 100

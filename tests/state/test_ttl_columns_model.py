@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate import InputSpec, StateTtl
-from asyncstate.state import TtlTime, TtlUpdate, TtlVisibility, list_blocks
+from asyncstate.state import TtlTime, TtlUpdate, TtlVisibility
+from asyncstate.state.columnar import list_blocks
 from tests.state.ttl_column_probe import ColumnProbe, text
 from tests.state.ttl_direct import MS, ExpiringRunner
 from tests.state.ttl_probe import INPUT

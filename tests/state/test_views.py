@@ -35,7 +35,7 @@ from asyncstate import (
     completed_future,
 )
 from asyncstate.errors import CodecError, StateAccessError
-from asyncstate.state import chunks
+from asyncstate.state.keyed import chunks
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeRecord, FakeSink, record, run_records
 
