@@ -43,9 +43,8 @@ class KeyedMap(_PlainOperator):
     says so: the same row must then always give the same result, so that it can be taken back.
 
     >>> from asyncstate.testing import OperatorHarness
-    >>> words = pa.schema([("word", pa.string())])
-    >>> lengths = KeyedMap(lambda row: (row.word, len(row.word)), words.append(pa.field("length", pa.int64())))
-    >>> with OperatorHarness(lengths, words, ["word"]) as harness:
+    >>> lengths = KeyedMap(lambda row: (row.word, len(row.word)), "word string, length bigint")
+    >>> with OperatorHarness(lengths, "word string", ["word"]) as harness:
     ...     harness.push([("tree",), ("ox",)])
     ...     harness.end_batch()
     [('+I', 'tree', 4), ('+I', 'ox', 2)]
