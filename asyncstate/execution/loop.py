@@ -79,17 +79,13 @@ class Completions:
         return [Outstanding(ticket, now - asked) for ticket, asked in self._expected.values()]
 
 
-async def _nothing() -> None:
-    pass
-
-
 class LoopThread:
     """Runs ``opening``, then what is given to ``run_soon``, then ``closing``; the hooks in one and the same task.
 
     Between ``start`` and ``stop`` the thread that made it may call ``run_soon``.
     """
 
-    def __init__(self, name: str, opening: Hook = _nothing, closing: Hook = _nothing) -> None:
+    def __init__(self, name: str, opening: Hook, closing: Hook) -> None:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._opening = opening
         self._closing = closing
