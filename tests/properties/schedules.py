@@ -25,6 +25,8 @@ MEMORY: tuple[dict[str, str], ...] = (
     {"async-state.gather-memory": "1kb", "async-state.write-cache-size": "1kb"},
 )
 """Everything in memory; reads that all wait for the store; rows and writes that go to files."""
+LARGE = 1_000
+"""A bundle of so many rows has all rows of a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,14 @@ class Schedule:
     def options(self) -> dict[str, str]:
         """Settings of the harness."""
         return {"async-state.bundle-size": str(self.bundle_size), **MEMORY[self.memory]}
+
+    @property
+    def whole_keys(self) -> bool:
+        """Whether all rows that a key has in a micro-batch are in one bundle.
+
+        Beyond the bundle, and on disk beyond ``gather-memory``, the rows of one key may be taken apart.
+        """
+        return self.bundle_size > LARGE and "async-state.gather-memory" not in MEMORY[self.memory]
 
 
 @st.composite

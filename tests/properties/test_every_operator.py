@@ -44,8 +44,6 @@ OPERATORS: dict[str, Entries] = {
     "functions": FUNCTIONS,
 }
 _HARMLESS = ("counter.timers_fired", "counter.keys_notified", "counter.view_")
-LARGE = 1_000
-"""A bundle of so many rows has all rows of a micro-batch."""
 
 
 def examples_of(operator: str) -> int:
@@ -117,7 +115,7 @@ def _check_output(example: Example, schedule: Schedule, done: Run) -> None:
         for number, batch in enumerate(schedule.batches):
             expected = example.expected(example.history.tables(records[: batch.seen]))
             assert done.netted(number + 1) == expected
-    if example.output_key is not None and schedule.bundle_size > LARGE:
+    if example.output_key is not None and schedule.whole_keys:
         for rows in done.outputs:
             _check_kinds(rows, example.output_key, len(example.inputs))
 
