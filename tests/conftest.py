@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import class_archive
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -46,18 +48,12 @@ _IN_MEMORY = Path("/dev/shm")
 _IN_MEMORY_BYTES_MIN = 4 << 30
 
 
-# A test's JVM is too short-lived for what the second compiler gains: the first alone halves its processor time.
-_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests, and all that they start, write into memory: on a disk they would mostly wait for its fsync."""
-    os.environ.setdefault(
-        "SPARK_SUBMIT_OPTS", _JVM_OPTIONS
-    )  # of every Spark that a test starts, in any process
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # the controller's environment says where
+    os.environ.setdefault(_SUBMIT_OPTIONS, class_archive.java_options())
     given = os.environ.get(SCRATCH)
     if given is None and not _has_room(_IN_MEMORY):
         return
@@ -66,15 +62,24 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     if config.option.basetemp is None:
         config.option.basetemp = os.path.join(scratch, "pytest")
+    if getattr(config.option, "numprocesses", None):  # whole suites, which start many a JVM
+        archive = Path(scratch, "classes.jsa")
+        config.stash[_archive] = class_archive.Making(archive)
+        os.environ[_SUBMIT_OPTIONS] = class_archive.java_options(archive)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Delete what is left; pytest keeps the folders of tests that failed until here."""
+    if _archive in config.stash:
+        config.stash[_archive].end()
     if _scratch in config.stash:
         shutil.rmtree(config.stash[_scratch][0], ignore_errors=True)
 
 
 _scratch = pytest.StashKey[tuple[str, str | None]]()
+_archive = pytest.StashKey[class_archive.Making]()
+_SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"
+"""Of every Spark that a test starts, in any process."""
 
 
 def _has_room(folder: Path) -> bool:

@@ -45,7 +45,12 @@ def until(holds: Callable[[], bool], seconds_max: float, what: str) -> None:
 def python_environment() -> dict[str, str]:
     """Variables with which drivers and workers are this interpreter and find the project."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    return {
+        "PYTHONPATH": path,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_SUBMIT_OPTS": "",  # these JVMs have archives of their own
+    }
 
 
 def spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
