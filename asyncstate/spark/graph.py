@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
@@ -108,7 +109,8 @@ class JobGraph:
             elif isinstance(node, Sink):
                 write = node.sink if callable(node.sink) else node.sink.write
                 (given,) = node.inputs
-                write(_with_first(first.get(given), rows[given]), batch.batch_id)
+                with _named(node):
+                    write(_with_first(first.get(given), rows[given]), batch.batch_id)
             elif not isinstance(node, Source):
                 rows[node] = _frame(node, [rows[one] for one in node.inputs], node in self._kinds_kept)
                 if any(one in first for one in node.inputs):
@@ -204,6 +206,16 @@ class JobGraph:
 
     def _applied(self) -> list[Apply]:
         return [node for node in self.flow.nodes if isinstance(node, Apply)]
+
+
+@contextmanager
+def _named(node: Node) -> Iterator[None]:
+    """A failure inside says in which sink it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {_called(node)}")
+        raise
 
 
 def _with_first(first: DataFrame | None, rows: DataFrame) -> DataFrame:

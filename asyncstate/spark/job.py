@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.sql.types import StructType
 
@@ -21,7 +22,7 @@ from asyncstate.config import Config, resolve
 from asyncstate.dataflow import NodeFigures, Stream, draw, explain
 from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
-from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
+from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, advance_sources, left_out, operator_after
 from asyncstate.spark.arrow_batches import ArrowBatches
@@ -30,6 +31,7 @@ from asyncstate.spark.chain import RunPartition
 from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
 from asyncstate.spark.graph import JobGraph
+from asyncstate.spark.java_log import unsaid_failure
 from asyncstate.spark.job_texts import JobTexts
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
 from asyncstate.spark.packing import BATCH, Packing, with_inputs
@@ -44,7 +46,9 @@ from asyncstate.spark.progress import (
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.progress_log import ProgressReports
 from asyncstate.spark.session import settle_session
+from asyncstate.spark.stopping import Stopping
 from asyncstate.storage import Manifest, OperatorManifest
+from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
     from pyspark import StatusTracker
@@ -113,6 +117,8 @@ class StreamingJob:
         self._now: tuple[int, float] | None = None
         self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._running = False
+        self._stopping = Stopping(name)
+        self._query: StreamingQuery | None = None
         self._reports = ProgressReports(on_progress)
         self._frame = JobFrame(
             job_id=self._ledger.job_id,
@@ -157,7 +163,8 @@ class StreamingJob:
 
         def on_batch(df: DataFrame, batch_id: int) -> None:
             _check_call(df, batch_id)
-            self._run(df, int(batch_id), final=False)
+            with self._stopping.micro_batch():
+                self._run(df, int(batch_id), final=False)
 
         on_batch.__name__ = getattr(function, "__name__", "on_batch")
         on_batch.__doc__ = function.__doc__
@@ -275,10 +282,37 @@ class StreamingJob:
         writer = writer.option("checkpointLocation", place)
         if trigger is not None:
             writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
-        query = writer.start()
+        self._query = query = writer.start()
         if progress:
             self.progress_bar(query)
         return query
+
+    def stop(self, query: StreamingQuery | None = None, timeout_seconds: float | None = None) -> None:
+        """End the query between two micro-batches, with nothing left to repeat and nothing said in Spark's log.
+
+        The micro-batch at work is waited for and committed; no other begins. ``query``: if not the last one that
+        ``start`` has started. Nothing happens if it has ended. ``timeout_seconds``: of the waiting, by default as long
+        as it takes. Raises JobError beyond it, when the query goes on, and when called from within a micro-batch. A job
+        is a context manager, too, that stops at its end.
+        """
+        query = query if query is not None else self._query
+        if query is None:
+            return
+        self._stopping.stop(query, timeout_seconds)
+        self._bar.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        except Exception as stopping:
+            if error is None:
+                raise
+            error.add_note(f"stopping job '{self.name}' failed as well: {stopping}")
 
     def progress_bar(self, query: StreamingQuery) -> ProgressBar:
         """Show what the job does as long as ``query`` runs, in a terminal or in a notebook; elsewhere it does nothing.
@@ -369,22 +403,38 @@ class StreamingJob:
         empty = self._spark.createDataFrame([], StructType.fromJson(json.loads(schema)))
         self._run(empty, latest.batch_id + 1, final=True)
 
-    def await_termination(self, query: StreamingQuery, timeout: int | None = None) -> bool | None:
-        """``query.awaitTermination`` that raises this job's own error instead of Spark's wrapping of it."""
+    def await_termination(
+        self, query: StreamingQuery | None = None, timeout: int | None = None
+    ) -> bool | None:
+        """``query.awaitTermination`` that raises what the job failed with, and not Spark's wrapping of it.
+
+        That is the very exception of the operator, the sink or the function, with the user's frames and a note of the
+        micro-batch; Spark's log does not repeat it. ``query``: if not the last one that ``start`` has started.
+        ``timeout``: in seconds; then the answer is whether the query has ended.
+        """
+        query = query if query is not None else self._query
+        if query is None:
+            raise JobError(f"job '{self.name}' has not been started; call start(), or name the query")
         try:
-            return query.awaitTermination(timeout)
+            with unsaid_failure(self._spark.sparkContext, query.runId):
+                return query.awaitTermination(timeout)
         except Exception as failure:
-            error = self.last_error
-            if isinstance(error, AsyncStateError):
-                raise error from error.__cause__
-            restored = restore(str(failure))
-            if restored is not None:
-                raise restored from restored.__cause__
-            raise
+            error = self._own(failure)
+            if error is None:
+                raise
         finally:
             with suppress(Exception):  # without a JVM nobody can say; the bar then ends by itself
                 if not query.isActive:
                     self._bar.close()
+        raise error  # out here it has the context that it had, and not Spark's
+
+    def _own(self, failure: Exception) -> Exception | None:
+        """What Spark's exception stands for: that of the last micro-batch, or of a task."""
+        error = self.last_error
+        if error is None:
+            return restore(str(failure))
+        from_users_code(error)
+        return error if isinstance(error, Exception) else None
 
     def _run(self, df: DataFrame, batch_id: int, final: bool) -> None:
         if self._function is None:
@@ -400,6 +450,9 @@ class StreamingJob:
         try:
             self._run_batch(self._function, df, batch_id, final)
         except BaseException as error:
+            error.add_note(
+                f"in micro-batch {batch_id} of job '{self.name}', which comes again at the next start"
+            )
             self.last_error = error
             raise
         finally:

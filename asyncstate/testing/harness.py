@@ -83,7 +83,7 @@ from asyncstate.storage import (
 )
 from asyncstate.testing.rows import OutputRow, kind_codes, record_batch, rows_of
 from asyncstate.testing.starting import InitialState, initial_of
-from asyncstate.testing.tracebacks import users_frames
+from asyncstate.tracebacks import users_frames
 
 __tracebackhide__ = True  # pytest shows the test's own line
 

@@ -24,6 +24,7 @@ def test_sinks_run_tiny(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "bench", "sinks", *options]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "only what the benchmark itself says"
     results = msgspec.json.decode((tmp_path / "sinks.json").read_bytes())["results"]
     assert [result["name"] for result in results] == ["write_upserts", "COPY and merge by hand"]
     assert all(result["ratio"] > 0 for result in results)

@@ -24,6 +24,7 @@ def test_two_phase_runs_tiny(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "two-phase", "--tiny", "--output", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "only what the benchmark itself says"
     results = msgspec.json.decode((tmp_path / "two-phase.json").read_bytes())["results"]
     assert [result["case"] for result in results] == ["few", "windows"]
     for result in results:

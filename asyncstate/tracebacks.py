@@ -1,6 +1,6 @@
-"""What a failing operator shows under a harness: the user's frames, without those of the framework around them.
+"""What a failure shows: the user's frames, without those of the framework around them.
 
-Owns: ``users_frames``.
+Owns: ``users_frames`` and ``from_users_code``.
 Invariant: an error of the framework or the store, and one without a frame of the user's, keeps all of its frames.
 """
 
@@ -10,22 +10,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-import asyncstate
 from asyncstate.errors import AsyncStateError, OperatorError
 
-_OWN: Final = str(Path(asyncstate.__file__).parent) + "/"
+_OWN: Final = str(Path(__file__).parent) + "/"
 _LIBRARIES: Final = ("/site-packages/", "<frozen ")
 
 
 def users_frames(error: AsyncStateError) -> AsyncStateError:
     """``error``, to be raised anew: its frames begin there, and those of its cause with the user's code."""
     cause = error.__cause__
-    if isinstance(error, OperatorError) and cause is not None:
-        first = _first_of_user(cause.__traceback__)
-        if first is not None:
-            cause.__traceback__ = first
-            error.__traceback__ = None
+    if isinstance(error, OperatorError) and cause is not None and _first_of_user(cause.__traceback__):
+        from_users_code(cause)
+        error.__traceback__ = None
     return error
+
+
+def from_users_code(error: BaseException) -> None:
+    """Let the frames of ``error`` begin with the user's code, if there is any in them."""
+    first = _first_of_user(error.__traceback__)
+    if first is not None:
+        error.__traceback__ = first
 
 
 def _first_of_user(trace: TracebackType | None) -> TracebackType | None:

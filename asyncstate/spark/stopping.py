@@ -1,0 +1,110 @@
+"""How a query ends on request: the micro-batch at work is committed, no other begins, and nothing is said of it.
+
+Owns: ``Stopping``.
+Invariant: whoever waits holds no lock that a micro-batch needs; what is turned away has not begun, so that it is lost
+with nothing and comes again at the next start.
+
+Spark interrupts its stream thread when a query is stopped. In the middle of a micro-batch that is an error with pages
+of Java frames, and Spark's own commit of it may be cut off. So the query is stopped while its thread is at rest:
+waiting for rows, or waiting here, in a micro-batch that is turned away with the words by which Spark knows an
+interruption.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from asyncstate.errors import JobError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_POLL_SECONDS: Final = 0.02
+_INTERRUPTED: Final = (
+    "the job is being stopped; Spark knows that by: py4j.protocol.Py4JJavaError: An error occurred while calling the "
+    "micro-batch: java.lang.InterruptedException"
+)
+
+
+class TurnedAwayError(Exception):
+    """Raised into Spark instead of a micro-batch of a query that has been stopped."""
+
+
+class Stopping:
+    """The agreement between the micro-batches of a job, which come on Spark's thread, and who stops its query."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._turns = threading.Lock()  # of those who stop
+        self._query: StreamingQuery | None = None  # that is being stopped
+        self._at_work: int | None = None  # the thread of the micro-batch
+        self._turned_away = False
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        """Around a micro-batch. Raises TurnedAwayError if the query is being stopped."""
+        while not self._begins():
+            query = self._query
+            # Spark says this before it interrupts its thread. No lock is held: it is a call into the JVM.
+            if query is not None and not query.isActive:
+                raise TurnedAwayError(_INTERRUPTED)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._at_work = None
+                self._changed.notify_all()
+
+    def _begins(self) -> bool:
+        """Begin, unless the query is being stopped: then wait a little, for that or for its being given up."""
+        with self._changed:
+            self._turned_away = self._query is not None
+            if self._turned_away:
+                self._changed.notify_all()
+                self._changed.wait(_POLL_SECONDS)
+                return False
+            self._at_work = threading.get_ident()
+            return True
+
+    def stop(self, query: StreamingQuery, timeout_seconds: float | None) -> None:
+        """Return when the query has ended. Raises JobError beyond the timeout, and from within a micro-batch; the query
+        then goes on."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        if self._at_work == threading.get_ident():
+            raise JobError(
+                f"job '{self._name}': stop() waits for the end of the micro-batch, so it cannot be called from within "
+                "one; call it on another thread, or let an error out of the function"
+            )
+        if not self._turns.acquire(timeout=-1 if timeout_seconds is None else timeout_seconds):
+            raise self._late(timeout_seconds)
+        try:
+            with self._changed:
+                self._query = query
+            while not self._at_rest(query):
+                if deadline is not None and time.monotonic() > deadline:
+                    raise self._late(timeout_seconds)
+                with self._changed:
+                    self._changed.wait(_POLL_SECONDS)
+            query.stop()
+        finally:
+            with self._changed:
+                self._query = None
+                self._changed.notify_all()
+            self._turns.release()
+
+    def _at_rest(self, query: StreamingQuery) -> bool:
+        """Whether Spark's thread waits, or is gone: what the job has committed, Spark has too."""
+        if self._at_work is not None:
+            return False
+        return self._turned_away or not query.isActive or not query.status["isTriggerActive"]
+
+    def _late(self, seconds: float | None) -> JobError:
+        return JobError(
+            f"job '{self._name}': the micro-batch at work has not ended within {seconds} s, so the query goes on; call "
+            "stop() with a longer timeout, or query.stop() to break the micro-batch off: it then comes again"
+        )

@@ -1,0 +1,177 @@
+"""A job that ends on request: between two micro-batches, nothing lost, nothing said; and what a failed one raises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncstate.errors import JobError
+from asyncstate.operators import GroupAggregate, count, sum_
+
+pytest.importorskip("pyspark")
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from asyncstate.spark import StreamingJob
+
+pytestmark = pytest.mark.spark
+
+MakeJob = Callable[..., "StreamingJob"]
+SECONDS_MAX = 60
+BATCHES = 4
+
+
+def source(spark: SparkSession, folder: Path) -> DataFrame:
+    """A file of ten rows a micro-batch."""
+    for number in range(BATCHES):
+        made = spark.range(number * 10, number * 10 + 10, 1, 1).selectExpr("id % 3 AS k", "id AS v")
+        made.write.mode("append").parquet(str(folder / "source"))
+    return (
+        spark.readStream.schema("k long, v long")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(folder / "source"))
+    )
+
+
+class Gate:
+    """A sink that keeps totals by key, and stands still in one micro-batch until it is let on."""
+
+    def __init__(self, stands_in: int = -1) -> None:
+        self.stands_in = stands_in
+        self.reached, self.let_on = threading.Event(), threading.Event()
+        self.batches: list[int] = []
+        self.totals: dict[int, int] = {}
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        rows = df.where("row_kind IN ('+I', '+U')").collect()
+        if batch_id == self.stands_in:
+            self.reached.set()
+            assert self.let_on.wait(SECONDS_MAX)
+        self.batches.append(batch_id)
+        self.totals |= {row.k: row.total for row in rows}
+
+
+def build(make_job: MakeJob, stream: DataFrame, sink: Any, async_enabled: bool = True) -> StreamingJob:
+    job = make_job(options={"async-state.enabled": async_enabled, "async-state.parallelism": 2})
+    totals = GroupAggregate([count().alias("n"), sum_("v").alias("total")])
+    job.source("numbers", stream).apply(totals, key="k", uid="totals").to(sink, name="sums")
+    return job
+
+
+def test_the_micro_batch_at_work_is_committed_and_the_next_start_goes_on(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
+) -> None:
+    stream, gate = source(spark, tmp_path), Gate(stands_in=1)
+    job = build(make_job, stream, gate, async_enabled)
+    query = job.start()
+    assert gate.reached.wait(SECONDS_MAX)
+    with pytest.raises(JobError, match="has not ended within 0.05 s, so the query goes on"):
+        job.stop(timeout_seconds=0.05)
+    assert query.isActive
+    # Two at once: both return when it has ended.
+    stoppers = [threading.Thread(target=job.stop, args=(query,), daemon=True) for _ in range(2)]
+    for stopper in stoppers:
+        stopper.start()
+    gate.let_on.set()
+    for stopper in stoppers:
+        stopper.join(SECONDS_MAX)
+        assert not stopper.is_alive()
+    assert query.exception() is None
+    assert not query.isActive
+    commits = sorted(int(file.name) for file in (tmp_path / "checkpoint-query" / "commits").glob("[0-9]*"))
+    assert commits == gate.batches, "Spark's commit of the last micro-batch is there, too"
+    assert commits[:2] == [0, 1]
+    assert len(commits) < BATCHES
+    job.stop()  # once more
+    rest = Gate()
+    again = build(make_job, stream, rest, async_enabled)
+    again.await_termination(again.start(trigger={"availableNow": True}), SECONDS_MAX)
+    assert gate.batches + rest.batches == list(range(BATCHES)), "none is repeated, none left out"
+    assert gate.totals | rest.totals == {k: sum(range(k, BATCHES * 10, 3)) for k in range(3)}
+
+
+def test_a_job_stops_before_its_first_micro_batch_at_rest_and_without_a_query(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    stream, gate = source(spark, tmp_path), Gate()
+    with build(make_job, stream, gate) as job:
+        job.stop()
+        query = job.start()  # the end of the block stops it, wherever it is
+    assert not query.isActive
+    assert query.exception() is None
+    with build(make_job, stream, gate) as job:
+        query = job.start()
+        query.processAllAvailable()
+    assert not query.isActive
+    assert query.exception() is None
+    assert gate.batches == list(range(BATCHES))
+
+
+def test_stop_is_refused_inside_a_micro_batch(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    job: StreamingJob
+
+    def sink(df: DataFrame, batch_id: int) -> None:
+        job.stop()
+
+    job = build(make_job, source(spark, tmp_path), sink)
+    with pytest.raises(JobError, match="cannot be called from within one"):
+        job.await_termination(job.start(), SECONDS_MAX)
+    job.stop()  # after a failure there is nothing to stop
+
+
+FAILING = """
+import sys
+from pathlib import Path
+from asyncstate.operators import GroupAggregate, count
+from asyncstate.spark import StreamingJob, build_session
+
+spark = build_session("fails", "local[1]", {"spark.ui.enabled": "false"})
+spark.range(3).selectExpr("id AS k").write.parquet("source")
+print("begins", file=sys.stderr, flush=True)
+stream = spark.readStream.schema("k long").parquet("source")
+
+def broken(df, batch_id):
+    if batch_id == 0:
+        raise ZeroDivisionError("the sink has failed")
+
+with StreamingJob(spark, "state", {"async-state.local-dir": "local"}, name="fails") as job:
+    job.source("rows", stream).apply(GroupAggregate([count().alias("n")]), key="k", uid="n").to(broken, name="target")
+    try:
+        job.await_termination(job.start())
+    except ZeroDivisionError as error:
+        import traceback
+        traceback.print_exception(error)
+with StreamingJob(spark, "other", {"async-state.local-dir": "local"}, name="goes-on") as job:
+    job.source("rows", stream).apply(GroupAggregate([count().alias("n")]), key="k", uid="n").to(lambda df, i: None)
+    job.start().processAllAvailable()
+print("ends", file=sys.stderr, flush=True)
+"""
+
+
+def test_a_failing_sink_is_shown_once_and_a_stop_not_at_all(tmp_path: Path) -> None:
+    """In a process of its own, as a user sees it: nothing is printed between but the traceback of the sink."""
+    (tmp_path / "fails.py").write_text(FAILING)
+    done = subprocess.run(
+        [sys.executable, "fails.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.split("begins\n")[1].split("ends\n")[0]
+    assert said.count("ZeroDivisionError: the sink has failed") == 1
+    assert "in sink 'target'" in said
+    assert "in micro-batch 0 of job 'fails'" in said
+    files = [line.split('"')[1] for line in said.splitlines() if line.startswith("  File")]
+    assert [Path(file).name for file in files] == ["fails.py", "job.py", "fails.py"], said
+    assert not re.search(r"at org\.apache|ERROR|WARN|Py4J", said), said
