@@ -1,12 +1,11 @@
 """How long micro-batches take, and what memory a worker takes, as the state grows: ``python -m bench growth``.
 
-Owns: the job that is filled and then updated, its processes, and the table. Invariant: each size runs in a process of its
-own, so that one size's memory is not another's. Must not import Spark.
+Owns: the job that is filled and then updated, its processes, and the table. Invariant: each size runs in a process
+of its own, so that one size's memory is not another's. Must not import Spark.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -15,10 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import typer
@@ -32,10 +31,9 @@ _MIB = 1 << 20
 _SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 
 
-@dataclass(frozen=True)
-class Growth:
-    """What a state of ``keys`` keys took. Seconds and processor seconds of each counted micro-batch; bytes of memory at the
-    end (``parts`` of it by owner), the highest of the whole run, and how often each micro-batch's compaction was waited for.
+class Growth(msgspec.Struct, frozen=True):
+    """What a state of ``keys`` keys took: seconds and processor seconds of each counted micro-batch, and the seconds
+    that it waited for a compaction; bytes of memory at the end (``parts`` of it by owner), and the highest of the whole run.
     """
 
     keys: int
@@ -50,17 +48,22 @@ class Growth:
 
 
 def growth(
-    keys: Annotated[str, typer.Option(help="Keys in the state, sizes with commas between them.")] = "1000000,10000000",
+    keys: Annotated[
+        str, typer.Option(help="Keys in the state, sizes with commas between them.")
+    ] = "1000000,10000000",
     rows: Annotated[int, typer.Option(min=1, help="Rows of a counted micro-batch.")] = 250_000,
     micro_batches: Annotated[int, typer.Option(min=2, help="Counted micro-batches.")] = 36,
     folder: Annotated[Path | None, typer.Option(help="Where the state lies while it runs.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for growth.json.")] = None,
 ) -> None:
-    """Fill a state, then update keys of it at random: the slowest micro-batch by the median, and memory by state size."""
+    """Fill a state, then update keys of it at random: the slowest micro-batch, and memory, by state size."""
     console = Console()
     results = []
     for size in map(int, keys.split(",")):
-        with console.status(f"{size:,} keys"), tempfile.TemporaryDirectory(prefix="asyncstate-growth-", dir=folder) as at:
+        with (
+            console.status(f"{size:,} keys"),
+            tempfile.TemporaryDirectory(prefix="asyncstate-growth-", dir=folder) as at,
+        ):
             results.append(_in_own_process(size, rows, micro_batches, at))
     console.print(growth_table(results))
     if output is not None:
@@ -93,7 +96,7 @@ def _spread(seconds: list[float]) -> tuple[str, str, str]:
 def _in_own_process(keys: int, rows: int, micro_batches: int, folder: str) -> Growth:
     command = [sys.executable, "-m", "bench.growth", folder, str(keys), str(rows), str(micro_batches)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return Growth(**json.loads(done.stdout.splitlines()[-1]))
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Growth)
 
 
 def measure(folder: Path, keys: int, rows: int, micro_batches: int) -> Growth:
@@ -104,7 +107,7 @@ def measure(folder: Path, keys: int, rows: int, micro_batches: int) -> Growth:
     from operators import GroupAggregate, count, max_, sum_
 
     operator = GroupAggregate([count(), sum_("value"), max_("value")])
-    job = Job(folder, operator, Config(), InputSpec(_SCHEMA, ["key"]))
+    job = Job(folder, operator, Config(), InputSpec(_SCHEMA, ("key",)))
     random = np.random.default_rng(1)
     for part in np.array_split(random.permutation(keys), _FILL_BATCHES):
         job.run([_rows(part, random)])
@@ -116,11 +119,23 @@ def measure(folder: Path, keys: int, rows: int, micro_batches: int) -> Growth:
         seconds.append(time.perf_counter() - began)
         processor.append(_processor_seconds() - used)
         waited.append(job.statistics["compaction_seconds"])
-        figures = f"{number:3} {seconds[-1]:.2f} s, cpu {processor[-1]:.2f}, waited {waited[-1]:.2f}"
-        print(f"{figures}, commit {job.statistics['commit_seconds']:.2f}, restore {job.statistics['restore_seconds']:.2f}, {_rss_bytes() / _MIB:.0f} MiB", file=sys.stderr, flush=True)
+        _report(number, seconds[-1], processor[-1], job.statistics)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     state_bytes = int(job.statistics["state_bytes"])
-    return Growth(keys, rows, seconds, processor, waited, _rss_bytes(), peak, state_bytes, _parts(job.statistics))
+    return Growth(
+        keys, rows, seconds, processor, waited, _rss_bytes(), peak, state_bytes, _parts(job.statistics)
+    )
+
+
+def _report(number: int, seconds: float, processor: float, figures: dict[str, float]) -> None:
+    parts = ", ".join(
+        f"{name} {figures[f'{name}_seconds']:.2f}" for name in ("compaction", "commit", "restore")
+    )
+    print(
+        f"{number:3} {seconds:.2f} s, cpu {processor:.2f}, {parts}, {_rss_bytes() / _MIB:.0f} MiB",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _rows(keys: np.ndarray[Any, Any], random: np.random.Generator) -> pa.RecordBatch:
@@ -142,8 +157,6 @@ def _rss_bytes() -> int:
 
 
 if __name__ == "__main__":
-    from dataclasses import asdict
-
     measured = measure(Path(sys.argv[1]), *map(int, sys.argv[2:5]))
-    print(json.dumps(asdict(measured)))
+    print(msgspec.json.encode(measured).decode())
     shutil.rmtree(sys.argv[1], ignore_errors=True)

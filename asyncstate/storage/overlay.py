@@ -12,7 +12,7 @@ import enum
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import filterfalse, repeat
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, CachedEntries, Entries, size_of
 from asyncstate.storage.contract import Changes, KeyedStore
@@ -446,7 +446,7 @@ class WriteOverlay:
     def _let_go(self) -> None:
         # State objects refer to the overlay and are in cycles of references: without this, a micro-batch's writes would
         # stay until the garbage collector looks for such cycles, which a few large objects do not make it do.
-        self._buffer = WriteBuffer(self.store, None)
+        self._buffer = WriteBuffer(cast(KeyedStore, self.store), None)
         self._writes = self._buffer.entries
         self.put = self._writes.__setitem__
         self.exceeds = self._buffer.meter.look

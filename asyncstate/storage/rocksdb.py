@@ -51,6 +51,7 @@ _COMPRESSIONS = {
 _SHORT_SCAN_ENTRIES = 16
 _SETTLE_POLL_SECONDS = 0.002
 _SETTLE_QUIET_POLLS = 10  # a compaction that is due starts within a few of them
+_RATE_PERIOD_US, _RATE_FAIRNESS = 100_000, 10  # RocksDB's own defaults
 _SETTLE_SECONDS_MAX = 600.0  # giving up loses all of the compaction's work
 
 
@@ -62,7 +63,9 @@ class RocksDBOptions:
     so a store that is opened again at the next micro-batch finds its blocks warm.
     ``sorted_runs_max``: with more overlapping runs (ingested files and compaction results) than that,
     ``compact_if_due`` starts to merge them; with more than ``sorted_runs_light`` already if the largest weighs no more
-    than the others together. ``sorted_runs``: it ends when there are fewer than that.
+    than the others together. ``sorted_runs``: it ends when there are fewer than that. Above ``compact_here_bytes`` the
+    store is compacted as a copy instead, from ``sorted_runs_light`` on, and itself only above ``sorted_runs_limit``.
+    ``compaction_bytes_a_second``: how much compactions may write; 0 is without a bound.
     """
 
     block_cache_bytes: int = 128 << 20
@@ -73,6 +76,9 @@ class RocksDBOptions:
     sorted_runs: int = 4
     sorted_runs_light: int = 5
     sorted_runs_max: int = 8
+    sorted_runs_limit: int = 20
+    compact_here_bytes: int = 32 << 20
+    compaction_bytes_a_second: int = 0
     file_bytes: int = 32 << 20
     background_jobs: int = 2
 
@@ -131,6 +137,8 @@ def rocksdb_options(options: RocksDBOptions) -> Options:
     opts.set_max_background_jobs(options.background_jobs)
     opts.set_max_open_files(-1)
     opts.set_use_direct_reads(options.direct_reads)
+    if options.compaction_bytes_a_second:
+        opts.set_ratelimiter(options.compaction_bytes_a_second, _RATE_PERIOD_US, _RATE_FAIRNESS)
     _quieten(opts)
     return opts
 
@@ -277,8 +285,19 @@ class RocksDBStore(KeyedStore):
 
     def compact_if_due(self) -> None:
         """Start merging runs, beside reads, if there are too many; call ``settle`` before ``close``."""
-        if self._compacts or not self._too_many(_run_bytes(self.db.live_files())):
-            return
+        if not self._compacts and self._too_many(_run_bytes(self.db.live_files())):
+            self.compact()
+
+    def wants_compacted_copy(self) -> bool:
+        """Whether there are many runs of more bytes than a micro-batch should merge."""
+        run_bytes = _run_bytes(self.db.live_files())
+        return len(run_bytes) > self.options.sorted_runs_light and not self._merges_here(run_bytes)
+
+    def _merges_here(self, run_bytes: Sequence[int]) -> bool:
+        return sum(run_bytes) <= self.options.compact_here_bytes
+
+    def compact(self) -> None:
+        """Start merging runs, until there are few enough; call ``settle`` before ``close``."""
         try:
             self.db.set_options({"disable_auto_compactions": "false"})
         except Exception as error:
@@ -288,12 +307,21 @@ class RocksDBStore(KeyedStore):
     def _too_many(self, run_bytes: Sequence[int]) -> bool:
         if len(run_bytes) <= self.options.sorted_runs_light:
             return False
+        if not self._merges_here(run_bytes):
+            return len(run_bytes) > self.options.sorted_runs_limit
         # Merging little is done soon, and then only half as many blocks want to stay in the cache.
         light = 2 * max(run_bytes) <= sum(run_bytes)
         return light or len(run_bytes) > self.options.sorted_runs_max
 
-    def settle(self, timeout_seconds: float = _SETTLE_SECONDS_MAX) -> bool:
+    def settle(
+        self,
+        timeout_seconds: float = _SETTLE_SECONDS_MAX,
+        poll_seconds: float = _SETTLE_POLL_SECONDS,
+        stop: threading.Event | None = None,
+    ) -> bool:
         """Wait for the compaction that was started; whether the runs keep within their bound now. True if none was.
+
+        ``stop`` ends the waiting, not the compaction.
 
         Closing aborts a running compaction and loses its work, and the next one starts from the beginning.
         """
@@ -305,7 +333,10 @@ class RocksDBStore(KeyedStore):
             quiet = 0 if running else quiet + 1
             if quiet > _SETTLE_QUIET_POLLS or time.monotonic() > deadline:
                 break
-            time.sleep(_SETTLE_POLL_SECONDS)
+            if stop is None:
+                time.sleep(poll_seconds)
+            elif stop.wait(poll_seconds):
+                break
         return self.sorted_runs() <= self.options.sorted_runs_max
 
     def _number(self, name: str) -> int:
