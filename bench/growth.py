@@ -26,14 +26,13 @@ from rich.table import Table
 
 from bench.report import write_json
 
-_FILL_BATCHES = 10
 _MIB = 1 << 20
 _SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 
 
 class Growth(msgspec.Struct, frozen=True):
     """What a state of ``keys`` keys took: seconds and processor seconds of each counted micro-batch, and the seconds
-    that it waited for a compaction; bytes of memory at the end (``parts`` of it by owner), and the highest of the whole run.
+    that it waited for a compaction; bytes of memory at the end (``parts`` of it by owner), and the highest one.
     """
 
     keys: int
@@ -100,7 +99,7 @@ def _in_own_process(keys: int, rows: int, micro_batches: int, folder: str) -> Gr
 
 
 def measure(folder: Path, keys: int, rows: int, micro_batches: int) -> Growth:
-    """Fill ``keys`` keys in ten micro-batches, then count ``micro_batches`` of ``rows`` rows of uniform keys."""
+    """Fill ``keys`` keys by micro-batches of ``rows``, then count ``micro_batches`` of them with uniform keys."""
     from asyncstate.config import Config
     from asyncstate.operator import InputSpec
     from bench.job import Job
@@ -109,7 +108,7 @@ def measure(folder: Path, keys: int, rows: int, micro_batches: int) -> Growth:
     operator = GroupAggregate([count(), sum_("value"), max_("value")])
     job = Job(folder, operator, Config(), InputSpec(_SCHEMA, ("key",)))
     random = np.random.default_rng(1)
-    for part in np.array_split(random.permutation(keys), _FILL_BATCHES):
+    for part in np.array_split(random.permutation(keys), max(1, keys // rows)):
         job.run([_rows(part, random)])
     seconds, processor, waited = [], [], []
     for number in range(micro_batches):

@@ -1,8 +1,8 @@
 """Compaction beside the micro-batches: of a copy of a store, in a slot of its own, by a thread of the worker.
 
 Owns: ``CopiesUnderWay``, the process's ``copies``, and ``CopyRecord``: what a copy lacks of the present version.
-Invariants: the store that micro-batches read is never touched, so nobody waits for a compaction, and one that is given up
-costs no state; a slot has a record only once its copy has been merged to the end. Must not import lease or checkpoint.
+Invariants: the store that micro-batches read is never touched, so nobody waits for a compaction, and one that is
+given up costs no state; a slot has a record only once its copy has been merged to the end. Must not import lease or checkpoint.
 """
 
 from __future__ import annotations
