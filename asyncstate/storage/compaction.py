@@ -2,14 +2,17 @@
 
 Owns: ``CopiesUnderWay``, the process's ``copies``, and ``CopyRecord``: what a copy lacks of the present version.
 Invariants: the store that micro-batches read is never touched, so nobody waits for a compaction, and one that is
-given up costs no state; a slot has a record only once its copy has been merged to the end. Must not import lease or checkpoint.
+given up costs no state; a slot has a record only once its copy has been merged to the end. Must not import lease or
+checkpoint.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +24,7 @@ from asyncstate.errors import StoreError
 from asyncstate.storage.base import PartitionBase
 from asyncstate.storage.manifest import DeltaRef
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
-from asyncstate.storage.slots import Slot
+from asyncstate.storage.slots import Slot, SlotRecord
 from asyncstate.storage.snapshot import ChecksumCache, hard_linked_copy
 
 _COPIES_MAX: Final = 2
@@ -56,16 +59,52 @@ class CopyRecord(msgspec.Struct, frozen=True):
         new = base.pending_after(self.deltas[-1].lineage if self.deltas else self.lineage)
         return CopyRecord(self.lineage, [*self.deltas, *new]) if new else self
 
-    def pending(self, base: PartitionBase) -> list[DeltaRef] | None:
-        """The deltas that the copy lacks of ``base``; None if it is not on the way there."""
-        pending = base.pending_after(self.lineage)
-        if pending is not None:
-            return pending
-        for number, delta in enumerate(self.deltas, 1):
-            later = base.pending_after(delta.lineage)
-            if later is not None:
-                return self.deltas[:number] + later
-        return None
+
+def pending_of(slot: Slot, record: SlotRecord, base: PartitionBase) -> list[DeltaRef] | None:
+    """The deltas that the store of ``slot`` lacks of ``base``; None if it is not on the way there."""
+    pending = base.pending_after(record.lineage)
+    copy = CopyRecord.of(slot) if pending is None else None
+    if copy is None or copy.lineage != record.lineage:
+        return pending
+    for number, delta in enumerate(copy.deltas, 1):
+        later = base.pending_after(delta.lineage)
+        if later is not None:
+            return copy.deltas[:number] + later
+    return None
+
+
+def hand_on(slots: Sequence[Slot], base: PartitionBase) -> None:
+    """Tell copies among the ``slots`` of the deltas up to ``base``, and let them have those that are here."""
+    for copy in slots:
+        record = CopyRecord.of(copy)
+        if record is None:
+            continue
+        followed = record.followed(base)
+        with suppress(OSError):  # it has been removed just now
+            if followed is not record:
+                followed.write(copy)
+            for source in slots:
+                if source is not copy and source.kept.exists():
+                    _link_all(source.kept, copy.kept)
+
+
+def _link_all(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        with suppress(OSError):  # there already, or gone: then it is fetched
+            os.link(file, target / file.name)
+
+
+def is_copy(slot: Slot, base: PartitionBase) -> bool:
+    """Whether a copy is being compacted there, or lies there and can be brought to ``base``."""
+    if CopyRecord.of(slot) is None:
+        return False
+    record = slot.record()
+    if record is not None:
+        return pending_of(slot, record, base) is not None
+    if not slot.try_lock():
+        return True
+    slot.unlock()  # of a process that died
+    return False
 
 
 class CopiesUnderWay:

@@ -7,7 +7,6 @@ rebuilt. Must not import the overlay or anything of execution.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -19,7 +18,7 @@ from typing import Final
 
 from asyncstate.errors import StoreError
 from asyncstate.storage.base import PartitionBase
-from asyncstate.storage.compaction import CopyRecord, copies
+from asyncstate.storage.compaction import copies, hand_on, is_copy, pending_of
 from asyncstate.storage.contract import KeyedStore
 from asyncstate.storage.files import CheckpointFiles
 from asyncstate.storage.local_folders import default_local_dir, folder_name, make_owned, make_private
@@ -27,12 +26,13 @@ from asyncstate.storage.manifest import DeltaRef
 from asyncstate.storage.memory import MemoryStore
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, advance, build_store
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
-from asyncstate.storage.slots import Slot, SlotRecord
+from asyncstate.storage.slots import Slot
 
 _STALE_VERSIONS: Final = 16
 _ABANDONED_SECONDS: Final = 7 * 24 * 3600.0
 _WAIT_POLL_SECONDS: Final = 0.02
 _COPY, _ON_THE_WAY, _EMPTY = range(3)
+_ON: Final = ("kept", "advanced")  # ways of a slot that was not built anew
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -162,9 +162,9 @@ class LocalStores:
             others = [other for other in self._slots(folder) if other.folder != slot.folder]
             was_copy = slot.copy_mark.exists()
             try:
-                _hand_on(slot, others, base)
+                hand_on([slot, *others], base)
                 lease = self._open(slot, base, options or RocksDBOptions(), in_memory)
-                self._drop_leftovers(others, base, is_replaced=was_copy and lease.restored.way == "advanced")
+                self._drop_leftovers(others, base, is_replaced=was_copy and lease.restored.way in _ON)
                 _compact_copy(lease.rocks, others, base)
             except BaseException:
                 slot.unlock()
@@ -209,7 +209,7 @@ class LocalStores:
         started = time.monotonic()
         fetcher = Fetcher(self._files, base.version, slot.kept)
         record = slot.record()
-        pending = None if record is None else _pending(slot, record, base)
+        pending = None if record is None else pending_of(slot, record, base)
         rocks = None if pending is None else _advanced(slot, base, pending, fetcher, options)
         if rocks is not None:
             way, applied = ("advanced" if pending else "kept"), len(pending or ())
@@ -280,43 +280,19 @@ def _distance(slot: Slot, base: PartitionBase) -> tuple[int, int]:
     record = slot.record()
     if record is None:
         return _EMPTY, 0
-    pending = _pending(slot, record, base)
+    pending = pending_of(slot, record, base)
     if pending is None:
         return _EMPTY + 1, record.version
     return (_COPY if slot.copy_mark.exists() else _ON_THE_WAY), len(pending)
 
 
-def _pending(slot: Slot, record: SlotRecord, base: PartitionBase) -> list[DeltaRef] | None:
-    copy = CopyRecord.of(slot)
-    return base.pending_after(record.lineage) if copy is None else copy.pending(base)
-
-
-def _hand_on(slot: Slot, others: list[Slot], base: PartitionBase) -> None:
-    """Tell copies of the store of the deltas up to ``base``, and let them, or ``slot`` if it is one, have those that
-    are here and need not be fetched."""
-    for other in others:
-        source, copy = (other, slot) if slot.copy_mark.exists() else (slot, other)
-        record = CopyRecord.of(copy)
-        if record is not None and (followed := record.followed(base)) is not record:
-            followed.write(copy)
-        if record is not None and source.kept.exists():
-            for delta in source.kept.iterdir():
-                with suppress(OSError):  # there already, or gone: then it is fetched
-                    os.link(delta, copy.kept / delta.name)
-
-
 def _compact_copy(rocks: RocksDBStore, others: list[Slot], base: PartitionBase) -> None:
     """Have a copy of the store compacted beside the micro-batches to come, unless one is, or waits to be used."""
-    if not rocks.wants_compacted_copy():
+    if not rocks.wants_compacted_copy() or any(is_copy(slot, base) for slot in others):
         return
     for slot in sorted(others, key=lambda slot: _distance(slot, base)[0] != _EMPTY):
-        is_copy = slot.copy_mark.exists()
-        if is_copy and slot.record() is not None and _distance(slot, base)[0] == _COPY:
-            return
         if slot.try_lock():
             copies.begin(rocks, slot, base.lineage)
-            return
-        if is_copy:
             return
 
 

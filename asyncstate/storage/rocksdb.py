@@ -86,8 +86,8 @@ class RocksDBOptions:
 class SharedCache:
     """One block cache of the process, and what the filters and indexes of open stores leave it of ``limit_bytes``.
 
-    Filters and indexes are in the table readers, not in the cache, yet within its bound: as far as they take no more than
-    half of it. They are 1.4 bytes an entry of each run.
+    Filters and indexes are in the table readers, not in the cache, yet within its bound, as far as they take no more
+    than half of it. They are 1.4 bytes an entry of each run.
     """
 
     def __init__(self, limit_bytes: int) -> None:
