@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -52,10 +51,13 @@ def growth(
     ] = "1000000,10000000",
     rows: Annotated[int, typer.Option(min=1, help="Rows of a counted micro-batch.")] = 250_000,
     micro_batches: Annotated[int, typer.Option(min=2, help="Counted micro-batches.")] = 36,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")] = False,
     folder: Annotated[Path | None, typer.Option(help="Where the state lies while it runs.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for growth.json.")] = None,
 ) -> None:
     """Fill a state, then update keys of it at random: the slowest micro-batch, and memory, by state size."""
+    if tiny:
+        keys, rows, micro_batches = "2000", 500, 3
     console = Console()
     results = []
     for size in map(int, keys.split(",")):
@@ -158,4 +160,3 @@ def _rss_bytes() -> int:
 if __name__ == "__main__":
     measured = measure(Path(sys.argv[1]), *map(int, sys.argv[2:5]))
     print(msgspec.json.encode(measured).decode())
-    shutil.rmtree(sys.argv[1], ignore_errors=True)

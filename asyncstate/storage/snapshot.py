@@ -118,8 +118,8 @@ def hard_linked_copy(store: RocksDBStore, folder: Path) -> None:
         raise
     except Exception as error:
         raise StoreError(
-            f"no copy of the RocksDB store {store.path} could be made: {error}. Check the disk's space and "
-            f"permissions, then retry"
+            f"no snapshot of the RocksDB store {store.path} could be taken: {error}. Check the disk's space "
+            f"and permissions, then retry"
         ) from error
 
 
