@@ -29,8 +29,8 @@ from asyncstate.storage.snapshot import ChecksumCache, hard_linked_copy
 
 _COPIES_MAX: Final = 2
 _POLL_SECONDS: Final = 0.02
-_BYTES_A_SECOND_MIN: Final = 16 << 20  # a third of what a core merges
-_SECONDS_MAX: Final = 12  # for the whole store, if the core can do it
+_BYTES_A_SECOND_MIN: Final = 24 << 20  # half of what a core merges
+_SECONDS_MAX: Final = 8  # for the whole store, if a core can do it
 
 
 class CopyRecord(msgspec.Struct, frozen=True):

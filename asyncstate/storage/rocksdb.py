@@ -76,7 +76,7 @@ class RocksDBOptions:
     sorted_runs: int = 4
     sorted_runs_light: int = 5
     sorted_runs_max: int = 8
-    sorted_runs_limit: int = 20
+    sorted_runs_limit: int = 24
     compact_here_bytes: int = 32 << 20
     compaction_bytes_a_second: int = 0
     file_bytes: int = 32 << 20
