@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,25 @@ def test_runs_are_few_when_copies_are_quick(tmp_path: Path) -> None:
     assert max(watched.runs) <= LARGE.sorted_runs_light + 1
     slots = [slot for slot in (tmp_path / "local").glob("job-*/op/0/slot-?") if (slot / "db").exists()]
     assert len(slots) <= 2  # the store, and its copy: what a copy has replaced is gone
+
+
+def test_a_copy_outlasts_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those after which the manifest does not know any more of the deltas that the copy lacks."""
+    may_end = threading.Event()
+    monkeypatch.setattr("asyncstate.storage.compaction._know_checksums", lambda copy: may_end.wait())
+    watched = Watched(tmp_path, 2)
+    try:
+        for number in range(14):
+            watched.batch(number)
+    finally:
+        may_end.set()
+        watched.finish_copies()
+    assert len(set(watched.paths)) == 1
+    assert watched.runs[-1] == 14
+    watched.batch(14)
+    assert watched.paths[-1] != watched.paths[0]
+    assert watched.runs[-1] < 14
+    assert watched.fetched == 0
 
 
 def test_without_a_free_slot_the_store_is_merged_itself_above_the_limit(job: MiniJob, tmp_path: Path) -> None:
