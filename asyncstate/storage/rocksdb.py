@@ -94,11 +94,11 @@ class SharedCache:
         self.limit_bytes = limit_bytes
         self.capacity_bytes = limit_bytes
         self.cache = Cache(limit_bytes)
-        self._readers: dict[int, int] = {}
+        self._readers: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def note_readers(self, store: int, size_bytes: int) -> None:
-        """What the table readers of a store, named by its ``id``, take now."""
+    def note_readers(self, store: str, size_bytes: int) -> None:
+        """What the table readers of the store in that folder take now."""
         with self._lock:
             self._readers[store] = size_bytes
             capacity = max(self.limit_bytes - sum(self._readers.values()), self.limit_bytes // 2)
@@ -106,7 +106,7 @@ class SharedCache:
                 self.capacity_bytes = capacity
                 self.cache.set_capacity(capacity)
 
-    def forget_readers(self, store: int) -> None:
+    def forget_readers(self, store: str) -> None:
         """A store has been closed. Its room is left alone until another one opens, as a rule the same one again."""
         with self._lock:
             self._readers.pop(store, None)
@@ -205,7 +205,7 @@ class RocksDBStore(KeyedStore):
         self._note_readers()
 
     def _note_readers(self) -> None:
-        self._cache.note_readers(id(self), self._number("estimate-table-readers-mem"))
+        self._cache.note_readers(self.path, self._number("estimate-table-readers-mem"))
 
     def _open(self) -> Rdict:
         # Named, because the binding otherwise takes the column family's options from the folder when there
@@ -396,7 +396,7 @@ class RocksDBStore(KeyedStore):
         if db is None:
             return
         self._get = self._get_closed
-        self._cache.forget_readers(id(self))
+        self._cache.forget_readers(self.path)
         try:
             db.close()
         except Exception as error:
