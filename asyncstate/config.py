@@ -341,7 +341,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "Where a worker keeps its state while it runs; `memory` is for tests and small state.",
     ] = "rocksdb"
     rocksdb_block_cache_size_bytes: Annotated[
-        int, size(1 << 20, 1 << 40), "RocksDB's cache of blocks, in each worker process."
+        int, size(1 << 20, 1 << 40), "RocksDB's cache of blocks, filters and indexes, in each worker process."
     ] = 128 << 20
     rocksdb_direct_reads: Annotated[bool, Switch(), "Read around the operating system's page cache."] = False
     local_dir: Annotated[

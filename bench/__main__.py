@@ -21,6 +21,7 @@ from bench.aggregates import aggregates
 from bench.backfill.command import backfill
 from bench.checkpoints.command import checkpoints
 from bench.compare import compare_command
+from bench.growth import growth
 from bench.lookup import lookup
 from bench.paradigms.command import paradigms
 from bench.peers.command import peers
@@ -137,6 +138,7 @@ app.command()(aggregates)
 app.command()(backfill)
 app.command()(checkpoints)
 app.command("compare")(compare_command)
+app.command()(growth)
 app.command()(lookup)
 app.command()(paradigms)
 app.command()(sinks)

@@ -49,6 +49,43 @@ def _mutation(file: str, old: str, new: str, *tests: str) -> Mutation:
 
 
 MUTATIONS: Final = (
+    # compaction of copies, memory
+    _mutation(
+        "asyncstate/storage/compaction.py",
+        "        followed = record.followed(base)",
+        "        followed = record",
+        "storage/test_compaction.py",
+    ),
+    _mutation(
+        "asyncstate/storage/compaction.py",
+        "merged = not copy.damaged and not self._stop.is_set()",
+        "merged = True",
+        "storage/test_compaction.py",
+    ),
+    _mutation(
+        "asyncstate/storage/compaction.py",
+        "_link_all(source.kept, copy.kept)",
+        "pass",
+        "storage/test_compaction.py",
+    ),
+    _mutation(
+        "asyncstate/storage/lease.py",
+        "is_replaced=was_copy and lease",
+        "is_replaced=False and lease",
+        "storage/test_compaction.py",
+    ),
+    _mutation(
+        "asyncstate/storage/rocksdb.py",
+        "self.limit_bytes - sum(self._readers.values())",
+        "self.limit_bytes",
+        "storage/test_compaction.py",
+    ),
+    _mutation(
+        "asyncstate/storage/overlay.py",
+        "        self._let_go()\n",
+        "",
+        "runtime/test_released_writes.py",
+    ),
     # codec
     _mutation(
         "asyncstate/codec/scalars.py", "low <= number <= high:", "low <= number:", "codec/test_values.py"

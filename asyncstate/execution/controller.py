@@ -111,6 +111,7 @@ class ExecutionController(StateSink):
         finally:
             unwatch(self.guard)
             set_failure_scope(self._outer_scope)
+            self.put = self.overlay.put  # the one before holds on to the micro-batch's writes
         self.failures.raise_if_of_store(error)
 
     @contextmanager

@@ -275,6 +275,9 @@ def _commit(
     peaks = {name: float(value) for name, value in counts.items() if name.endswith(_NOT_SUMMED)}
     peaks |= _limits_in_force(spec.config)
     peaks["worker_rss_bytes_peak"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB)
+    peaks["block_cache_bytes_peak"] = float(store.block_cache_bytes)
+    peaks["block_cache_bytes_limit"] = float(store.block_cache_bytes_max)
+    peaks["table_reader_bytes_peak"] = float(store.table_reader_bytes)
     peaks["worker_pid"] = float(os.getpid())
     return CommitRecord(
         partition=partition,

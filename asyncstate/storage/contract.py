@@ -55,7 +55,10 @@ class ChangeColumns:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Figures of one store at one moment; ``entries_estimate`` counts overwritten ones until they are compacted."""
+    """Figures of one store at one moment; ``entries_estimate`` counts overwritten ones until they are compacted.
+
+    ``table_reader_bytes``: filters and indexes, which are outside of the block cache and within its bound.
+    """
 
     entries_estimate: int
     size_bytes: int
@@ -63,6 +66,7 @@ class StoreStatistics:
     sorted_runs: int
     block_cache_bytes: int
     block_cache_bytes_max: int
+    table_reader_bytes: int = 0
 
 
 class KeyedStore(ABC):

@@ -18,6 +18,7 @@ from typing import Final
 
 from asyncstate.errors import StoreError
 from asyncstate.storage.base import PartitionBase
+from asyncstate.storage.compaction import copies, hand_on, is_copy, pending_of
 from asyncstate.storage.contract import KeyedStore
 from asyncstate.storage.files import CheckpointFiles
 from asyncstate.storage.local_folders import default_local_dir, folder_name, make_owned, make_private
@@ -25,11 +26,13 @@ from asyncstate.storage.manifest import DeltaRef
 from asyncstate.storage.memory import MemoryStore
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, advance, build_store
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
-from asyncstate.storage.slots import Slot, SlotRecord
+from asyncstate.storage.slots import Slot
 
 _STALE_VERSIONS: Final = 16
 _ABANDONED_SECONDS: Final = 7 * 24 * 3600.0
 _WAIT_POLL_SECONDS: Final = 0.02
+_COPY, _ON_THE_WAY, _EMPTY = range(3)
+_ON: Final = ("kept", "advanced")  # ways of a slot that was not built anew
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -58,7 +61,7 @@ class Lease:
     @property
     def kept_folder(self) -> Path:
         """Where a delta file is left under its base name, so that the next lease need not fetch it."""
-        return self._slot.folder / "kept"
+        return self._slot.kept
 
     @property
     def scratch_folder(self) -> Path:
@@ -156,9 +159,13 @@ class LocalStores:
         with _explained(folder):
             self._make(folder)
             slot = self._take_slot(folder, base)
+            others = [other for other in self._slots(folder) if other.folder != slot.folder]
+            was_copy = slot.copy_mark.exists()
             try:
+                hand_on([slot, *others], base)
                 lease = self._open(slot, base, options or RocksDBOptions(), in_memory)
-                self._drop_leftovers(folder, base)
+                self._drop_leftovers(others, base, is_replaced=was_copy and lease.restored.way in _ON)
+                _compact_copy(lease.rocks, others, base)
             except BaseException:
                 slot.unlock()
                 raise
@@ -188,7 +195,7 @@ class LocalStores:
     def _take_slot(self, folder: Path, base: PartitionBase) -> Slot:
         deadline = time.monotonic() + self._wait_seconds_max
         while True:
-            for slot in sorted(self._slots(folder), key=lambda slot: _distance(slot.record(), base)):
+            for slot in sorted(self._slots(folder), key=lambda slot: _distance(slot, base)):
                 if slot.try_lock():
                     return slot
             if time.monotonic() > deadline:
@@ -200,9 +207,9 @@ class LocalStores:
 
     def _open(self, slot: Slot, base: PartitionBase, options: RocksDBOptions, in_memory: bool) -> Lease:
         started = time.monotonic()
-        fetcher = Fetcher(self._files, base.version, slot.folder / "kept")
+        fetcher = Fetcher(self._files, base.version, slot.kept)
         record = slot.record()
-        pending = None if record is None else base.pending_after(record.lineage)
+        pending = None if record is None else pending_of(slot, record, base)
         rocks = None if pending is None else _advanced(slot, base, pending, fetcher, options)
         if rocks is not None:
             way, applied = ("advanced" if pending else "kept"), len(pending or ())
@@ -210,18 +217,24 @@ class LocalStores:
             rocks = _rebuilt(slot, base, fetcher, options)
             way, applied = ("rescaled" if base.rescaled else "rebuilt"), len(base.deltas)
         shutil.rmtree(slot.scratch, ignore_errors=True)
-        shutil.rmtree(slot.folder / "kept", ignore_errors=True)
-        (slot.folder / "kept").mkdir()
+        shutil.rmtree(slot.kept, ignore_errors=True)
+        slot.kept.mkdir()
+        slot.copy_mark.unlink(missing_ok=True)
         restored = RestoreStatistics(way, applied, fetcher.bytes_fetched, time.monotonic() - started)
         store = MemoryStore(rocks.iterate(), base.version) if in_memory else rocks
         return Lease(slot, base, rocks, store, restored)
 
-    def _drop_leftovers(self, folder: Path, base: PartitionBase) -> None:
-        """Remove stores that nobody will use, and what processes that died had spilled."""
-        for slot in self._slots(folder):
-            if (_is_stale(slot, base) or slot.scratch.exists()) and slot.try_lock():
+    def _drop_leftovers(self, others: list[Slot], base: PartitionBase, is_replaced: bool) -> None:
+        """Remove stores that nobody will use, and what processes that died had spilled. ``is_replaced``: by its copy,
+        that is, so that what stands on the way to ``base`` goes, too."""
+
+        def is_useless(slot: Slot) -> bool:
+            return _is_stale(slot, base) or (is_replaced and _distance(slot, base)[0] == _ON_THE_WAY)
+
+        for slot in others:
+            if (is_useless(slot) or slot.scratch.exists()) and slot.try_lock():
                 try:
-                    if _is_stale(slot, base):  # it may have been used between the two
+                    if is_useless(slot):  # it may have been used between the two
                         slot.clear()
                     shutil.rmtree(slot.scratch, ignore_errors=True)
                 finally:
@@ -262,12 +275,25 @@ def _rebuilt(slot: Slot, base: PartitionBase, fetcher: Fetcher, options: RocksDB
     return rocks
 
 
-def _distance(record: SlotRecord | None, base: PartitionBase) -> tuple[int, int]:
-    """Order slots: on the base's lineage with few deltas missing, then empty, then to be rebuilt."""
+def _distance(slot: Slot, base: PartitionBase) -> tuple[int, int]:
+    """Order slots: on the base's lineage (compacted copies first) with few deltas missing, then empty, then others."""
+    record = slot.record()
     if record is None:
-        return 1, 0
-    pending = base.pending_after(record.lineage)
-    return (2, record.version) if pending is None else (0, len(pending))
+        return _EMPTY, 0
+    pending = pending_of(slot, record, base)
+    if pending is None:
+        return _EMPTY + 1, record.version
+    return (_COPY if slot.copy_mark.exists() else _ON_THE_WAY), len(pending)
+
+
+def _compact_copy(rocks: RocksDBStore, others: list[Slot], base: PartitionBase) -> None:
+    """Have a copy of the store compacted beside the micro-batches to come, unless one is, or waits to be used."""
+    if not rocks.wants_compacted_copy() or any(is_copy(slot, base) for slot in others):
+        return
+    for slot in sorted(others, key=lambda slot: _distance(slot, base)[0] != _EMPTY):
+        if slot.try_lock():
+            copies.begin(rocks, slot, base.lineage)
+            return
 
 
 def _is_stale(slot: Slot, base: PartitionBase) -> bool:

@@ -12,7 +12,7 @@ import enum
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import filterfalse, repeat
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, CachedEntries, Entries, size_of
 from asyncstate.storage.contract import Changes, KeyedStore
@@ -429,6 +429,11 @@ class WriteOverlay:
         The overlay must not be used any more. Writes that do not fit leave the cache empty, since it would
         contradict them, and so does a cache that did not pay, for a while.
         """
+        cached = self._released()
+        self._let_go()
+        return cached
+
+    def _released(self) -> CachedEntries:
         cached = self._cached
         if self._timed_keys:
             cached.list_get_seconds = self._timed_seconds / self._timed_keys
@@ -437,6 +442,16 @@ class WriteOverlay:
                 (cached.resting or _REST_BATCHES) - 1, cached.list_get_seconds, self._uncached
             )
         return cached if self._fold_in(lambda: self._writes) else CachedEntries(without=self._uncached)
+
+    def _let_go(self) -> None:
+        # State objects refer to the overlay and are in cycles of references: without this, a micro-batch's writes would
+        # stay until the garbage collector looks for such cycles, which a few large objects do not make it do.
+        self._buffer = WriteBuffer(cast(KeyedStore, self.store), None)
+        self._writes = self._buffer.entries
+        self.put = self._writes.__setitem__
+        self.exceeds = self._buffer.meter.look
+        self.rows_to_look = self._buffer.meter.rows_to_look
+        self._cached, self._young, self._early, self._older = CachedEntries(), {}, {}, []
 
     def _fold_in(self, entries: Callable[[], Entries]) -> bool:
         """Lay the writes, as ``entries`` gives them, over the cache; False if they do not fit."""

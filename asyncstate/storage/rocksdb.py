@@ -51,6 +51,7 @@ _COMPRESSIONS = {
 _SHORT_SCAN_ENTRIES = 16
 _SETTLE_POLL_SECONDS = 0.002
 _SETTLE_QUIET_POLLS = 10  # a compaction that is due starts within a few of them
+_RATE_PERIOD_US, _RATE_FAIRNESS = 100_000, 10  # RocksDB's own defaults
 _SETTLE_SECONDS_MAX = 600.0  # giving up loses all of the compaction's work
 
 
@@ -62,7 +63,9 @@ class RocksDBOptions:
     so a store that is opened again at the next micro-batch finds its blocks warm.
     ``sorted_runs_max``: with more overlapping runs (ingested files and compaction results) than that,
     ``compact_if_due`` starts to merge them; with more than ``sorted_runs_light`` already if the largest weighs no more
-    than the others together. ``sorted_runs``: it ends when there are fewer than that.
+    than the others together. ``sorted_runs``: it ends when there are fewer than that. Above ``compact_here_bytes`` the
+    store is compacted as a copy instead, from ``sorted_runs_light`` on, and itself only above ``sorted_runs_limit``.
+    ``compaction_bytes_a_second``: how much compactions may write; 0 is without a bound.
     """
 
     block_cache_bytes: int = 128 << 20
@@ -73,32 +76,64 @@ class RocksDBOptions:
     sorted_runs: int = 4
     sorted_runs_light: int = 5
     sorted_runs_max: int = 8
+    sorted_runs_limit: int = 24
+    compact_here_bytes: int = 32 << 20
+    compaction_bytes_a_second: int = 0
     file_bytes: int = 32 << 20
     background_jobs: int = 2
 
 
-_caches: dict[int, Cache] = {}
+class SharedCache:
+    """One block cache of the process, and what the filters and indexes of open stores leave it of ``limit_bytes``.
+
+    Filters and indexes are in the table readers, not in the cache, yet within its bound, as far as they take no more
+    than half of it. They are 1.4 bytes an entry of each run.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.capacity_bytes = limit_bytes
+        self.cache = Cache(limit_bytes)
+        self._readers: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def note_readers(self, store: str, size_bytes: int) -> None:
+        """What the table readers of the store in that folder take now."""
+        with self._lock:
+            self._readers[store] = size_bytes
+            capacity = max(self.limit_bytes - sum(self._readers.values()), self.limit_bytes // 2)
+            if capacity != self.capacity_bytes:
+                self.capacity_bytes = capacity
+                self.cache.set_capacity(capacity)
+
+    def forget_readers(self, store: str) -> None:
+        """A store has been closed. Its room is left alone until another one opens, as a rule the same one again."""
+        with self._lock:
+            self._readers.pop(store, None)
+
+
+_caches: dict[int, SharedCache] = {}
 _caches_lock = threading.Lock()
 
 
-def _shared_cache(size_bytes: int) -> Cache:
+def _shared_cache(size_bytes: int) -> SharedCache:
     with _caches_lock:
         if size_bytes not in _caches:
-            _caches[size_bytes] = Cache(size_bytes)
+            _caches[size_bytes] = SharedCache(size_bytes)
         return _caches[size_bytes]
 
 
 def _table_options(options: RocksDBOptions) -> BlockBasedOptions:
     # 8 KiB blocks with a hash index in each: measured best for hot sorted list gets of small entries.
     table = BlockBasedOptions()
-    table.set_block_cache(_shared_cache(options.block_cache_bytes))
+    table.set_block_cache(_shared_cache(options.block_cache_bytes).cache)
     table.set_block_size(options.block_bytes)
     table.set_bloom_filter(options.bloom_bits, False)
     table.set_data_block_index_type(DataBlockIndexType.binary_and_hash())
     table.set_data_block_hash_ratio(0.75)
     table.set_format_version(5)
-    # Index and filter blocks stay in the table readers: state is bounded by partitions, and looking them up
-    # in the block cache for every list get costs more than they weigh.
+    # Index and filter blocks stay in the table readers; SharedCache counts them. In the block cache, a list get took
+    # three times as long where the cache is full, and with partitioned filters a quarter longer everywhere.
     table.set_cache_index_and_filter_blocks(False)
     return table
 
@@ -131,6 +166,8 @@ def rocksdb_options(options: RocksDBOptions) -> Options:
     opts.set_max_background_jobs(options.background_jobs)
     opts.set_max_open_files(-1)
     opts.set_use_direct_reads(options.direct_reads)
+    if options.compaction_bytes_a_second:
+        opts.set_ratelimiter(options.compaction_bytes_a_second, _RATE_PERIOD_US, _RATE_FAIRNESS)
     _quieten(opts)
     return opts
 
@@ -157,6 +194,7 @@ class RocksDBStore(KeyedStore):
         self.version = version
         self.damaged = False
         self.options = options or RocksDBOptions()
+        self._cache = _shared_cache(self.options.block_cache_bytes)
         self._raw_options = rocksdb_options(self.options)
         # Stores are closed after every micro-batch, which aborts what is being merged: only somebody who will wait for
         # the end may let it begin.
@@ -164,6 +202,10 @@ class RocksDBStore(KeyedStore):
         self._compacts = False
         self._db: Rdict | None = self._open()
         self._get: Callable[[bytes], bytes | None] = self._db.get
+        self._note_readers()
+
+    def _note_readers(self) -> None:
+        self._cache.note_readers(self.path, self._number("estimate-table-readers-mem"))
 
     def _open(self) -> Rdict:
         # Named, because the binding otherwise takes the column family's options from the folder when there
@@ -269,6 +311,7 @@ class RocksDBStore(KeyedStore):
         finally:
             for spare in spares:
                 Path(spare).unlink(missing_ok=True)
+        self._note_readers()
         self.version = version
 
     def sorted_runs(self) -> int:
@@ -277,8 +320,19 @@ class RocksDBStore(KeyedStore):
 
     def compact_if_due(self) -> None:
         """Start merging runs, beside reads, if there are too many; call ``settle`` before ``close``."""
-        if self._compacts or not self._too_many(_run_bytes(self.db.live_files())):
-            return
+        if not self._compacts and self._too_many(_run_bytes(self.db.live_files())):
+            self.compact()
+
+    def wants_compacted_copy(self) -> bool:
+        """Whether there are many runs of more bytes than a micro-batch should merge."""
+        run_bytes = _run_bytes(self.db.live_files())
+        return len(run_bytes) > self.options.sorted_runs_light and not self._merges_here(run_bytes)
+
+    def _merges_here(self, run_bytes: Sequence[int]) -> bool:
+        return sum(run_bytes) <= self.options.compact_here_bytes
+
+    def compact(self) -> None:
+        """Start merging runs, until there are few enough; call ``settle`` before ``close``."""
         try:
             self.db.set_options({"disable_auto_compactions": "false"})
         except Exception as error:
@@ -288,12 +342,21 @@ class RocksDBStore(KeyedStore):
     def _too_many(self, run_bytes: Sequence[int]) -> bool:
         if len(run_bytes) <= self.options.sorted_runs_light:
             return False
+        if not self._merges_here(run_bytes):
+            return len(run_bytes) > self.options.sorted_runs_limit
         # Merging little is done soon, and then only half as many blocks want to stay in the cache.
         light = 2 * max(run_bytes) <= sum(run_bytes)
         return light or len(run_bytes) > self.options.sorted_runs_max
 
-    def settle(self, timeout_seconds: float = _SETTLE_SECONDS_MAX) -> bool:
+    def settle(
+        self,
+        timeout_seconds: float = _SETTLE_SECONDS_MAX,
+        poll_seconds: float = _SETTLE_POLL_SECONDS,
+        stop: threading.Event | None = None,
+    ) -> bool:
         """Wait for the compaction that was started; whether the runs keep within their bound now. True if none was.
+
+        ``stop`` ends the waiting, not the compaction.
 
         Closing aborts a running compaction and loses its work, and the next one starts from the beginning.
         """
@@ -305,7 +368,10 @@ class RocksDBStore(KeyedStore):
             quiet = 0 if running else quiet + 1
             if quiet > _SETTLE_QUIET_POLLS or time.monotonic() > deadline:
                 break
-            time.sleep(_SETTLE_POLL_SECONDS)
+            if stop is None:
+                time.sleep(poll_seconds)
+            elif stop.wait(poll_seconds):
+                break
         return self.sorted_runs() <= self.options.sorted_runs_max
 
     def _number(self, name: str) -> int:
@@ -320,7 +386,8 @@ class RocksDBStore(KeyedStore):
             files=len(live),
             sorted_runs=len(_run_bytes(live)),
             block_cache_bytes=self._number("block-cache-usage"),
-            block_cache_bytes_max=self.options.block_cache_bytes,
+            block_cache_bytes_max=self._cache.capacity_bytes,
+            table_reader_bytes=self._number("estimate-table-readers-mem"),
         )
 
     def close(self) -> None:
@@ -329,6 +396,7 @@ class RocksDBStore(KeyedStore):
         if db is None:
             return
         self._get = self._get_closed
+        self._cache.forget_readers(self.path)
         try:
             db.close()
         except Exception as error:

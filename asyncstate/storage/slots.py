@@ -47,6 +47,16 @@ class Slot:
         """Where what goes with a lease lies."""
         return self.folder / "spilled"
 
+    @property
+    def kept(self) -> Path:
+        """Where delta files lie under their base names that a store of this slot need not fetch."""
+        return self.folder / "kept"
+
+    @property
+    def copy_mark(self) -> Path:
+        """What there is to know of the compacted copy that the slot holds or will hold, until a task has used it."""
+        return self.folder / "COPY"
+
     def record(self) -> SlotRecord | None:
         """Return what the slot holds, None when that is nothing or in doubt."""
         try:

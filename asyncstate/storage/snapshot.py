@@ -35,6 +35,11 @@ class _Known(msgspec.Struct):
 class ChecksumCache:
     """Checksums of a store's immutable SST files, kept beside it, so that a snapshot reads only new files."""
 
+    @staticmethod
+    def path_of(store: str | Path) -> Path:
+        """Where they lie for the store in that folder."""
+        return Path(f"{store}.checksums.json")
+
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
@@ -76,7 +81,7 @@ def create_snapshot(
     uploaded again: those of the snapshot before that were not compacted since, and deltas that were not yet.
     """
     shared = {(file.checksum, file.size_bytes): file for file in present}
-    checksums = ChecksumCache(Path(f"{store.path}.checksums.json"))
+    checksums = ChecksumCache(ChecksumCache.path_of(store.path))
     refs: dict[str, FileRef] = {}
     new: list[tuple[Path, str]] = []
     with _frozen(store) as frozen:
@@ -99,19 +104,23 @@ def create_snapshot(
 def _frozen(store: RocksDBStore) -> Iterator[Path]:
     folder = Path(f"{store.path}.frozen-{uuid.uuid4().hex}")
     try:
-        RocksDBCheckpoint(store.db).create_checkpoint(str(folder))
+        hard_linked_copy(store, folder)
         yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def hard_linked_copy(store: RocksDBStore, folder: Path) -> None:
+    """Make ``folder``, which does not exist yet, a store of the same content; table files are linked, not copied."""
+    try:
+        RocksDBCheckpoint(store.db).create_checkpoint(str(folder))
     except (StoreError, OSError):
         raise
     except Exception as error:
-        if type(error) is not Exception:  # the binding raises bare exceptions; others have their own story
-            raise
         raise StoreError(
             f"no snapshot of the RocksDB store {store.path} could be taken: {error}. Check the disk's space "
             f"and permissions, then retry"
         ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def snapshot_files(snapshot: SnapshotRef, folder: Path) -> list[tuple[FileRef, Path]]:

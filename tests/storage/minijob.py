@@ -46,6 +46,7 @@ class MiniJob:
         self.checkpoint = Checkpoint(self.files)
         self.checkpoint.claim("job")
         self.snapshot_every_deltas = snapshot_every_deltas
+        self.options = SMALL
         self.ways: list[str] = []
         self._attempts = itertools.count()
 
@@ -54,7 +55,7 @@ class MiniJob:
     ) -> Lease:
         """A lease on one partition at the manifest's version."""
         base = partition_base(manifest, self.uid, partition, parallelism)
-        lease = self.stores.acquire(self.uid, partition, base, SMALL, in_memory=memory)
+        lease = self.stores.acquire(self.uid, partition, base, self.options, in_memory=memory)
         self.ways.append(lease.restored.way)
         return lease
 

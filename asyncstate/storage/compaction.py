@@ -1,0 +1,201 @@
+"""Compaction beside the micro-batches: of a copy of a store, in a slot of its own, by a thread of the worker.
+
+Owns: ``CopiesUnderWay``, the process's ``copies``, and ``CopyRecord``: what a copy lacks of the present version.
+Invariants: the store that micro-batches read is never touched, so nobody waits for a compaction, and one that is
+given up costs no state; a slot has a record only once its copy has been merged to the end. Must not import lease or
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from asyncstate.errors import StoreError
+from asyncstate.storage.base import PartitionBase
+from asyncstate.storage.manifest import DeltaRef
+from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
+from asyncstate.storage.slots import Slot, SlotRecord
+from asyncstate.storage.snapshot import ChecksumCache, hard_linked_copy
+
+_COPIES_MAX: Final = 2
+_POLL_SECONDS: Final = 0.02
+_BYTES_A_SECOND_MIN: Final = 24 << 20  # half of what a core merges
+_SECONDS_MAX: Final = 8  # for the whole store, if a core can do it
+
+
+class CopyRecord(msgspec.Struct, frozen=True):
+    """The content that was copied, and the deltas since. They are noted with each micro-batch: a compaction may outlast
+    several snapshots, and the manifest knows the deltas after the newest one only."""
+
+    lineage: str
+    deltas: list[DeltaRef] = []
+
+    @staticmethod
+    def of(slot: Slot) -> CopyRecord | None:
+        """What is noted in the slot, None if it holds no copy that is to be used."""
+        try:
+            return msgspec.json.decode(slot.copy_mark.read_bytes(), type=CopyRecord)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def write(self, slot: Slot) -> None:
+        """Note it in the slot."""
+        temporary = slot.copy_mark.with_suffix(".tmp")
+        temporary.write_bytes(msgspec.json.encode(self))
+        temporary.replace(slot.copy_mark)
+
+    def followed(self, base: PartitionBase) -> CopyRecord:
+        """With what ``base`` has beyond it; as it is, if it is not on the way there."""
+        new = base.pending_after(self.deltas[-1].lineage if self.deltas else self.lineage)
+        return CopyRecord(self.lineage, [*self.deltas, *new]) if new else self
+
+
+def pending_of(slot: Slot, record: SlotRecord, base: PartitionBase) -> list[DeltaRef] | None:
+    """The deltas that the store of ``slot`` lacks of ``base``; None if it is not on the way there."""
+    pending = base.pending_after(record.lineage)
+    copy = CopyRecord.of(slot) if pending is None else None
+    if copy is None or copy.lineage != record.lineage:
+        return pending
+    for number, delta in enumerate(copy.deltas, 1):
+        later = base.pending_after(delta.lineage)
+        if later is not None:
+            return copy.deltas[:number] + later
+    return None
+
+
+def hand_on(slots: Sequence[Slot], base: PartitionBase) -> None:
+    """Tell copies among the ``slots`` of the deltas up to ``base``, and let them have those that are here."""
+    for copy in slots:
+        record = CopyRecord.of(copy)
+        if record is None:
+            continue
+        followed = record.followed(base)
+        with suppress(OSError):  # it has been removed just now
+            if followed is not record:
+                followed.write(copy)
+            for source in slots:
+                if source is not copy and source.kept.exists():
+                    _link_all(source.kept, copy.kept)
+
+
+def _link_all(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        with suppress(OSError):  # there already, or gone: then it is fetched
+            os.link(file, target / file.name)
+
+
+def is_copy(slot: Slot, base: PartitionBase) -> bool:
+    """Whether a copy is being compacted there, or lies there and can be brought to ``base``."""
+    if CopyRecord.of(slot) is None:
+        return False
+    record = slot.record()
+    if record is not None:
+        return pending_of(slot, record, base) is not None
+    if not slot.try_lock():
+        return True
+    slot.unlock()  # of a process that died
+    return False
+
+
+class CopiesUnderWay:
+    """The compactions of this process, each a thread and a locked slot; at most ``copies_max`` at once."""
+
+    def __init__(self, copies_max: int = _COPIES_MAX) -> None:
+        self._copies_max = copies_max
+        self._lock = threading.Lock()
+        self._threads: dict[Path, threading.Thread] = {}
+        self._stop = threading.Event()
+
+    def begin(self, store: RocksDBStore, slot: Slot, lineage: str) -> bool:
+        """Copy ``store`` (by hard links) into the locked ``slot`` and compact the copy in the background.
+
+        ``lineage`` names the store's content. The slot is unlocked at the end. False, with the slot unlocked and
+        nothing done, if there are enough of them already or the copy cannot be made; the next micro-batch asks again.
+        """
+        with self._lock:
+            self._threads = {folder: thread for folder, thread in self._threads.items() if thread.is_alive()}
+            copy = self._copied(store, slot, lineage) if len(self._threads) < self._copies_max else None
+            if copy is None:
+                slot.unlock()
+                return False
+            run = threading.Thread(
+                target=self._compact, args=(copy, slot, lineage), name="asyncstate-compaction", daemon=True
+            )
+            self._threads[slot.folder] = run
+            run.start()
+        return True
+
+    def _copied(self, store: RocksDBStore, slot: Slot, lineage: str) -> RocksDBStore | None:
+        try:
+            if slot.folder.exists():
+                slot.clear()
+            slot.folder.mkdir(parents=True)
+            CopyRecord(lineage).write(slot)
+            slot.kept.mkdir()
+            hard_linked_copy(store, slot.db)
+            checksums = ChecksumCache.path_of(store.path)
+            if checksums.exists():
+                shutil.copyfile(checksums, ChecksumCache.path_of(slot.db))
+            return RocksDBStore(slot.db, _slowed(store), store.version)
+        except (StoreError, OSError):  # a full disk, as a rule: micro-batches go on with more runs meanwhile
+            shutil.rmtree(slot.folder, ignore_errors=True)
+            return None
+
+    def _compact(self, copy: RocksDBStore, slot: Slot, lineage: str) -> None:
+        with suppress(StoreError, OSError):  # what is without a record is made anew
+            try:
+                copy.compact()
+                copy.settle(poll_seconds=_POLL_SECONDS, stop=self._stop)
+                merged = not copy.damaged and not self._stop.is_set()
+                if merged:
+                    _know_checksums(copy)
+                else:
+                    copy.db.cancel_all_background(True)
+            finally:
+                copy.close()
+            if merged:
+                slot.write(copy.version, lineage, changing=False)
+        slot.unlock()
+
+    def join(self, below: Path | None = None) -> None:
+        """Wait for the compactions that are under way, of slots in the folder ``below`` alone if it is given."""
+        with self._lock:
+            threads = [
+                thread for at, thread in self._threads.items() if below is None or at.is_relative_to(below)
+            ]
+        for thread in threads:
+            thread.join()
+
+    def give_up(self) -> None:
+        """Stop all compactions, at the end of the process: closing RocksDB beneath one that runs is not safe."""
+        self._stop.set()
+        self.join()
+
+
+def _slowed(store: RocksDBStore) -> RocksDBOptions:
+    """Options that spread the work: at full speed it would take a core from tasks that want all of them."""
+    rate = max(_BYTES_A_SECOND_MIN, store.statistics().size_bytes // _SECONDS_MAX)
+    return replace(store.options, compaction_bytes_a_second=rate)
+
+
+def _know_checksums(copy: RocksDBStore) -> None:
+    """Read the merged files here, so that the next snapshot need not."""
+    checksums = ChecksumCache(ChecksumCache.path_of(copy.path))
+    tables = list(Path(copy.path).glob("*.sst"))
+    for table in tables:
+        checksums.checksum(table)
+    checksums.save({table.name for table in tables})
+
+
+copies = CopiesUnderWay()
+atexit.register(copies.give_up)

@@ -1,0 +1,162 @@
+"""How long micro-batches take, and what memory a worker takes, as the state grows: ``python -m bench growth``.
+
+Owns: the job that is filled and then updated, its processes, and the table. Invariant: each size runs in a process
+of its own, so that one size's memory is not another's. Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.report import write_json
+
+_MIB = 1 << 20
+_SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """What a state of ``keys`` keys took: seconds and processor seconds of each counted micro-batch, and the seconds
+    that it waited for a compaction; bytes of memory at the end (``parts`` of it by owner), and the highest one.
+    """
+
+    keys: int
+    rows: int
+    seconds: list[float]
+    processor_seconds: list[float]
+    waited_seconds: list[float]
+    rss_bytes: int
+    rss_bytes_peak: int
+    state_bytes: int
+    parts: dict[str, float]
+
+
+def growth(
+    keys: Annotated[
+        str, typer.Option(help="Keys in the state, sizes with commas between them.")
+    ] = "1000000,10000000",
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a counted micro-batch.")] = 250_000,
+    micro_batches: Annotated[int, typer.Option(min=2, help="Counted micro-batches.")] = 36,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")] = False,
+    folder: Annotated[Path | None, typer.Option(help="Where the state lies while it runs.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for growth.json.")] = None,
+) -> None:
+    """Fill a state, then update keys of it at random: the slowest micro-batch, and memory, by state size."""
+    if tiny:
+        keys, rows, micro_batches = "2000", 500, 3
+    console = Console()
+    results = []
+    for size in map(int, keys.split(",")):
+        with (
+            console.status(f"{size:,} keys"),
+            tempfile.TemporaryDirectory(prefix="asyncstate-growth-", dir=folder) as at,
+        ):
+            results.append(_in_own_process(size, rows, micro_batches, at))
+    console.print(growth_table(results))
+    if output is not None:
+        write_json(results, output / "growth.json")
+
+
+def growth_table(results: list[Growth]) -> Table:
+    """A line a size; slowest by median of wall and processor time."""
+    table = Table(title="micro-batches and memory by state size")
+    for name in ("keys", "median s", "slowest", "mean", "cpu median s", "cpu slowest", "cpu mean"):
+        table.add_column(name, justify="right")
+    for name in ("waited s", "state MiB", "RSS MiB", "peak MiB"):
+        table.add_column(name, justify="right")
+    for each in results:
+        table.add_row(
+            f"{each.keys:,}",
+            *_spread(each.seconds),
+            *_spread(each.processor_seconds),
+            f"{max(each.waited_seconds):.2f}",
+            *(f"{size / _MIB:,.0f}" for size in (each.state_bytes, each.rss_bytes, each.rss_bytes_peak)),
+        )
+    return table
+
+
+def _spread(seconds: list[float]) -> tuple[str, str, str]:
+    median = statistics.median(seconds)
+    return f"{median:.2f}", f"{max(seconds) / median:.2f}x", f"{statistics.mean(seconds) / median:.2f}x"
+
+
+def _in_own_process(keys: int, rows: int, micro_batches: int, folder: str) -> Growth:
+    command = [sys.executable, "-m", "bench.growth", folder, str(keys), str(rows), str(micro_batches)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Growth)
+
+
+def measure(folder: Path, keys: int, rows: int, micro_batches: int) -> Growth:
+    """Fill ``keys`` keys by micro-batches of ``rows``, then count ``micro_batches`` of them with uniform keys."""
+    from asyncstate.config import Config
+    from asyncstate.operator import InputSpec
+    from bench.job import Job
+    from operators import GroupAggregate, count, max_, sum_
+
+    operator = GroupAggregate([count(), sum_("value"), max_("value")])
+    job = Job(folder, operator, Config(), InputSpec(_SCHEMA, ("key",)))
+    random = np.random.default_rng(1)
+    for part in np.array_split(random.permutation(keys), max(1, keys // rows)):
+        job.run([_rows(part, random)])
+    seconds, processor, waited = [], [], []
+    for number in range(micro_batches):
+        batch = _rows(random.integers(0, keys, rows), random)
+        began, used = time.perf_counter(), _processor_seconds()
+        job.run([batch])
+        seconds.append(time.perf_counter() - began)
+        processor.append(_processor_seconds() - used)
+        waited.append(job.statistics["compaction_seconds"])
+        _report(number, seconds[-1], processor[-1], job.statistics)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    state_bytes = int(job.statistics["state_bytes"])
+    return Growth(
+        keys, rows, seconds, processor, waited, _rss_bytes(), peak, state_bytes, _parts(job.statistics)
+    )
+
+
+def _report(number: int, seconds: float, processor: float, figures: dict[str, float]) -> None:
+    parts = ", ".join(
+        f"{name} {figures[f'{name}_seconds']:.2f}" for name in ("compaction", "commit", "restore")
+    )
+    print(
+        f"{number:3} {seconds:.2f} s, cpu {processor:.2f}, {parts}, {_rss_bytes() / _MIB:.0f} MiB",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _rows(keys: np.ndarray[Any, Any], random: np.random.Generator) -> pa.RecordBatch:
+    values = random.integers(0, 100_000, len(keys))
+    return pa.record_batch([pa.array(keys), pa.array(values)], schema=_SCHEMA)
+
+
+def _parts(figures: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in figures.items() if "bytes" in name}
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    measured = measure(Path(sys.argv[1]), *map(int, sys.argv[2:5]))
+    print(msgspec.json.encode(measured).decode())

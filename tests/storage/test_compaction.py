@@ -1,0 +1,191 @@
+"""Large stores are compacted as copies: no micro-batch merges them, and none sees anything of it."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncstate.storage import LocalStores, Manifest, RocksDBStore
+from asyncstate.storage.compaction import CopiesUnderWay, CopyRecord, copies
+from asyncstate.storage.slots import Slot
+from tests.storage.minijob import SMALL, MiniJob, applied, key
+from tests.storage.test_lease import compactions
+
+LARGE = replace(SMALL, compact_here_bytes=0)
+"""Every store is a large one."""
+ENTRIES = 400
+
+
+def writes_of(batch: int) -> dict[bytes, bytes | None]:
+    """A fifth of the keys, all over the key range; some of them deleted."""
+    chosen = range(batch % 5, ENTRIES, 5)
+    return {key(n % 16, f"{n:04}"): None if n % 7 == batch % 7 else b"%d" % batch for n in chosen}
+
+
+def newest(job: MiniJob) -> Manifest:
+    manifest = job.checkpoint.latest()
+    assert manifest is not None
+    return manifest
+
+
+class Watched:
+    """A job of one partition with large stores; what its leases show."""
+
+    def __init__(self, root: Path, snapshot_every_deltas: int) -> None:
+        self.root = root
+        self.job = MiniJob(root, snapshot_every_deltas)
+        self.job.options = LARGE
+        self.expected: dict[bytes, bytes] = {}
+        self.paths: list[str] = []
+        self.runs: list[int] = []
+        self.merges: list[str] = []
+        self.fetched = 0
+
+    def batch(self, number: int) -> None:
+        """Commit a micro-batch, and look at the store that the next one would have."""
+        writes = writes_of(number)
+        self.expected = applied(self.expected, writes)
+        self.job.batch(writes)
+        with self.job.lease(newest(self.job), 0, 1) as lease:
+            self.paths.append(lease.rocks.path)
+            self.runs.append(lease.rocks.sorted_runs())
+            self.fetched += lease.restored.bytes_fetched
+            assert dict(lease.store.iterate()) == self.expected
+        self.merges += compactions(Path(lease.rocks.path).parent)
+
+    def finish_copies(self) -> None:
+        copies.join(self.root)
+
+
+@settings(max_examples=6)
+@given(
+    finished=st.lists(st.booleans(), min_size=24, max_size=30),
+    snapshot_every_deltas=st.sampled_from([2, 5, 100]),
+)
+def test_micro_batches_merge_nothing_of_a_large_store(
+    finished: Sequence[bool], snapshot_every_deltas: int
+) -> None:
+    """Whenever copies become ready, and however many snapshots they outlast."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        watched = Watched(root, snapshot_every_deltas)
+        for number, wait in enumerate([*finished, True, False]):
+            watched.batch(number)
+            if wait:
+                watched.finish_copies()
+        watched.finish_copies()
+        assert watched.merges == []
+        assert watched.fetched == 0
+        assert set(watched.job.ways[1:]) == {"advanced", "kept"}
+        assert len(set(watched.paths)) > 1  # a copy has taken the store's place
+        assert watched.runs[-1] <= LARGE.sorted_runs_light + 2
+
+
+def test_runs_are_few_when_copies_are_quick(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, 3)
+    for number in range(30):
+        watched.batch(number)
+        watched.finish_copies()
+    assert max(watched.runs) <= LARGE.sorted_runs_light + 1
+    slots = [slot for slot in (tmp_path / "local").glob("job-*/op/0/slot-?") if (slot / "db").exists()]
+    assert len(slots) <= 2  # the store, and its copy: what a copy has replaced is gone
+
+
+def test_a_copy_outlasts_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those after which the manifest does not know any more of the deltas that the copy lacks."""
+    may_end = threading.Event()
+    monkeypatch.setattr("asyncstate.storage.compaction._know_checksums", lambda copy: may_end.wait())
+    watched = Watched(tmp_path, 2)
+    try:
+        for number in range(14):
+            watched.batch(number)
+    finally:
+        may_end.set()
+        watched.finish_copies()
+    assert len(set(watched.paths)) == 1
+    assert watched.runs[-1] == 14
+    watched.batch(14)
+    assert watched.paths[-1] != watched.paths[0]
+    assert watched.runs[-1] < 14
+    assert watched.fetched == 0
+
+
+def test_without_a_free_slot_the_store_is_merged_itself_above_the_limit(job: MiniJob, tmp_path: Path) -> None:
+    job.options = replace(LARGE, sorted_runs_limit=8)
+    job.stores = LocalStores(tmp_path / "local", "job", job.files, slots_max=1)
+    runs = []
+    for number in range(12):
+        job.batch(writes_of(number))
+        with job.lease(newest(job), 0, 1) as lease:
+            runs.append(lease.rocks.sorted_runs())
+    assert runs[:8] == [*range(1, 9)]
+    assert max(runs) <= 9
+    assert runs[-1] < 9
+
+
+def test_what_a_dead_process_has_begun_is_begun_again(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, 100)
+    watched.batch(0)
+    dead = Slot(Path(watched.paths[0]).parent.with_name("slot-1"))
+    dead.folder.mkdir()
+    CopyRecord("some content").write(dead)
+    (dead.folder / "db").write_bytes(b"")
+    for number in range(1, 16):
+        watched.batch(number)
+        watched.finish_copies()
+    assert str(dead.db) in watched.paths
+
+
+def test_a_copy_of_what_was_rolled_back_is_not_used(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, 100)
+    for number in range(8):
+        watched.batch(number)
+    watched.finish_copies()
+    watched.job.checkpoint.rollback(2)
+    watched.expected = {}
+    for number in range(3):
+        watched.expected = applied(watched.expected, writes_of(number))
+    for number in range(20, 34):
+        watched.batch(number)  # compares the content
+        watched.finish_copies()
+
+
+def test_a_compaction_that_is_given_up_leaves_a_slot_to_be_made_anew(tmp_path: Path) -> None:
+    store = RocksDBStore(tmp_path / "store", LARGE)
+    for number in range(8):
+        store.apply(sorted(writes_of(number).items()), number)
+    before = dict(store.iterate())
+    slot = Slot(tmp_path / "slot-1")
+    assert slot.try_lock()
+    given_up = CopiesUnderWay()
+    given_up._stop.set()  # before it can have ended
+    assert given_up.begin(store, slot, "lineage")
+    given_up.give_up()
+    assert slot.record() is None
+    assert slot.try_lock()
+    slot.unlock()
+    assert dict(store.iterate()) == before
+    store.close()
+
+
+@pytest.mark.parametrize("entries", [60_000, 2_000])
+def test_filters_and_indexes_are_within_the_bound_of_the_block_cache(tmp_path: Path, entries: int) -> None:
+    options = replace(SMALL, block_cache_bytes=1 << 20, sorted_runs_max=100)
+    store = RocksDBStore(tmp_path / "store", options)
+    keys = [key(n % 16, f"{n:08}") for n in range(entries)]
+    for version in range(4):
+        store.apply(sorted((each, b"%032d" % version) for each in keys), version)
+    assert None not in store.get_many(sorted(keys))
+    found = store.statistics()
+    assert found.table_reader_bytes > entries
+    assert found.block_cache_bytes + found.table_reader_bytes <= options.block_cache_bytes
+    if entries == 60_000:
+        assert found.block_cache_bytes > options.block_cache_bytes // 2  # the rest of the room is used
+    store.close()
