@@ -25,9 +25,13 @@ from asyncstate.operator import (
     OutputSpec,
 )
 from asyncstate.state.columnar.columns import TimeRange
-from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
+from asyncstate.state.columnar.time_first_lists import (
+    ListRange,
+    TimeFirstListDescriptor,
+    TimeFirstListState,
+)
 
-from ..core.arrays import BoolArray, Int8Array, Int64Array, take_rows
+from ..core.arrays import BoolArray, Int8Array, Int64Array, count_up, take_rows
 from ..core.checks import Named, check_choice, check_has_time
 from ..core.condition import check_condition
 from ..core.due import DuePart, DueReader
@@ -250,22 +254,30 @@ class WindowJoin(Named, BundleOperator):
 
     def _put_out(self, part: DuePart, ctx: BundleContext) -> Iterator[None]:
         inputs = [side.read(found) for side, found in zip(self._sides, part.ranges, strict=True)]
-        sizes = [found.num_rows for found in part.ranges]
-        both = zip(*(one.keys for one in inputs), strict=True)
+        # A list's rows have one key and one slice; those that carry their window may begin at several times.
+        runs = [_Runs.of(found, each_row=self.window is None) for found in part.ranges]
+        both = zip(*(of.first(one.keys) for of, one in zip(runs, inputs, strict=True)), strict=True)
+        sizes = [len(of.firsts) for of in runs]
         keys = self._codec.group([pa.concat_arrays(pair) for pair in both], num_rows=sum(sizes))
         starts = None if self.window is not None else np.concatenate([one.starts() for one in inputs])
         apart = self._apart(keys, sizes)
-        for ends, rows in self._in_windows(part):
-            groups = groups_of(keys, rows, ends, starts, apart)
+        slices = np.concatenate(
+            [found.namespaces[of.firsts] for of, found in zip(runs, part.ranges, strict=True)]
+        )
+        for ends, chosen in self._in_windows(part, slices):
+            groups = groups_of(keys, chosen, ends, starts, apart)
             order = np.argsort(groups, kind="stable")
-            rows, groups, ends = rows[order], groups[order], ends[order]
-            is_left = rows < sizes[0]
+            chosen, groups, ends = chosen[order], groups[order], ends[order]
+            is_left = chosen < sizes[0]
             left, right = (
-                Rows(take_rows(one.columns, rows[chosen] - before), groups[chosen])
-                for one, chosen, before in zip(inputs, (is_left, ~is_left), (0, sizes[0]), strict=True)
+                _Due.of(one.columns, of, chosen[of_side] - before, groups[of_side], ends[of_side])
+                for one, of, of_side, before in zip(
+                    inputs, runs, (is_left, ~is_left), (0, sizes[0]), strict=True
+                )
             )
-            for put in final_rows(self.kind, left, right, self._residual):
-                self._emit(left, right, put, (ends[is_left], ends[~is_left]), ctx)
+            looked_at = self._residual is not None
+            for put in final_rows(self.kind, left.keyed(looked_at), right.keyed(looked_at), self._residual):
+                self._emit(left, right, put, ctx)
                 yield
 
     def _apart(self, keys: KeyBatch, sizes: Sequence[int]) -> Int8Array | None:
@@ -276,36 +288,77 @@ class WindowJoin(Named, BundleOperator):
         sides = np.repeat(np.array([1, 2], np.int8), sizes)
         return np.where(matchable[keys.inverse], 0, sides).astype(np.int8)
 
-    def _in_windows(self, part: DuePart) -> Iterator[tuple[Int64Array, Int64Array]]:
-        """Window ends (m) and rows (m): the part's left rows, then its right ones; some windows at a time."""
-        slices = np.concatenate([found.namespaces for found in part.ranges])
+    def _in_windows(self, part: DuePart, slices: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """Window ends (m), and which of ``slices`` (the part's left ones, then its right ones) each has (m); some
+        windows at a time."""
         if self.window is None or not self.window.shares_slices:
             yield slices, np.arange(len(slices))
             return
         by_time = np.argsort(slices, kind="stable")
-        for ends, rows in windows_of(slices[by_time], self.window, part.first, part.last):
-            yield ends, by_time[rows]
+        for ends, chosen in windows_of(slices[by_time], self.window, part.first, part.last):
+            yield ends, by_time[chosen]
 
-    def _emit(
-        self,
-        left: Rows,
-        right: Rows,
-        put: tuple[Int64Array, Int64Array],
-        ends: tuple[Int64Array, Int64Array],
-        ctx: BundleContext,
-    ) -> None:
-        """Put out left and right rows with these indices; ``ends`` are the windows of the rows of each."""
+    def _emit(self, left: _Due, right: _Due, put: tuple[Int64Array, Int64Array], ctx: BundleContext) -> None:
+        """Put out left and right rows with these indices."""
         if not len(put[0]):
             return
-        columns = take_rows(left.columns, put[0])
+        columns = left.take(put[0])
         if self.kind not in _LEFT_ONLY:
-            columns += take_rows(right.columns, put[1])
+            columns += right.take(put[1])
         if self.window is not None:
             end = np.empty(len(put[0]), np.int64)
-            for rows, of_rows in zip(put, ends, strict=True):
-                end[rows >= 0] = of_rows[rows[rows >= 0]]
+            for rows, side in zip(put, (left, right), strict=True):
+                end[rows >= 0] = side.ends[rows[rows >= 0]]
             columns += window_columns(self.window.window_start(end), end, self._left)
         ctx.emit(columns)
+
+
+class _Runs(NamedTuple):
+    """Rows of one input in runs of one key and slice: the first row of each run, and how many it has."""
+
+    firsts: Int64Array
+    counts: Int64Array
+
+    @staticmethod
+    def of(found: TimeRange, *, each_row: bool) -> _Runs:
+        """The lists of a range, or every row by itself."""
+        if each_row or not isinstance(found, ListRange):
+            return _Runs(np.arange(found.num_rows), np.ones(found.num_rows, np.int64))
+        firsts = np.flatnonzero(found.begins)
+        return _Runs(firsts, np.diff(firsts, append=found.num_rows))
+
+    def first(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """The first rows of all runs."""
+        return take_rows(columns, self.firsts)
+
+
+class _Due(NamedTuple):
+    """Rows of one input in the order in which they meet others: n rows of ``columns``, by group."""
+
+    columns: Sequence[pa.Array]
+    rows: Int64Array
+    groups: Int64Array
+    ends: Int64Array
+
+    @staticmethod
+    def of(
+        columns: Sequence[pa.Array], runs: _Runs, chosen: Int64Array, groups: Int64Array, ends: Int64Array
+    ) -> _Due:
+        """The rows of ``chosen`` runs (m), in this order, with the groups and the windows' ends (m) of these."""
+        counts = runs.counts[chosen]
+        rows = np.repeat(runs.firsts[chosen], counts) + count_up(counts)
+        return _Due(columns, rows, np.repeat(groups, counts), np.repeat(ends, counts))
+
+    def keyed(self, with_columns: bool) -> Rows:
+        """As what is to be matched."""
+        return Rows(take_rows(self.columns, self.rows) if with_columns else [], self.groups)
+
+    def take(self, indices: Int64Array) -> list[pa.Array]:
+        """Some of the rows; null where the index is -1."""
+        chosen = np.full(len(indices), -1)
+        there = indices >= 0
+        chosen[there] = self.rows[indices[there]]
+        return take_rows(self.columns, chosen)
 
 
 class _Arrival(NamedTuple):

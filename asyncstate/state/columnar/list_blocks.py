@@ -90,6 +90,10 @@ class ListHeads:
             self.moment,
         )
 
+    def but_last(self) -> ListHeads:
+        """The heads of all keys but the last."""
+        return self.select(np.arange(len(self.blocks)) < len(self.blocks) - 1)
+
     def without(self, gone: BoolArray) -> ListHeads:
         """The heads of all keys once the lists of some, a mask of u, have been removed."""
         kept = np.where(gone, 0, 1)
@@ -108,13 +112,13 @@ def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str, 
     return ListHeads(store_keys, blocks, *_headers(data, np.arange(len(blocks)) * _HEADER_BYTES), moment)
 
 
-def are_heads(entries: Page, owner: str) -> BoolArray:
-    """Which entries are heads; the first one is. Each is followed by as many chunks as it says."""
-    chunks = read_heads([], [value for _, value in entries], owner).chunks  # of a chunk that number is 0
-    reach = np.maximum.accumulate(np.arange(len(entries)) + chunks)
+def heads_among(entries: Page, owner: str) -> tuple[BoolArray, ListHeads]:
+    """Which entries are heads, and these; the first one is. Each is followed by as many chunks as it says."""
+    every = read_heads([key for key, _ in entries], [value for _, value in entries], owner)
+    reach = np.maximum.accumulate(np.arange(len(entries)) + every.chunks)  # of a chunk that number is 0
     is_head = np.ones(len(entries), np.bool_)
     is_head[1:] = reach[:-1] < np.arange(1, len(entries))
-    return is_head
+    return is_head, every.select(is_head)
 
 
 def empty_heads(store_keys: list[bytes]) -> ListHeads:

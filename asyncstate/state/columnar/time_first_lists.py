@@ -22,7 +22,13 @@ from asyncstate.errors import CodecError
 from asyncstate.operator import MIN_WATERMARK, BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.columnar.columns import TimeRange, row_codec
-from asyncstate.state.columnar.list_blocks import are_heads, chunk_keys, numbered_keys, read_heads, read_rows
+from asyncstate.state.columnar.list_blocks import (
+    ListHeads,
+    chunk_keys,
+    heads_among,
+    numbered_keys,
+    read_rows,
+)
 from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
 from asyncstate.state.ranges import REMOVED_PAGE, remove_pages
@@ -115,13 +121,13 @@ class TimeFirstListState(ListColumnState):
             if held_bytes < _DECODED_BYTES:
                 continue
             held_bytes = 0
-            is_head = are_heads(held, self._owner)
+            is_head, heads = heads_among(held, self._owner)
             last = int(np.flatnonzero(is_head)[-1:].sum())
             if last:
-                yield self._range(held[:last], is_head[:last])
+                yield self._range(held[:last], is_head[:last], heads.but_last())
                 held = held[last:]
         if held:
-            yield self._range(held, are_heads(held, self._owner))
+            yield self._range(held, *heads_among(held, self._owner))
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
         """Remove the lists whose ``entry_keys`` these are, as a range has told them."""
@@ -135,13 +141,11 @@ class TimeFirstListState(ListColumnState):
     def _pages(self, start: int, until: int, page_size: int) -> Iterator[Page]:
         return namespace_pages(self._sink, self._id, self._groups, start, until, page_size)
 
-    def _range(self, entries: Page, is_head: BoolArray) -> ListRange:
+    def _range(self, entries: Page, is_head: BoolArray, heads: ListHeads) -> ListRange:
         """The rows of whole lists."""
         owner = np.cumsum(is_head) - 1
-        heads = [entries[index] for index in np.flatnonzero(is_head).tolist()]
-        store_keys = [key for key, _ in heads]
-        found = read_heads(store_keys, [block for _, block in heads], self._owner)
-        chunks, _ = chunk_keys(found)
+        store_keys = heads.store_keys
+        chunks, _ = chunk_keys(heads)
         if chunks != [entries[index][0] for index in np.flatnonzero(~is_head).tolist()]:
             raise CodecError(
                 f"{self._owner}: the chunks of a list are not those that its head tells of; restore the checkpoint "
@@ -163,5 +167,5 @@ class TimeFirstListState(ListColumnState):
             key_columns=[column.take(pa.array(lists)) for column in keys],
             columns=columns,
             begins=begins,
-            chunks=found.chunks[lists],
+            chunks=heads.chunks[lists],
         )

@@ -17,7 +17,7 @@ import pyarrow as pa
 from asyncstate.codec.columns import binary_from, binary_parts
 from asyncstate.codec.key_fields import payload_matrix
 from asyncstate.requests import Page, StateSink
-from asyncstate.state.columnar.list_blocks import ListHeads, are_heads, read_heads
+from asyncstate.state.columnar.list_blocks import ListHeads, heads_among
 from asyncstate.state.expiring.expiry import STAMP_BYTES
 from asyncstate.state.ranges import range_pages
 
@@ -68,20 +68,19 @@ def whole_lists(
     held: Page = []
     for page in range_pages(sink, start, end, page_size):
         held += page
-        is_head = are_heads(held, owner)
+        is_head, heads = heads_among(held, owner)
         # The last list waits for the next page: more of it may come, and chunks that are written behind the position of
         # the scan would be found by it.
         last = int(np.flatnonzero(is_head)[-1])
         if last:
-            yield _split(held[:last], is_head[:last], owner)
+            yield _with_chunks(heads.but_last(), held[:last], is_head[:last])
             held = held[last:]
     if held:
-        yield _split(held, are_heads(held, owner), owner)
+        is_head, heads = heads_among(held, owner)
+        yield _with_chunks(heads, held, is_head)
 
 
-def _split(entries: Page, is_head: BoolArray, owner: str) -> tuple[ListHeads, list[bytes | None]]:
-    """Heads and chunks; None for chunks that are missing at the end."""
-    found = [entries[index] for index in np.flatnonzero(is_head).tolist()]
+def _with_chunks(heads: ListHeads, entries: Page, is_head: BoolArray) -> tuple[ListHeads, list[bytes | None]]:
+    """``heads`` and the chunks among ``entries``; None for chunks that are missing at the end."""
     chunks: list[bytes | None] = [entries[index][1] for index in np.flatnonzero(~is_head).tolist()]
-    heads = read_heads([key for key, _ in found], [value for _, value in found], owner)
     return heads, chunks + [None] * (int(heads.chunks.sum()) - len(chunks))
