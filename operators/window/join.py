@@ -31,7 +31,7 @@ from asyncstate.state.columnar.time_first_lists import (
     TimeFirstListState,
 )
 
-from ..core.arrays import BoolArray, Int8Array, Int64Array, count_up, take_rows
+from ..core.arrays import BoolArray, Int8Array, Int64Array, take_rows
 from ..core.checks import Named, check_choice, check_has_time
 from ..core.condition import check_condition
 from ..core.due import DuePart, DueReader
@@ -39,11 +39,10 @@ from ..core.late import LateRows, check_late_pair
 from ..core.payload import Payload
 from ..join.condition import Condition, JoinCondition
 from ..join.inputs import check_keys, joined_schema, kept_keys, matchable_keys
-from ..join.matches import Rows
 from ..join.rules import JoinKind, rules
 from ..join.sides import Added, ListSide, Own
 from .given import START, GivenWindows, check_given, given_ends
-from .pairs import final_rows, groups_of
+from .pairs import Due, Runs, final_rows, groups_of
 from .plan import WINDOW_COLUMNS, check_window_names, window_columns, window_time_type
 from .slices import windows_of
 from .time import OUT_OF_RANGE
@@ -255,7 +254,7 @@ class WindowJoin(Named, BundleOperator):
     def _put_out(self, part: DuePart, ctx: BundleContext) -> Iterator[None]:
         inputs = [side.read(found) for side, found in zip(self._sides, part.ranges, strict=True)]
         # A list's rows have one key and one slice; those that carry their window may begin at several times.
-        runs = [_Runs.of(found, each_row=self.window is None) for found in part.ranges]
+        runs = [Runs.of(self._begins(found)) for found in part.ranges]
         both = zip(*(of.first(one.keys) for of, one in zip(runs, inputs, strict=True)), strict=True)
         sizes = [len(of.firsts) for of in runs]
         keys = self._codec.group([pa.concat_arrays(pair) for pair in both], num_rows=sum(sizes))
@@ -270,7 +269,7 @@ class WindowJoin(Named, BundleOperator):
             chosen, groups, ends = chosen[order], groups[order], ends[order]
             is_left = chosen < sizes[0]
             left, right = (
-                _Due.of(one.columns, of, chosen[of_side] - before, groups[of_side], ends[of_side])
+                Due.of(one.columns, of, chosen[of_side] - before, groups[of_side], ends[of_side])
                 for one, of, of_side, before in zip(
                     inputs, runs, (is_left, ~is_left), (0, sizes[0]), strict=True
                 )
@@ -279,6 +278,12 @@ class WindowJoin(Named, BundleOperator):
             for put in final_rows(self.kind, left.keyed(looked_at), right.keyed(looked_at), self._residual):
                 self._emit(left, right, put, ctx)
                 yield
+
+    def _begins(self, found: TimeRange) -> BoolArray:
+        """Which rows (m) of a range begin a run."""
+        if self.window is None or not isinstance(found, ListRange):  # a range without rows is no ListRange
+            return np.ones(found.num_rows, np.bool_)
+        return found.begins
 
     def _apart(self, keys: KeyBatch, sizes: Sequence[int]) -> Int8Array | None:
         """Rows with a null in the key stand apart from those of the other input; 0 for all other rows."""
@@ -298,7 +303,7 @@ class WindowJoin(Named, BundleOperator):
         for ends, chosen in windows_of(slices[by_time], self.window, part.first, part.last):
             yield ends, by_time[chosen]
 
-    def _emit(self, left: _Due, right: _Due, put: tuple[Int64Array, Int64Array], ctx: BundleContext) -> None:
+    def _emit(self, left: Due, right: Due, put: tuple[Int64Array, Int64Array], ctx: BundleContext) -> None:
         """Put out left and right rows with these indices."""
         if not len(put[0]):
             return
@@ -311,54 +316,6 @@ class WindowJoin(Named, BundleOperator):
                 end[rows >= 0] = side.ends[rows[rows >= 0]]
             columns += window_columns(self.window.window_start(end), end, self._left)
         ctx.emit(columns)
-
-
-class _Runs(NamedTuple):
-    """Rows of one input in runs of one key and slice: the first row of each run, and how many it has."""
-
-    firsts: Int64Array
-    counts: Int64Array
-
-    @staticmethod
-    def of(found: TimeRange, *, each_row: bool) -> _Runs:
-        """The lists of a range, or every row by itself."""
-        if each_row or not isinstance(found, ListRange):
-            return _Runs(np.arange(found.num_rows), np.ones(found.num_rows, np.int64))
-        firsts = np.flatnonzero(found.begins)
-        return _Runs(firsts, np.diff(firsts, append=found.num_rows))
-
-    def first(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """The first rows of all runs."""
-        return take_rows(columns, self.firsts)
-
-
-class _Due(NamedTuple):
-    """Rows of one input in the order in which they meet others: n rows of ``columns``, by group."""
-
-    columns: Sequence[pa.Array]
-    rows: Int64Array
-    groups: Int64Array
-    ends: Int64Array
-
-    @staticmethod
-    def of(
-        columns: Sequence[pa.Array], runs: _Runs, chosen: Int64Array, groups: Int64Array, ends: Int64Array
-    ) -> _Due:
-        """The rows of ``chosen`` runs (m), in this order, with the groups and the windows' ends (m) of these."""
-        counts = runs.counts[chosen]
-        rows = np.repeat(runs.firsts[chosen], counts) + count_up(counts)
-        return _Due(columns, rows, np.repeat(groups, counts), np.repeat(ends, counts))
-
-    def keyed(self, with_columns: bool) -> Rows:
-        """As what is to be matched."""
-        return Rows(take_rows(self.columns, self.rows) if with_columns else [], self.groups)
-
-    def take(self, indices: Int64Array) -> list[pa.Array]:
-        """Some of the rows; null where the index is -1."""
-        chosen = np.full(len(indices), -1)
-        there = indices >= 0
-        chosen[there] = self.rows[indices[there]]
-        return take_rows(self.columns, chosen)
 
 
 class _Arrival(NamedTuple):

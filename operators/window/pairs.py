@@ -1,6 +1,7 @@
 """What a window join puts out for windows that have come due.
 
-Owns: ``groups_of``, which rows may meet, and ``final_rows``, who met whom.
+Owns: ``groups_of``, which rows may meet, ``Runs`` and ``Due``, in which order they do, and ``final_rows``, who met
+whom.
 Invariant: each pair and each row without partner stands once; groups come in their order, and in a group the left rows
 with their partners, then the right rows that have none.
 Pure functions over numpy and Arrow; must not know of state or contexts.
@@ -10,17 +11,65 @@ Source: the join of a window's records in Flink's ``WindowJoinOperator``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyBatch
 
-from ..core.arrays import Int8Array, Int64Array
+from ..core.arrays import BoolArray, Int8Array, Int64Array, count_up, take_rows
 from ..join.matches import Emission, Matches, Residual, Rows, equal_keys, join
 from ..join.rules import JoinKind, rules
+
+
+class Runs(NamedTuple):
+    """Rows of one input in runs of one key and slice: the first row of each run, and how many it has."""
+
+    firsts: Int64Array
+    counts: Int64Array
+
+    @staticmethod
+    def of(begins: BoolArray) -> Runs:
+        """Of rows (n), of which those in the mask ``begins`` are the first ones of their runs."""
+        firsts = np.flatnonzero(begins)
+        return Runs(firsts, np.diff(firsts, append=len(begins)))
+
+    def first(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """The first rows of all runs."""
+        return take_rows(columns, self.firsts)
+
+
+class Due(NamedTuple):
+    """Rows of one input in the order in which they meet others: n rows of ``columns``, by group."""
+
+    columns: Sequence[pa.Array]
+    rows: Int64Array
+    groups: Int64Array
+    ends: Int64Array
+
+    @staticmethod
+    def of(
+        columns: Sequence[pa.Array], runs: Runs, chosen: Int64Array, groups: Int64Array, ends: Int64Array
+    ) -> Due:
+        """The rows of ``chosen`` runs (m), in this order, with the groups and the windows' ends (m) of these."""
+        counts = runs.counts[chosen]
+        rows = np.repeat(runs.firsts[chosen], counts) + count_up(counts)
+        return Due(columns, rows, np.repeat(groups, counts), np.repeat(ends, counts))
+
+    def keyed(self, with_columns: bool) -> Rows:
+        """As what is to be matched."""
+        return Rows(take_rows(self.columns, self.rows) if with_columns else [], self.groups)
+
+    def take(self, indices: Int64Array) -> list[pa.Array]:
+        """Some of the rows; null where the index is -1."""
+        chosen = np.full(len(indices), -1)
+        there = indices >= 0
+        chosen[there] = self.rows[indices[there]]
+        return take_rows(self.columns, chosen)
 
 
 def groups_of(

@@ -151,10 +151,10 @@ class TimeFirstListState(ListColumnState):
                 f"{self._owner}: the chunks of a list are not those that its head tells of; restore the checkpoint "
                 "from an older version"
             )
-        blocks = [block for _, block in entries]
+        blocks = cast(list[bytes], heads.blocks)
         if chunks:
             order = np.lexsort((is_head, owner))  # the rows of chunks stand before those of the head
-            blocks, owner = [blocks[index] for index in order.tolist()], owner[order]
+            blocks, owner = [entries[index][1] for index in order.tolist()], owner[order]
         rows, per_block = read_rows(blocks, self._owner)
         columns, _ = self._codec.decode(rows)
         lists = np.repeat(owner, per_block)
