@@ -27,7 +27,7 @@ from asyncstate.operator import (
     OperatorContext,
     SortKey,
 )
-from asyncstate.runtime import task
+from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.state import ColumnStateDescriptor
 from asyncstate.testing import OperatorHarness
 from tests.execution.rig import ASYNC_MODES, MODES, Rig, threads_end
@@ -147,7 +147,7 @@ class TestAnswers:
                 .then_accept(written)
             )
 
-        monkeypatch.setattr(task, "_pacer", Slow())
+        monkeypatch.setattr(worker_memory(), "pacer", Slow())
         with _harness(work, async_enabled, bundle_size="2") as harness:
             for times in (1, 2, 3):
                 harness.push([(key, 0) for key in range(6)])
@@ -467,7 +467,7 @@ class TestRefusals:
         class Slow(ReadPacer):
             waits_for_device = True
 
-        monkeypatch.setattr(task, "_pacer", Slow())
+        monkeypatch.setattr(worker_memory(), "pacer", Slow())
         operator = Keeping(lambda operator, bundle, ctx: kept.append(ctx) if not kept else None)
         with OperatorHarness(
             operator, SCHEMA, ["key"], async_enabled=async_enabled, options={"async-state.bundle-size": "1"}
