@@ -67,7 +67,7 @@ def run_partition(
     started = time.perf_counter()
     memory = worker_memory() if memory is None else memory
     with (
-        open_store(spec, partition) as opened,
+        open_store(spec, partition, memory.stores) as opened,
         memory.lend_entries(spec, partition, opened.lineage) as cache,
         memory.lend_columns(spec, partition, opened.lineage) as columns,
     ):

@@ -14,7 +14,7 @@ from typing import Final
 from asyncstate.execution import Interests, ReadPacer, thread_waits
 from asyncstate.runtime.spec import TaskSpec
 from asyncstate.state import ColumnCache, Trial, Trials
-from asyncstate.storage import CachedEntries, CacheLoan, PartitionKey, WorkerCache
+from asyncstate.storage import CachedEntries, CacheLoan, OpenStores, PartitionKey, WorkerCache
 
 _INTERESTS_MAX: Final = 1_000
 
@@ -23,7 +23,8 @@ class WorkerMemory:
     """One worker's memory, given to every micro-batch that it runs.
 
     ``pacer``: how slow its last reads were; the disk does not change with the batch. ``entries`` and ``columns``: what
-    it has read and written. ``trials``: for which states keeping decoded values has paid.
+    it has read and written. ``trials``: for which states keeping decoded values has paid. ``stores``: partitions'
+    stores that are open.
     """
 
     def __init__(self, pacer: ReadPacer | None = None) -> None:
@@ -31,6 +32,7 @@ class WorkerMemory:
         self.entries = WorkerCache(CachedEntries)
         self.columns = WorkerCache(ColumnCache)
         self.trials = Trials()
+        self.stores = OpenStores()
         self._interests: dict[tuple[str, str, str], Interests] = {}
 
     def lend_entries(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[CachedEntries]:

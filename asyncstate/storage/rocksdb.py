@@ -49,6 +49,7 @@ _COMPRESSIONS = {
     "zstd": DBCompressionType.zstd,
 }
 _SHORT_SCAN_ENTRIES = 16
+_LOG_BYTES_MAX = 1 << 20
 _SETTLE_POLL_SECONDS = 0.002
 _SETTLE_QUIET_POLLS = 10  # a compaction that is due starts within a few of them
 _RATE_PERIOD_US, _RATE_FAIRNESS = 100_000, 10  # RocksDB's own defaults
@@ -173,8 +174,11 @@ def rocksdb_options(options: RocksDBOptions) -> Options:
 
 
 def _quieten(opts: Options) -> None:
-    # Stores are opened at every micro-batch: no statistics threads, no pile of old log files.
+    # Stores are opened often, and stay open for long: no statistics threads, no pile of old log files, no long ones. A
+    # snapshot copies the manifest.
     opts.set_keep_log_file_num(1)
+    opts.set_max_log_file_size(_LOG_BYTES_MAX)
+    opts.set_max_manifest_file_size(_LOG_BYTES_MAX)
     opts.set_stats_dump_period_sec(0)
     opts.set_stats_persist_period_sec(0)
     opts.set_skip_stats_update_on_db_open(False)
@@ -188,7 +192,11 @@ class RocksDBStore(KeyedStore):
     """
 
     def __init__(
-        self, path: str | Path, options: RocksDBOptions | None = None, version: int = EMPTY_VERSION
+        self,
+        path: str | Path,
+        options: RocksDBOptions | None = None,
+        version: int = EMPTY_VERSION,
+        opened: Rdict | None = None,
     ) -> None:
         self.path = str(path)
         self.version = version
@@ -196,11 +204,11 @@ class RocksDBStore(KeyedStore):
         self.options = options or RocksDBOptions()
         self._cache = _shared_cache(self.options.block_cache_bytes)
         self._raw_options = rocksdb_options(self.options)
-        # Stores are closed after every micro-batch, which aborts what is being merged: only somebody who will wait for
+        # Stores may be closed after any micro-batch, which aborts what is being merged: only somebody who will wait for
         # the end may let it begin.
         self._raw_options.set_disable_auto_compactions(True)
         self._compacts = False
-        self._db: Rdict | None = self._open()
+        self._db: Rdict | None = self._open() if opened is None else opened
         self._get: Callable[[bytes], bytes | None] = self._db.get
         self._note_readers()
 
@@ -389,6 +397,21 @@ class RocksDBStore(KeyedStore):
             block_cache_bytes_max=self._cache.capacity_bytes,
             table_reader_bytes=self._number("estimate-table-readers-mem"),
         )
+
+    def tables_bytes(self) -> int:
+        """Memory of the open tables' indexes and filters, which an open store holds beside the block cache."""
+        return self._number("estimate-table-readers-mem")
+
+    def handed_on(self) -> RocksDBStore:
+        """The open database as another object; for those who have this one the store is closed."""
+        db = self.db
+        if self._compacts:
+            try:
+                db.set_options({"disable_auto_compactions": "true"})
+            except Exception as error:
+                raise self._failed("kept from compaction", error) from error
+        self._db, self._get = None, self._get_closed
+        return RocksDBStore(self.path, self.options, self.version, db)
 
     def close(self) -> None:
         """Close the database and release RocksDB's own lock on the folder."""

@@ -10,6 +10,8 @@ import fcntl
 import math
 import os
 import shutil
+import stat
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ from typing import Final
 import msgspec
 
 RECORD_FORMAT: Final = 1
+_TAKE_OVER_SECONDS_MAX: Final = 2.0  # closing a store takes milliseconds
+_TAKE_OVER_POLL_SECONDS: Final = 0.000_5
 
 
 class SlotRecord(msgspec.Struct, frozen=True):
@@ -100,11 +104,68 @@ class Slot:
         self.lock = lock
         return True
 
+    def is_in_place(self) -> bool:
+        """Whether the lock that is held is that of the slot: its folder may have been deleted meanwhile."""
+        assert self.lock is not None
+        try:
+            return os.path.samestat(os.stat(f"{self.folder}.lock"), os.fstat(self.lock))
+        except OSError:
+            return False
+
+    def listen(self) -> int | None:
+        """Where requests for the locked slot arrive, a file descriptor; None where there are no named pipes."""
+        try:
+            with suppress(FileExistsError):
+                os.mkfifo(self._asking, 0o600)
+            asked = os.open(self._asking, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if stat.S_ISFIFO(os.fstat(asked).st_mode):
+            return asked
+        os.close(asked)
+        return None
+
+    def try_take_over(self, wait_seconds_max: float = _TAKE_OVER_SECONDS_MAX) -> bool:
+        """Take the slot if who has it only keeps its store open and gives it up."""
+        deadline = time.monotonic() + wait_seconds_max
+        while self._ask():
+            if self.try_lock():
+                return True
+            if time.monotonic() > deadline:  # it hangs or was stopped
+                return False
+            time.sleep(_TAKE_OVER_POLL_SECONDS)
+        return self.try_lock()
+
+    @property
+    def _asking(self) -> str:
+        return f"{self.folder}.asked"
+
+    def _ask(self) -> bool:
+        """Ask whoever keeps the store open; False if nobody does."""
+        try:
+            asking = os.open(self._asking, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            with suppress(
+                OSError
+            ):  # a pipe that is full has asked, and one without a reader is not asked any more
+                os.write(asking, b"?")
+        finally:
+            os.close(asking)
+        return True
+
     def unlock(self) -> None:
         """Give the slot back; twice is allowed."""
         lock, self.lock = self.lock, None
         if lock is not None:
             fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
+
+    def close_lock(self) -> None:
+        """Let go of a lock that is the parent's, which keeps it."""
+        lock, self.lock = self.lock, None
+        if lock is not None:
             os.close(lock)
 
 

@@ -328,7 +328,7 @@ class OperatorHarness:
         if self._manifest is None:
             return {}
         partitions = self.parallelism if _UID in self._manifest.operators else 0
-        return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), partitions))
+        return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), partitions, self._worker.stores))
 
     def states(self) -> list[StateSpec]:
         """The states as the checkpoint knows them: id, name, kind and types."""
@@ -411,7 +411,8 @@ class OperatorHarness:
         return 0 if self._manifest is None else self._manifest.batch_id + 1
 
     def close(self) -> None:
-        """Delete the harness's folder, if it made it."""
+        """Delete the harness's folder, if it made it, and close what is open in it."""
+        self._worker.stores.close(self._folder)
         if self._owns_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
