@@ -8,6 +8,8 @@ above.
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import threading
 import time
@@ -196,7 +198,6 @@ class RocksDBStore(KeyedStore):
         path: str | Path,
         options: RocksDBOptions | None = None,
         version: int = EMPTY_VERSION,
-        opened: Rdict | None = None,
     ) -> None:
         self.path = str(path)
         self.version = version
@@ -208,7 +209,7 @@ class RocksDBStore(KeyedStore):
         # the end may let it begin.
         self._raw_options.set_disable_auto_compactions(True)
         self._compacts = False
-        self._db: Rdict | None = self._open() if opened is None else opened
+        self._db: Rdict | None = self._open()
         self._get: Callable[[bytes], bytes | None] = self._db.get
         self._note_readers()
 
@@ -410,8 +411,10 @@ class RocksDBStore(KeyedStore):
                 db.set_options({"disable_auto_compactions": "true"})
             except Exception as error:
                 raise self._failed("kept from compaction", error) from error
+        other = copy.copy(self)
+        other._compacts = False
         self._db, self._get = None, self._get_closed
-        return RocksDBStore(self.path, self.options, self.version, db)
+        return other
 
     def close(self) -> None:
         """Close the database and release RocksDB's own lock on the folder."""
@@ -480,10 +483,15 @@ def _write_each(writer: SstFileWriter, changes: Iterable[Change]) -> None:
             put(key, value)
 
 
+@functools.lru_cache(maxsize=8)
+def _writer_options(options: RocksDBOptions) -> Options:
+    return rocksdb_options(options)
+
+
 def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptions) -> None:
     """Write sorted changes (each key once, None deletes) as one SST file; StoreError when they cannot be."""
     try:
-        writer = SstFileWriter(rocksdb_options(options))
+        writer = SstFileWriter(_writer_options(options))
         writer.open(str(path))
         if isinstance(changes, ChangeColumns) and None not in changes.values:
             # A call into rocksdict for each, and nothing else.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import select
 import shutil
 import stat
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import Final
 import msgspec
 
 RECORD_FORMAT: Final = 1
-_TAKE_OVER_SECONDS_MAX: Final = 2.0  # closing a store takes milliseconds
-_TAKE_OVER_POLL_SECONDS: Final = 0.000_5
+_TAKE_OVER_SECONDS_MAX: Final = (
+    2.0  # closing a store takes milliseconds; who takes longer hangs or was stopped
+)
 
 
 class SlotRecord(msgspec.Struct, frozen=True):
@@ -127,33 +128,24 @@ class Slot:
 
     def try_take_over(self, wait_seconds_max: float = _TAKE_OVER_SECONDS_MAX) -> bool:
         """Take the slot if who has it only keeps its store open and gives it up."""
-        deadline = time.monotonic() + wait_seconds_max
-        while self._ask():
-            if self.try_lock():
-                return True
-            if time.monotonic() > deadline:  # it hangs or was stopped
-                return False
-            time.sleep(_TAKE_OVER_POLL_SECONDS)
+        try:
+            asking = os.open(self._asking, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False  # nobody listens
+        try:
+            with suppress(OSError):  # of those who ask at once, one is enough
+                os.write(asking, b"?")
+            closed = select.poll()
+            closed.register(asking, 0)  # errors alone: there is no reader any more
+            closed.poll(wait_seconds_max * 1_000)
+        finally:
+            os.close(asking)
         return self.try_lock()
 
     @property
     def _asking(self) -> str:
+        """The pipe whose reader keeps the store open."""
         return f"{self.folder}.asked"
-
-    def _ask(self) -> bool:
-        """Ask whoever keeps the store open; False if nobody does."""
-        try:
-            asking = os.open(self._asking, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            with suppress(
-                OSError
-            ):  # a pipe that is full has asked, and one without a reader is not asked any more
-                os.write(asking, b"?")
-        finally:
-            os.close(asking)
-        return True
 
     def unlock(self) -> None:
         """Give the slot back; twice is allowed."""
