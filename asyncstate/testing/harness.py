@@ -206,7 +206,7 @@ class OperatorHarness:
         )
         self.parallelism = parallelism
         self._store_through = store_through
-        self._worker = worker_memory() if worker is None else worker
+        self.worker = worker_memory() if worker is None else worker
         self.clock: Clock = clock if clock is not None else ManualClock()
         self._owns_folder = folder is None
         self._folder = Path(folder) if folder is not None else _new_folder("harness")
@@ -328,7 +328,7 @@ class OperatorHarness:
         if self._manifest is None:
             return {}
         partitions = self.parallelism if _UID in self._manifest.operators else 0
-        return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), partitions, self._worker.stores))
+        return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), partitions, self.worker.stores))
 
     def states(self) -> list[StateSpec]:
         """The states as the checkpoint knows them: id, name, kind and types."""
@@ -372,7 +372,7 @@ class OperatorHarness:
                 if key.removeprefix(SPARK_PREFIX) not in _ARGUMENTS
             },
             "clock": self.clock,
-            "worker": self._worker,
+            "worker": self.worker,
         }
         operator = changes.pop("operator", None) or self._operator()
         harness = OperatorHarness(
@@ -412,7 +412,7 @@ class OperatorHarness:
 
     def close(self) -> None:
         """Delete the harness's folder, if it made it, and close what is open in it."""
-        self._worker.stores.close(self._folder)
+        self.worker.stores.close(self._folder)
         if self._owns_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -506,7 +506,7 @@ class OperatorHarness:
         for partition in range(self.parallelism):
             shipped = _shipped(spec, copies)
             yield from run_partition(
-                shipped, partition, iter(parts[partition]), self._store_through, self._worker
+                shipped, partition, iter(parts[partition]), self._store_through, self.worker
             )
 
     def _stateless(self, spec: TaskSpec) -> Iterator[OutBatch | dict[str, float]]:
