@@ -58,6 +58,7 @@ class OpenStores:
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
         self._asked: selectors.BaseSelector | None = None
+        self._ending = -1
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -114,10 +115,13 @@ class OpenStores:
         return kept
 
     def close(self, below: Path | None = None) -> None:
-        """Close all stores, or those below a folder."""
+        """Close all stores, or those below a folder; with the last one ends the thread."""
         with self._lock:
             names = [name for name in self._kept if below is None or Path(name).is_relative_to(below)]
             closing = [self._removed(name) for name in names]
+            if self._asked is not None and not self._kept:
+                os.close(self._ending)
+                self._asked = None
         for kept in closing:
             if kept is not None:
                 kept.close()
@@ -125,6 +129,8 @@ class OpenStores:
     def _watch(self) -> selectors.BaseSelector:
         if self._asked is None:
             self._asked = selectors.DefaultSelector()
+            ended, self._ending = os.pipe()
+            self._asked.register(ended, selectors.EVENT_READ)
             watching = threading.Thread(
                 target=_hand_over,
                 args=(weakref.ref(self), self._asked),
@@ -151,13 +157,16 @@ class OpenStores:
         self._begin()
 
 
-def _hand_over(stores: weakref.ref[OpenStores], asked: selectors.BaseSelector) -> None:
+def _hand_over(of: weakref.ref[OpenStores], asked: selectors.BaseSelector) -> None:
+    """Until the other end of the pipe without a slot is closed."""
     while True:
         for key, _ in asked.select():
-            if (kept_by := stores()) is None:
+            if key.data is None or (stores := of()) is None:
+                asked.close()
+                os.close(key.fd)
                 return
-            kept_by.hand_over(key.data)
-            del kept_by
+            stores.hand_over(key.data)
+            del stores
 
 
 _all: weakref.WeakSet[OpenStores] = weakref.WeakSet()
