@@ -22,9 +22,8 @@ from asyncstate.errors import StoreError
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.slots import Slot
 
-_STORE_BYTES: Final = (
-    1 << 20
-)  # what an open store takes beside its tables; also bounds how many files are open
+# What an open store takes beside its tables; it also bounds how many files are open.
+_STORE_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
