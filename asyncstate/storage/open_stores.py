@@ -164,7 +164,7 @@ def _hand_over(of: weakref.ref[OpenStores], asked: selectors.BaseSelector) -> No
                 asked.close()
                 os.close(key.fd)
                 return
-            stores.hand_over(key.data)
+            stores.shut(Path(key.data))
             del stores
 
 
