@@ -326,8 +326,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         size(0, 1 << 40),
         "Memory of a worker process for stores that stay open from micro-batch to micro-batch: indexes and filters of "
-        "their tables, which the block cache makes room for, and 1 MiB each. Beyond it those are closed that were not used "
-        "for the longest time. `0b` closes each at the end of its micro-batch.",
+        "their tables, which the block cache makes room for, and 1 MiB each. Beyond it those are closed that were not "
+        "used for the longest time. `0b` closes each at the end of its micro-batch.",
     ] = 64 << 20
     write_cache_size_bytes: Annotated[
         int,
