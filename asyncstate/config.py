@@ -322,6 +322,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "one row a key, without a ttl), kept as columns from micro-batch to micro-batch; see "
         "[state-cache.md](state-cache.md#column-states). `0b` turns it off.",
     ] = 128 << 20
+    open_stores_size_bytes: Annotated[
+        int,
+        size(0, 1 << 40),
+        "Memory of a worker process for stores that stay open from micro-batch to micro-batch: indexes and filters of "
+        "their tables, which the block cache makes room for, and 1 MiB each. Beyond it those are closed that were not "
+        "used for the longest time. `0b` closes each at the end of its micro-batch.",
+    ] = 64 << 20
     write_cache_size_bytes: Annotated[
         int,
         size(1 << 10, 1 << 40),

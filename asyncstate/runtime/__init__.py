@@ -63,6 +63,7 @@ from asyncstate.runtime.stateless_checks import check_stateless
 from asyncstate.runtime.stores import read_state, retries_of
 from asyncstate.runtime.task import run_partition
 from asyncstate.runtime.unkept import run_stateless, run_to_the_end
+from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
 
 __all__ = [
     "FIRST_ARRIVAL",
@@ -84,6 +85,7 @@ __all__ = [
     "Step",
     "TaskContext",
     "TaskSpec",
+    "WorkerMemory",
     "advance_sources",
     "check_columns",
     "check_is_operator",
@@ -122,4 +124,5 @@ __all__ = [
     "unpack_records",
     "warn_of_missing_rows",
     "watermark_after",
+    "worker_memory",
 ]

@@ -23,6 +23,7 @@ from asyncstate.storage import (
     Lease,
     LocalStores,
     Manifest,
+    OpenStores,
     PartitionBase,
     PartitionManifest,
     Retries,
@@ -95,25 +96,29 @@ class PartitionStore:
 
 
 @contextmanager
-def open_store(spec: TaskSpec, partition: int) -> Iterator[PartitionStore]:
-    """Lease the store of ``partition`` at the spec's base version; given back at the end.
+def open_store(spec: TaskSpec, partition: int, kept: OpenStores | None = None) -> Iterator[PartitionStore]:
+    """Lease the store of ``partition`` at the spec's base version; given back at the end, when it stays open in
+    ``kept``.
 
     Raises StoreError when no local folder can be used, CheckpointCorruptionError for a damaged checkpoint file.
     """
     files = checkpoint_files(spec.checkpoint, retries_of(spec.config))
-    stores = LocalStores(spec.local_dir, spec.job_id, files)
     in_memory = spec.config.store == "memory"
+    limit_bytes = 0 if in_memory or kept is None else spec.config.open_stores_size_bytes
+    stores = LocalStores(spec.local_dir, spec.job_id, files, open_stores=kept, open_bytes_max=limit_bytes)
     base = _base(spec, partition)
     with stores.acquire(spec.uid, partition, base, rocksdb_options(spec.config), in_memory) as lease:
         yield PartitionStore(spec, partition, lease, files)
 
 
-def read_state(spec: TaskSpec, partitions: int) -> Iterator[tuple[bytes, bytes]]:
+def read_state(
+    spec: TaskSpec, partitions: int, kept: OpenStores | None = None
+) -> Iterator[tuple[bytes, bytes]]:
     """Every stored entry at the spec's base version, partition by partition, in key order; then, once, the broadcast
     state, which each partition holds. Raises StoreError if two partitions hold different ones."""
     broadcast: list[tuple[bytes, bytes]] = []
     for partition in range(partitions):
-        with open_store(spec, partition) as opened:
+        with open_store(spec, partition, kept) as opened:
             yield from opened.store.iterate(end=BROADCAST_GROUP)
             own = list(opened.store.iterate(BROADCAST_GROUP))
         if partition and own != broadcast:

@@ -1,6 +1,6 @@
 """One operator on one partition for one micro-batch: the one place where configuration picks a controller and a store.
 
-Owns: ``run_partition``, and what a worker process keeps from one micro-batch to the next.
+Owns: ``run_partition`` and its parts.
 Invariant: nothing is visible to any other attempt or batch until the driver commits the CommitRecord that the run
 ends with.
 Must not import Spark.
@@ -22,11 +22,8 @@ from asyncstate.execution import (
     AsyncLimits,
     CallLimits,
     ExecutionController,
-    Interests,
     OutsideCalls,
-    ReadPacer,
     SyncExecutionController,
-    thread_waits,
 )
 from asyncstate.operator import BundleOperator, OutputSpec, RecordOperator
 from asyncstate.runtime.broadcast_digest import broadcast_digest
@@ -38,14 +35,12 @@ from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 from asyncstate.runtime.stores import PartitionStore, open_store
 from asyncstate.runtime.transfers import Transfers
-from asyncstate.state import ColumnCache, Trials
+from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
+from asyncstate.state import ColumnCache
 from asyncstate.storage import (
-    CachedEntries,
     CacheLoan,
     KeyedStore,
-    PartitionKey,
     StateSpec,
-    WorkerCache,
     WriteOverlay,
     group_range,
 )
@@ -54,42 +49,31 @@ _AUTO_IO_PARALLELISM: Final = 256  # at most; ReadPacer says how many, by how sl
 _KIB: Final = 1024
 _NOT_SUMMED: Final = ("_peak", "_limit")  # figures of which the highest over partitions counts
 
-# How slow this worker's last reads were, kept between micro-batches: the disk does not change with the batch.
-_pacer = ReadPacer(waits=thread_waits)
-
-# Which states the records of an operator read, by checkpoint, job and uid: what they did in the micro-batch before.
-_interests: dict[tuple[str, str, str], Interests] = {}
-_INTERESTS_MAX: Final = 1_000
-
-# What this worker has read and written, for the micro-batches to come.
-worker_cache = WorkerCache(CachedEntries)
-column_caches = WorkerCache(ColumnCache)
-
-# For which states keeping decoded values has paid in this worker.
-trials = Trials()
-
 
 def run_partition(
     spec: TaskSpec,
     partition: int,
     batches: Iterator[InputBatch],
     store_through: Callable[[KeyedStore], KeyedStore] | None = None,
+    memory: WorkerMemory | None = None,
 ) -> Iterator[OutBatch | CommitRecord]:
     """Run ``spec.operator`` over the rows of ``partition``; gives output batches, then the CommitRecord.
 
     ``batches`` have the rows of all inputs in arrival order. Output batches have the columns of their output and
     ``row_kind``; those of side outputs are SideBatches. ``store_through`` makes what is read of the leased store, for
-    tests. Raises OperatorError for failures of the operator's code and StoreError for those of the store.
+    tests. ``memory``: what is kept for the micro-batches to come, by default with this process. Raises OperatorError
+    for failures of the operator's code and StoreError for those of the store.
     """
     started = time.perf_counter()
+    memory = worker_memory() if memory is None else memory
     with (
-        open_store(spec, partition) as opened,
-        _cache(spec, partition, opened.lineage) as cache,
-        _column_cache(spec, partition, opened.lineage) as columns,
+        open_store(spec, partition, memory.stores) as opened,
+        memory.lend_entries(spec, partition, opened.lineage) as cache,
+        memory.lend_columns(spec, partition, opened.lineage) as columns,
     ):
         store = opened.store if store_through is None else store_through(opened.store)
         overlay = WriteOverlay(store, cache.limit_bytes, cache.entries, opened.write_bound)
-        with controller_of(spec, overlay) as controller:
+        with controller_of(spec, overlay, memory) as controller:
             transfers = Transfers()
             runner, states = yield from operated(
                 spec,
@@ -98,6 +82,7 @@ def run_partition(
                 batches,
                 opened.gathered_folder,
                 transfers,
+                memory,
                 _cached_in(columns, opened),
             )
             seconds = {"run_seconds": time.perf_counter() - started} | transfers.statistics()
@@ -116,6 +101,7 @@ def operated(
     batches: Iterator[InputBatch],
     scratch: str,
     transfers: Transfers,
+    memory: WorkerMemory,
     columns: CachedColumns | None = None,
 ) -> Generator[OutBatch, None, tuple[Runner, list[StateSpec]]]:
     """Open ``spec.operator``, run it over ``batches`` and the watermark, close it; gives its output.
@@ -124,7 +110,7 @@ def operated(
     ``columns``: where column states are cached.
     """
     with closed_at_the_end(spec.uid, spec.operator):
-        runner, states = _open_operator(spec, partition, controller, scratch, columns)
+        runner, states = _open_operator(spec, partition, controller, scratch, memory, columns)
         with (
             controller.calls,
             closing(runner),
@@ -136,41 +122,21 @@ def operated(
     return runner, states
 
 
-def _cache(spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[CachedEntries]:
-    return worker_cache.lend(_partition_key(spec, partition), lineage, spec.config.cache_size_bytes)
-
-
-def _column_cache(spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[ColumnCache]:
-    # ``batch-hot-reads`` is for reads that wait: what is answered without the store would hide one.
-    limit_bytes = 0 if spec.config.batch_hot_reads else spec.config.column_cache_size_bytes
-    return column_caches.lend(_partition_key(spec, partition), lineage, limit_bytes)
-
-
 def _cached_in(loan: CacheLoan[ColumnCache], opened: PartitionStore) -> CachedColumns | None:
     """Where column states are cached; None if they are not."""
     loan.entries.begin(loan.limit_bytes)
     return CachedColumns(loan.entries, opened.is_empty) if loan.limit_bytes else None
 
 
-def _partition_key(spec: TaskSpec, partition: int) -> PartitionKey:
-    return PartitionKey(spec.checkpoint, spec.job_id, spec.uid, partition)
-
-
-def controller_of(spec: TaskSpec, overlay: WriteOverlay) -> ExecutionController:
+def controller_of(spec: TaskSpec, overlay: WriteOverlay, memory: WorkerMemory) -> ExecutionController:
     """What runs the operator's requests over ``overlay``, by the configuration."""
     names = {state.id: state.name for state in spec.base.states} if spec.base is not None else {}
     calls = _calls(spec)
     if not spec.config.enabled:
         return SyncExecutionController(overlay, spec.uid, names, calls)
     return AsyncExecutionController(
-        overlay, spec.uid, names, _limits(spec.config), _pacer, calls, _interests_of(spec)
+        overlay, spec.uid, names, _limits(spec.config), memory.pacer, calls, memory.interests(spec)
     )
-
-
-def _interests_of(spec: TaskSpec) -> Interests:
-    if len(_interests) >= _INTERESTS_MAX:
-        _interests.clear()  # they are learned again
-    return _interests.setdefault((spec.checkpoint, spec.job_id, spec.uid), {})
 
 
 def _calls(spec: TaskSpec) -> OutsideCalls:
@@ -206,6 +172,7 @@ def _open_operator(
     partition: int,
     controller: ExecutionController,
     scratch: str,
+    memory: WorkerMemory,
     columns: CachedColumns | None,
 ) -> tuple[Runner, list[StateSpec]]:
     operator = spec.operator
@@ -222,7 +189,7 @@ def _open_operator(
         spec.watermark,
         spec.processing_time,
         spec.previous_watermark,
-        lambda name: trials.of((_partition_key(spec, partition), name)),
+        lambda state: memory.trial(spec, partition, state),
         columns,
     )
     operator.open(context)

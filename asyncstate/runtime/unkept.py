@@ -25,6 +25,7 @@ from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 from asyncstate.runtime.stores import rocksdb_options
 from asyncstate.runtime.task import controller_of, counted, operated
 from asyncstate.runtime.transfers import Transfers
+from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.storage import (
     MemoryStore,
     PartitionManifest,
@@ -39,8 +40,9 @@ def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[Out
 
     Raises OperatorError for failures of the operator's code.
     """
-    with controller_of(spec, WriteOverlay(MemoryStore())) as controller:
-        runner, _ = yield from operated(spec, 0, controller, batches, "", Transfers())
+    memory = worker_memory()
+    with controller_of(spec, WriteOverlay(MemoryStore()), memory) as controller:
+        runner, _ = yield from operated(spec, 0, controller, batches, "", Transfers(), memory)
         with controller.suspended():
             yield counted(runner)
 
@@ -74,9 +76,10 @@ def _micro_batch(
     spec: TaskSpec, partition: int, overlay: WriteOverlay, batches: Iterator[InputBatch], folder: Path
 ) -> Generator[OutBatch, None, CommitRecord]:
     """One micro-batch over what ``overlay`` holds; what it writes stays there."""
-    with controller_of(spec, overlay) as controller:
+    memory = worker_memory()
+    with controller_of(spec, overlay, memory) as controller:
         runner, states = yield from operated(
-            spec, partition, controller, batches, str(folder / "gathered"), Transfers()
+            spec, partition, controller, batches, str(folder / "gathered"), Transfers(), memory
         )
         controller.finish_states()
     return CommitRecord(

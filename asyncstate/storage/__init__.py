@@ -30,6 +30,7 @@ from asyncstate.storage.manifest import (
 )
 from asyncstate.storage.memory import MemoryStore
 from asyncstate.storage.object_files import ObjectFiles, checkpoint_files
+from asyncstate.storage.open_stores import OpenStores
 from asyncstate.storage.overlay import LIST_GET_KEYS, MISSING, WriteOverlay
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
 from asyncstate.storage.retries import Retries
@@ -58,6 +59,7 @@ __all__ = [
     "Manifest",
     "MemoryStore",
     "ObjectFiles",
+    "OpenStores",
     "OperatorManifest",
     "PartitionBase",
     "PartitionKey",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from asyncstate.storage.files import CheckpointFiles
 from asyncstate.storage.local_folders import default_local_dir, folder_name, make_owned, make_private
 from asyncstate.storage.manifest import DeltaRef
 from asyncstate.storage.memory import MemoryStore
+from asyncstate.storage.open_stores import OpenStores
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, advance, build_store
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
 from asyncstate.storage.slots import Slot
@@ -40,7 +41,7 @@ class Lease:
     """Exclusive use of one local store at exactly the base version; a context manager that gives it back.
 
     ``store`` is what the operator reads. ``rocks`` is the RocksDB store behind it, of which snapshots are
-    made.
+    made. ``keep_open`` is offered both when they are given back.
     """
 
     def __init__(
@@ -50,12 +51,15 @@ class Lease:
         rocks: RocksDBStore,
         store: KeyedStore,
         restored: RestoreStatistics,
+        keep_open: Callable[[Slot, RocksDBStore], bool],
     ) -> None:
         self._slot = slot
         self.base = base
         self.rocks = rocks
         self.store = store
         self.restored = restored
+        self._keep_open = keep_open
+        self._given_back = False
         self._scratch: RocksDBStore | None = None
 
     @property
@@ -84,12 +88,14 @@ class Lease:
             shutil.rmtree(self._slot.scratch, ignore_errors=True)
 
     def release(self, settle: bool = True) -> None:
-        """Close the store and free the slot; twice is allowed. A failed store will be rebuilt.
+        """Give the store back; twice is allowed. A failed store is closed, and will be rebuilt.
 
-        ``settle``: wait for the compaction that was started; without it its work is lost.
+        ``settle``: wait for the compaction that was started, and let the store stay open; without it the work of the
+        compaction is lost.
         """
-        if self._slot.lock is None:
+        if self._slot.lock is None or self._given_back:
             return
+        self._given_back = True
         try:
             if self.rocks.damaged:
                 with _explained(self._slot.folder):
@@ -97,12 +103,21 @@ class Lease:
             elif settle:
                 self.rocks.settle()
         finally:
-            try:
-                self._drop_scratch()
+            self._give_back(settle and not self.rocks.damaged)
+
+    def _give_back(self, usable: bool) -> None:
+        kept = False
+        try:
+            self._drop_scratch()
+            if self.store is not self.rocks:
                 self.store.close()
-                self.rocks.close()
-            finally:
-                self._slot.unlock()
+            kept = usable and self._keep_open(self._slot, self.rocks)
+        finally:
+            if not kept:
+                try:
+                    self.rocks.close()
+                finally:
+                    self._slot.unlock()
 
     def __enter__(self) -> Lease:
         return self
@@ -122,7 +137,8 @@ class Lease:
 class LocalStores:
     """The local store folders of one checkpoint on this machine.
 
-    ``local_dir`` is the folder that was configured; without one it is the user's own in the temporary directory.
+    ``local_dir`` is the folder that was configured; without one it is the user's own in the temporary directory. Stores
+    stay open among ``open_stores`` when they are given back, as far as those keep within ``open_bytes_max``.
     """
 
     def __init__(
@@ -132,6 +148,8 @@ class LocalStores:
         files: CheckpointFiles,
         slots_max: int = 4,
         wait_seconds_max: float = 60.0,
+        open_stores: OpenStores | None = None,
+        open_bytes_max: int = 0,
     ) -> None:
         self._owned = default_local_dir() if local_dir is None else None
         self._all = self._owned if self._owned is not None else Path(local_dir or "")
@@ -140,6 +158,8 @@ class LocalStores:
         self._files = files
         self._slots_max = slots_max
         self._wait_seconds_max = wait_seconds_max
+        self._open_stores = OpenStores() if open_stores is None else open_stores
+        self._open_bytes_max = open_bytes_max
 
     def acquire(
         self,
@@ -158,12 +178,12 @@ class LocalStores:
         folder = self._root / _checked(uid, "operator uid") / str(partition)
         with _explained(folder):
             self._make(folder)
-            slot = self._take_slot(folder, base)
+            slot, opened = self._take_slot(folder, base)
             others = [other for other in self._slots(folder) if other.folder != slot.folder]
             was_copy = slot.copy_mark.exists()
             try:
                 hand_on([slot, *others], base)
-                lease = self._open(slot, base, options or RocksDBOptions(), in_memory)
+                lease = self._open(slot, opened, base, options or RocksDBOptions(), in_memory)
                 self._drop_leftovers(others, base, is_replaced=was_copy and lease.restored.way in _ON)
                 _compact_copy(lease.rocks, others, base)
             except BaseException:
@@ -192,12 +212,15 @@ class LocalStores:
     def _slots(self, folder: Path) -> list[Slot]:
         return [Slot(folder / f"slot-{number}") for number in range(self._slots_max)]
 
-    def _take_slot(self, folder: Path, base: PartitionBase) -> Slot:
+    def _take_slot(self, folder: Path, base: PartitionBase) -> tuple[Slot, RocksDBStore | None]:
+        """A slot that nobody uses now, and its store if that is open in this process."""
         deadline = time.monotonic() + self._wait_seconds_max
         while True:
             for slot in sorted(self._slots(folder), key=lambda slot: _distance(slot, base)):
-                if slot.try_lock():
-                    return slot
+                if (kept := self._open_stores.take(slot.folder)) is not None:
+                    return kept
+                if slot.try_lock() or slot.try_take_over():
+                    return slot, None
             if time.monotonic() > deadline:
                 raise StoreError(
                     f"all {self._slots_max} local stores below {folder} are in use by other attempts of this "
@@ -205,12 +228,22 @@ class LocalStores:
                 )
             time.sleep(_WAIT_POLL_SECONDS)
 
-    def _open(self, slot: Slot, base: PartitionBase, options: RocksDBOptions, in_memory: bool) -> Lease:
+    def _open(
+        self,
+        slot: Slot,
+        opened: RocksDBStore | None,
+        base: PartitionBase,
+        options: RocksDBOptions,
+        in_memory: bool,
+    ) -> Lease:
         started = time.monotonic()
         fetcher = Fetcher(self._files, base.version, slot.kept)
         record = slot.record()
         pending = None if record is None else pending_of(slot, record, base)
-        rocks = None if pending is None else _advanced(slot, base, pending, fetcher, options)
+        if opened is not None and (pending is None or opened.options != options):
+            opened.close()
+            opened = None
+        rocks = None if pending is None else _advanced(slot, base, pending, fetcher, options, opened)
         if rocks is not None:
             way, applied = ("advanced" if pending else "kept"), len(pending or ())
         else:
@@ -222,7 +255,10 @@ class LocalStores:
         slot.copy_mark.unlink(missing_ok=True)
         restored = RestoreStatistics(way, applied, fetcher.bytes_fetched, time.monotonic() - started)
         store = MemoryStore(rocks.iterate(), base.version) if in_memory else rocks
-        return Lease(slot, base, rocks, store, restored)
+        return Lease(slot, base, rocks, store, restored, self._keep)
+
+    def _keep(self, slot: Slot, rocks: RocksDBStore) -> bool:
+        return self._open_stores.keep(slot, rocks, self._open_bytes_max)
 
     def _drop_leftovers(self, others: list[Slot], base: PartitionBase, is_replaced: bool) -> None:
         """Remove stores that nobody will use, and what processes that died had spilled. ``is_replaced``: by its copy,
@@ -232,6 +268,8 @@ class LocalStores:
             return _is_stale(slot, base) or (is_replaced and _distance(slot, base)[0] == _ON_THE_WAY)
 
         for slot in others:
+            if is_useless(slot):
+                self._open_stores.shut(slot.folder)
             if (is_useless(slot) or slot.scratch.exists()) and slot.try_lock():
                 try:
                     if is_useless(slot):  # it may have been used between the two
@@ -242,15 +280,22 @@ class LocalStores:
 
 
 def _advanced(
-    slot: Slot, base: PartitionBase, pending: list[DeltaRef], fetcher: Fetcher, options: RocksDBOptions
+    slot: Slot,
+    base: PartitionBase,
+    pending: list[DeltaRef],
+    fetcher: Fetcher,
+    options: RocksDBOptions,
+    opened: RocksDBStore | None,
 ) -> RocksDBStore | None:
-    """Open the slot's store and ingest what it lacks; None when the folder turns out to be unusable."""
-    rocks = None
+    """Open the slot's store if it is not, and ingest what it lacks; None when the folder turns out to be unusable."""
+    rocks = opened
     try:
-        rocks = RocksDBStore(slot.db, options, base.version)
+        if rocks is None:
+            rocks = RocksDBStore(slot.db, options)
         if pending:
             slot.write(base.version, base.lineage, changing=True)
             advance(rocks, pending, base.version, fetcher)
+        rocks.version = base.version
         slot.write(base.version, base.lineage, changing=False)
         rocks.compact_if_due()
     except StoreError:

@@ -8,6 +8,8 @@ above.
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import threading
 import time
@@ -49,6 +51,7 @@ _COMPRESSIONS = {
     "zstd": DBCompressionType.zstd,
 }
 _SHORT_SCAN_ENTRIES = 16
+_LOG_BYTES_MAX = 1 << 20
 _SETTLE_POLL_SECONDS = 0.002
 _SETTLE_QUIET_POLLS = 10  # a compaction that is due starts within a few of them
 _RATE_PERIOD_US, _RATE_FAIRNESS = 100_000, 10  # RocksDB's own defaults
@@ -173,8 +176,11 @@ def rocksdb_options(options: RocksDBOptions) -> Options:
 
 
 def _quieten(opts: Options) -> None:
-    # Stores are opened at every micro-batch: no statistics threads, no pile of old log files.
+    # Stores are opened often, and stay open for long: no statistics threads, no pile of old log files, no long ones. A
+    # snapshot copies the manifest.
     opts.set_keep_log_file_num(1)
+    opts.set_max_log_file_size(_LOG_BYTES_MAX)
+    opts.set_max_manifest_file_size(_LOG_BYTES_MAX)
     opts.set_stats_dump_period_sec(0)
     opts.set_stats_persist_period_sec(0)
     opts.set_skip_stats_update_on_db_open(False)
@@ -188,7 +194,10 @@ class RocksDBStore(KeyedStore):
     """
 
     def __init__(
-        self, path: str | Path, options: RocksDBOptions | None = None, version: int = EMPTY_VERSION
+        self,
+        path: str | Path,
+        options: RocksDBOptions | None = None,
+        version: int = EMPTY_VERSION,
     ) -> None:
         self.path = str(path)
         self.version = version
@@ -196,7 +205,7 @@ class RocksDBStore(KeyedStore):
         self.options = options or RocksDBOptions()
         self._cache = _shared_cache(self.options.block_cache_bytes)
         self._raw_options = rocksdb_options(self.options)
-        # Stores are closed after every micro-batch, which aborts what is being merged: only somebody who will wait for
+        # Stores may be closed after any micro-batch, which aborts what is being merged: only somebody who will wait for
         # the end may let it begin.
         self._raw_options.set_disable_auto_compactions(True)
         self._compacts = False
@@ -390,6 +399,23 @@ class RocksDBStore(KeyedStore):
             table_reader_bytes=self._number("estimate-table-readers-mem"),
         )
 
+    def tables_bytes(self) -> int:
+        """Memory of the open tables' indexes and filters, which an open store holds beside the block cache."""
+        return self._number("estimate-table-readers-mem")
+
+    def handed_on(self) -> RocksDBStore:
+        """The open database as another object; for those who have this one the store is closed."""
+        db = self.db
+        if self._compacts:
+            try:
+                db.set_options({"disable_auto_compactions": "true"})
+            except Exception as error:
+                raise self._failed("kept from compaction", error) from error
+        other = copy.copy(self)
+        other._compacts = False
+        self._db, self._get = None, self._get_closed
+        return other
+
     def close(self) -> None:
         """Close the database and release RocksDB's own lock on the folder."""
         db, self._db = self._db, None
@@ -457,10 +483,15 @@ def _write_each(writer: SstFileWriter, changes: Iterable[Change]) -> None:
             put(key, value)
 
 
+@functools.lru_cache(maxsize=8)
+def _writer_options(options: RocksDBOptions) -> Options:
+    return rocksdb_options(options)
+
+
 def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptions) -> None:
     """Write sorted changes (each key once, None deletes) as one SST file; StoreError when they cannot be."""
     try:
-        writer = SstFileWriter(rocksdb_options(options))
+        writer = SstFileWriter(_writer_options(options))
         writer.open(str(path))
         if isinstance(changes, ChangeColumns) and None not in changes.values:
             # A call into rocksdict for each, and nothing else.

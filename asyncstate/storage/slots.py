@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import select
 import shutil
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,9 @@ from typing import Final
 import msgspec
 
 RECORD_FORMAT: Final = 1
+_TAKE_OVER_SECONDS_MAX: Final = (
+    2.0  # closing a store takes milliseconds; who takes longer hangs or was stopped
+)
 
 
 class SlotRecord(msgspec.Struct, frozen=True):
@@ -100,11 +105,59 @@ class Slot:
         self.lock = lock
         return True
 
+    def is_in_place(self) -> bool:
+        """Whether the lock that is held is that of the slot: its folder may have been deleted meanwhile."""
+        assert self.lock is not None
+        try:
+            return os.path.samestat(os.stat(f"{self.folder}.lock"), os.fstat(self.lock))
+        except OSError:
+            return False
+
+    def listen(self) -> int | None:
+        """Where requests for the locked slot arrive, a file descriptor; None where there are no named pipes."""
+        try:
+            with suppress(FileExistsError):
+                os.mkfifo(self._asking, 0o600)
+            asked = os.open(self._asking, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if stat.S_ISFIFO(os.fstat(asked).st_mode):
+            return asked
+        os.close(asked)
+        return None
+
+    def try_take_over(self, wait_seconds_max: float = _TAKE_OVER_SECONDS_MAX) -> bool:
+        """Take the slot if who has it only keeps its store open and gives it up."""
+        try:
+            asking = os.open(self._asking, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False  # nobody listens
+        try:
+            with suppress(OSError):  # of those who ask at once, one is enough
+                os.write(asking, b"?")
+            closed = select.poll()
+            closed.register(asking, 0)  # errors alone: there is no reader any more
+            closed.poll(wait_seconds_max * 1_000)
+        finally:
+            os.close(asking)
+        return self.try_lock()
+
+    @property
+    def _asking(self) -> str:
+        """The pipe whose reader keeps the store open."""
+        return f"{self.folder}.asked"
+
     def unlock(self) -> None:
         """Give the slot back; twice is allowed."""
         lock, self.lock = self.lock, None
         if lock is not None:
             fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
+
+    def close_lock(self) -> None:
+        """Let go of a lock that is the parent's, which keeps it."""
+        lock, self.lock = self.lock, None
+        if lock is not None:
             os.close(lock)
 
 

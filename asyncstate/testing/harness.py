@@ -41,6 +41,7 @@ from asyncstate.runtime import (
     SequenceBy,
     SideBatch,
     TaskSpec,
+    WorkerMemory,
     advance_sources,
     check_is_operator,
     check_key_groups,
@@ -69,6 +70,7 @@ from asyncstate.runtime import (
     unpack_records,
     warn_of_missing_rows,
     watermark_after,
+    worker_memory,
 )
 from asyncstate.runtime.put_together import put_together
 from asyncstate.storage import (
@@ -133,7 +135,8 @@ class OperatorHarness:
     operator gets the rows of a micro-batch as one part, whatever the ``parallelism``, and ``key`` is None.
     ``initial_state`` is what a new operator starts from, as of a job's ``apply``: rows that come before all others of
     its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
-    several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``.
+    several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``. ``worker``: what
+    is kept between micro-batches, for tests that play several workers; by default that of this process.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -160,6 +163,7 @@ class OperatorHarness:
         clock: Clock | None = None,
         folder: str | Path | None = None,
         checkpoint: str | None = None,
+        worker: WorkerMemory | None = None,
     ) -> None:
         check_is_operator(_UID, operator)
         check_parallelism(_UID, parallelism, max_parallelism)
@@ -202,6 +206,7 @@ class OperatorHarness:
         )
         self.parallelism = parallelism
         self._store_through = store_through
+        self.worker = worker_memory() if worker is None else worker
         self.clock: Clock = clock if clock is not None else ManualClock()
         self._owns_folder = folder is None
         self._folder = Path(folder) if folder is not None else _new_folder("harness")
@@ -323,7 +328,7 @@ class OperatorHarness:
         if self._manifest is None:
             return {}
         partitions = self.parallelism if _UID in self._manifest.operators else 0
-        return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), partitions))
+        return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), partitions, self.worker.stores))
 
     def states(self) -> list[StateSpec]:
         """The states as the checkpoint knows them: id, name, kind and types."""
@@ -367,6 +372,7 @@ class OperatorHarness:
                 if key.removeprefix(SPARK_PREFIX) not in _ARGUMENTS
             },
             "clock": self.clock,
+            "worker": self.worker,
         }
         operator = changes.pop("operator", None) or self._operator()
         harness = OperatorHarness(
@@ -405,7 +411,8 @@ class OperatorHarness:
         return 0 if self._manifest is None else self._manifest.batch_id + 1
 
     def close(self) -> None:
-        """Delete the harness's folder, if it made it."""
+        """Delete the harness's folder, if it made it, and close what is open in it."""
+        self.worker.stores.close(self._folder)
         if self._owns_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -498,7 +505,9 @@ class OperatorHarness:
         parts = self._exchange(spec.inputs, pushed)
         for partition in range(self.parallelism):
             shipped = _shipped(spec, copies)
-            yield from run_partition(shipped, partition, iter(parts[partition]), self._store_through)
+            yield from run_partition(
+                shipped, partition, iter(parts[partition]), self._store_through, self.worker
+            )
 
     def _stateless(self, spec: TaskSpec) -> Iterator[OutBatch | dict[str, float]]:
         """All rows as they were pushed: there is no exchange, so partitions mean nothing."""

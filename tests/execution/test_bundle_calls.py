@@ -27,7 +27,7 @@ from asyncstate.operator import (
     OperatorContext,
     SortKey,
 )
-from asyncstate.runtime import task
+from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.state import ColumnStateDescriptor
 from asyncstate.testing import OperatorHarness
 from tests.execution.rig import ASYNC_MODES, MODES, Rig, threads_end
@@ -118,10 +118,11 @@ class TestAnswers:
 
     def test_without_a_call_there_is_no_loop(self, async_enabled: bool) -> None:
         with _harness(lambda operator, bundle, ctx: None, async_enabled) as harness:
-            before = threading.active_count()
+            before = set(threading.enumerate())
             harness.push([(1, 1)])
             harness.end_batch()
-            assert threading.active_count() == before
+            started = {thread.name for thread in set(threading.enumerate()) - before}
+            assert started <= {"asyncstate-open-stores"}
         assert Working.seen == []
 
     def test_state_before_and_behind_a_call(
@@ -147,7 +148,7 @@ class TestAnswers:
                 .then_accept(written)
             )
 
-        monkeypatch.setattr(task, "_pacer", Slow())
+        monkeypatch.setattr(worker_memory(), "pacer", Slow())
         with _harness(work, async_enabled, bundle_size="2") as harness:
             for times in (1, 2, 3):
                 harness.push([(key, 0) for key in range(6)])
@@ -467,7 +468,7 @@ class TestRefusals:
         class Slow(ReadPacer):
             waits_for_device = True
 
-        monkeypatch.setattr(task, "_pacer", Slow())
+        monkeypatch.setattr(worker_memory(), "pacer", Slow())
         operator = Keeping(lambda operator, bundle, ctx: kept.append(ctx) if not kept else None)
         with OperatorHarness(
             operator, SCHEMA, ["key"], async_enabled=async_enabled, options={"async-state.bundle-size": "1"}

@@ -19,7 +19,7 @@ from asyncstate.execution import ReadPacer
 from asyncstate.functions import KeyedProcessFunction
 from asyncstate.futures import StateIterator, combine_all, completed_future
 from asyncstate.operator import Bundle, BundleContext, BundleOperator
-from asyncstate.runtime import task
+from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
 from asyncstate.testing import FaultyStore, OperatorHarness
@@ -38,7 +38,7 @@ class AlwaysSlow(ReadPacer):
 @pytest.fixture(params=["sync", "async", "slow"])
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     if request.param == "slow":
-        monkeypatch.setattr(task, "_pacer", AlwaysSlow())
+        monkeypatch.setattr(worker_memory(), "pacer", AlwaysSlow())
     return {"async_enabled": request.param != "sync"}
 
 
@@ -266,7 +266,7 @@ def test_a_call_that_cannot_start_leaves_nothing_waiting(mode: dict[str, Any]) -
 
 
 def test_keys_that_were_read_ahead_are_no_hits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "_pacer", AlwaysSlow())
+    monkeypatch.setattr(worker_memory(), "pacer", AlwaysSlow())
     options = {"async-state.cache-size": "0b", "async-state.read-cache-size": "0b"}
 
     def work(state: Any, ctx: Any) -> Any:
@@ -296,7 +296,7 @@ def test_a_store_that_turns_slow_is_noticed_within_a_bundle(monkeypatch: pytest.
             return self.slow
 
     pacer = TurnsSlow()
-    monkeypatch.setattr(task, "_pacer", pacer)
+    monkeypatch.setattr(worker_memory(), "pacer", pacer)
     from asyncstate.storage import RocksDBStore
 
     plain = RocksDBStore.get_many

@@ -37,6 +37,7 @@ DOCUMENTED_DEFAULTS = {
     "async-state.on-missing-row": "warn",
     "async-state.cache-size": 128 * 1024 * 1024,
     "async-state.column-cache-size": 128 * 1024 * 1024,
+    "async-state.open-stores-size": 64 * 1024 * 1024,
     "async-state.write-cache-size": 256 * 1024 * 1024,
     "async-state.read-cache-size": 4 * 1024 * 1024,
     "async-state.store": "rocksdb",

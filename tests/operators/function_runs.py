@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncstate.execution import ReadPacer
 from asyncstate.operator import Operator
-from asyncstate.runtime import task
+from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.testing import OperatorHarness
 
 OutputRow = tuple[Any, ...]
@@ -58,12 +58,12 @@ class AlwaysSlow(ReadPacer):
 @contextmanager
 def slow_reads() -> Iterator[None]:
     """Within, reads of async mode that are not in memory never answer at once."""
-    before = task._pacer
-    task._pacer = AlwaysSlow()
+    before = worker_memory().pacer
+    worker_memory().pacer = AlwaysSlow()
     try:
         yield
     finally:
-        task._pacer = before
+        worker_memory().pacer = before
 
 
 def run_step(harness: OperatorHarness, step: Step) -> list[OutputRow]:

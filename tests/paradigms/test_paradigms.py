@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import FutureStateError, OperatorError
 from asyncstate.execution import ReadPacer
-from asyncstate.runtime import task
+from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.testing import OperatorHarness
 from bench.paradigms import PARADIGMS, ROWS, Form, Paradigm
 from bench.paradigms.loops import DependentLoop, IndependentLoop, Traversal
@@ -62,12 +62,12 @@ class _ShuffledReads(ReadPacer):
 
 @contextmanager
 def _shuffled(seed: int) -> Iterator[None]:
-    before = task._pacer
-    task._pacer = _ShuffledReads(seed)
+    before = worker_memory().pacer
+    worker_memory().pacer = _ShuffledReads(seed)
     try:
         yield
     finally:
-        task._pacer = before
+        worker_memory().pacer = before
 
 
 def _forms(paradigm: type[Paradigm]) -> list[str]:

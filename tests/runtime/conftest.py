@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncstate.execution import ReadPacer
-from asyncstate.runtime import task
+from asyncstate.runtime.worker_memory import WorkerMemory
 
 
 class _AlwaysSlow(ReadPacer):
@@ -30,9 +30,8 @@ _MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=_MODES)
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def mode(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Arguments of the harness; the test runs sync, async, and async with reads that all wait for threads, the
     epochs one after the other or overlapping."""
-    if request.param in ("waiting", "parallel-epochs"):
-        monkeypatch.setattr(task, "_pacer", _AlwaysSlow())
-    return _MODES[request.param]
+    waits = request.param in ("waiting", "parallel-epochs")
+    return _MODES[request.param] | ({"worker": WorkerMemory(_AlwaysSlow())} if waits else {})

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from asyncstate.errors import OperatorError
 from asyncstate.execution import ReadPacer
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.runtime import task
 from asyncstate.runtime.stores import PartitionStore
+from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.state import ColumnState, ColumnStateDescriptor
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate, GroupAggregate, collect, count, max_, sum_
@@ -98,16 +98,16 @@ def _expected(held: Held, pushed: Pushed, bundle_size: int) -> tuple[Held, list[
 def enabled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Runs the test in sync mode, and in async mode with reads at once and with reads on threads."""
     if request.param == "async, slow reads":
-        monkeypatch.setattr(task, "_pacer", AlwaysSlow())
+        monkeypatch.setattr(worker_memory(), "pacer", AlwaysSlow())
     return bool(request.param != "sync")
 
 
 @pytest.fixture(autouse=True)
 def _of_its_own() -> Iterator[None]:
     """What other tests have left in this process takes room, too."""
-    task.column_caches.clear()
+    worker_memory().columns.clear()
     yield
-    task.column_caches.clear()
+    worker_memory().columns.clear()
 
 
 def _harness(
@@ -166,7 +166,7 @@ def test_rows_and_state_follow_a_model_whatever_becomes_of_attempts(
                 harness.close()
                 harness = newer
             if fate == "elsewhere":  # the partition went to another worker, where nothing is known of it
-                task.column_caches.clear()
+                worker_memory().columns.clear()
             if harness.parallelism > 1:  # each partition has bundles of its own
                 pushed = list({row[0]: row for row in pushed}.values())
             harness.push(pushed)
@@ -286,7 +286,7 @@ def test_all_partitions_of_a_process_share_the_bound(enabled: bool) -> None:
         for _ in range(3):
             harness.push(_rows(range(3_000)))
             harness.end_batch()
-            assert task.column_caches.size_bytes <= limit
+            assert worker_memory().columns.size_bytes <= limit
         figures = harness.statistics()
     assert figures["column_cache_bytes_limit"] <= limit
     assert figures["column_cache_evictions"] > 0

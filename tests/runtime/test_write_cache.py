@@ -14,7 +14,7 @@ import pytest
 
 from asyncstate.execution import ReadPacer
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
-from asyncstate.runtime import task
+from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.state import (
     ListState,
     ListStateDescriptor,
@@ -46,7 +46,7 @@ class AlwaysSlow(ReadPacer):
 def enabled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Runs the test in sync mode, and in async mode with reads at once and with reads on threads."""
     if request.param == "async, slow reads":
-        monkeypatch.setattr(task, "_pacer", AlwaysSlow())
+        monkeypatch.setattr(worker_memory(), "pacer", AlwaysSlow())
     return bool(request.param != "sync")
 
 

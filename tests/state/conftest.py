@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncstate.execution import ReadPacer
-from asyncstate.runtime import task
+from asyncstate.runtime.worker_memory import worker_memory
 
 
 class _SlowPacer(ReadPacer):
@@ -18,5 +18,5 @@ class _SlowPacer(ReadPacer):
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs the test once as it is, and once with a store that is taken for a slow device: then all reads wait."""
     if request.param == "slow":
-        monkeypatch.setattr(task, "_pacer", _SlowPacer())
+        monkeypatch.setattr(worker_memory(), "pacer", _SlowPacer())
     return str(request.param)

@@ -22,7 +22,7 @@ from asyncstate.offline.inspection import Inspection, read_partition
 from asyncstate.offline.json_text import plain
 from asyncstate.offline.migration import CastField, migrate
 from asyncstate.operator import MAX_WATERMARK
-from asyncstate.runtime import task
+from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.testing import OperatorHarness
 from tests.state.column_map_probe import INPUT, ROW, USER, DistinctCount, MapProbe, Model, text
 from tests.state.fakes import FakeContext, FakeSink
@@ -90,7 +90,7 @@ def test_reads_show_what_was_written_when_they_were_asked_for(
     stored = entries_after(story, parallelism, options, async_enabled=False)
     assert entries_after(story, parallelism, options, async_enabled=True) == stored
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task, "_pacer", _AlwaysSlow())
+        patch.setattr(worker_memory(), "pacer", _AlwaysSlow())
         assert entries_after(story, parallelism, options, async_enabled=True) == stored
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asyncstate import InputSpec, ListStateDescriptor, OperatorContext, RecordContext, RecordOperator, Row
 from asyncstate.execution import ReadPacer
-from asyncstate.runtime import task
+from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.state.keyed import chunks
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
@@ -193,7 +193,7 @@ def test_programs_by_the_thousand(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     assert len(expected) >= PROGRAMS_A_SEED
     results, stored = run_harness(batches, async_enabled=False)
     _same(seed, batches, expected, results)
-    monkeypatch.setattr(task, "_pacer", AlwaysSlow())
+    monkeypatch.setattr(worker_memory(), "pacer", AlwaysSlow())
     for async_enabled in (False, True):
         results, entries = run_harness(batches, async_enabled)
         _same(seed, batches, expected, results)
@@ -210,7 +210,7 @@ def test_programs_whose_writes_are_spilled_all_the_time(
     expected = [repr(results) for results in Model().run(batches)]
     _, stored = run_harness(batches, async_enabled=False)
     if slow:
-        monkeypatch.setattr(task, "_pacer", AlwaysSlow())
+        monkeypatch.setattr(worker_memory(), "pacer", AlwaysSlow())
     for async_enabled in (False, True):
         options = {
             "write_cache_size": "1kb",

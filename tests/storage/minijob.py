@@ -15,6 +15,7 @@ from asyncstate.storage import (
     Lease,
     LocalStores,
     Manifest,
+    OpenStores,
     OperatorManifest,
     PartitionManifest,
     RocksDBOptions,
@@ -27,6 +28,7 @@ from asyncstate.storage import (
 
 Writes = Mapping[bytes, bytes | None]
 MAX_PARALLELISM = 16
+PLENTY_BYTES = 1 << 30
 SMALL = RocksDBOptions(block_cache_bytes=4 << 20)
 
 
@@ -40,9 +42,23 @@ class MiniJob:
 
     uid = "op"
 
-    def __init__(self, root: Path, snapshot_every_deltas: int = 3, place: str | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        snapshot_every_deltas: int = 3,
+        place: str | None = None,
+        open_stores: OpenStores | None = None,
+    ) -> None:
         self.files = checkpoint_files(place or str(root / "checkpoint"))
-        self.stores = LocalStores(root / "local", "job", self.files, wait_seconds_max=5.0)
+        limit_bytes = 0 if open_stores is None else PLENTY_BYTES
+        self.stores = LocalStores(
+            root / "local",
+            "job",
+            self.files,
+            wait_seconds_max=5.0,
+            open_stores=open_stores,
+            open_bytes_max=limit_bytes,
+        )
         self.checkpoint = Checkpoint(self.files)
         self.checkpoint.claim("job")
         self.snapshot_every_deltas = snapshot_every_deltas

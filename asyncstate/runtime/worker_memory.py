@@ -1,0 +1,67 @@
+"""What a worker process keeps from one micro-batch to the next.
+
+Owns: ``WorkerMemory`` and the one of this process.
+Invariant: nothing in it is needed for a right result; what it knows of state is named by the content that it is right
+for, so an attempt whose base is another content never sees it.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+from asyncstate.execution import Interests, ReadPacer, thread_waits
+from asyncstate.runtime.spec import TaskSpec
+from asyncstate.state import ColumnCache, Trial, Trials
+from asyncstate.storage import CachedEntries, CacheLoan, OpenStores, PartitionKey, WorkerCache
+
+_INTERESTS_MAX: Final = 1_000
+
+
+class WorkerMemory:
+    """One worker's memory, given to every micro-batch that it runs.
+
+    ``pacer``: how slow its last reads were; the disk does not change with the batch. ``entries`` and ``columns``: what
+    it has read and written. ``trials``: for which states keeping decoded values has paid. ``stores``: partitions'
+    stores that are open.
+    """
+
+    def __init__(self, pacer: ReadPacer | None = None) -> None:
+        self.pacer = ReadPacer(waits=thread_waits) if pacer is None else pacer
+        self.entries = WorkerCache(CachedEntries)
+        self.columns = WorkerCache(ColumnCache)
+        self.trials = Trials()
+        self.stores = OpenStores()
+        self._interests: dict[tuple[str, str, str], Interests] = {}
+
+    def lend_entries(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[CachedEntries]:
+        """What is cached of the content ``lineage``, for one micro-batch."""
+        return self.entries.lend(partition_key(spec, partition), lineage, spec.config.cache_size_bytes)
+
+    def lend_columns(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[ColumnCache]:
+        """What is cached of column states at the content ``lineage``, for one micro-batch."""
+        # ``batch-hot-reads`` is for reads that wait: what is answered without the store would hide one.
+        limit_bytes = 0 if spec.config.batch_hot_reads else spec.config.column_cache_size_bytes
+        return self.columns.lend(partition_key(spec, partition), lineage, limit_bytes)
+
+    def trial(self, spec: TaskSpec, partition: int, state: str) -> Trial:
+        """Whether keeping decoded values of ``state`` pays."""
+        return self.trials.of((partition_key(spec, partition), state))
+
+    def interests(self, spec: TaskSpec) -> Interests:
+        """Which states the operator's records read: what they did in the micro-batch before."""
+        if len(self._interests) >= _INTERESTS_MAX:
+            self._interests.clear()  # they are learned again
+        return self._interests.setdefault((spec.checkpoint, spec.job_id, spec.uid), {})
+
+
+def partition_key(spec: TaskSpec, partition: int) -> PartitionKey:
+    """Whose memory: one partition of one operator."""
+    return PartitionKey(spec.checkpoint, spec.job_id, spec.uid, partition)
+
+
+@functools.cache
+def worker_memory() -> WorkerMemory:
+    """The memory of this process: of every task that is given no other."""
+    return WorkerMemory()

@@ -1,0 +1,186 @@
+"""Stores that stay open between micro-batches, ready for another process to take.
+
+Owns: ``OpenStores``, those of one process, and how it is asked for one.
+Invariants: a store in here stands at the content that its slot's record names and is changed by nobody; its slot stays
+locked by this process, and a named pipe beside it has this process as its reader for as long as the store may be asked
+for. Must not know of checkpoints or decide what a store is used for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import selectors
+import threading
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from asyncstate.errors import StoreError
+from asyncstate.storage.rocksdb import RocksDBStore
+from asyncstate.storage.slots import Slot
+
+# What an open store takes beside its tables; it also bounds how many files are open.
+_STORE_BYTES: Final = 1 << 20
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    slot: Slot
+    rocks: RocksDBStore
+    asked: int
+    size_bytes: int
+
+    def close(self) -> None:
+        """Let others have it. What cannot be closed stays locked: nobody may open the folder beside it."""
+        try:
+            with suppress(StoreError):
+                self.rocks.close()
+                self.slot.unlock()
+        finally:
+            os.close(self.asked)  # last: who has asked waits for as long as somebody listens
+
+
+class OpenStores:
+    """What this process keeps open, least recently used first. Calls may come from several threads.
+
+    A process that waits for its next task cannot answer, so one thread of it does, asleep until it is asked.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, _Kept] = {}
+        self._asked: selectors.BaseSelector | None = None
+        self._ending = -1
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory, without blocks that are cached."""
+        return sum(kept.size_bytes for kept in self._kept.values())
+
+    def take(self, folder: Path) -> tuple[Slot, RocksDBStore] | None:
+        """The slot ``folder``, locked, and its store, if they are kept here; from now on they are the caller's."""
+        with self._lock:
+            kept = self._removed(str(folder))
+        if kept is None:
+            return None
+        if kept.slot.is_in_place():
+            os.close(kept.asked)
+            return kept.slot, kept.rocks
+        kept.close()  # the folder was deleted, and another may stand there
+        return None
+
+    def keep(self, slot: Slot, rocks: RocksDBStore, limit_bytes: int) -> bool:
+        """Keep ``rocks`` open and ``slot`` locked; False if they take more than ``limit_bytes`` or cannot be asked for.
+
+        Others are closed that are beyond the limit, those first that were not used for the longest time.
+        """
+        size_bytes = _STORE_BYTES + rocks.tables_bytes()
+        asked = slot.listen() if size_bytes <= limit_bytes else None
+        if asked is None:
+            return False
+        kept = _Kept(slot, rocks.handed_on(), asked, size_bytes)
+        with self._lock:
+            beyond = self._beyond(limit_bytes - size_bytes)
+            self._watch().register(asked, selectors.EVENT_READ, str(slot.folder))
+            self._kept[str(slot.folder)] = kept
+        for other in beyond:
+            other.close()
+        return True
+
+    def _beyond(self, limit_bytes: int) -> list[_Kept]:
+        beyond = []
+        while (
+            self.size_bytes > max(0, limit_bytes)
+            and (kept := self._removed(next(iter(self._kept)))) is not None
+        ):
+            beyond.append(kept)
+        return beyond
+
+    def _removed(self, folder: str) -> _Kept | None:
+        kept = self._kept.pop(folder, None)
+        if kept is not None:
+            assert self._asked is not None
+            self._asked.unregister(kept.asked)
+        return kept
+
+    def close(self, below: Path | None = None) -> None:
+        """Close all stores, or those below a folder; with the last one ends the thread."""
+        with self._lock:
+            names = [name for name in self._kept if below is None or Path(name).is_relative_to(below)]
+            closing = [self._removed(name) for name in names]
+            if self._asked is not None and not self._kept:
+                os.close(self._ending)
+                self._asked = None
+        for kept in closing:
+            if kept is not None:
+                kept.close()
+
+    def _watch(self) -> selectors.BaseSelector:
+        if self._asked is None:
+            self._asked = selectors.DefaultSelector()
+            ended, self._ending = os.pipe()
+            self._asked.register(ended, selectors.EVENT_READ)
+            watching = threading.Thread(
+                target=_hand_over,
+                args=(weakref.ref(self), self._asked),
+                name="asyncstate-open-stores",
+                daemon=True,
+            )
+            watching.start()
+        return self._asked
+
+    def shut(self, folder: Path) -> None:
+        """Close the store of the slot ``folder``, if it is kept: somebody has asked for it, or nobody will."""
+        with self._lock:
+            kept = self._removed(str(folder))
+        if kept is not None:
+            kept.close()
+
+    def forget(self) -> None:
+        """In a process that was forked: all this is the parent's. The threads of RocksDB are not here, so that its
+        stores cannot be closed."""
+        _parents.extend(kept.rocks for kept in self._kept.values())
+        for kept in self._kept.values():
+            os.close(kept.asked)
+            kept.slot.close_lock()
+        self._begin()
+
+
+def _hand_over(of: weakref.ref[OpenStores], asked: selectors.BaseSelector) -> None:
+    """Until the other end of the pipe without a slot is closed."""
+    while True:
+        for key, _ in asked.select():
+            if key.data is None or (stores := of()) is None:
+                asked.close()
+                os.close(key.fd)
+                return
+            stores.shut(Path(key.data))
+            del stores
+
+
+_all: weakref.WeakSet[OpenStores] = weakref.WeakSet()
+_parents: list[RocksDBStore] = []  # never dropped, because that would close them
+
+
+def _forget_all() -> None:
+    for stores in list(_all):
+        stores.forget()
+
+
+def _close_all() -> None:
+    for stores in list(_all):
+        stores.close()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+atexit.register(_close_all)

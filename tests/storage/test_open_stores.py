@@ -1,0 +1,319 @@
+"""Stores that stay open between micro-batches: right contents, and given up at once to whoever asks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncstate.errors import StoreError
+from asyncstate.storage import LocalStores, OpenStores, RocksDBStore, partition_base
+from asyncstate.storage.slots import Slot
+from tests.storage.minijob import PLENTY_BYTES, MiniJob, Writes, applied, key
+
+A, B = key(0, "a"), key(9, "b")
+EMPTY = partition_base(None, "op", 0, 1)
+
+
+@pytest.fixture
+def kept() -> Iterator[OpenStores]:
+    """What one worker keeps open."""
+    stores = OpenStores()
+    yield stores
+    stores.close()
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes which folders RocksDB opens."""
+    paths: list[str] = []
+    really = RocksDBStore._open
+
+    def noting(store: RocksDBStore) -> object:
+        paths.append(store.path)
+        return really(store)
+
+    monkeypatch.setattr(RocksDBStore, "_open", noting)
+    return paths
+
+
+def test_a_worker_opens_a_partition_once(tmp_path: Path, kept: OpenStores, opened: list[str]) -> None:
+    job = MiniJob(tmp_path, 3, open_stores=kept)
+    expected: dict[bytes, bytes] = {}
+    for n in range(30):  # snapshots and compactions among them
+        writes: Writes = {A: b"%d" % n, key(n % 5, "x"): None if n % 3 else b"x"}
+        expected = applied(expected, writes)
+        manifest = job.batch(writes)
+    assert job.content(manifest) == expected
+    assert len(opened) == 1
+    assert len(kept) == 1
+
+
+def test_who_had_the_lease_cannot_read_on(tmp_path: Path, kept: OpenStores) -> None:
+    job = MiniJob(tmp_path, open_stores=kept)
+    manifest = job.batch({A: b"1"})
+    with job.lease(manifest, 0, 1) as lease:
+        store = lease.store
+    with pytest.raises(StoreError, match="take a new lease"):
+        store.get(A)
+    assert job.content(manifest) == {A: b"1"}
+    lease.release()  # again, while another may have it
+    assert len(kept) == 1
+
+
+def test_a_failed_task_leaves_no_open_store(tmp_path: Path, kept: OpenStores) -> None:
+    job = MiniJob(tmp_path, open_stores=kept)
+    manifest = job.batch({A: b"1"})
+    with pytest.raises(ValueError, match="mine"), job.lease(manifest, 0, 1):
+        raise ValueError("mine")
+    assert len(kept) == 0
+    with job.lease(manifest, 0, 1) as lease:
+        lease.rocks.damaged = True
+    assert len(kept) == 0
+    assert job.content(manifest) == {A: b"1"}
+    assert job.ways[-2:] == ["kept", "rebuilt"]
+
+
+STEPS = st.tuples(
+    st.integers(0, 1),  # the worker
+    st.sampled_from(["batch", "batch", "batch", "lost", "replay", "fail", "rollback", "read", "rescale"]),
+    st.dictionaries(
+        st.builds(key, st.integers(0, 15), st.sampled_from("ab")),
+        st.sampled_from([None, b"1", b"22"]),
+        max_size=4,
+    ),
+    st.integers(0, 3),  # how many versions back
+)
+
+
+@settings(deadline=None)
+@given(st.lists(STEPS, min_size=3, max_size=14))
+def test_two_workers_take_turns_whatever_fails(steps: list[tuple[int, str, Writes, int]]) -> None:
+    """Against a dict for each version; the workers stand for processes, which know of each other by the files alone."""
+    folder = Path(tempfile.mkdtemp())
+    workers = [OpenStores(), OpenStores()]
+    jobs = [MiniJob(folder, 3, open_stores=open_stores) for open_stores in workers]
+    versions: list[dict[bytes, bytes]] = []
+    parallelism = 1
+    try:
+        for worker, what, writes, back in steps:
+            job = jobs[worker]
+            job.checkpoint.claim("job")
+            base = job.checkpoint.latest()
+            if what == "batch" or base is None:
+                versions.append(applied(versions[-1] if versions else {}, writes))
+                base = job.batch(writes, parallelism)
+            elif what == "lost":
+                job.attempt(base, base.batch_id + 1, {A: b"lost", B: b"lost"}, parallelism)
+            elif what == "replay" and base.batch_id:
+                before = job.checkpoint.read(base.batch_id - 1)
+                versions[-1] = applied(versions[-2], writes)
+                base = job.attempt(before, base.batch_id, writes, parallelism)
+                job.checkpoint.commit(base)
+            elif what == "fail":
+                with pytest.raises(ValueError, match="mine"), job.lease(base, 0, parallelism):
+                    raise ValueError("mine")
+            elif what == "rollback":
+                version = max(0, base.batch_id - back)
+                job.checkpoint.rollback(version)
+                del versions[version + 1 :]
+                base = job.checkpoint.latest()
+            elif what == "rescale":
+                parallelism = 3 - parallelism
+            else:
+                base = job.checkpoint.read(max(0, base.batch_id - back))
+            assert base is not None
+            assert job.content(base, parallelism) == versions[base.batch_id]
+    finally:
+        for open_stores in workers:
+            open_stores.close()
+        shutil.rmtree(folder)
+
+
+def test_beyond_the_bound_those_longest_unused_are_closed(tmp_path: Path, kept: OpenStores) -> None:
+    def stores(limit_bytes: int) -> LocalStores:
+        return LocalStores(tmp_path / "local", "job", job.files, open_stores=kept, open_bytes_max=limit_bytes)
+
+    job = MiniJob(tmp_path)
+    with stores(PLENTY_BYTES).acquire("op", 0, EMPTY):
+        pass
+    one = kept.size_bytes
+    for partition in (1, 2, 0, 3):
+        stores(3 * one).acquire("op", partition, EMPTY).release()
+    assert kept.size_bytes <= 3 * one
+    held = {Path(name).parent.name for name in kept._kept}
+    assert held == {"0", "2", "3"}
+    stores(0).acquire("op", 0, EMPTY).release()
+    assert {Path(name).parent.name for name in kept._kept} == {"2", "3"}
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+WORKER = """
+import os, signal, sys
+from pathlib import Path
+from asyncstate.storage import Checkpoint, LocalFiles, LocalStores, OpenStores, RocksDBStore, partition_base
+from asyncstate.storage import lease as leases
+root = Path(sys.argv[1])
+files = LocalFiles(root / "checkpoint")
+kept = OpenStores()
+stores = LocalStores(root / "local", "job", files, open_stores=kept, open_bytes_max=1 << 30)
+def run():
+    base = partition_base(Checkpoint(files).latest(), "op", 0, 1)
+    with stores.acquire("op", 0, base) as lease:
+        return lease.restored.way, dict(lease.store.iterate()), Path(lease.rocks.path).parent.name
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+for line in sys.stdin:  # as a worker of Spark's: the main thread waits for its next task
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+class Worker:
+    """Another process, which runs lines of code."""
+
+    def __init__(self, root: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WORKER), str(root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).resolve().parents[2],
+        )
+
+    def do(self, line: str) -> str:
+        """What it prints; empty if it has died."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        said = []
+        while (got := self.process.stdout.readline()) not in ("done\n", ""):
+            said.append(got)
+        return "".join(said) if got else ""
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    started = Worker(tmp_path)
+    yield started
+    started.end()
+
+
+def test_processes_alternate_over_one_folder(tmp_path: Path, kept: OpenStores, worker: Worker) -> None:
+    job = MiniJob(tmp_path, 100, open_stores=kept)
+    for n in range(6):
+        job.batch({A: b"%d" % n})  # takes the store that the other process keeps open
+        assert worker.do("print(run(), len(kept))") == f"{('advanced', {A: b'%d' % n}, 'slot-0')} 1\n"
+        assert len(kept) == 0
+    assert set(job.ways[1:]) == {"kept"}
+
+
+def test_a_deleted_folder_is_not_used_any_more(tmp_path: Path, kept: OpenStores, worker: Worker) -> None:
+    """Another process has made it anew, and has a store of its own there."""
+    job = MiniJob(tmp_path, open_stores=kept)
+    manifest = job.batch({A: b"1"})
+    shutil.rmtree(tmp_path / "local")
+    worker.do("lease = stores.acquire('op', 0, partition_base(Checkpoint(files).latest(), 'op', 0, 1))")
+    with job.lease(manifest, 0, 1) as lease:
+        assert lease.rocks.path.endswith("slot-1/db")
+        assert dict(lease.store.iterate()) == {A: b"1"}
+
+
+@pytest.mark.parametrize("point", ["between", "before ingesting", "after ingesting", "in the micro-batch"])
+def test_a_killed_holder_leaves_what_another_can_take(
+    tmp_path: Path, kept: OpenStores, worker: Worker, point: str
+) -> None:
+    job = MiniJob(tmp_path, 100, open_stores=kept)
+    first = job.batch({A: b"0"})
+    worker.do("run()")
+    elsewhere = MiniJob(tmp_path / "other")  # so that the open store has something to ingest
+    elsewhere.files, elsewhere.stores = job.files, LocalStores(tmp_path / "other", "job", job.files)
+    second = elsewhere.attempt(first, 1, {A: b"1", B: b"1"})
+    job.checkpoint.commit(second)
+    if point == "before ingesting":
+        worker.do("RocksDBStore.ingest = lambda *given: die()")
+    elif point == "after ingesting":
+        worker.do(
+            "ingest = RocksDBStore.ingest; RocksDBStore.ingest = lambda *given: (ingest(*given), die())"
+        )
+    elif point == "in the micro-batch":
+        worker.do("leases.Lease.release = lambda *given, **named: die()")
+    if point == "between":
+        worker.process.send_signal(signal.SIGKILL)
+        worker.process.wait()
+    else:
+        assert worker.do("run()") == ""
+    with job.lease(second, 0, 1) as lease:
+        assert lease.rocks.path.endswith("slot-0/db")
+    for manifest, content in ((first, {A: b"0"}), (second, {A: b"1", B: b"1"}), (first, {A: b"0"})):
+        assert job.content(manifest) == content
+
+
+def test_a_holder_that_hangs_is_left_alone(
+    tmp_path: Path, kept: OpenStores, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slot.try_take_over, "__defaults__", (0.05,))
+    job = MiniJob(tmp_path, open_stores=kept)
+    manifest = job.batch({A: b"1"})
+    worker.do("run()")
+    worker.process.send_signal(signal.SIGSTOP)
+    try:
+        with job.lease(manifest, 0, 1) as lease:
+            assert lease.rocks.path.endswith("slot-1/db")
+            assert dict(lease.store.iterate()) == {A: b"1"}
+    finally:
+        worker.process.send_signal(signal.SIGCONT)
+
+
+def test_a_forked_process_has_nothing_of_it(tmp_path: Path, worker: Worker) -> None:
+    job = MiniJob(tmp_path)
+    job.batch({A: b"1"})
+    worker.do("run()")
+    forked = "child = os.fork() or os._exit(len(kept) + 7)"
+    assert (
+        worker.do(f"{forked}; print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(kept))")
+        == "7 1\n"
+    )
+    assert worker.do("print(run()[0])") == "kept\n"
+    lingering = "child = os.fork() or (signal.pause(), os._exit(0))"
+    child = int(worker.do(f"{lingering}; print(child)"))
+    try:
+        worker.process.kill()
+        worker.process.wait()
+        with job.lease(job.checkpoint.latest(), 0, 1) as lease:
+            assert lease.rocks.path.endswith("slot-0/db")
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_all_is_closed_at_the_end_of_a_process(tmp_path: Path, worker: Worker) -> None:
+    job = MiniJob(tmp_path)
+    job.batch({A: b"1"})
+    worker.do("run()")
+    worker.do("close = RocksDBStore.close")
+    worker.do("RocksDBStore.close = lambda store: (close(store), Path(store.path + '.ended').touch())")
+    assert worker.process.stdin is not None
+    worker.process.stdin.close()
+    assert worker.process.wait() == 0
+    assert len(list((tmp_path / "local").glob("job-*/op/0/slot-0/db.ended"))) == 1
