@@ -353,7 +353,8 @@ class MapState(KeyedState, DictProtocol[K, V]):
 
     def _preserve(self, entry: bytes, raw: bytes | None = None) -> None:
         """Keep what is stored under ``entry`` for the iterations that have yet to come to it."""
-        cursors = [cursor for cursor in live_cursors(self._cursors) if cursor.awaits(entry)]
+        own = live_cursors(self._cursors, self._prefix())
+        cursors = [cursor for cursor in own if cursor.awaits(entry)]
         if cursors:
             before = self._get(entry) if raw is None else raw
             for cursor in cursors:
@@ -377,16 +378,14 @@ class _MapCursor(PageCursor[Page, Any]):
         "_offset",
         "_page_size",
         "_position",
-        "_prefix",
         "preserved",
     )
 
     def __init__(
         self, binding: Binding, prefix: bytes, decode: DecodePage, blocking: bool, page_size: int
     ) -> None:
-        super().__init__(binding.cursors, blocking)
+        super().__init__(binding.cursors, prefix, blocking)
         self._binding = binding
-        self._prefix = prefix
         self._offset = len(prefix)
         self._end = prefix_end(prefix)
         self._decode = decode
