@@ -290,7 +290,7 @@ class RocksDBStore(KeyedStore):
 
     def cold(self, positions: list[bytes]) -> list[bytes]:
         """See ``KeyedStore``. The first call opens the store's files a second time."""
-        blocks = self._range_blocks()
+        blocks = self._blocks or self._range_blocks()
         return [] if blocks is None else blocks.cold(positions)
 
     def warm(self, positions: list[bytes]) -> None:
@@ -305,7 +305,7 @@ class RocksDBStore(KeyedStore):
 
     @property
     def warm_positions_max(self) -> int:
-        """See ``KeyedStore``: half of the block cache, which has more to hold than what was warmed last."""
+        """See ``KeyedStore``."""
         return self._positions_max
 
     @property
@@ -315,13 +315,14 @@ class RocksDBStore(KeyedStore):
 
     def _range_blocks(self) -> RangeBlocks | None:
         """None if the files cannot be opened a second time: scans then wait for the device themselves."""
-        if self._blocks is None and not self._no_blocks and self.db:
+        if self._blocks is None and not self._no_blocks:
             try:
                 self._blocks = RangeBlocks(self.path, rocksdb_options(self.options, filters=False))
             except (
                 Exception
             ):  # rocksdict raises nothing narrower; what ails the store, its own reads will tell
                 self._no_blocks = True
+            # Half of the cache: it holds more than what was warmed last.
             blocks_a_position = 2 * max(1, self.sorted_runs())
             self._positions_max = max(
                 1, self.options.block_cache_bytes // (self.options.block_bytes * blocks_a_position)
