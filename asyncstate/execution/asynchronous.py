@@ -143,33 +143,38 @@ class AsyncExecutionController(MailboxController):
         self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
-        """See ``StateSink``: at once while reads are quick, else when the blocks that it reads have been loaded."""
-        if self._read_at_once or self.current is None:
-            return completed_future(self._scan_at_once(start, end, limit))
-        self._write_back()
-        request = RangeRequest(start, end, limit, self.current)
-        try:
-            if self._ranges.begin(request, self._limits.batch_hot_reads):
-                return completed_future(request.entries)
-        except Exception as error:
-            self.failures.read_failed(error, start)
-            raise
-        request.future = pending_future(self.current)
-        self._hold(self.current)
-        if self._ranges.has_full_chunk:
-            self._ranges.send()
-        return request.future
+        """See ``StateSink``: at once while reads are quick, else when the blocks that it reads have been loaded.
 
-    def _scan_at_once(self, start: bytes, end: bytes, limit: int) -> Page:
-        """Scan here; one scan in some is timed, as gets are."""
+        One scan in some is timed, as gets are.
+        """
+        if not self._read_at_once and self.current is not None:
+            return self._scan_later(start, end, limit)
         self._scans_at_once += 1
         if self._scans_at_once % TIMED_EVERY:
-            return self.scan(start, end, limit)
+            return completed_future(self.scan(start, end, limit))
         started = time.perf_counter()
         page = self.scan(start, end, limit)
         self._pacer.measured_one((time.perf_counter() - started) / (1 + len(page) // ENTRIES_A_READ))
         self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
-        return page
+        return completed_future(page)
+
+    def _scan_later(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
+        record = self.current
+        assert record is not None
+        for level_one in self._level_ones:
+            level_one.write_back()
+        ranges, request = self._ranges, RangeRequest(start, end, limit, record)
+        try:
+            if ranges.begin(request, self._limits.batch_hot_reads):
+                return completed_future(request.entries)
+        except Exception as error:
+            self.failures.read_failed(error, start)
+            raise
+        request.future = future = pending_future(record)
+        self._hold(record)
+        if ranges.has_full_chunk:
+            ranges.send()
+        return future
 
     def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
         """See ``StateSink``: a bundle's list get, from the prefetch if there was one."""

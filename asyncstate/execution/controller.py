@@ -263,11 +263,6 @@ class ExecutionController(StateSink):
         """See ``StateSink``."""
         self._level_ones.append(level_one)
 
-    def _write_back(self) -> None:
-        """Have what state objects hold back written, before somebody else looks for it."""
-        for level_one in self._level_ones:
-            level_one.write_back()
-
     def finish_states(self) -> None:
         """All operator code has run: what state objects have held back is written."""
         for level_one in self._level_ones:
@@ -285,7 +280,8 @@ class ExecutionController(StateSink):
 
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
         """See ``StateSink``."""
-        self._write_back()
+        for level_one in self._level_ones:
+            level_one.write_back()
         try:
             return self.overlay.scan(start, end, limit)
         except Exception as error:

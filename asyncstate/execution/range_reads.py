@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 from asyncstate.execution.pacing import ReadPacer
@@ -27,6 +28,7 @@ ENTRIES_A_READ: Final = 16
 
 _BEHIND_HEAD_MAX: Final = 64  # positions: more, of large values, would push each other out
 _AFTER: Final = b"\x00"
+_position = itemgetter(0)
 
 Answer = Callable[["RangeRequest"], None]
 Send = Callable[[Sequence[ListGet]], None]
@@ -69,6 +71,7 @@ class RangeReads:
         self._parallelism = parallelism
         self._waiting: deque[tuple[bytes, RangeRequest]] = deque()
         self._under_way = 0
+        self._chunk = 1
         self._warmed = 0
 
     # -- one page -------------------------------------------------------------------------------------
@@ -119,12 +122,12 @@ class RangeReads:
     @property
     def has_full_chunk(self) -> bool:
         """Whether as many wait as make a list get."""
-        return self.can_send and len(self._waiting) >= self._chunk_positions()
+        return len(self._waiting) >= self._chunk and self.can_send
 
     def send(self) -> None:
         """Send off what waits, as far as there is room."""
         chunks = []
-        size = self._chunk_positions()
+        size = self._chunk = self._chunk_positions()
         room = self._overlay.store.warm_positions_max - self._under_way
         while self._waiting and room > 0:
             taken = sorted(
@@ -175,7 +178,3 @@ def positions_behind(entries: Page, start: bytes, end: bytes, limit: int, entrie
 
 def _number(key: bytes, at: int, width: int) -> int:
     return int.from_bytes(key[at : at + width].ljust(width, _AFTER), "big")
-
-
-def _position(waiting: tuple[bytes, RangeRequest]) -> bytes:
-    return waiting[0]

@@ -390,16 +390,17 @@ class WriteOverlay:
         A page shorter than ``limit`` was the last.
         """
         self._scans += 1
-        return self.scan_on(start, end, limit)
-
-    def scan_on(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """``scan``, to go on with a page that one has begun."""
         if end is not None and start >= end:
             return []
         self._settle()
         if not self._writes:
             return self.store.scan(start, end, limit)
         return scan_over(self._buffer.scan, self.store.scan, start, end, limit)
+
+    def scan_on(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """``scan``, to go on with a page that one has begun: the two count as one."""
+        self._scans -= 1
+        return self.scan(start, end, limit)
 
     def spill(self) -> None:
         """Move the writes to disk. Reads go on seeing them; the memory is free.

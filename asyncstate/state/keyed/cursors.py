@@ -70,7 +70,8 @@ class PageCursor(ABC, Generic[R, T]):
         """The iterator that begins with ``page``; None if the page shows nothing and others follow."""
         items = self._entries(page)
         if self._exhausted:
-            _leave(self._registry, self._prefix, id(self))
+            if self._prefix in self._registry:
+                _leave(self._registry, self._prefix, id(self))
             return StateIterator(items)
         self._enlist()
         return StateIterator(items, self.load) if items else None
