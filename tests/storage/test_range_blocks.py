@@ -63,6 +63,11 @@ def test_scans_while_a_compaction_replaces_the_files(store: RocksDBStore) -> Non
     store.db.compact_range(None, None)
     assert store.sorted_runs() == 1
     assert store.cold(STARTS) == []
+    blocks = store.statistics().block_cache_bytes
+    for start in STARTS:
+        assert store.scan(start, None, 2) == expected(start, 2)
+    loaded = store.statistics().block_cache_bytes - blocks
+    assert loaded < len(STARTS) // 2 * OPTIONS.block_bytes, "what was warmed is scanned, but for neighbours"
     for start in STARTS:
         assert store.scan(start, None, 100) == expected(start)
 
