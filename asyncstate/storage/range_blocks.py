@@ -38,6 +38,11 @@ class RangeBlocks:
         """Have the blocks at ``positions`` (sorted) in memory; lets go of the interpreter lock while it reads."""
         cast(Any, self.db.get)(positions)
 
+    @property
+    def reader_bytes(self) -> int:
+        """What the files' indexes take in memory."""
+        return self.db.property_int_value("rocksdb.estimate-table-readers-mem") or 0
+
     def close(self) -> None:
         """Close the files."""
         self.db.close()

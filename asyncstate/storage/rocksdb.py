@@ -320,19 +320,24 @@ class RocksDBStore(KeyedStore):
                 self._blocks = RangeBlocks(self.path, rocksdb_options(self.options, filters=False))
             except (
                 Exception
-            ):  # rocksdict raises nothing narrower; what ails the store, its own reads will tell
+            ):  # rocksdict raises nothing narrower; what ails the store its own reads will tell
                 self._no_blocks = True
+                return None
+            self._cache.note_readers(self._blocks_name, self._blocks.reader_bytes)
             # Half of the cache: it holds more than what was warmed last.
-            blocks_a_position = 2 * max(1, self.sorted_runs())
-            self._positions_max = max(
-                1, self.options.block_cache_bytes // (self.options.block_bytes * blocks_a_position)
-            )
+            position_bytes = 2 * max(1, self.sorted_runs()) * self.options.block_bytes
+            self._positions_max = max(1, self._cache.capacity_bytes // position_bytes)
         return self._blocks
 
     def _drop_range_blocks(self) -> None:
         blocks, self._blocks, self._no_blocks = self._blocks, None, False
         if blocks is not None:
+            self._cache.forget_readers(self._blocks_name)
             blocks.close()
+
+    @property
+    def _blocks_name(self) -> str:
+        return f"{self.path}, opened twice"
 
     # -- changing ------------------------------------------------------------------------------------
 
