@@ -19,7 +19,7 @@ from asyncstate.execution.limits import AsyncLimits
 from asyncstate.execution.loop import Completion
 from asyncstate.execution.mailbox import MailboxController
 from asyncstate.execution.pacing import ReadPacer
-from asyncstate.execution.range_reads import ENTRIES_A_READ, RangeChunk, RangeReads, RangeRequest
+from asyncstate.execution.range_reads import RangeChunk, RangeReads, RangeRequest, reads_in
 from asyncstate.execution.read_ahead import (
     AheadBlock,
     AheadChunk,
@@ -154,7 +154,7 @@ class AsyncExecutionController(MailboxController):
             return completed_future(self.scan(start, end, limit))
         started = time.perf_counter()
         page = self.scan(start, end, limit)
-        self._pacer.measured_one((time.perf_counter() - started) / (1 + len(page) // ENTRIES_A_READ))
+        self._pacer.measured_one((time.perf_counter() - started) / reads_in(page))
         self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
         return completed_future(page)
 
