@@ -223,6 +223,25 @@ MUTATIONS: Final = (
         "state/test_programs.py",
     ),
     _mutation(
+        "asyncstate/state/keyed/mapping.py",
+        "        if self.preserved:\n",
+        "        if False:\n",
+        "state/test_overlapping_iterations.py",
+        "state/test_programs.py",
+    ),
+    _mutation(
+        "asyncstate/storage/rocksdb.py",
+        "db = self.db if self._blocks is None else self._blocks.db",
+        "db = self.db",
+        "storage/test_range_blocks.py",
+    ),
+    _mutation(
+        "asyncstate/storage/rocksdb.py",
+        "        self._drop_range_blocks()\n        # RocksDB unlinks",
+        "        # RocksDB unlinks",
+        "storage/test_range_blocks.py",
+    ),
+    _mutation(
         "asyncstate/state/expiring/ttl.py",
         "if not 0 < duration_us",
         "if not 0 <= duration_us",

@@ -19,6 +19,7 @@ from asyncstate.execution.limits import AsyncLimits
 from asyncstate.execution.loop import Completion
 from asyncstate.execution.mailbox import MailboxController
 from asyncstate.execution.pacing import ReadPacer
+from asyncstate.execution.range_reads import RangeChunk, RangeReads, RangeRequest, reads_in
 from asyncstate.execution.read_ahead import (
     AheadBlock,
     AheadChunk,
@@ -56,9 +57,11 @@ class AsyncExecutionController(MailboxController):
         "_completions",
         "_pacer",
         "_peek",
+        "_ranges",
         "_read_at_once",
         "_reads",
         "_reads_hang",
+        "_scans_at_once",
         "_threads",
         "_wait_seconds",
     )
@@ -90,6 +93,10 @@ class AsyncExecutionController(MailboxController):
             limits.in_flight,
             interests,
         )
+        self._ranges = RangeReads(
+            overlay, self._pacer, self._answer_page, self._send_ranges, limits.io_parallelism
+        )
+        self._scans_at_once = 0
         self._bundle_calls = 0
         self._wait_seconds = 0.0
         self._reads_hang = False
@@ -136,8 +143,38 @@ class AsyncExecutionController(MailboxController):
         self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
-        """See ``StateSink``. Answered at once: a RocksDB iterator holds the GIL, so nothing could overlap."""
-        return completed_future(self.scan(start, end, limit))
+        """See ``StateSink``: at once while reads are quick, else when the blocks that it reads have been loaded.
+
+        One scan in some is timed, as gets are.
+        """
+        if not self._read_at_once and self.current is not None:
+            return self._scan_later(start, end, limit)
+        self._scans_at_once += 1
+        if self._scans_at_once % TIMED_EVERY:
+            return completed_future(self.scan(start, end, limit))
+        started = time.perf_counter()
+        page = self.scan(start, end, limit)
+        self._pacer.measured_one((time.perf_counter() - started) / reads_in(page))
+        self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
+        return completed_future(page)
+
+    def _scan_later(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
+        record = self.current
+        assert record is not None
+        for level_one in self._level_ones:
+            level_one.write_back()
+        ranges, request = self._ranges, RangeRequest(start, end, limit, record)
+        try:
+            if ranges.begin(request, self._limits.batch_hot_reads):
+                return completed_future(request.entries)
+        except Exception as error:
+            self.failures.read_failed(error, start)
+            raise
+        request.future = future = pending_future(record)
+        self._hold(record)
+        if ranges.has_full_chunk:
+            ranges.send()
+        return future
 
     def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
         """See ``StateSink``: a bundle's list get, from the prefetch if there was one."""
@@ -174,6 +211,8 @@ class AsyncExecutionController(MailboxController):
 
     def flush(self) -> None:
         """Send off what is buffered; short of that, nothing waits."""
+        if self._ranges.can_send:
+            self._ranges.send()
         if not self._buffer.requests:
             return
         self._note_peaks()
@@ -183,6 +222,9 @@ class AsyncExecutionController(MailboxController):
     def _send(self, gets: Sequence[ListGet]) -> None:
         for get in gets:
             self.overlay.count_list_get(len(get.keys))
+        self._send_ranges(gets)
+
+    def _send_ranges(self, gets: Sequence[ListGet]) -> None:
         self._threads.submit(gets, min(self._threads_wanted, self._reads_outstanding + len(gets)))
 
     @property
@@ -197,7 +239,8 @@ class AsyncExecutionController(MailboxController):
     def _progress(self) -> None:
         """Do one thing that brings waiting records on; raise if there is nothing to wait for."""
         # While every thread has something to read, waiting fills the buffer: larger list gets, fewer turns.
-        if self._buffer.requests and self._reads_outstanding < self._threads_wanted:
+        to_send = self._buffer.requests or self._ranges.can_send
+        if to_send and self._reads_outstanding < self._threads_wanted:
             self.flush()
         elif self._ready:
             self._run_ready()
@@ -243,6 +286,11 @@ class AsyncExecutionController(MailboxController):
             self._call_ended(ticket, completion)
         elif completion.error is not None:
             self._read_failed(ticket, completion.error)
+        elif isinstance(ticket, RangeChunk):
+            self._pacer.answered(len(ticket.positions), completion.seconds)
+            self._ranges.arrived(ticket)
+            if self._ready:
+                self._run_ready()
         else:
             self._pacer.answered(len(completion.values), completion.seconds)
             if isinstance(ticket, BundleChunk):
@@ -257,8 +305,9 @@ class AsyncExecutionController(MailboxController):
         if isinstance(ticket, BundleChunk | AheadChunk):
             self.failures.read_failed(error, ticket.first_key)
             self.failures.raise_named(error, None)
-        self.failures.read_failed(error, ticket[0].key)
-        self.failures.raise_named(error, ticket[0].record)
+        first = ticket.requests[0] if isinstance(ticket, RangeChunk) else ticket[0]
+        self.failures.read_failed(error, first.key)
+        self.failures.raise_named(error, first.record)
 
     def _answer(self, requests: Sequence[StateRequest], values: list[bytes | None]) -> None:
         """Complete futures in key order; each runs its record's callbacks here."""
@@ -282,6 +331,21 @@ class AsyncExecutionController(MailboxController):
                 self._end(record)
         if self._ready:
             self._run_ready()
+
+    def _answer_page(self, request: RangeRequest) -> None:
+        """What the page of ``request`` waited for is in memory: read on, and complete its future if that was all."""
+        record = self.current = request.record
+        try:
+            if not self._ranges.go_on(request):
+                return
+        except Exception as error:
+            self.failures.read_failed(error, request.key)
+            self.failures.raise_named(error, record)
+        try:
+            settle(request.future, DONE, request.entries)
+        except Exception as error:
+            self.failures.raise_named(error, record)
+        self._let_go(record)
 
     # -- outside calls -------------------------------------------------------------------------------
 
@@ -334,6 +398,7 @@ class AsyncExecutionController(MailboxController):
             **self._read_statistics(),
             **self.calls.statistics(),
             **self._ahead.statistics(),
+            **self._ranges.statistics(),
             "io_wait_seconds": self._wait_seconds,
             "overlapping_epochs": self._overlapping_epochs,
             "in_flight_limit": self._limits.in_flight,

@@ -24,10 +24,11 @@ Values = list[bytes | None]
 
 
 class ListGet(NamedTuple):
-    """Keys to read together, and the ticket of the Completion."""
+    """Keys to read together, and the ticket of the Completion. ``read``: how, if not for their values."""
 
     keys: list[bytes]
     ticket: Any
+    read: Callable[[list[bytes]], Any] | None = None
 
 
 class ReadThreads:
@@ -89,7 +90,7 @@ class ReadThreads:
         while (get := take()) is not None:
             started = time.perf_counter()
             try:
-                completion = Completion(get.ticket, read(get.keys), None)
+                completion = Completion(get.ticket, (get.read or read)(get.keys), None)
                 completion.seconds = time.perf_counter() - started
             except BaseException as failure:
                 completion = Completion(get.ticket, None, failure)

@@ -12,6 +12,7 @@ from asyncstate.execution.bundle_reads import BundleChunk
 from asyncstate.execution.calls import OutsideCall
 from asyncstate.execution.failures import state_label
 from asyncstate.execution.loop import Outstanding
+from asyncstate.execution.range_reads import RangeChunk
 from asyncstate.execution.read_ahead import AheadChunk
 
 _SHOWN: Final = 3
@@ -45,6 +46,7 @@ def _describe(ticket: Any, state_names: Mapping[int, str]) -> str:
         return f"call of {ticket.name}" + ("" if ticket.record is None else f", key {ticket.record.key!r}")
     if isinstance(ticket, BundleChunk | AheadChunk):
         return f"{state_label(ticket.first_key, state_names)}, store key {ticket.first_key.hex()}"
-    first = ticket[0]
-    others = f" and {len(ticket) - 1} more" if len(ticket) > 1 else ""
+    requests = ticket.requests if isinstance(ticket, RangeChunk) else ticket
+    first = requests[0]
+    others = f" and {len(requests) - 1} more" if len(requests) > 1 else ""
     return f"{state_label(first.key, state_names)}, key {first.record.key!r}{others}"

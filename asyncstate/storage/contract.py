@@ -96,6 +96,29 @@ class KeyedStore(ABC):
     def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         """Return at most ``limit`` entries with start <= key < end, ascending; end None: to the last key."""
 
+    def cold(self, positions: list[bytes]) -> list[bytes]:
+        """Those of ``positions`` (keys that are not stored) at which a scan would now wait for a device.
+
+        None for a store that has no device. Used by the thread that scans.
+        """
+        return []
+
+    def warm(self, positions: list[bytes]) -> None:
+        """Load what a scan reads at ``positions`` (sorted); a hint, for other threads than the one that scans.
+
+        What is warm stays so while little else is read: see ``warm_positions_max``.
+        """
+
+    @property
+    def warm_positions_max(self) -> int:
+        """How many positions can be warm beside each other; known once ``cold`` has been asked."""
+        return 1 << 16
+
+    @property
+    def block_bytes(self) -> int:
+        """What one read of the device gives; 0 for a store that has none."""
+        return 0
+
     @abstractmethod
     def apply(self, changes: Changes, version: int) -> None:
         """Make sorted changes (each key once) part of the store and set its version."""

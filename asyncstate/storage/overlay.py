@@ -2,7 +2,7 @@
 
 Owns: WriteOverlay, MISSING. Invariants: writes live only in its WriteBuffer until they become a delta file; the read
 cache holds what ``store`` says, spilled writes included, never a write in memory until ``spill`` or ``release`` folds
-it in. One thread uses an overlay (the mailbox); other threads may only call ``read_store``.
+it in. One thread uses an overlay (the mailbox); other threads may only call ``read_store`` and ``warm_store``.
 Must not import rocksdict or anything of execution.
 """
 
@@ -314,8 +314,12 @@ class WriteOverlay:
         return before - len(self._early)
 
     def read_store(self, keys: list[bytes]) -> list[bytes | None]:
-        """A list get below memory, in one piece; the one method for other threads."""
+        """A list get below memory, in one piece; for other threads, as ``warm_store``."""
         return self.store.get_many(keys)
+
+    def warm_store(self, positions: list[bytes]) -> None:
+        """``KeyedStore.warm`` below memory."""
+        self.store.warm(positions)
 
     def written(self, keys: list[bytes]) -> list[Peeked] | None:
         """This batch's writes in memory for ``keys``, MISSING where there is none; None if there are none at all."""
@@ -392,6 +396,11 @@ class WriteOverlay:
         if not self._writes:
             return self.store.scan(start, end, limit)
         return scan_over(self._buffer.scan, self.store.scan, start, end, limit)
+
+    def scan_on(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """``scan``, to go on with a page that one has begun: the two count as one."""
+        self._scans -= 1
+        return self.scan(start, end, limit)
 
     def spill(self) -> None:
         """Move the writes to disk. Reads go on seeing them; the memory is free.

@@ -44,6 +44,7 @@ from asyncstate.storage.contract import (
     KeyedStore,
     StoreStatistics,
 )
+from asyncstate.storage.range_blocks import RangeBlocks
 
 _COMPRESSIONS = {
     "none": DBCompressionType.none,
@@ -126,12 +127,13 @@ def _shared_cache(size_bytes: int) -> SharedCache:
         return _caches[size_bytes]
 
 
-def _table_options(options: RocksDBOptions) -> BlockBasedOptions:
+def _table_options(options: RocksDBOptions, filters: bool) -> BlockBasedOptions:
     # 8 KiB blocks with a hash index in each: measured best for hot sorted list gets of small entries.
     table = BlockBasedOptions()
     table.set_block_cache(_shared_cache(options.block_cache_bytes).cache)
     table.set_block_size(options.block_bytes)
-    table.set_bloom_filter(options.bloom_bits, False)
+    if filters:
+        table.set_bloom_filter(options.bloom_bits, False)
     table.set_data_block_index_type(DataBlockIndexType.binary_and_hash())
     table.set_data_block_hash_ratio(0.75)
     table.set_format_version(5)
@@ -141,8 +143,8 @@ def _table_options(options: RocksDBOptions) -> BlockBasedOptions:
     return table
 
 
-def rocksdb_options(options: RocksDBOptions) -> Options:
-    """Build the RocksDB options of a store and of the SST files written for it.
+def rocksdb_options(options: RocksDBOptions, filters: bool = True) -> Options:
+    """Build the RocksDB options of a store and of the SST files written for it; ``filters`` False: see RangeBlocks.
 
     Compaction is universal (tiered): every micro-batch adds one run that usually spans the whole key range;
     levelled compaction would rewrite the base for every few of them; tiering rewrites a key a logarithmic
@@ -160,7 +162,7 @@ def rocksdb_options(options: RocksDBOptions) -> Options:
     universal.max_size_amplification_percent = 200
     opts = Options(raw_mode=True)
     opts.create_if_missing(True)
-    opts.set_block_based_table_factory(_table_options(options))
+    opts.set_block_based_table_factory(_table_options(options, filters))
     opts.set_compression_type(_COMPRESSIONS[options.compression]())
     opts.set_compaction_style(DBCompactionStyle.universal())
     opts.set_universal_compaction_options(universal)
@@ -209,6 +211,9 @@ class RocksDBStore(KeyedStore):
         # the end may let it begin.
         self._raw_options.set_disable_auto_compactions(True)
         self._compacts = False
+        self._blocks: RangeBlocks | None = None
+        self._no_blocks = False
+        self._positions_max = 1
         self._db: Rdict | None = self._open()
         self._get: Callable[[bytes], bytes | None] = self._db.get
         self._note_readers()
@@ -265,7 +270,8 @@ class RocksDBStore(KeyedStore):
         """Return at most ``limit`` entries with start <= key < end, ascending."""
         if limit <= 0 or (end is not None and start >= end):
             return []
-        db = self.db
+        # What is warm are blocks of the files that RangeBlocks has opened; a compaction may have replaced them by now.
+        db = self.db if self._blocks is None else self._blocks.db
         try:
             page = _scan_short(db, start, end, min(limit, _SHORT_SCAN_ENTRIES))
             if len(page) == _SHORT_SCAN_ENTRIES < limit:
@@ -289,6 +295,61 @@ class RocksDBStore(KeyedStore):
             raise self._failed("scanned", "the scan stopped before its end")
         return page
 
+    # -- ranges whose blocks are loaded before they are scanned --------------------------------------
+
+    def cold(self, positions: list[bytes]) -> list[bytes]:
+        """See ``KeyedStore``. The first call opens the store's files a second time."""
+        blocks = self._blocks or self._range_blocks()
+        return [] if blocks is None else blocks.cold(positions)
+
+    def warm(self, positions: list[bytes]) -> None:
+        """See ``KeyedStore``."""
+        blocks = self._blocks
+        if blocks is None:
+            return
+        try:
+            blocks.warm(positions)
+        except Exception as error:
+            raise self._failed("read", error) from error
+
+    @property
+    def warm_positions_max(self) -> int:
+        """See ``KeyedStore``."""
+        return self._positions_max
+
+    @property
+    def block_bytes(self) -> int:
+        """See ``KeyedStore``."""
+        return self.options.block_bytes
+
+    def _range_blocks(self) -> RangeBlocks | None:
+        """None if the files cannot be opened a second time: scans then wait for the device themselves."""
+        if self._blocks is None and not self._no_blocks:
+            try:
+                self._blocks = RangeBlocks(self.path, rocksdb_options(self.options, filters=False))
+            except (
+                Exception
+            ):  # rocksdict raises nothing narrower; what ails the store its own reads will tell
+                self._no_blocks = True
+                return None
+            self._cache.note_readers(self._blocks_name, self._blocks.reader_bytes)
+            # Half of the cache: it holds more than what was warmed last.
+            position_bytes = 2 * max(1, self.sorted_runs()) * self.options.block_bytes
+            self._positions_max = max(1, self._cache.capacity_bytes // position_bytes)
+        return self._blocks
+
+    def _drop_range_blocks(self) -> None:
+        blocks, self._blocks, self._no_blocks = self._blocks, None, False
+        if blocks is not None:
+            self._cache.forget_readers(self._blocks_name)
+            blocks.close()
+
+    @property
+    def _blocks_name(self) -> str:
+        return f"{self.path}, opened twice"
+
+    # -- changing ------------------------------------------------------------------------------------
+
     def apply(self, changes: Changes, version: int) -> None:
         """Write the sorted changes as an SST file and ingest it; ``compact_if_due``."""
         if changes:
@@ -307,6 +368,7 @@ class RocksDBStore(KeyedStore):
         Of a key that several have, the last one's entry counts.
         """
         db = self.db
+        self._drop_range_blocks()
         # RocksDB unlinks moved files: they get names of their own, so that the caller's names stay.
         spares = [f"{path}.{uuid.uuid4().hex}.ingest" for path in sst_paths]
         try:
@@ -424,6 +486,7 @@ class RocksDBStore(KeyedStore):
         self._get = self._get_closed
         self._cache.forget_readers(self.path)
         try:
+            self._drop_range_blocks()
             db.close()
         except Exception as error:
             raise self._failed("closed", error) from error

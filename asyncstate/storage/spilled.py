@@ -91,6 +91,25 @@ class SpilledWrites:
         """See ``KeyedStore``."""
         return scan_over(self._spilled, self._below.scan, start, end, limit)
 
+    def cold(self, positions: list[bytes]) -> list[bytes]:
+        """See ``KeyedStore``."""
+        return sorted({*self._scratch.cold(positions), *self._below.cold(positions)})
+
+    def warm(self, positions: list[bytes]) -> None:
+        """See ``KeyedStore``."""
+        self._scratch.warm(positions)
+        self._below.warm(positions)
+
+    @property
+    def warm_positions_max(self) -> int:
+        """See ``KeyedStore``; the two share what memory there is."""
+        return max(1, min(self._scratch.warm_positions_max, self._below.warm_positions_max) // 2)
+
+    @property
+    def block_bytes(self) -> int:
+        """See ``KeyedStore``."""
+        return self._below.block_bytes
+
     def pages(self, start: bytes) -> Iterator[Sequence[Change]]:
         """All spilled changes with key >= start, sorted, each key once."""
         while page := self._spilled(start, None, _PAGE_ENTRIES):

@@ -34,7 +34,7 @@ class FaultyStore(KeyedStore):
         self._delay_seconds = self._delay_seconds_a_key = 0.0
         self.version = store.version
         self.reads = 0
-        """Calls of ``get``, ``get_many`` and ``scan`` so far."""
+        """Calls of ``get``, ``get_many``, ``scan`` and ``warm`` so far."""
         self.waiting = threading.Semaphore(0)
         """Released once by each read that hangs."""
 
@@ -84,6 +84,25 @@ class FaultyStore(KeyedStore):
             if shown is not None:
                 entries.append((key, shown))
         return entries
+
+    def cold(self, positions: list[bytes]) -> list[bytes]:
+        """See ``KeyedStore``; asks no device."""
+        return self._store.cold(positions)
+
+    def warm(self, positions: list[bytes]) -> None:
+        """See ``KeyedStore``."""
+        self._read(len(positions))
+        self._store.warm(positions)
+
+    @property
+    def warm_positions_max(self) -> int:
+        """See ``KeyedStore``."""
+        return self._store.warm_positions_max
+
+    @property
+    def block_bytes(self) -> int:
+        """See ``KeyedStore``."""
+        return self._store.block_bytes
 
     def apply(self, changes: Changes, version: int) -> None:
         """See ``KeyedStore``."""

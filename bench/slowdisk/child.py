@@ -180,7 +180,7 @@ def _config(task: Task) -> Config:
     else:
         options |= {
             "async-state.cache-size": "256kb",
-            "async-state.rocksdb.block-cache-size": "1mb",
+            "async-state.rocksdb.block-cache-size": WORKLOADS[task.workload].block_cache,
             "async-state.rocksdb.direct-reads": True,
         }
     return resolve(options, {})

@@ -22,12 +22,23 @@ needs_shim = pytest.mark.skipif(
 
 @pytest.mark.timeout(300)
 def test_the_paradigms_run_tiny(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["paradigms", "--tiny", "--output", str(tmp_path)])
+    done = CliRunner().invoke(app, ["paradigms", "--tiny", "--no-slow", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
     results = msgspec.json.decode((tmp_path / "paradigms.json").read_bytes())["results"]
     assert [result["number"] for result in results] == [paradigm.number for paradigm in PARADIGMS]
     assert all(result["futures_us"] > 0 and result["async_us"] > 0 for result in results)
     assert all(paradigm.title in done.output for paradigm in PARADIGMS)
+
+
+@pytest.mark.long
+@needs_shim
+@pytest.mark.timeout(300)
+def test_iterations_run_on_a_slow_device(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["paradigms", "--tiny", "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    slow = msgspec.json.decode((tmp_path / "paradigms.json").read_bytes())["slow_device"]
+    assert [result["workload"] for result in slow] == ["p5", "p6", "p9"]
+    assert all(result["sync"]["reads_per_record"] is not None for result in slow), "the shim is loaded"
 
 
 @pytest.mark.long

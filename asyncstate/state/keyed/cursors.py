@@ -17,17 +17,21 @@ from asyncstate.futures import StateFuture, StateIterator, completed_future
 T = TypeVar("T")
 R = TypeVar("R")
 
-CursorRegistry = dict[int, "weakref.ref[Any]"]
-"""Live cursors of one declared state, by identity; an abandoned iteration leaves by itself."""
+CursorRegistry = dict[bytes, dict[int, "weakref.ref[Any]"]]
+"""Live cursors of one declared state, by the prefix of the list or map and by identity.
+
+An abandoned iteration leaves by itself. Thousands of records may be iterating, each over its own.
+"""
 
 
 class PageCursor(ABC, Generic[R, T]):
     """Position of one iteration: ``R`` is what the sink answers for a page, ``T`` an entry."""
 
-    __slots__ = ("__weakref__", "_blocking", "_registry")
+    __slots__ = ("__weakref__", "_blocking", "_prefix", "_registry")
 
-    def __init__(self, registry: CursorRegistry, blocking: bool) -> None:
+    def __init__(self, registry: CursorRegistry, prefix: bytes, blocking: bool) -> None:
         self._registry = registry
+        self._prefix = prefix
         self._blocking = blocking
 
     @abstractmethod
@@ -66,17 +70,26 @@ class PageCursor(ABC, Generic[R, T]):
         """The iterator that begins with ``page``; None if the page shows nothing and others follow."""
         items = self._entries(page)
         if self._exhausted:
-            self._registry.pop(id(self), None)
+            if self._prefix in self._registry:
+                _leave(self._registry, self._prefix, id(self))
             return StateIterator(items)
         self._enlist()
         return StateIterator(items, self.load) if items else None
 
     def _enlist(self) -> None:
-        registry, identity = self._registry, id(self)
-        if identity not in registry:
-            registry[identity] = weakref.ref(self, lambda _: registry.pop(identity, None))
+        registry, prefix, identity = self._registry, self._prefix, id(self)
+        cursors = registry.setdefault(prefix, {})
+        if identity not in cursors:
+            cursors[identity] = weakref.ref(self, lambda _: _leave(registry, prefix, identity))
 
 
-def live_cursors(registry: CursorRegistry) -> list[Any]:
-    """The cursors that are still in use."""
-    return [cursor for cursor in (reference() for reference in list(registry.values())) if cursor is not None]
+def _leave(registry: CursorRegistry, prefix: bytes, identity: int) -> None:
+    cursors = registry.get(prefix)
+    if cursors is not None and cursors.pop(identity, None) is not None and not cursors:
+        del registry[prefix]
+
+
+def live_cursors(registry: CursorRegistry, prefix: bytes) -> list[Any]:
+    """The cursors over the list or map under ``prefix`` that are still in use."""
+    references = list(registry.get(prefix, {}).values())
+    return [cursor for cursor in (reference() for reference in references) if cursor is not None]

@@ -135,8 +135,8 @@ class ListState(MergingState, Generic[T]):
     def _replace(self, prefix: bytes, head: bytes | None, frames: list[bytes]) -> tuple[bytes | None, None]:
         sealed = sealed_chunks(head)
         if sealed:
-            for cursor in live_cursors(self._binding.cursors):
-                cursor.preserve(prefix)
+            for cursor in live_cursors(self._binding.cursors, prefix):
+                cursor.preserve()
             for index in range(sealed):
                 self._delete(chunk_key(prefix, index))
         return self._append_all(prefix, None, frames)
@@ -186,7 +186,7 @@ class ListState(MergingState, Generic[T]):
 class ListCursor(PageCursor[list[Any], Any]):
     """The chunks from ``_asked`` and then the tail of one list, as they were when it was asked for."""
 
-    __slots__ = ("_asked", "_binding", "_elements", "_kept", "_prefix", "_sealed", "_step", "_tail")
+    __slots__ = ("_asked", "_binding", "_elements", "_kept", "_sealed", "_step", "_tail")
 
     def __init__(
         self,
@@ -196,22 +196,20 @@ class ListCursor(PageCursor[list[Any], Any]):
         head: bytes | None,
         blocking: bool,
     ) -> None:
-        super().__init__(binding.cursors, blocking)
+        super().__init__(binding.cursors, prefix, blocking)
         self._binding = binding
         self._elements = elements_of
-        self._prefix = prefix
         self._sealed = sealed_chunks(head)
         self._tail = head
         self._asked = 0
         self._step = 1
         self._kept: dict[int, Any] = {}
 
-    def preserve(self, prefix: bytes) -> None:
-        """The list under ``prefix`` is about to lose its chunks: read those that have not been asked for."""
-        if prefix == self._prefix:
-            for index in range(self._asked, self._sealed):
-                if index not in self._kept:
-                    self._kept[index] = self._decoded(self._binding.sink.get(chunk_key(prefix, index)))
+    def preserve(self) -> None:
+        """The list is about to lose its chunks: read those that have not been asked for."""
+        for index in range(self._asked, self._sealed):
+            if index not in self._kept:
+                self._kept[index] = self._decoded(self._binding.sink.get(chunk_key(self._prefix, index)))
 
     def _ask(self) -> StateFuture[list[Any]]:
         first = self._asked

@@ -219,8 +219,9 @@ class MapState(KeyedState, DictProtocol[K, V]):
 
     def async_is_empty(self) -> StateFuture[bool]:
         """A future of ``is_empty``, as it is now."""
-        prefix = self._prefix()
-        return self._sink.async_scan(prefix, prefix_end(prefix), 1).then_apply(_nothing)
+        binding = self._binding
+        first = _MapCursor(binding, self._prefix(), _as_read, blocking=False, page_size=1)
+        return first.load().then_apply(_nothing)
 
     def clear(self) -> None:
         """Remove all entries."""
@@ -260,10 +261,12 @@ class MapState(KeyedState, DictProtocol[K, V]):
         page = self._sink.scan(prefix, prefix_end(prefix), binding.page_size)
         if len(page) < binding.page_size:
             return iter(decode(page, len(prefix)))
-        return iter(_MapCursor(binding, prefix, decode, blocking=True).load_from(page))
+        cursor = _MapCursor(binding, prefix, decode, blocking=True, page_size=binding.page_size)
+        return iter(cursor.load_from(page))
 
     def _async_iterate(self, decode: DecodePage) -> StateFuture[StateIterator[Any]]:
-        return _MapCursor(self._binding, self._prefix(), decode, blocking=False).load()
+        binding = self._binding
+        return _MapCursor(binding, self._prefix(), decode, blocking=False, page_size=binding.page_size).load()
 
     def _decode_entries(self, page: Page, offset: int) -> list[tuple[K, V]]:
         binding = self._binding
@@ -350,7 +353,8 @@ class MapState(KeyedState, DictProtocol[K, V]):
 
     def _preserve(self, entry: bytes, raw: bytes | None = None) -> None:
         """Keep what is stored under ``entry`` for the iterations that have yet to come to it."""
-        cursors = [cursor for cursor in live_cursors(self._cursors) if cursor.awaits(entry)]
+        own = live_cursors(self._cursors, self._prefix())
+        cursors = [cursor for cursor in own if cursor.awaits(entry)]
         if cursors:
             before = self._get(entry) if raw is None else raw
             for cursor in cursors:
@@ -366,15 +370,26 @@ class MapState(KeyedState, DictProtocol[K, V]):
 class _MapCursor(PageCursor[Page, Any]):
     """Entries behind ``position``; ``preserved`` has what those were that have been written since."""
 
-    __slots__ = ("_binding", "_decode", "_end", "_full", "_offset", "_position", "_prefix", "preserved")
+    __slots__ = (
+        "_binding",
+        "_decode",
+        "_end",
+        "_full",
+        "_offset",
+        "_page_size",
+        "_position",
+        "preserved",
+    )
 
-    def __init__(self, binding: Binding, prefix: bytes, decode: DecodePage, blocking: bool) -> None:
-        super().__init__(binding.cursors, blocking)
+    def __init__(
+        self, binding: Binding, prefix: bytes, decode: DecodePage, blocking: bool, page_size: int
+    ) -> None:
+        super().__init__(binding.cursors, prefix, blocking)
         self._binding = binding
-        self._prefix = prefix
         self._offset = len(prefix)
         self._end = prefix_end(prefix)
         self._decode = decode
+        self._page_size = page_size
         self._position = prefix
         self._full = True
         self.preserved: dict[bytes, bytes | None] = {}
@@ -388,13 +403,13 @@ class _MapCursor(PageCursor[Page, Any]):
         return self._arrived(page).get()
 
     def _ask(self) -> StateFuture[Page]:
-        sink, limit = self._binding.sink, self._binding.page_size
+        sink, limit = self._binding.sink, self._page_size
         if self._blocking:
             return completed_future(sink.scan(self._position, self._end, limit))
         return sink.async_scan(self._position, self._end, limit)
 
     def _entries(self, page: Page) -> list[Any]:
-        self._full = len(page) == self._binding.page_size
+        self._full = len(page) == self._page_size
         beyond = page[-1][0] + _AFTER if self._full else self._end
         if self.preserved:
             page = self._as_it_was(page, beyond)
@@ -420,5 +435,9 @@ def is_there(raw: bytes | None) -> bool:
     return raw is not None
 
 
-def _nothing(page: Page) -> bool:
-    return not page
+def _as_read(page: Page, _: int) -> Page:
+    return page
+
+
+def _nothing(found: StateIterator[Any]) -> bool:
+    return found.is_empty()
