@@ -279,7 +279,18 @@ def test_widths_of_several_inputs_and_of_changelogs() -> None:
     one, texts = InputSpec(NUMBERS, ("key",)), pa.schema([("text", pa.string())])
     assert row_bytes([one, one]) == 5 + 4 * 9
     assert row_bytes([one, InputSpec(texts, (), broadcast=True)]) == 5 + 2 * 9
-    assert row_bytes([InputSpec(NUMBERS, ("key",), changelog=True)]) is None
+    assert row_bytes([one, InputSpec(NUMBERS, ("key",), changelog=True)]) == 5 + 4 * 9 + 4 + 1 + len("+U")
+
+
+def test_stages_of_one_job_are_lifted_together_or_not_at_all() -> None:
+    conf = FakeConf({BYTES: "1000000", ROWS: "1000"})
+    given: Any = FakeRows(conf)
+    numbers, texts = InputSpec(NUMBERS, ("key",)), InputSpec(pa.schema([("key", pa.string())]), ("key",))
+    batches = ArrowBatches(given)
+    for seen_bytes, lifted in ((0.0, False), (20.0, True), (126.0, False)):
+        batches.saw("texts", seen_bytes)
+        with batches.stage([given], [("numbers", [numbers]), ("texts", [texts])]):
+            assert conf[BYTES] == (UNBOUNDED if lifted else "1000000")
 
 
 @pytest.mark.parametrize(
