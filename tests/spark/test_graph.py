@@ -295,7 +295,10 @@ def stages_into_a_join(orders: Stream, payments: Stream, into: Callable[[str], A
     last = best.apply(GroupAggregate([count().alias("n")]), key="last", uid="last")
     sums = payments.apply(GroupAggregate([sum_("paid").alias("sum")]), key="order_id", uid="sums")
     both = last.join(sums, Join("left"), key=("last", "order_id"), uid="both")
-    more = both.select("n", "sum").join(orders, Join("left"), key=("n", "amount"), uid="more")
+    once = orders.transform(
+        lambda rows: rows.distinct()
+    )  # an exchange of Spark's own, for adaptive execution
+    more = both.select("n", "sum").join(once, Join("left"), key=("n", "amount"), uid="more")
     more.drop("ts").to(into("more"), name="more")
 
 
@@ -340,15 +343,19 @@ def stages_into_a_join(orders: Stream, payments: Stream, into: Callable[[str], A
 def test_what_runs_in_the_task_before_changes_nothing(
     declare: Any, words: list[str], spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
+    """With adaptive execution, too, where Spark plans exchanges of its own."""
     orders, payments = written(spark, tmp_path)
     found, states = [], []
-    for fusion in (True, False):
+    adaptive = spark.newSession()
+    adaptive.conf.set("spark.sql.adaptive.enabled", "true")
+    adaptive.conf.set("spark.sql.adaptive.coalescePartitions.parallelismFirst", "false")
+    for fusion, session in ((True, adaptive), (False, spark)):
         kept, options = Kept(), {"async-state.fusion": fusion, "async-state.parallelism": 2}
         place = str(tmp_path / f"checkpoint-{fusion}")
-        job = make_job(options=options, checkpoint_dir=place)
+        job = make_job(session, options=options, checkpoint_dir=place)
         declare(
-            job.source("orders", read(spark, ORDERS, orders)),
-            job.source("payments", read(spark, PAYMENTS, payments)),
+            job.source("orders", read(session, ORDERS, orders)),
+            job.source("payments", read(session, PAYMENTS, payments)),
             kept,
         )
         told = job.explain()
