@@ -292,7 +292,8 @@ def stages_into_a_join(orders: Stream, payments: Stream, into: Callable[[str], A
     """Both inputs of a join from stages of their own, one of them behind two; and of another one a stage and a
     source."""
     best = orders.apply(GroupAggregate([max_("id").alias("last")]), key="customer", uid="best")
-    last = best.apply(GroupAggregate([count().alias("n")]), key="last", uid="last")
+    three = {"async-state.parallelism": 3}  # others have two partitions
+    last = best.apply(GroupAggregate([count().alias("n")]), key="last", uid="last", options=three)
     sums = payments.apply(GroupAggregate([sum_("paid").alias("sum")]), key="order_id", uid="sums")
     both = last.join(sums, Join("left"), key=("last", "order_id"), uid="both")
     once = orders.transform(
