@@ -414,6 +414,24 @@ MUTATIONS: Final = (
         "if False:",
         "spark/test_replays.py",
     ),
+    _mutation(
+        "asyncstate/spark/reports.py",
+        "if read == expected and len(report.read) == len(read):",
+        "if True:",
+        "spark/test_reports.py",
+    ),
+    _mutation(
+        "asyncstate/spark/reports.py",
+        "if sorted(partitions) != list(range(parallelism[stage])):",
+        "if False:",
+        "spark/test_reports.py",
+    ),
+    _mutation(
+        "asyncstate/spark/onward.py",
+        "(groups * self.parallelism // self.max_parallelism << TAG_BITS)",
+        "(groups << TAG_BITS)",
+        "spark/test_reports.py",
+    ),
     # operators
     _mutation(
         "operators/core/netting.py",

@@ -39,6 +39,7 @@ from asyncstate.runtime.local_choice import (
     chosen_local_phase,
     local_limit_of_task,
     local_phase_of_task,
+    may_run_locally,
 )
 from asyncstate.runtime.missing_rows import warn_of_missing_rows
 from asyncstate.runtime.pruning import checked_inputs, ordered_by
@@ -105,6 +106,7 @@ __all__ = [
     "left_out",
     "local_limit_of_task",
     "local_phase_of_task",
+    "may_run_locally",
     "operator_after",
     "ordered_by",
     "pack_broadcast",

@@ -37,6 +37,19 @@ def chosen_local_phase(
     batch_id: int,
 ) -> LocalPhase | None:
     """The local phase for this micro-batch; None where rows go to the operator as they are."""
+    phase = _possible_phase(operator, inputs, config)
+    if phase is None or config.local_aggregation == "true":
+        return phase
+    return phase if base is not None and _pays(base.summed_statistics(), batch_id) else None
+
+
+def may_run_locally(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> bool:
+    """Whether there are micro-batches in which something is done to the rows before they are exchanged."""
+    limit = chosen_local_limit(operator, inputs, config)
+    return limit is not None or _possible_phase(operator, inputs, config) is not None
+
+
+def _possible_phase(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalPhase | None:
     if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
         return None
     if inputs[0].sequence:  # rows that are put together have none any more
@@ -45,9 +58,7 @@ def chosen_local_phase(
     if phase is None or config.local_aggregation == "true":
         return phase
     # Of a changelog's rows only the net change would be checked, which nobody should get unasked.
-    if inputs[0].changelog or _sorts(phase) or base is None or not _pays(base.summed_statistics(), batch_id):
-        return None
-    return phase
+    return None if inputs[0].changelog or _sorts(phase) else phase
 
 
 def chosen_local_limit(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalLimit | None:

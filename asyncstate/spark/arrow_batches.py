@@ -35,6 +35,7 @@ UNBOUNDED: Final = str(2**31 - 1)
 _QUERY_ID: Final = "sql.streaming.queryId"
 _PYTHON: Final = ("PYTHON_UDF",)
 _MARGIN: Final = 2  # Arrow's buffers grow by doubling
+_KIND_BYTES: Final = 7  # a row kind has two characters; its offset, its validity
 _TEXT_MARGIN: Final = 4  # rows of a micro-batch may be so much wider than those of the one before
 
 
@@ -50,17 +51,20 @@ class ArrowBatches:
         self._seen: dict[str, float] = {}
 
     @contextmanager
-    def stage(self, rows: DataFrame, inputs: Sequence[InputSpec], uid: str) -> Iterator[None]:
-        """While ``rows``, the ``inputs`` of ``uid``, go to Python: the bound in bytes is lifted if it is needless.
+    def stage(
+        self, frames: Sequence[DataFrame], stages: Sequence[tuple[str, Sequence[InputSpec]]]
+    ) -> Iterator[None]:
+        """While the rows that ``frames`` begin with go to Python: the bound in bytes is lifted if it is needless.
 
-        Jobs take the setting along when they are submitted. With another stage running it is as the session has it.
+        ``stages``: of each operator that gets rows in the same Spark job its uid and inputs. Jobs take the setting
+        along when they are submitted. With another stage running it is as the session has it.
         """
         with self._lock:
             self._running += 1
             self._restore()
-            width = row_bytes(inputs) or math.ceil(_TEXT_MARGIN * self._seen.get(uid, 0.0))
-            if self._running == 1 and width:
-                self._lift(rows, width)
+            widths = [self._width(uid, inputs) for uid, inputs in stages]
+            if self._running == 1 and all(widths):
+                self._lift(frames, max(widths))
         try:
             yield
         finally:
@@ -74,22 +78,25 @@ class ArrowBatches:
         if bytes_a_row:
             self._seen[uid] = bytes_a_row
 
+    def _width(self, uid: str, inputs: Sequence[InputSpec]) -> int:
+        return row_bytes(inputs) or math.ceil(_TEXT_MARGIN * self._seen.get(uid, 0.0))
+
     def _restore(self) -> None:
         if self._lifted is not None:
             session, bound = self._lifted
             self._lifted = None
             session.conf.set(BYTES, bound)
 
-    def _lift(self, rows: DataFrame, width: int) -> None:
+    def _lift(self, frames: Sequence[DataFrame], width: int) -> None:
         """Lift the bound for rows of ``width`` bytes, if it is needless."""
-        session = rows.sparkSession
+        session = frames[0].sparkSession
         most, bound = int(str(session.conf.get(ROWS))), str(session.conf.get(BYTES))
         allowed = size_of(bound)
         if allowed is None or most <= 0 or most * width * _MARGIN > allowed:
             return
         if self._source_is_plain is None:
-            self._source_is_plain = _is_plain_source(self._session, rows)
-        if self._source_is_plain and not _runs_python(rows):
+            self._source_is_plain = _is_plain_source(self._session, frames[0])
+        if self._source_is_plain and not any(map(_runs_python, frames)):
             self._lifted = session, bound
             session.conf.set(BYTES, UNBOUNDED)
 
@@ -97,10 +104,9 @@ class ArrowBatches:
 def row_bytes(inputs: Sequence[InputSpec]) -> int | None:
     """Bytes in Arrow of a row that has the columns of all regular inputs; None where it has no fixed width."""
     regular = [inputs[index] for index in regular_inputs(inputs)]
-    if any(given.changelog for given in regular):
-        return None  # the kinds are texts
     route = pa.int32()
-    return _sum([route, *(field.type for given in regular for field in given.row_schema)])
+    width = _sum([route, *(field.type for given in regular for field in given.row_schema)])
+    return None if width is None else width + _KIND_BYTES * sum(given.changelog for given in regular)
 
 
 def _sum(kinds: Sequence[pa.DataType]) -> int | None:

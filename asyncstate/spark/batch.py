@@ -46,6 +46,7 @@ from asyncstate.runtime import (
     keys_of_inputs,
     local_limit_of_task,
     local_phase_of_task,
+    may_run_locally,
     operator_after,
     previous_processing_time,
     previous_watermark,
@@ -53,34 +54,29 @@ from asyncstate.runtime import (
     sequences_of_inputs,
     sort_keys_of_inputs,
     times_of_inputs,
-    unpack_records,
     warn_of_missing_rows,
     watermark_after,
 )
 from asyncstate.spark.arrow_batches import ArrowBatches
-from asyncstate.spark.broadcast import with_broadcast
-from asyncstate.spark.chain import Link, RunPartition
+from asyncstate.spark.chain import RunPartition
 from asyncstate.spark.checks import check_fingerprint, check_operator_options, check_uid, fingerprint
 from asyncstate.spark.exchange import (
     Stage,
     arrow_schema_of,
-    exchange,
     input_spec,
     output_rows,
     over,
-    run_stage,
     stage_schema,
-    wire_schema,
     withdraw,
 )
-from asyncstate.spark.failures import stage_explained, translated
+from asyncstate.spark.failures import stage_explained
 from asyncstate.spark.job_texts import JobTexts
 from asyncstate.spark.local_phase import can_limit, runs_locally
 from asyncstate.spark.pickling import shipped_copy
 from asyncstate.spark.progress import figures_of, operator_statistics
+from asyncstate.spark.stages import Feed, Planned, Prepared, plan_stage, run_stages
 from asyncstate.spark.starting import InitialState, initial_of
 from asyncstate.spark.stateless import mapped
-from asyncstate.spark.task import ROW_BYTES, PartitionTask
 from asyncstate.storage import Manifest, OperatorManifest, StateSpec
 
 _log = logging.getLogger(__name__)
@@ -195,7 +191,7 @@ class MicroBatch:
     def run(
         self,
         call: Call,
-        inputs: Sequence[DataFrame],
+        inputs: Sequence[DataFrame | Feed],
         after: After | None = None,
         before: Before | None = None,
         then: Sequence[Behind] = (),
@@ -203,26 +199,45 @@ class MicroBatch:
     ) -> DataFrame:
         """``apply``, as a graph does it: ``after`` is done to the output in the operator's own task, ``before`` was
         done to the rows of its only input in that of the operator before; ``then`` run behind it in the same task, and
-        the rows are those of the last one."""
-        started = time.perf_counter()
-        with self._lock:
-            for one in (call, *(behind.call for behind in then)):
-                self._check_open(one.uid)
-                check_uid(one.uid, self._uids)
-                self._uids.append(one.uid)
-        check_is_operator(call.uid, call.operator)
+        the rows are those of the last one. Of ``inputs`` that are planned the stages run in the same Spark job."""
+        self._enter(call, then)
         if call.operator.stateless:
             check_keeps(call.uid, initial_state)
-            return self._map(call.operator, inputs[0], call.uid, self._check(call, inputs))
+            frames = [one for one in inputs if not isinstance(one, Feed)]
+            return self._map(call.operator, frames[0], call.uid, self._check(call, frames))
         first: dict[str, Applied] = {}
         if initial_state is not None and self._stored(call.uid) is None:
-            first = self._begin(call, inputs, initial_state, after, then)
+            frames = [one for one in inputs if not isinstance(one, Feed)]
+            first = self._begin(call, frames, initial_state, after, then)
+        started = time.perf_counter()
         chain = self._chain(call, inputs, after, before, then)
         ran = self._run_stage(chain, inputs, before is not None, started)
         ran = [_both(first[one.uid], one) if one.uid in first else one for one in ran]
         self.applied |= {one.uid: one for one in ran}
         assert ran[-1].stage is not None  # the last operator of a task has its rows
         return ran[-1].stage.rows
+
+    def plan(
+        self,
+        call: Call,
+        inputs: Sequence[DataFrame | Feed],
+        after: After | None,
+        before: Before | None,
+        then: Sequence[Behind],
+    ) -> Planned:
+        """What ``run`` would run, for a stage that gets its rows."""
+        self._enter(call, then)
+        chain = self._chain(call, inputs, after, before, then)
+        return plan_stage(chain, inputs, before is not None, self._frame.run)
+
+    def _enter(self, call: Call, then: Sequence[Behind]) -> None:
+        """Take the operators' uids."""
+        with self._lock:
+            for one in (call, *(behind.call for behind in then)):
+                self._check_open(one.uid)
+                check_uid(one.uid, self._uids)
+                self._uids.append(one.uid)
+        check_is_operator(call.uid, call.operator)
 
     def _begin(
         self,
@@ -281,51 +296,40 @@ class MicroBatch:
     def _chain(
         self,
         call: Call,
-        inputs: Sequence[DataFrame],
+        inputs: Sequence[DataFrame | Feed],
         after: After | None,
         before: Before | None,
         then: Sequence[Behind],
-    ) -> list[_Prepared]:
-        seen = inputs if before is None else [before.rows]
+    ) -> list[Prepared]:
+        seen = [one.shape if isinstance(one, Feed) else one for one in inputs]
+        seen = seen if before is None else [before.rows]
         checked = self._check(call, seen)
-        chain = [self._prepare(call, checked, after, self._done_before(call.operator, seen, checked, before))]
+        fed = any(isinstance(one, Feed) for one in inputs)
+        ready = self._done_before(call.operator, seen, checked, before, fed)
+        chain = [self._prepare(call, checked, after, ready)]
         for behind in then:
             checked = self._check(behind.call, [behind.rows], behind.route)
             chain.append(self._prepare(behind.call, checked, behind.after, checked.ready))
         return chain
 
     def _run_stage(
-        self, chain: Sequence[_Prepared], inputs: Sequence[DataFrame], done: bool, started: float
+        self,
+        chain: Sequence[Prepared],
+        inputs: Sequence[DataFrame | Feed],
+        done: bool,
+        started: float,
     ) -> list[Applied]:
-        first, last = chain[0].spec, chain[-1].spec
-        rows = exchange(inputs, first.inputs, first.parallelism, first.max_parallelism, done)
-        planned = time.perf_counter()
-        uids = "' or '".join(one.spec.uid for one in chain)
-        with translated(), stage_explained(uids, last.operator, self.stateless):
-            task = PartitionTask(
-                first,
-                wire_schema(chain[-1].stage_schema),
-                self._frame.run,
-                chain[0].after,
-                tuple(Link(one.spec, one.after) for one in chain[1:]),
-            )
-            names = ", ".join(type(one.spec.operator).__name__ for one in chain)
-            with (
-                self._frame.texts.stage(uids, names),
-                self._frame.arrow.stage(rows, first.inputs, first.uid),
-            ):
-                task = with_broadcast(task, inputs)
-                stage = run_stage(rows, task, chain[-1].stage_schema, inputs)
-        records = _checked_records(chain, stage)
-        self._frame.arrow.saw(first.uid, max(record.peaks.get(ROW_BYTES, 0.0) for record in records[0]))
+        planned = plan_stage(chain, inputs, done, self._frame.run)
+        before = sum(one.plan_seconds for one in planned.all[:-1])
         ended = time.perf_counter()
-        ran = [self._applied(one, reported) for one, reported in zip(chain, records, strict=True)]
-        plan, run = planned - started, ended - planned
+        stage, records = run_stages(planned, self._frame.texts, self._frame.arrow, self.stateless)
+        ran = [self._applied(one, reported) for one, reported in records]
+        plan, run = before + ended - started, time.perf_counter() - ended
         ran[-1] = replace(ran[-1], stage=stage, plan_seconds=plan, stage_seconds=run)
         self._frame.texts.ran(figures_of({one.uid: operator_statistics(one) for one in ran}))
         return ran
 
-    def _applied(self, one: _Prepared, records: list[CommitRecord]) -> Applied:
+    def _applied(self, one: Prepared, records: list[CommitRecord]) -> Applied:
         spec = one.spec
         warn_of_missing_rows(spec.uid, self.batch_id, spec.config, records)
         return Applied(
@@ -451,12 +455,19 @@ class MicroBatch:
         return _Checked(config, specs, stored, output, ready, states)
 
     def _done_before(
-        self, operator: Operator, inputs: Sequence[DataFrame], checked: _Checked, before: Before | None
+        self,
+        operator: Operator,
+        inputs: Sequence[DataFrame],
+        checked: _Checked,
+        before: Before | None,
+        fed: bool,
     ) -> tuple[InputSpec, ...]:
         """The inputs with what is done to their rows before they are exchanged."""
         config, _, stored, _, ready, _ = checked
         if before is not None:
             return (replace(ready[0], local=before.local),)
+        if fed:
+            return ready
         phase = chosen_local_phase(operator, ready, config, stored, self.batch_id)
         if phase is not None and runs_locally(inputs[0], ready[0], phase):
             ready = (replace(ready[0], local=phase),)
@@ -467,7 +478,7 @@ class MicroBatch:
 
     def _prepare(
         self, call: Call, checked: _Checked, after: After | None, inputs: tuple[InputSpec, ...]
-    ) -> _Prepared:
+    ) -> Prepared:
         config, specs, stored, output, _, _ = checked
         schemas = fingerprint(specs.inputs, output)
         if stored is not None and call.uid not in self._started:
@@ -476,7 +487,7 @@ class MicroBatch:
         schema = stage_schema(call.uid, sent)
         parallelism = self._parallelism(call.uid, config, stored)
         spec = self._task_spec(call.operator, call.uid, inputs, config, stored, parallelism)
-        return _Prepared(spec, after, schema, specs.delays, schemas)
+        return Prepared(spec, after, schema, specs.delays, schemas)
 
     def routed_output(
         self, call: Call, inputs: Sequence[DataFrame], route: tuple[str, ...]
@@ -531,6 +542,28 @@ class MicroBatch:
         if limit is not None and can_limit(rows, limit):
             return Best(spec.key, limit), arrow_schema_of(rows), Before(rows, None)
         return None
+
+    def kept(
+        self,
+        first: Call,
+        inputs: Sequence[DataFrame],
+        following: Call,
+        frames: Sequence[DataFrame],
+        index: int,
+        stepped: bool,
+    ) -> str:
+        """Why Spark has to keep the rows of ``first`` before they go to input ``index`` of ``following``, whose inputs
+        are ``frames``; empty if they can go there in the same Spark job. ``stepped``: its first step runs before."""
+        ours, theirs = self._check(first, inputs), self._check(following, frames)
+        if not theirs.config.fusion:
+            return f"async-state.fusion is false for '{following.uid}'"
+        if ours.output.side_outputs:
+            return f"'{first.uid}' has side outputs"
+        if theirs.ready[index].broadcast:
+            return "each of its partitions gets all of them"
+        if not stepped and may_run_locally(following.operator, theirs.ready, theirs.config):
+            return "Spark may put them together before the exchange"
+        return ""
 
     def _task_spec(
         self,
@@ -633,15 +666,6 @@ class _Checked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    spec: TaskSpec
-    after: After | None
-    stage_schema: StructType
-    delays: Sequence[int | None]
-    schemas: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class _Inputs:
     inputs: tuple[InputSpec, ...]
     delays: Sequence[int | None]
@@ -732,18 +756,3 @@ def check_watermark_of_ordered(applied: Mapping[str, Applied], sources: Mapping[
 
 def _waits_for_watermark(spec: InputSpec) -> bool:
     return spec.ordering is not None and spec.ordering.time == "event"
-
-
-def _checked_records(chain: Sequence[_Prepared], stage: Stage) -> list[list[CommitRecord]]:
-    """Of each operator of the stage the records of its partitions."""
-    tasks = [unpack_records(packed) for packed in stage.records]
-    found = [[task[number] for task in tasks] for number in range(len(chain))]
-    for one, records in zip(chain, found, strict=True):
-        reported = sorted(record.partition for record in records)
-        if reported != list(range(one.spec.parallelism)):
-            stage.release()
-            raise JobError(
-                f"operator '{one.spec.uid}': partitions {reported} reported, expected each of "
-                f"0..{one.spec.parallelism - 1} once; nothing was committed, start the query again"
-            )
-    return found

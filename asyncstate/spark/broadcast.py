@@ -7,7 +7,7 @@ Must not import runtime's tasks or storage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def with_broadcast(task: PartitionTask, inputs: Sequence[DataFrame]) -> PartitionTask:
-    """``task`` with the rows of its broadcast input, if it has one; runs that input's plan.
+def with_broadcast(task: PartitionTask, inputs: Mapping[int, DataFrame]) -> PartitionTask:
+    """``task`` with the rows of its broadcast input, if it has one; runs that input's plan. ``inputs`` by number.
 
     Raises JobError if they are more than ``async-state.broadcast-size-limit``.
     """

@@ -18,6 +18,9 @@ OUTPUT: Final = "__asyncstate_output"
 not."""
 SIDE: Final = "__asyncstate_side_"
 """Before the name of a side output: an array like ``OUTPUT``, of the rows of that one. A row has one of the arrays."""
+REPORTS: Final = "__asyncstate_report"
+"""binary, last of the columns that go to a task which has rows of other tasks of its Spark job: what those report (see
+``reports``), null in rows with payload."""
 ATTEMPT_BYTES: Final = 16
 """Length of an attempt's id."""
 

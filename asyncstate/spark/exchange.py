@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    IntegerType,
     MapType,
     StringType,
     StructField,
@@ -39,6 +40,7 @@ from asyncstate.spark.columns import (
     COMMIT,
     MARKER_TAG,
     OUTPUT,
+    REPORTS,
     ROUTE,
     SIDE,
     TAG_BITS,
@@ -46,7 +48,8 @@ from asyncstate.spark.columns import (
 )
 from asyncstate.spark.failures import marked
 from asyncstate.spark.local_phase import first_rows, put_together
-from asyncstate.spark.payload import slots_of
+from asyncstate.spark.onward import Onward
+from asyncstate.spark.payload import sent_names, slots_of
 from asyncstate.spark.plans import adaptive_where_it_pays
 from asyncstate.spark.task import PartitionTask, regular_inputs
 
@@ -147,8 +150,19 @@ def wire_schema(sent: StructType) -> pa.Schema:
     return to_arrow_schema(sent, timezone="UTC")
 
 
+@dataclass(frozen=True)
+class Tasks:
+    """A stage that is planned: ``task`` over the rows of ``exchanged``, among which are ``reports`` if they come from
+    tasks of the same Spark job. ``read``: the DataFrames that these and those begin with, as inputs of what."""
+
+    exchanged: DataFrame
+    task: PartitionTask
+    reports: bool
+    read: Sequence[tuple[DataFrame, InputSpec]]
+
+
 def exchange(
-    inputs: Sequence[DataFrame],
+    inputs: Sequence[DataFrame | Tasks],
     specs: Sequence[InputSpec],
     parallelism: int,
     max_parallelism: int,
@@ -157,25 +171,53 @@ def exchange(
     """All rows with their route, one marker row a partition, each partition's rows together.
 
     A broadcast input is left out: its rows travel with the task. ``done``: the rows come from a task that has put them
-    together already.
+    together already. Rows of ``Tasks`` come with their routes, and reports in place of the markers.
 
     Written as SQL texts: building the same plan from Column objects costs several calls into the JVM a column,
     which was a third of an empty micro-batch.
     """
     regular = regular_inputs(specs)
-    payloads = _payloads(specs, regular)
-    selected = [
-        (inputs[index] if done else _rows(inputs[index], specs[index], parallelism)).selectExpr(
-            _route(index, specs[index], parallelism, max_parallelism), *payload
-        )
-        for index, payload in zip(regular, payloads, strict=True)
-    ]
-    # One row a partition without payload: every task runs and knows its partition, also without data.
+    reports = [f"cast(null as binary) as {REPORTS}"] if has_reports(inputs) else []
+    selected = []
+    for index, payload in zip(regular, _payloads(inputs, specs, regular), strict=True):
+        given, spec = inputs[index], specs[index]
+        if isinstance(given, Tasks):
+            onward = Onward(spec, index, wire_schema(_sent(spec)), parallelism, max_parallelism)
+            rows = _through(given, replace(given.task, onward=onward), _sent(spec))
+            selected.append(rows if len(regular) == 1 else rows.selectExpr(ROUTE, *payload, REPORTS))
+        else:
+            rows = given if done else _rows(given, spec, parallelism)
+            route = _route(index, spec, parallelism, max_parallelism)
+            selected.append(rows.selectExpr(route, *payload, *reports))
+    if not reports:
+        selected.append(_markers(selected[0], specs, parallelism))
+    rows = functools.reduce(DataFrame.union, selected)
+    return rows.repartitionById(parallelism, sf.expr(f"shiftright({ROUTE}, {TAG_BITS})"))
+
+
+def has_reports(inputs: Sequence[DataFrame | Tasks]) -> bool:
+    """Whether rows come from tasks of the same Spark job."""
+    return any(isinstance(given, Tasks) for given in inputs)
+
+
+def _markers(rows: DataFrame, specs: Sequence[InputSpec], parallelism: int) -> DataFrame:
+    """One row a partition without payload: every task runs and knows its partition, also without data."""
     marker = f"cast(id * {1 << TAG_BITS} + {MARKER_TAG} as int) as {ROUTE}"
     nulls = [f"null as {name}" for name in _exchanged_columns(specs)[1:]]
-    markers = inputs[0].sparkSession.range(0, parallelism, 1, 1).selectExpr(marker, *nulls)
-    rows = functools.reduce(DataFrame.union, [*selected, markers])
-    return rows.repartitionById(parallelism, sf.expr(f"shiftright({ROUTE}, {TAG_BITS})"))
+    return rows.sparkSession.range(0, parallelism, 1, 1).selectExpr(marker, *nulls)
+
+
+def _sent(spec: InputSpec) -> StructType:
+    """What a task sends that is before the exchange: the route, the columns of ``spec`` by number, the reports."""
+    kinds = [pa.string()] * (len(sent_names(spec)) - len(spec.row_schema))
+    payload = pa.schema(
+        [pa.field(f"c{at}", kind) for at, kind in enumerate([*spec.row_schema.types, *kinds])]
+    )
+    columns = nullable_type(from_arrow_schema(payload))
+    assert isinstance(columns, StructType)
+    return StructType(
+        [StructField(ROUTE, IntegerType()), *columns.fields, StructField(REPORTS, BinaryType())]
+    )
 
 
 def _rows(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
@@ -191,13 +233,17 @@ def _route(index: int, spec: InputSpec, parallelism: int, max_parallelism: int) 
     return f"cast({partition} * {1 << TAG_BITS} + {index} as int) as {ROUTE}"
 
 
-def _payloads(specs: Sequence[InputSpec], regular: Sequence[int]) -> list[list[str]]:
+def _payloads(
+    inputs: Sequence[DataFrame | Tasks], specs: Sequence[InputSpec], regular: Sequence[int]
+) -> list[list[str]]:
     """The columns that each regular input sends: its own in their slots, null in those of the others."""
-    inputs = [specs[index] for index in regular]
     payloads = []
-    for spec, own in zip(inputs, slots_of(inputs), strict=True):
+    for index, own in zip(regular, slots_of([specs[index] for index in regular]), strict=True):
         columns = ["null"] * (len(_exchanged_columns(specs)) - 1)
-        for slot, column in zip(own, _columns(spec), strict=True):
+        given = _columns(specs[index])
+        if isinstance(inputs[index], Tasks):
+            given = [f"c{number}" for number in range(len(given))]
+        for slot, column in zip(own, given, strict=True):
             columns[slot] = column
         payloads.append([f"{column} as c{slot}" for slot, column in enumerate(columns)])
     return payloads
@@ -223,13 +269,13 @@ def _columns(spec: InputSpec) -> list[str]:
 
 @dataclass(frozen=True)
 class Stage:
-    """The rows of a stage that has run, and the commit records it sent; ``owner`` is how errors call the rows.
+    """The rows of a stage that has run, and the reports of its tasks; ``owner`` is how errors call the rows.
 
     ``kept``: the local checkpoint that they are read from. ``sides``: the rows of the side outputs, by name.
     """
 
     rows: DataFrame
-    records: list[bytes]
+    reports: list[bytes]
     owner: str
     kept: DataFrame
     sides: Mapping[str, DataFrame]
@@ -288,22 +334,21 @@ class _Released:
         raise JobError(self._reason)
 
 
-def run_stage(
-    exchanged: DataFrame, task: PartitionTask, schema: StructType, inputs: Sequence[DataFrame]
-) -> Stage:
-    """Run ``task`` on every partition, once, keeping the rows and collecting the commit records.
+def run_stage(tasks: Tasks, schema: StructType) -> Stage:
+    """Run the tasks on every partition, once, keeping the rows and collecting the reports.
 
-    A lazy local checkpoint keeps the rows on the executors in the same pass that collects the records, and
+    A lazy local checkpoint keeps the rows on the executors in the same pass that collects the reports, and
     then drops the lineage. Output comes and is kept in lists: some hundred objects for Spark to make, copy and keep
     instead of some hundred thousand. They are kept as Spark's rows: Python's MEMORY_AND_DISK would have Java serialise
     each of them and read each again, twice. Cached rows would be recomputed when an executor is lost, in another
     order of arrival and so perhaps with other results than those committed; these make the micro-batch fail and be
     replayed.
     """
-    with adaptive_where_it_pays(inputs, task.spec.inputs):
-        stage = _through(exchanged, task, schema).localCheckpoint(
+    with adaptive_where_it_pays(*zip(*tasks.read, strict=True)):
+        stage = _through(tasks, tasks.task, schema).localCheckpoint(
             eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK_DESER
         )
+    spec = tasks.task.spec
     try:
         reported = stage.where(f"length({COMMIT}) > {ATTEMPT_BYTES}").select(COMMIT).collect()
     except BaseException:
@@ -311,20 +356,23 @@ def run_stage(
         raise
     found = [bytes(row[0]) for row in reported]
     rows = {
-        name: stage.selectExpr(f"inline({_reported(name, task.spec, found)})")
+        name: stage.selectExpr(f"inline({_reported(name, spec, found)})")
         for name in schema.fieldNames()
         if name != COMMIT
     }
     sides = {name.removeprefix(SIDE): df for name, df in rows.items() if name != OUTPUT}
-    owner = f"the output of operator '{task.spec.uid}' in batch {task.spec.batch_id}"
-    records = [record[ATTEMPT_BYTES:] for record in found]
-    return Stage(rows[OUTPUT], records, owner, stage, sides)
+    owner = f"the output of operator '{spec.uid}' in batch {spec.batch_id}"
+    reports = [record[ATTEMPT_BYTES:] for record in found]
+    return Stage(rows[OUTPUT], reports, owner, stage, sides)
 
 
-def _through(exchanged: DataFrame, task: PartitionTask, schema: StructType) -> DataFrame:
+def _through(stage: Tasks, task: PartitionTask, schema: StructType) -> DataFrame:
     """``exchanged.mapInArrow(task, schema)``, which asks the JVM for each column by itself: twenty calls."""
     udf: Any = pandas_udf(task, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)  # type: ignore[call-overload]
-    column = udf(sf.expr(f"struct({', '.join(_exchanged_columns(task.spec.inputs))})"))
+    reports = [REPORTS] if stage.reports else []
+    columns = [*_exchanged_columns(task.spec.inputs), *reports]
+    column = udf(sf.expr(f"struct({', '.join(columns)})"))
+    exchanged = stage.exchanged
     return DataFrame(exchanged._jdf.mapInArrow(column._jc, False, None), exchanged.sparkSession)
 
 

@@ -9,7 +9,7 @@ Must not import storage.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Tail(NamedTuple):
     """What runs in an operator's task behind it: ``last`` is the node whose rows leave. ``without_kinds``: a changelog
     leaves as insertions. ``next``: the node that gets the rows; ``before``: what it is to be told if it is an operator;
-    ``joined``: that operator, with the key of this one, runs in the same task. ``inside``: the nodes that run there;
-    ``stopped``: why nothing more does."""
+    ``joined``: that operator, with the key of this one, runs in the same task. ``feeds``: that operator gets the rows
+    in the same Spark job. ``inside``: the nodes that run there; ``stopped``: why nothing more does."""
 
     last: Node
     after: After | None = None
@@ -40,6 +40,7 @@ class Tail(NamedTuple):
     next: Node | None = None
     before: Before | None = None
     joined: Behind | None = None
+    feeds: bool = False
     inside: tuple[Node, ...] = ()
     stopped: str = ""
 
@@ -82,19 +83,40 @@ def _tail_of(
         inside.append(following)
         last, following = following, _only_consumer(flow, following)
     after = After(tuple(steps), schema) if steps else None
-    if isinstance(following, Apply) and _may_follow(following):
-        behind = call_of(following)
-        joined = batch.behind(call_of(node), inputs, behind, empty[last], routes)
-        if joined is not None:
-            return Tail(last, after, without_kinds, following, joined=joined, inside=tuple(inside))
-        first = batch.first_step(behind, empty[last])
-        if first is not None:
-            step, schema, before = first
-            after = After((*steps, step), schema)
-            return Tail(last, after, without_kinds, following, before, inside=tuple(inside))
-    stopped = _reason(flow, last, following)
-    next_one = following if isinstance(following, Transform) else None
-    return Tail(last, after, without_kinds, next_one, inside=tuple(inside), stopped=stopped)
+    tail = Tail(last, after, without_kinds, following, inside=tuple(inside))
+    if isinstance(following, Apply) and not following.operator.stateless:
+        if _may_follow(following):
+            joined = batch.behind(call_of(node), inputs, call_of(following), empty[last], routes)
+            if joined is not None:
+                return tail._replace(joined=joined)
+            first = batch.first_step(call_of(following), empty[last])
+            if first is not None:
+                step, schema, before = first
+                tail = tail._replace(after=After((*steps, step), schema), before=before)
+        kept = _kept(node, last, following, empty, batch, inputs, tail.before is not None)
+        return tail._replace(feeds=not kept, stopped=kept)
+    return tail._replace(
+        next=following if isinstance(following, Transform) else None, stopped=_reason(flow, last, following)
+    )
+
+
+def _kept(
+    node: Apply,
+    last: Node,
+    following: Apply,
+    empty: Mapping[Node, DataFrame],
+    batch: MicroBatch,
+    inputs: Sequence[DataFrame],
+    stepped: bool,
+) -> str:
+    """Why the rows of ``last`` are kept before ``following`` gets them; empty if they are not."""
+    if following.initial_state is not None:
+        return f"'{following.name}' may have to start from what is there"
+    if following.inputs.count(last) > 1 or any(one not in empty for one in following.inputs):
+        return f"'{following.name}' gets them twice"
+    frames = [empty[one] for one in following.inputs]
+    index = following.inputs.index(last)
+    return batch.kept(call_of(node), inputs, call_of(following), frames, index, stepped)
 
 
 def _may_follow(node: Apply) -> bool:
@@ -114,18 +136,31 @@ def _renamed_route(route: tuple[str, ...], step: Step | None) -> tuple[str, ...]
 def places_of(tails: Mapping[Apply, Tail]) -> dict[Node, str]:
     """Where nodes run that do not run where those of their kind usually do, and why others do not."""
     places: dict[Node, str] = {}
+    behind: dict[Apply, list[tuple[Apply, Tail]]] = {}
     for node, tail in tails.items():
         places |= {inner: f"in the task of '{node.name}'" for inner in tail.inside}
         if tail.joined is not None and tail.next is not None:
             places[tail.next] = f"in the task of '{node.name}', {_why(tail.joined)}; no exchange, state"
-        elif tail.next is not None and tail.before is not None:
-            what = "the best rows of each key" if tail.before.local is None else "rows of a key put together"
-            places[tail.next] = (
-                f"{what} in the task of '{node.name}'; an exchange, one task a partition, state"
-            )
+        elif isinstance(tail.next, Apply):
+            behind.setdefault(tail.next, []).append((node, tail))
         elif tail.stopped and isinstance(tail.next, Transform):
             places[tail.next] = f"in Spark's plan of whatever reads it: {tail.stopped}"
-    return places
+    return places | {node: _exchanged(before) for node, before in behind.items()}
+
+
+def _exchanged(before: Sequence[tuple[Apply, Tail]]) -> str:
+    """How an operator gets rows of others through an exchange."""
+    said = []
+    for node, tail in before:
+        if tail.before is not None:
+            what = "the best rows of each key" if tail.before.local is None else "rows of a key put together"
+            said.append(f"{what} in the task of '{node.name}'; ")
+    feeds = " and ".join(f"'{node.name}'" for node, tail in before if tail.feeds)
+    said.append(f"an exchange in the Spark job of {feeds}" if feeds else "an exchange")
+    said += [
+        f", rows of '{node.name}' kept before it ({tail.stopped})" for node, tail in before if tail.stopped
+    ]
+    return "".join([*said, ", one task a partition, state"])
 
 
 def _why(joined: Behind) -> str:

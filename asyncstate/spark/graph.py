@@ -38,6 +38,7 @@ from asyncstate.spark.batch import Before, Behind
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.fusion import Tail, call_of, places_of, tails_of
 from asyncstate.spark.packing import Packing, check_streaming
+from asyncstate.spark.stages import Feed
 from asyncstate.spark.starting import before, nothing, static
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class JobGraph:
     def __init__(self, spark: SparkSession) -> None:
         self.flow = Dataflow()
         self._tails: dict[Apply, Tail] = {}
+        self._empty_rows: dict[Node, DataFrame] = {}
+        """The columns of each node's rows, without rows; after ``check``."""
         self._side_outputs: dict[Node, Mapping[str, StructType]] = {}
         self._kinds_kept: set[Node] = set()
         """Selections of a changelog that do not name the kinds, which stay with their rows."""
@@ -84,20 +87,12 @@ class JobGraph:
         """What ``foreachBatch`` gets: every operator runs, then every sink, in the order of their declaration."""
         unpacked = self._packing.unpacked(df)
         rows: dict[Node, DataFrame] = {source: unpacked[source.name] for source in self.flow.sources}
+        fed: dict[Node, Feed] = {}
         first = self._first_rows(rows) if batch.is_first else {}
         done = dict[Node, Before]()
         for node in self.flow.nodes:
-            if isinstance(node, Apply) and all(one in rows for one in node.inputs):
-                inputs = [rows[one] for one in node.inputs]
-                initial = node.initial_state
-                if node.operator.stateless:
-                    inputs = [_with_first(first.get(one), rows[one]) for one in node.inputs]
-                elif any(one in first for one in node.inputs):
-                    initial = [first.get(one) for one in node.inputs]
-                behind, last = self._chain(node)
-                after = self._tails[node].after
-                out = batch.run(call_of(node), inputs, after, done.get(node), behind, initial)
-                rows[last.last] = out.drop(ROW_KIND_COLUMN) if last.without_kinds else out
+            if isinstance(node, Apply) and all(one in rows or one in fed for one in node.inputs):
+                last = self._apply(node, batch, rows, fed, first, done)
                 if last.next is not None and last.before is not None:
                     done[last.next] = last.before
             elif isinstance(node, Output):
@@ -116,6 +111,33 @@ class JobGraph:
                 if any(one in first for one in node.inputs):
                     parts = [first[one] if one in first else nothing(rows[one]) for one in node.inputs]
                     first[node] = _frame(node, parts, node in self._kinds_kept)
+
+    def _apply(
+        self,
+        node: Apply,
+        batch: MicroBatch,
+        rows: dict[Node, DataFrame],
+        fed: dict[Node, Feed],
+        first: Mapping[Node, DataFrame],
+        done: Mapping[Node, Before],
+    ) -> Tail:
+        """Run the operator and those in its task, or plan them where the stage behind them takes their rows; what is
+        behind the last one."""
+        inputs = [fed[one] if one in fed else rows[one] for one in node.inputs]
+        initial = node.initial_state
+        if node.operator.stateless:
+            inputs = [_with_first(first.get(one), rows[one]) for one in node.inputs]
+        elif any(one in first for one in node.inputs):
+            initial = [first.get(one) for one in node.inputs]
+        behind, last = self._chain(node)
+        after = self._tails[node].after
+        if last.feeds and initial is None and not first:
+            planned = batch.plan(call_of(node), inputs, after, done.get(node), behind)
+            fed[last.last] = Feed(planned, self._empty_rows[last.last])
+            return last
+        out = batch.run(call_of(node), inputs, after, done.get(node), behind, initial)
+        rows[last.last] = out.drop(ROW_KIND_COLUMN) if last.without_kinds else out
+        return last
 
     def _first_rows(self, rows: Mapping[Node, DataFrame]) -> dict[Node, DataFrame]:
         """What comes before the rows of the sources, in the first micro-batch."""
@@ -144,7 +166,7 @@ class JobGraph:
         if problems:
             many = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
             raise JobError("\n  ".join([f"the job's graph has {many}; nothing was read:", *problems]))
-        empty = {node: df for node, df in found.items() if df is not None}
+        empty = self._empty_rows = {node: df for node, df in found.items() if df is not None}
         self._tails = tails_of(self.flow, empty, batch)
         self.places = places_of(self._tails)
 

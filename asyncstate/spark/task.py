@@ -9,6 +9,7 @@ Must not import pyspark; what is slow to import is imported when the task runs.
 
 from __future__ import annotations
 
+import collections
 import gc
 import itertools
 import uuid
@@ -22,14 +23,16 @@ import pyarrow as pa
 
 from asyncstate.errors import AsyncStateError, JobError
 from asyncstate.spark.chain import REPORT, Link, RunPartition, run_chain
-from asyncstate.spark.columns import COMMIT, MARKER_TAG, OUTPUT, ROUTE, SIDE, TAG_BITS, TAG_MASK
+from asyncstate.spark.columns import COMMIT, MARKER_TAG, OUTPUT, REPORTS, ROUTE, SIDE, TAG_BITS, TAG_MASK
 from asyncstate.spark.failures import mark
+from asyncstate.spark.onward import Onward
 from asyncstate.spark.payload import cast, payload_of, sent_names, slots_of
+from asyncstate.spark.reports import Received, Report, pack
 
 if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
     from asyncstate.runtime.after import After
-    from asyncstate.runtime.spec import CommitRecord, InputBatch, TaskSpec
+    from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 
 # A batch whose inputs alternate more often than this is split by input with a copy instead of by slices.
 _MAX_SLICES = 16
@@ -53,6 +56,7 @@ class PartitionTask:
     ``after`` makes of the operator's main output the rows that leave it. ``then``: operators with the same partitions
     that run behind it; the rows that leave are those of the last one. ``wire`` is the schema Spark expects back: lists
     of structs, with the output columns and ``row_kind``, the commit column, and such lists for each side output.
+    ``onward``: the rows go to the next operator in the same Spark job instead, and the report with them.
     """
 
     spec: TaskSpec
@@ -60,9 +64,11 @@ class PartitionTask:
     run: RunPartition | None = None
     after: After | None = None
     then: tuple[Link, ...] = ()
+    onward: Onward | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The attempt's id, output rows, then the CommitRecords; the first and the last are one row each.
+        """The attempt's id, output rows, then the report; the first and the last are one row each. Onward go the rows
+        and the report, in a row for each of those that get rows.
 
         Raises AsyncStateError marked for the driver.
         """
@@ -73,7 +79,7 @@ class PartitionTask:
             raise
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from asyncstate.runtime.spec import CommitRecord, SideBatch, pack_records
+        from asyncstate.runtime.spec import CommitRecord, pack_records
 
         run = self.run or _run_partition()
         settle_worker()
@@ -82,21 +88,32 @@ class PartitionTask:
             raise JobError(f"operator '{self.spec.uid}': a task got no row, not even its marker; {REPORT}")
         partition = int(first.column(ROUTE)[0].as_py()) >> TAG_BITS
         widths: list[float] = []
-        rows = split_inputs(self.spec, partition, _measured(itertools.chain([first], batches), widths))
+        received = Received()
+        given = _measured(_received(itertools.chain([first], batches), received), widths)
         attempt = uuid.uuid4().bytes
-        yield self._commit_row(attempt)
+        if self.onward is None:
+            yield self._commit_row(attempt)
         records: list[CommitRecord] = []
-        for out in run_chain((Link(self.spec, self.after), *self.then), partition, rows, run):
+        links = (Link(self.spec, self.after), *self.then)
+        for out in run_chain(links, partition, split_inputs(self.spec, partition, given), run):
             if isinstance(out, CommitRecord):
                 records.append(out)
             elif out.num_rows:
-                yield (
-                    self._to_wire(SIDE + out.output, out.batch)
-                    if isinstance(out, SideBatch)
-                    else self._to_wire(OUTPUT, out)
-                )
+                yield self._sent_on(out)
+        collections.deque(given, maxlen=0)  # an operator need not read all rows; the reports among them count
         records[0].peaks[ROW_BYTES] = max(widths, default=0.0)
-        yield self._commit_row(attempt + pack_records(records))
+        report = Report(
+            self.spec.uid, partition, attempt, pack_records(records), received.read, received.carried
+        )
+        yield self._commit_row(attempt + pack(report)) if self.onward is None else self.onward.reports(report)
+
+    def _sent_on(self, out: OutBatch) -> pa.RecordBatch:
+        from asyncstate.runtime.spec import SideBatch
+
+        if isinstance(out, SideBatch):
+            assert self.onward is None  # operators with side outputs are kept
+            return self._to_wire(SIDE + out.output, out.batch)
+        return self._to_wire(OUTPUT, out) if self.onward is None else self.onward.rows(out)
 
     def _to_wire(self, name: str, out: pa.RecordBatch) -> pa.RecordBatch:
         """Some rows to a list: Spark makes, copies and keeps an object for each row that it gets."""
@@ -125,6 +142,14 @@ def _measured(batches: Iterator[pa.RecordBatch], widths: list[float]) -> Iterato
         size = batch.nbytes
         if batch.num_rows >= _TELLING_ROWS or size >= _TELLING_BYTES:
             widths.append(size / batch.num_rows)
+        yield batch
+
+
+def _received(batches: Iterator[pa.RecordBatch], received: Received) -> Iterator[pa.RecordBatch]:
+    """The batches; ``received`` gets what the attempts that their rows are of report."""
+    for batch in batches:
+        if batch.schema.names[-1] == REPORTS:
+            received.add(batch.column(batch.num_columns - 1).drop_null().to_pylist())
         yield batch
 
 

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from asyncstate.spark.job import BatchFunction
 
 DONE, FAILED, REGROUPED = 0, 1, 3
-SINKS = ("totals", "latest", "spread")
-UIDS = ("totals", "latest", "sold", "best", "spread")
+SINKS = ("totals", "latest", "widths")
+UIDS = ("totals", "latest", "sold", "best", "spread", "widths")
 PARALLELISM = 2
 _SECOND = 1_000_000
 _BATCH_SECONDS = 10
@@ -160,8 +160,8 @@ class BatchClock:
 class Query:
     """The job's graph and its sinks: a folder a micro-batch, replaced as a whole by a replay.
 
-    Two operators of their own, and a chain: "best" runs in the task of "sold", which has the same key, and puts the
-    rows of "spread" together there.
+    Two operators of their own, and a chain: "best" runs in the task of "sold", which has the same key; its rows go to
+    "spread", and those of "spread" to "widths", in the same Spark job.
     """
 
     def __init__(self, settings: Settings, plan: Plan) -> None:
@@ -191,9 +191,12 @@ class Query:
     def _write_chain(self, best: Stream) -> None:
         """Rows of "best" go on in its task, so that they are not written."""
         spread = best.where("most > 500").apply(
-            GroupAggregate([count().alias("auctions"), sum_("most")]), uid="spread", key="pairs"
+            GroupAggregate([count().alias("auctions"), sum_("most").alias("sum")]), uid="spread", key="pairs"
         )
-        spread.to(functools.partial(self._collect, "spread"), name="into spread")
+        widths = spread.apply(
+            GroupAggregate([count().alias("spreads"), max_("pairs")]), uid="widths", key="sum"
+        )
+        widths.to(functools.partial(self._collect, "widths"), name="into widths")
 
     def _reach(self, point: str, bids: Stream) -> None:
         bids.to(lambda df, batch_id: self._plan.reached(point, batch_id), name=point)
@@ -303,7 +306,12 @@ def run_query(spark: SparkSession, settings: Settings, plan: Plan) -> None:
     schema = spark.read.parquet(settings.source).schema
     stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(settings.source)
     Query(settings, plan).declare(job.source("bids", stream))
-    assert "in the task of 'sold', which has the same key" in job.explain()
+    for place in (
+        "in the task of 'sold', which",
+        "in the Spark job of 'best',",
+        "in the Spark job of 'spread',",
+    ):
+        assert place in job.explain()
     query = job.start(trigger={"availableNow": True}, query_checkpoint=str(settings.folder("query")))
     job.await_termination(query)
     clock.batch_id = settings.batches

@@ -82,7 +82,7 @@ def test_the_comparison_sees_what_is_lost_doubled_or_changed(campaign: Campaign)
 def test_the_undisturbed_run_has_something_of_everything(campaign: Campaign) -> None:
     expected = campaign.expected
     assert all(len(entries) > 10 for entries in expected.state.values())
-    for sink in ("totals", "latest", "spread"):
+    for sink in ("totals", "latest", "widths"):
         assert sum(found.total() for (name, _), found in expected.rows.items() if name == sink) > 10
 
 

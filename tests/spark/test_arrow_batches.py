@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-import asyncstate.spark.batch as batch_module
+import asyncstate.spark.stages as stages_module
 from asyncstate.operator import InputSpec
 from asyncstate.spark.arrow_batches import BYTES, ROWS, UNBOUNDED, ArrowBatches, row_bytes, size_of
 from operators import GroupAggregate, count
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from asyncstate.spark import MicroBatch, StreamingJob
+    from asyncstate.spark.exchange import Tasks
 
 Change = Callable[["DataFrame"], "DataFrame"]
 NUMBERS = pa.schema([("key", pa.int64()), ("value", pa.int64())])
@@ -54,13 +55,13 @@ def with_arrow(rows: DataFrame) -> DataFrame:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The session's bound in bytes while each stage runs."""
     found: list[str] = []
-    run_stage = batch_module.run_stage
+    run_stage = stages_module.run_stage
 
-    def noting(exchanged: DataFrame, *others: Any) -> Any:
-        found.append(str(exchanged.sparkSession.conf.get(BYTES)))
-        return run_stage(exchanged, *others)
+    def noting(tasks: Tasks, schema: Any) -> Any:
+        found.append(str(tasks.exchanged.sparkSession.conf.get(BYTES)))
+        return run_stage(tasks, schema)
 
-    monkeypatch.setattr(batch_module, "run_stage", noting)
+    monkeypatch.setattr(stages_module, "run_stage", noting)
     return found
 
 
@@ -170,7 +171,7 @@ class FakeRows:
 def test_the_bound_in_rows_has_to_keep_the_other(rows: str, allowed: str, lifted: bool) -> None:
     conf = FakeConf({BYTES: allowed, ROWS: rows})
     given: Any = FakeRows(conf)
-    with ArrowBatches(given).stage(given, [InputSpec(NUMBERS, ("key",))], "uid"):
+    with ArrowBatches(given).stage([given], [("uid", [InputSpec(NUMBERS, ("key",))])]):
         assert conf[BYTES] == (UNBOUNDED if lifted else allowed)
     assert conf[BYTES] == allowed
 
@@ -187,7 +188,7 @@ def test_texts_go_by_the_widest_batch_of_the_micro_batch_before(seen_bytes: floa
     batches.saw("other", 1.0)
     batches.saw("uid", seen_bytes)
     batches.saw("uid", 0.0)  # a micro-batch of a few rows tells nothing
-    with batches.stage(given, [texts], "uid"):
+    with batches.stage([given], [("uid", [texts])]):
         assert conf[BYTES] == (UNBOUNDED if lifted else "1000000")
 
 
@@ -222,22 +223,22 @@ def test_a_second_stage_puts_the_bound_back() -> None:
     begun, over = threading.Event(), threading.Event()
 
     def other() -> None:
-        with batches.stage(rows, inputs, "uid"):
+        with batches.stage([rows], [("uid", inputs)]):
             begun.set()
             assert over.wait(10)
 
-    with batches.stage(rows, inputs, "uid"):
+    with batches.stage([rows], [("uid", inputs)]):
         assert conf[BYTES] == UNBOUNDED
         thread = threading.Thread(target=other)
         thread.start()
         assert begun.wait(10)
         assert conf[BYTES] == "67108864b"
     assert conf[BYTES] == "67108864b"
-    with batches.stage(rows, inputs, "uid"):
+    with batches.stage([rows], [("uid", inputs)]):
         assert conf[BYTES] == "67108864b", "the other one still runs"
     over.set()
     thread.join()
-    with batches.stage(rows, inputs, "uid"):
+    with batches.stage([rows], [("uid", inputs)]):
         assert conf[BYTES] == UNBOUNDED
     assert conf[BYTES] == "67108864b"
 
@@ -247,7 +248,7 @@ def test_the_bound_is_put_back_after_a_failure() -> None:
     rows: Any = FakeRows(conf)
     with (
         pytest.raises(ValueError, match="broken"),
-        ArrowBatches(rows).stage(rows, [InputSpec(NUMBERS, ("key",))], "uid"),
+        ArrowBatches(rows).stage([rows], [("uid", [InputSpec(NUMBERS, ("key",))])]),
     ):
         raise ValueError("broken")
     assert conf[BYTES] == "67108864b"
@@ -278,7 +279,18 @@ def test_widths_of_several_inputs_and_of_changelogs() -> None:
     one, texts = InputSpec(NUMBERS, ("key",)), pa.schema([("text", pa.string())])
     assert row_bytes([one, one]) == 5 + 4 * 9
     assert row_bytes([one, InputSpec(texts, (), broadcast=True)]) == 5 + 2 * 9
-    assert row_bytes([InputSpec(NUMBERS, ("key",), changelog=True)]) is None
+    assert row_bytes([one, InputSpec(NUMBERS, ("key",), changelog=True)]) == 5 + 4 * 9 + 4 + 1 + len("+U")
+
+
+def test_stages_of_one_job_are_lifted_together_or_not_at_all() -> None:
+    conf = FakeConf({BYTES: "1000000", ROWS: "1000"})
+    given: Any = FakeRows(conf)
+    numbers, texts = InputSpec(NUMBERS, ("key",)), InputSpec(pa.schema([("key", pa.string())]), ("key",))
+    batches = ArrowBatches(given)
+    for seen_bytes, lifted in ((0.0, False), (20.0, True), (126.0, False)):
+        batches.saw("texts", seen_bytes)
+        with batches.stage([given], [("numbers", [numbers]), ("texts", [texts])]):
+            assert conf[BYTES] == (UNBOUNDED if lifted else "1000000")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-import asyncstate.spark.batch as batch_module
+import asyncstate.spark.stages as stages_module
 from asyncstate.local_phase import LocalColumn, LocalFunction, LocalPhase
 from asyncstate.operator import InputSpec
 from asyncstate.spark.columns import ROUTE
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from asyncstate.operator import Operator
     from asyncstate.spark import StreamingJob
+    from asyncstate.spark.exchange import Tasks
 
 Change = Callable[["DataFrame"], "DataFrame"]
 SPEC = InputSpec(pa.schema([("key", pa.int64()), ("value", pa.int64())]), ("key",))
@@ -119,14 +120,13 @@ def test_columns_that_nobody_needs_stay_behind(
     async_enabled: bool,
 ) -> None:
     exchanged: list[tuple[list[str], list[str]]] = []
-    run_stage = batch_module.run_stage
+    run_stage = stages_module.run_stage
 
-    def noting(rows: DataFrame, *others: Any) -> Any:
-        task = others[0]
-        exchanged.append((rows.columns, task.spec.inputs[0].row_schema.names))
-        return run_stage(rows, *others)
+    def noting(tasks: Tasks, schema: Any) -> Any:
+        exchanged.append((tasks.exchanged.columns, tasks.task.spec.inputs[0].row_schema.names))
+        return run_stage(tasks, schema)
 
-    monkeypatch.setattr(batch_module, "run_stage", noting)
+    monkeypatch.setattr(stages_module, "run_stage", noting)
     wide = own.range(100).selectExpr("cast(id as string) as text", "id % 7 as key", "id as value")
     found: list[int] = []
 

@@ -1,0 +1,111 @@
+"""What an attempt at a task reports, and whether attempts fit together.
+
+Owns: ``Report``; ``Passed``, its way to the driver through the tasks that get the attempt's rows; ``reports_of``, which
+takes only such as fit.
+Invariant: an attempt's report lies in the same block of Spark's exchange as its rows, so whoever has the ones has the
+other; what is committed are the attempts whose rows all tasks behind them got.
+Must not import pyspark: workers import this module.
+
+Spark computes tasks again whose rows it has lost with an executor, also when some of the tasks behind them have had
+these rows already, and of two speculative attempts it takes the first that ends. An accumulator would tell of all
+attempts, and not whose rows were used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from asyncstate.errors import JobError
+
+
+class Report(msgspec.Struct, frozen=True, array_like=True):
+    """``attempt`` at the task of ``partition`` of the stage that is called as its first operator.
+
+    ``records``: the packed commit records of its operators. ``read``: the attempts whose rows it got, as (stage,
+    partition, attempt). ``carried``: the reports that came to it.
+    """
+
+    stage: str
+    partition: int
+    attempt: bytes
+    records: bytes
+    read: list[tuple[str, int, bytes]] = []
+    carried: list[Report] = []
+
+
+class Passed(msgspec.Struct, frozen=True, array_like=True):
+    """What each task gets that may have rows of an attempt. One of them gets the ``report``."""
+
+    stage: str
+    partition: int
+    attempt: bytes
+    report: Report | None = None
+
+
+class Received:
+    """What a task has got of the attempts that its rows are of."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[str, int, bytes]] = []
+        self.carried: list[Report] = []
+
+    def add(self, packed: Iterable[bytes]) -> None:
+        """The values of ``REPORTS`` in some rows, without nulls."""
+        for one in packed:
+            passed = msgspec.msgpack.decode(one, type=Passed)
+            self.read.append((passed.stage, passed.partition, passed.attempt))
+            if passed.report is not None:
+                self.carried.append(passed.report)
+
+
+def pack(message: Report | Passed) -> bytes:
+    """As bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def reports_of(
+    packed: Sequence[bytes], batch_id: int, parallelism: Mapping[str, int], feeds: Mapping[str, Sequence[str]]
+) -> dict[str, list[Report]]:
+    """The reports of each stage, from those of the last stage's tasks.
+
+    ``parallelism`` of each stage; ``feeds``: the stages whose rows go to it. Raises JobError if not every partition of
+    each has reported once, and if tasks have read rows of an attempt that is not the one whose report came.
+    """
+    found: dict[str, dict[int, Report]] = {stage: {} for stage in parallelism}
+    told: dict[str, list[int]] = {stage: [] for stage in parallelism}
+    waiting = [msgspec.msgpack.decode(one, type=Report) for one in packed]
+    while waiting:
+        report = waiting.pop()
+        found[report.stage][report.partition] = report
+        told[report.stage].append(report.partition)
+        waiting += report.carried
+    for stage, partitions in told.items():
+        if sorted(partitions) != list(range(parallelism[stage])):
+            raise JobError(
+                f"operator '{stage}': partitions {sorted(partitions)} reported, expected each of "
+                f"0..{parallelism[stage] - 1} once; nothing was committed, start the query again"
+            )
+    for stage, reports in found.items():
+        expected = {
+            (feed, partition): report.attempt
+            for feed in feeds.get(stage, ())
+            for partition, report in found[feed].items()
+        }
+        for report in reports.values():
+            _check_read(report, expected, batch_id)
+    return {stage: [reports[at] for at in sorted(reports)] for stage, reports in found.items()}
+
+
+def _check_read(report: Report, expected: Mapping[tuple[str, int], bytes], batch_id: int) -> None:
+    read: dict[Any, bytes] = {(stage, partition): attempt for stage, partition, attempt in report.read}
+    if read == expected and len(report.read) == len(read):
+        return
+    other = sorted({stage for stage, at in expected if read.get((stage, at)) != expected[stage, at]})
+    raise JobError(
+        f"operator '{report.stage}', batch {batch_id}: an executor was lost or tasks were run twice, and partition "
+        f"{report.partition} got output rows of operator {other} of another attempt than the one whose state is to be "
+        "committed; nothing was committed, start the query again: the batch will be replayed"
+    )

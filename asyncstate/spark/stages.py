@@ -1,0 +1,148 @@
+"""Stages of a micro-batch, from what is checked to what has been reported.
+
+Owns: ``Prepared``, an operator that can run; ``Planned``, a stage of one or more of them, and ``Feed``, its rows;
+``plan_stage`` and ``run_stages``.
+Invariant: a planned stage runs in the one Spark action of the stage that keeps its rows: its own, or that of a stage
+behind it, which gets its rows in the same Spark job.
+Must not import storage.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncstate.runtime import After, CommitRecord, TaskSpec, unpack_records
+from asyncstate.spark.broadcast import with_broadcast
+from asyncstate.spark.chain import Link
+from asyncstate.spark.exchange import Stage, Tasks, exchange, has_reports, run_stage, wire_schema
+from asyncstate.spark.failures import stage_explained, translated
+from asyncstate.spark.reports import reports_of
+from asyncstate.spark.task import ROW_BYTES, PartitionTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from asyncstate.spark.arrow_batches import ArrowBatches
+    from asyncstate.spark.chain import RunPartition
+    from asyncstate.spark.job_texts import JobTexts
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An operator that is checked and can run; ``after`` is done to its output in its task. ``stage_schema``: what its
+    task sends if it is the last one there."""
+
+    spec: TaskSpec
+    after: After | None
+    stage_schema: StructType
+    delays: Sequence[int | None]
+    schemas: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stage that is planned and has not run. ``chain``: its operators, one after the other in a task. ``feeds``: the
+    stages whose rows go to it in the same Spark job."""
+
+    chain: Sequence[Prepared]
+    tasks: Tasks
+    feeds: Sequence[Planned]
+    plan_seconds: float
+
+    @property
+    def uid(self) -> str:
+        """Of its first operator, which the stage is called by."""
+        return self.chain[0].spec.uid
+
+    @property
+    def all(self) -> list[Planned]:
+        """The stages that run in its Spark job, in their order."""
+        return [*itertools.chain.from_iterable(feed.all for feed in self.feeds), self]
+
+
+class Feed(NamedTuple):
+    """The rows of a stage that is planned, as input of another one; ``shape`` has their columns, and no rows."""
+
+    stage: Planned
+    shape: DataFrame
+
+
+def plan_stage(
+    chain: Sequence[Prepared],
+    inputs: Sequence[DataFrame | Feed],
+    done: bool,
+    run: RunPartition | None,
+) -> Planned:
+    """A stage of ``chain`` over ``inputs``. ``done``: the rows were put together in the task that they come from."""
+    started = time.perf_counter()
+    first = chain[0].spec
+    with translated(), _explained(chain, ()):
+        given = [one.stage.tasks if isinstance(one, Feed) else one for one in inputs]
+        rows = exchange(given, first.inputs, first.parallelism, first.max_parallelism, done)
+        links = tuple(Link(one.spec, one.after) for one in chain[1:])
+        task = PartitionTask(first, wire_schema(chain[-1].stage_schema), run, chain[0].after, links)
+        frames = {index: one for index, one in enumerate(inputs) if not isinstance(one, Feed)}
+        task = with_broadcast(task, frames)
+    feeds = [one.stage for one in inputs if isinstance(one, Feed)]
+    read = [(one, first.inputs[index]) for index, one in frames.items()]
+    read += [one for feed in feeds for one in feed.tasks.read]
+    tasks = Tasks(rows, task, has_reports(given), read)
+    return Planned(chain, tasks, feeds, time.perf_counter() - started)
+
+
+def run_stages(
+    planned: Planned, texts: JobTexts, arrow: ArrowBatches, stateless: Collection[str]
+) -> tuple[Stage, list[tuple[Prepared, list[CommitRecord]]]]:
+    """Run ``planned`` and what feeds it in one action: its rows, and of each operator the records of its partitions.
+    ``stateless``: uids of operators that may run with it."""
+    every = planned.all
+    operators = [one for stage in every for one in stage.chain]
+    names = ", ".join(type(one.spec.operator).__name__ for one in operators)
+    sent = [(stage.uid, stage.chain[0].spec.inputs) for stage in every]
+    frames = [df for df, spec in planned.tasks.read if not spec.broadcast]
+    with (
+        translated(),
+        _explained(operators, stateless),
+        texts.stage(_uids(operators), names),
+        arrow.stage(frames, sent),
+    ):
+        kept = run_stage(planned.tasks, planned.chain[-1].stage_schema)
+    try:
+        found = list(_records(planned, kept.reports))
+    except BaseException:
+        kept.release()
+        raise
+    for stage in every:
+        records = next(records for one, records in found if one is stage.chain[0])
+        arrow.saw(stage.uid, max(record.peaks.get(ROW_BYTES, 0.0) for record in records))
+    return kept, found
+
+
+def _records(planned: Planned, packed: Sequence[bytes]) -> Iterator[tuple[Prepared, list[CommitRecord]]]:
+    """Of each operator the records of its partitions, of attempts that fit together."""
+    every = planned.all
+    last = planned.chain[-1].spec
+    reports = reports_of(
+        packed,
+        last.batch_id,
+        {stage.uid: stage.chain[0].spec.parallelism for stage in every},
+        {stage.uid: [feed.uid for feed in stage.feeds] for stage in every},
+    )
+    for stage in every:
+        tasks = [unpack_records(report.records) for report in reports[stage.uid]]
+        for number, one in enumerate(stage.chain):
+            yield one, [task[number] for task in tasks]
+
+
+def _uids(chain: Sequence[Prepared]) -> str:
+    return "' or '".join(one.spec.uid for one in chain)
+
+
+def _explained(chain: Sequence[Prepared], stateless: Collection[str]) -> AbstractContextManager[None]:
+    return stage_explained(_uids(chain), chain[-1].spec.operator, stateless)
