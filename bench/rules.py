@@ -119,6 +119,7 @@ WORKS = {
     "record, uniform": Work(CountPerKey, 100_000, 30_000, _uniform),
     "record, new keys": Work(CountPerKey, 100_000_000, 30_000, _uniform),
     "record, 1 ms": Work(CountPerKey, 100_000, 300, _uniform, slow=True),
+    "record, 1 ms, ahead": Work(CountPerKey, 100_000, 5_000, _uniform, slow=True),
     "aggregate": Work(_aggregate, 300_000, 60_000, _uniform),
     "map bundle": Work(CountPerPair, 300_000, 60_000, _uniform),
     "map bundle, Zipf": Work(CountPerPair, 100_000, 60_000, _zipf),
@@ -132,7 +133,13 @@ RULES = {
     rule.name: rule
     for rule in (
         Rule("hold", [(WriteBuffer, "hold", lambda *_: False)], (*_BUNDLES, "deduplicate")),
-        Rule("thread-waits", [], ("record, uniform", "record, 1 ms"), ("async",), pacer=lambda: ReadPacer()),
+        Rule(
+            "thread-waits",
+            [],
+            ("record, new keys", "map bundle", "record, 1 ms, ahead", "record, uniform", "record, 1 ms"),
+            ("async",),
+            pacer=ReadPacer,
+        ),
         Rule(
             "generations-2",
             [(cache, "GENERATIONS_MAX", 2)],
@@ -141,7 +148,7 @@ RULES = {
         Rule(
             "timed-gets",
             [(WriteOverlay, "time_gets", lambda *_: None)],
-            ("record, uniform", "record, new keys", "record, 1 ms"),
+            ("record, uniform", "record, new keys", "record, 1 ms, ahead"),
             ("async",),
         ),
         Rule("trial", [(Trial, "add", lambda *_: True)], ("record, uniform", "record, new keys")),
@@ -150,7 +157,7 @@ RULES = {
         Rule(
             "read-ahead",
             [(ReadAhead, "wanted", lambda *_: [])],
-            ("record, uniform", "record, new keys", "record, 1 ms"),
+            ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead"),
             ("async",),
         ),
         Rule(
@@ -214,7 +221,7 @@ def main(names: Sequence[str], pairs: int) -> None:
                 ratios = measure(rule, WORKS[work], mode, pairs)
                 spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
                 print(
-                    f"{rule.name:14} {work:18} {mode:6} {statistics.median(ratios):.3f}  {spread}", flush=True
+                    f"{rule.name:14} {work:20} {mode:6} {statistics.median(ratios):.3f}  {spread}", flush=True
                 )
 
 
