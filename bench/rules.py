@@ -122,6 +122,7 @@ WORKS = {
     "record, 1 ms, ahead": Work(CountPerKey, 100_000, 5_000, _uniform, slow=True),
     "aggregate": Work(_aggregate, 300_000, 60_000, _uniform),
     "map bundle": Work(CountPerPair, 300_000, 60_000, _uniform),
+    "map bundle, large": Work(CountPerPair, 1_000_000, 100_000, _uniform),
     "map bundle, Zipf": Work(CountPerPair, 100_000, 60_000, _zipf),
     "deduplicate": Work(lambda: Deduplicate(keep="last", time="processing"), 300_000, 60_000, _uniform),
     "map bundle, 1 ms": Work(CountPerPair, 100_000, 300, _uniform, slow=True),
@@ -153,7 +154,11 @@ RULES = {
         ),
         Rule("trial", [(Trial, "add", lambda *_: True)], ("record, uniform", "record, new keys")),
         Rule("known-values", [(Trial, "begin", lambda *_: False)], _RECORDS),
-        Rule("cache-rest", [(WriteOverlay, "_recalls_pay", lambda *_: True)], ("map bundle",)),
+        Rule(
+            "cache-rest",
+            [(WriteOverlay, "_recalls_pay", lambda *_: True)],
+            ("map bundle", "map bundle, Zipf", "map bundle, large"),
+        ),
         Rule(
             "read-ahead",
             [(ReadAhead, "wanted", lambda *_: [])],
