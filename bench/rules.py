@@ -149,7 +149,7 @@ RULES = {
         Rule(
             "timed-gets",
             [(WriteOverlay, "time_gets", lambda *_: None)],
-            ("record, uniform", "record, new keys", "record, 1 ms"),
+            ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead"),
             ("async",),
         ),
         Rule("trial", [(Trial, "add", lambda *_: True)], ("record, uniform", "record, new keys")),
