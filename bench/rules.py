@@ -1,0 +1,234 @@
+"""What each feedback rule of the engine brings: the same micro-batches with the rule and without it.
+
+Owns: ``Rule``, ``RULES``, ``Work``, ``WORKS`` and ``measure``.
+Invariant: both sides of a pair run the same keys in the same process over stores, caches and paces of their own, in
+turn, the order turned round each time; a rule is off only while its side runs.
+
+``python -m bench.rules [RULE ...]``. Processor time, but seconds of the clock on the slow device, where nearly all
+of it is waiting. A ratio above 1 is what is lost without the rule.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from asyncstate.execution import ReadPacer, thread_waits
+from asyncstate.execution.read_ahead import ReadAhead
+from asyncstate.operator import Operator
+from asyncstate.runtime import task
+from asyncstate.state.keyed.trials import Trial
+from asyncstate.storage import KeyedStore, cache
+from asyncstate.storage.overlay import WriteOverlay
+from asyncstate.storage.write_buffer import WriteBuffer
+from bench.job import Job
+from bench.micro import CountPerKey, CountPerPair, _config
+from bench.rows import INPUT, batches
+from operators import Deduplicate, GroupAggregate, count, sum_
+
+_READ_SECONDS = 0.001
+_MODES = {"sync": False, "async": True}
+
+Patch = tuple[object, str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``off`` takes the place of what decides; the rule should matter in ``works``, in ``modes``."""
+
+    name: str
+    off: Sequence[Patch]
+    works: Sequence[str]
+    modes: Sequence[str] = ("sync", "async")
+    pacer: Callable[[], ReadPacer] = lambda: ReadPacer(waits=thread_waits)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Micro-batches of ``rows`` rows of ``state_keys`` keys, as drawn; ``slow``: a store that waits 1 ms a read."""
+
+    operator: Callable[[], Operator]
+    state_keys: int
+    rows: int
+    draw: Callable[[np.random.Generator, int, int], np.ndarray]
+    slow: bool = False
+
+
+class SlowStore(KeyedStore):
+    """Waits for each key that is read, as for a device that answers one read at a time of each thread."""
+
+    def __init__(self, store: KeyedStore) -> None:
+        self._store = store
+        self.version = store.version
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, key: bytes) -> bytes | None:
+        """See ``KeyedStore``."""
+        time.sleep(_READ_SECONDS)
+        return self._store.get(key)
+
+    def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
+        """See ``KeyedStore``."""
+        time.sleep(_READ_SECONDS * len(keys))
+        return self._store.get_many(keys, piece_keys)
+
+    def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """See ``KeyedStore``."""
+        return self._store.scan(start, end, limit)
+
+
+for _name in list(
+    KeyedStore.__abstractmethods__ - {"get", "get_many", "scan"}
+):  # as the store beneath does them
+
+    def _passed_on(self: SlowStore, *arguments: Any, name: str = _name, **named: Any) -> Any:
+        return getattr(self._store, name)(*arguments, **named)
+
+    setattr(SlowStore, _name, _passed_on)
+SlowStore.__abstractmethods__ = frozenset()
+
+
+def _uniform(random: np.random.Generator, keys: int, rows: int) -> np.ndarray:
+    return random.integers(0, keys, rows)
+
+
+def _zipf(random: np.random.Generator, keys: int, rows: int) -> np.ndarray:
+    return random.zipf(1.2, rows).astype(np.int64) % keys
+
+
+def _aggregate() -> Operator:
+    return GroupAggregate([count().alias("n"), sum_("value").alias("total")])
+
+
+WORKS = {
+    "record, 20 keys": Work(CountPerKey, 20, 30_000, _uniform),
+    "record, Zipf": Work(CountPerKey, 100_000, 30_000, _zipf),
+    "record, uniform": Work(CountPerKey, 100_000, 30_000, _uniform),
+    "record, new keys": Work(CountPerKey, 100_000_000, 30_000, _uniform),
+    "record, 1 ms": Work(CountPerKey, 100_000, 300, _uniform, slow=True),
+    "record, 1 ms, ahead": Work(CountPerKey, 100_000, 5_000, _uniform, slow=True),
+    "aggregate": Work(_aggregate, 300_000, 60_000, _uniform),
+    "map bundle": Work(CountPerPair, 300_000, 60_000, _uniform),
+    "map bundle, large": Work(CountPerPair, 1_000_000, 100_000, _uniform),
+    "map bundle, Zipf": Work(CountPerPair, 100_000, 60_000, _zipf),
+    "deduplicate": Work(lambda: Deduplicate(keep="last", time="processing"), 300_000, 60_000, _uniform),
+    "map bundle, 1 ms": Work(CountPerPair, 100_000, 300, _uniform, slow=True),
+}
+_RECORDS = ("record, 20 keys", "record, Zipf", "record, uniform")
+_BUNDLES = ("aggregate", "map bundle", "map bundle, Zipf")
+
+RULES = {
+    rule.name: rule
+    for rule in (
+        Rule("hold", [(WriteBuffer, "hold", lambda *_: False)], (*_BUNDLES, "deduplicate")),
+        Rule(
+            "thread-waits",
+            [],
+            ("record, new keys", "map bundle", "record, 1 ms, ahead", "record, uniform", "record, 1 ms"),
+            ("async",),
+            pacer=ReadPacer,
+        ),
+        Rule(
+            "generations-2",
+            [(cache, "GENERATIONS_MAX", 2)],
+            ("record, Zipf", "record, uniform", "map bundle", "map bundle, Zipf"),
+        ),
+        Rule(
+            "timed-gets",
+            [(WriteOverlay, "time_gets", lambda *_: None)],
+            ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead"),
+            ("async",),
+        ),
+        Rule("trial", [(Trial, "add", lambda *_: True)], ("record, uniform", "record, new keys")),
+        Rule("known-values", [(Trial, "begin", lambda *_: False)], _RECORDS),
+        Rule(
+            "cache-rest",
+            [(WriteOverlay, "_recalls_pay", lambda *_: True)],
+            ("map bundle", "map bundle, Zipf", "map bundle, large"),
+        ),
+        Rule(
+            "read-ahead",
+            [(ReadAhead, "wanted", lambda *_: [])],
+            ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead"),
+            ("async",),
+        ),
+        Rule(
+            "pacer",
+            [(ReadPacer, "waits_for_device", property(lambda _: False))],
+            ("record, uniform", "record, 1 ms", "map bundle, 1 ms"),
+            ("async",),
+        ),
+    )
+}
+
+
+class _Side:
+    """The job of one side of the pairs, with the rule or without it."""
+
+    def __init__(self, folder: Path, work: Work, mode: str, rule: Rule | None) -> None:
+        self._patches = [] if rule is None else rule.off
+        self._pacer = ReadPacer(waits=thread_waits) if rule is None else rule.pacer()
+        self._slow = work.slow
+        through = SlowStore if work.slow else None
+        folder.mkdir()
+        self._job = Job(folder, work.operator(), _config(_MODES[mode]), INPUT, store_through=through)
+
+    def run(self, keys: np.ndarray) -> float:
+        """Seconds of a micro-batch."""
+        gc.collect()
+        with ExitStack() as patched:
+            for owner, name, value in [*self._patches, (task, "_pacer", self._pacer)]:
+                patched.enter_context(mock.patch.object(owner, name, value))
+            clock = time.perf_counter if self._slow else time.process_time
+            started = clock()
+            self._job.run(batches(keys, 20_000))
+            return clock() - started
+
+
+def measure(rule: Rule, work: Work, mode: str, pairs: int, seed: int = 1) -> list[float]:
+    """Ratios, without the rule to with it, of ``pairs`` micro-batches after three that do not count."""
+    random = np.random.default_rng(seed)
+    ratios = []
+    with tempfile.TemporaryDirectory(prefix="asyncstate-rules-") as name:
+        sides = [_Side(Path(name) / str(n), work, mode, rule if n else None) for n in range(2)]
+        for number, keys in enumerate(_draws(work, random, 3 + pairs)):
+            seconds = [0.0, 0.0]
+            for side in (0, 1) if number % 2 else (1, 0):
+                seconds[side] = sides[side].run(keys)
+            if number >= 3:
+                ratios.append(seconds[1] / seconds[0])
+    return ratios
+
+
+def _draws(work: Work, random: np.random.Generator, micro_batches: int) -> Iterator[np.ndarray]:
+    for _ in range(micro_batches):
+        yield work.draw(random, work.state_keys, work.rows)
+
+
+def main(names: Sequence[str], pairs: int) -> None:
+    """Print a line a rule, work and mode, as they come."""
+    for rule in (RULES[name] for name in names or RULES):
+        for work in rule.works:
+            for mode in rule.modes:
+                ratios = measure(rule, WORKS[work], mode, pairs)
+                spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
+                print(
+                    f"{rule.name:14} {work:20} {mode:6} {statistics.median(ratios):.3f}  {spread}", flush=True
+                )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], pairs=7)
