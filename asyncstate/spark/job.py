@@ -292,14 +292,19 @@ class StreamingJob:
 
         The micro-batch at work is waited for and committed; no other begins. ``query``: if not the last one that
         ``start`` has started. Nothing happens if it has ended. ``timeout_seconds``: of the waiting, by default as long
-        as it takes. Raises JobError beyond it, when the query goes on, and when called from within a micro-batch. A job
-        is a context manager, too, that stops at its end.
+        as it takes. Raises JobError beyond it, when the query goes on, and when called from within a micro-batch; and
+        what the micro-batch at work fails with. A job is a context manager, too, that stops at its end.
         """
         query = query if query is not None else self._query
         if query is None:
             return
-        self._stopping.stop(query, timeout_seconds)
+        was_active = query.isActive
+        with unsaid_failure(self._spark.sparkContext, query.runId):
+            self._stopping.stop(query, timeout_seconds)
         self._bar.close()
+        failure = query.exception() if was_active else None
+        if failure is not None:
+            raise self._own(failure) or failure
 
     def __enter__(self) -> Self:
         return self

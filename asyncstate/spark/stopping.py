@@ -45,6 +45,11 @@ class Stopping:
         self._at_work: int | None = None  # the thread of the micro-batch
         self._turned_away = False
 
+    @property
+    def asked(self) -> bool:
+        """Whether the query is being stopped."""
+        return self._query is not None
+
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
         """Around a micro-batch. Raises TurnedAwayError if the query is being stopped."""
@@ -84,7 +89,7 @@ class Stopping:
             raise self._late(timeout_seconds)
         try:
             with self._changed:
-                self._query = query
+                self._query, self._turned_away = query, False
             while not self._at_rest(query):
                 if deadline is not None and time.monotonic() > deadline:
                     raise self._late(timeout_seconds)

@@ -475,7 +475,7 @@ class RocksDBStore(KeyedStore):
                 raise self._failed("kept from compaction", error) from error
         other = copy.copy(self)
         other._compacts = False
-        self._db, self._get = None, self._get_closed
+        self._db, self._get, self._blocks = None, self._get_closed, None
         return other
 
     def close(self) -> None:

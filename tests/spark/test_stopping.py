@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,29 @@ def test_stop_is_refused_inside_a_micro_batch(spark: SparkSession, make_job: Mak
     with pytest.raises(JobError, match="cannot be called from within one"):
         job.await_termination(job.start(), SECONDS_MAX)
     job.stop()  # after a failure there is nothing to stop
+
+
+def test_what_fails_while_it_is_waited_for_is_raised(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    reached, job = threading.Event(), make_job()
+
+    def sink(df: DataFrame, batch_id: int) -> None:
+        reached.set()
+        deadline = time.monotonic() + SECONDS_MAX
+        while not job._stopping.asked and time.monotonic() < deadline:
+            reached.wait(0.01)
+        raise ZeroDivisionError("at last")
+
+    job.source("numbers", source(spark, tmp_path)).to(sink, name="fails")
+
+    def started_and_stopped() -> None:
+        with job:
+            job.start()
+            assert reached.wait(SECONDS_MAX)
+
+    with pytest.raises(ZeroDivisionError, match="at last"):
+        started_and_stopped()
 
 
 FAILING = """
