@@ -16,7 +16,16 @@ import pyarrow as pa
 
 from asyncstate.config import Config
 from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, Operator
-from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, operator_after, ordered_by, run_partition
+from asyncstate.runtime import (
+    CommitRecord,
+    InputBatch,
+    TaskSpec,
+    WorkerMemory,
+    operator_after,
+    ordered_by,
+    run_partition,
+    worker_memory,
+)
 from asyncstate.storage import KeyedStore, OperatorManifest
 
 JOB, UID = "bench", "op"
@@ -34,7 +43,8 @@ class Job:
 
     ``base`` is what another Job over the same folder's content left in its own ``base``, None for an empty state.
     ``config`` and ``watermark`` may be replaced between micro-batches. The store is kept in ``local``, by default in
-    ``folder``, beside the checkpoint; ``on_output`` is given the output; ``store_through`` is as in ``run_partition``.
+    ``folder``, beside the checkpoint; ``on_output`` is given the output; ``store_through`` and ``memory`` are as in
+    ``run_partition``.
     """
 
     def __init__(
@@ -48,6 +58,7 @@ class Job:
         local: Path | None = None,
         on_output: Callable[[pa.RecordBatch], object] | None = None,
         store_through: Callable[[KeyedStore], KeyedStore] | None = None,
+        memory: WorkerMemory | None = None,
     ) -> None:
         self.config = config
         self.base = base
@@ -61,12 +72,15 @@ class Job:
         inputs = (spec,) if isinstance(spec, InputSpec) else tuple(spec)
         self._inputs = ordered_by(UID, operator, inputs) if isinstance(operator, BundleOperator) else inputs
         self._store_through = store_through
+        self._memory = worker_memory() if memory is None else memory
         self.watermark = self._previous_watermark = MIN_WATERMARK
 
     def run(self, batches: Iterable[pa.RecordBatch | InputBatch]) -> float:
         """Run and commit one micro-batch; the seconds it took, from the open store to the last compaction's end."""
         record = None
-        for out in run_partition(self.spec(), 0, map(_input_batch, batches), self._store_through):
+        for out in run_partition(
+            self.spec(), 0, map(_input_batch, batches), self._store_through, self._memory
+        ):
             if isinstance(out, CommitRecord):
                 record = out
             elif self.on_output is not None:
@@ -77,6 +91,10 @@ class Job:
         self._previous_watermark = self.watermark
         self.statistics = record.statistics | record.peaks
         return sum(self.statistics[name] for name in ("run_seconds", "commit_seconds", "compaction_seconds"))
+
+    def close(self) -> None:
+        """Close the store, which stays open between micro-batches; the next one opens it again."""
+        self._memory.stores.close(self._local)
 
     def spec(self) -> TaskSpec:
         """What the next micro-batch runs."""

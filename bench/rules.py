@@ -27,7 +27,7 @@ import numpy as np
 from asyncstate.execution import ReadPacer, thread_waits
 from asyncstate.execution.read_ahead import ReadAhead
 from asyncstate.operator import Operator
-from asyncstate.runtime import task
+from asyncstate.runtime import WorkerMemory
 from asyncstate.state.keyed.trials import Trial
 from asyncstate.storage import KeyedStore, cache
 from asyncstate.storage.overlay import WriteOverlay
@@ -180,22 +180,28 @@ class _Side:
 
     def __init__(self, folder: Path, work: Work, mode: str, rule: Rule | None) -> None:
         self._patches = [] if rule is None else rule.off
-        self._pacer = ReadPacer(waits=thread_waits) if rule is None else rule.pacer()
+        memory = WorkerMemory(None if rule is None else rule.pacer())
         self._slow = work.slow
         through = SlowStore if work.slow else None
         folder.mkdir()
-        self._job = Job(folder, work.operator(), _config(_MODES[mode]), INPUT, store_through=through)
+        self._job = Job(
+            folder, work.operator(), _config(_MODES[mode]), INPUT, store_through=through, memory=memory
+        )
 
     def run(self, keys: np.ndarray) -> float:
         """Seconds of a micro-batch."""
         gc.collect()
         with ExitStack() as patched:
-            for owner, name, value in [*self._patches, (task, "_pacer", self._pacer)]:
+            for owner, name, value in self._patches:
                 patched.enter_context(mock.patch.object(owner, name, value))
             clock = time.perf_counter if self._slow else time.process_time
             started = clock()
             self._job.run(batches(keys, 20_000))
             return clock() - started
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._job.close()
 
 
 def measure(rule: Rule, work: Work, mode: str, pairs: int, seed: int = 1) -> list[float]:
@@ -210,6 +216,8 @@ def measure(rule: Rule, work: Work, mode: str, pairs: int, seed: int = 1) -> lis
                 seconds[side] = sides[side].run(keys)
             if number >= 3:
                 ratios.append(seconds[1] / seconds[0])
+        for each in sides:
+            each.close()
     return ratios
 
 

@@ -83,6 +83,7 @@ def checkpoint_bytes(
     ):
         job = DrivenJob(folder, settings(folder))
         job.fill(state_keys)
+        job.job.close()
         _compact(folder)
         drawn = draws(state_keys, changed, seed)
         while not job.snapshot_with(batches(next(drawn), BATCH_ROWS)):

@@ -29,6 +29,7 @@ from bench.slowdisk.workloads import INPUT, WORKLOADS, Workload, fill_batches, r
 
 _BUNDLE_ROWS = 2_000  # few enough that a bundle of uniform keys meets each block once, as a single read does
 _BASE = "base.json"
+_PIPES = shutil.ignore_patterns("*.asked")  # by which a worker is asked for a store
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +100,7 @@ def fill(task: Task) -> None:
     job.run(fill_batches(workload, task.state_keys))
     job.run([])  # brings the local store up to the first delta
     assert job.base is not None
+    job.close()
     (folder / _BASE).write_bytes(msgspec.json.encode(JobBase(job.base, job.batch_id)))
 
 
@@ -110,13 +112,16 @@ def measure(task: Task) -> Measured:
     workload = WORKLOADS[task.workload]
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=source.parent))
     try:
-        shutil.copytree(source, folder, dirs_exist_ok=True, copy_function=_link_or_copy)
+        shutil.copytree(source, folder, ignore=_PIPES, dirs_exist_ok=True, copy_function=_link_or_copy)
         if workload.by_hand:
             return _measure_by_hand(task, folder)
         job = Job(
             folder, workload.make(task.asynchronous), _config(task), INPUT, base.manifest, base.batch_id
         )
-        return _measure(task, workload, job)
+        try:
+            return _measure(task, workload, job)
+        finally:
+            job.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

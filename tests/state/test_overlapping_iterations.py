@@ -18,7 +18,7 @@ from asyncstate import MapStateDescriptor, OperatorContext, RecordContext, Recor
 from asyncstate.errors import StoreError
 from asyncstate.execution import ReadPacer
 from asyncstate.execution.range_reads import positions_behind
-from asyncstate.runtime import task
+from asyncstate.runtime import worker_memory
 from asyncstate.storage import MemoryStore
 from asyncstate.testing import OperatorHarness
 from asyncstate.testing.faults import FaultyStore
@@ -45,12 +45,13 @@ class AlwaysSlow(ReadPacer):
 
 @contextmanager
 def slow_reads(slow: bool) -> Iterator[None]:
-    before = task._pacer
-    task._pacer = AlwaysSlow() if slow else before
+    memory = worker_memory()
+    before = memory.pacer
+    memory.pacer = AlwaysSlow() if slow else before
     try:
         yield
     finally:
-        task._pacer = before
+        memory.pacer = before
 
 
 class Step(NamedTuple):
