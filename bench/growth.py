@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -72,12 +73,16 @@ def growth(
 
 
 def growth_table(results: list[Growth]) -> Table:
-    """A line a size; slowest by median of wall and processor time."""
-    table = Table(title="micro-batches and memory by state size")
-    for name in ("keys", "median s", "slowest", "mean", "cpu median s", "cpu slowest", "cpu mean"):
-        table.add_column(name, justify="right")
-    for name in ("waited s", "state MiB", "RSS MiB", "peak MiB"):
-        table.add_column(name, justify="right")
+    """A line a size: the median micro-batch, and the slowest and the mean by it, in wall and processor time."""
+    title = "Micro-batches and memory by state size"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for name in (
+        "\nkeys",
+        *(f"{clock}\n{unit}" for clock in ("wall", "cpu") for unit in ("s", "max", "mean")),
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("wait\ns", "state\nMiB", "RSS\nMiB", "peak\nMiB"):
+        table.add_column(name, justify="right", no_wrap=True)
     for each in results:
         table.add_row(
             f"{each.keys:,}",
