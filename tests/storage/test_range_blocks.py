@@ -15,7 +15,12 @@ from asyncstate.storage.spilled import SpilledWrites
 KEYS = [b"%05d" % number for number in range(2_000)]
 STARTS = [b"%04d" % number for number in range(20, 200, 20)]  # prefixes: no keys
 OPTIONS = RocksDBOptions(
-    block_bytes=1_024, compression="none", sorted_runs=2, sorted_runs_light=2, sorted_runs_max=3
+    block_bytes=1_024,
+    compression="none",
+    sorted_runs=2,
+    sorted_runs_light=2,
+    sorted_runs_max=3,
+    block_cache_bytes=(16 << 20) + 7,  # a cache of this size is nobody else's: it is empty
 )
 
 
