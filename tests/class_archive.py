@@ -1,8 +1,8 @@
 """``python -m tests.class_archive FILE``: a class-data archive for the JVMs that tests start, made by a small job.
 
-Owns: ``java_options``, ``Making`` and ``main``. With the archive a JVM with Spark needs about 3 s of processor time
-less of 12. It is made beside the first tests; JVMs that start before it is there, or that it does not fit, start as
-ever.
+Owns: ``VARIABLE``, ``java_options``, ``Making`` and ``main``. With the archive a JVM with Spark needs about 3 s of
+processor time less of 12. It is made beside the first tests; JVMs that start before it is there, or that it does not
+fit, start as ever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 # A test's JVM is too short-lived for what the second compiler gains: the first alone halves its processor time.
 JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_VARIABLE: Final = "SPARK_SUBMIT_OPTS"
+VARIABLE: Final = "SPARK_SUBMIT_OPTS"
+"""Of every Spark that a test starts, in any process."""
 
 
 def java_options(archive: Path | None = None) -> str:
@@ -51,7 +52,7 @@ class Making:
 def main(archive: Path) -> None:
     """Run a job in a JVM that writes down its classes when it ends."""
     making = archive.with_suffix(".making")
-    os.environ[_VARIABLE] = f"{JVM_OPTIONS} -XX:ArchiveClassesAtExit={making}"
+    os.environ[VARIABLE] = f"{JVM_OPTIONS} -XX:ArchiveClassesAtExit={making}"
     with tempfile.TemporaryDirectory() as folder:
         _run_job(Path(folder))
     if making.exists():

@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let tests, and all that they start, write into memory: on a disk they would mostly wait for its fsync."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # the controller's environment says where
-    os.environ.setdefault(_SUBMIT_OPTIONS, class_archive.java_options())
+    os.environ.setdefault(class_archive.VARIABLE, class_archive.java_options())
     given = os.environ.get(SCRATCH)
     if given is None and not _has_room(_IN_MEMORY):
         return
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None):  # whole suites, which start many a JVM
         archive = Path(scratch, "classes.jsa")
         config.stash[_archive] = class_archive.Making(archive)
-        os.environ[_SUBMIT_OPTIONS] = class_archive.java_options(archive)
+        os.environ[class_archive.VARIABLE] = class_archive.java_options(archive)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -78,8 +78,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 _scratch = pytest.StashKey[tuple[str, str | None]]()
 _archive = pytest.StashKey[class_archive.Making]()
-_SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"
-"""Of every Spark that a test starts, in any process."""
 
 
 def _has_room(folder: Path) -> bool:

@@ -268,9 +268,10 @@ class LocalStores:
             return _is_stale(slot, base) or (is_replaced and _distance(slot, base)[0] == _ON_THE_WAY)
 
         for slot in others:
-            if is_useless(slot):
+            useless = is_useless(slot)
+            if useless:
                 self._open_stores.shut(slot.folder)
-            if (is_useless(slot) or slot.scratch.exists()) and slot.try_lock():
+            if (useless or slot.scratch.exists()) and slot.try_lock():
                 try:
                     if is_useless(slot):  # it may have been used between the two
                         slot.clear()

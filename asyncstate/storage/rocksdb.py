@@ -219,7 +219,7 @@ class RocksDBStore(KeyedStore):
         self._note_readers()
 
     def _note_readers(self) -> None:
-        self._cache.note_readers(self.path, self._number("estimate-table-readers-mem"))
+        self._cache.note_readers(self.path, self.tables_bytes())
 
     def _open(self) -> Rdict:
         # Named, because the binding otherwise takes the column family's options from the folder when there
@@ -458,7 +458,7 @@ class RocksDBStore(KeyedStore):
             sorted_runs=len(_run_bytes(live)),
             block_cache_bytes=self._number("block-cache-usage"),
             block_cache_bytes_max=self._cache.capacity_bytes,
-            table_reader_bytes=self._number("estimate-table-readers-mem"),
+            table_reader_bytes=self.tables_bytes(),
         )
 
     def tables_bytes(self) -> int:

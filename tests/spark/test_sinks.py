@@ -16,6 +16,7 @@ from asyncstate.errors import JobError, SchemaError
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.spark.sinks import SqliteTarget, UpsertSink, write_upserts
 from operators import GroupAggregate, Rank, count, desc, sum_
+from tests.spark.files import numbers_by_key
 
 pytestmark = pytest.mark.spark
 
@@ -37,14 +38,7 @@ def database(folder: Path) -> Path:
 
 
 def source(spark: SparkSession, folder: Path) -> DataFrame:
-    for number in range(BATCHES):
-        made = spark.range(number * 30, number * 30 + 30, 1, 1).selectExpr("id % 7 AS k", "id AS v")
-        made.write.mode("append").parquet(str(folder / "source"))
-    return (
-        spark.readStream.schema("k long, v long")
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(folder / "source"))
-    )
+    return numbers_by_key(spark, folder, BATCHES, rows=30, keys=7)
 
 
 class FailsOnce:

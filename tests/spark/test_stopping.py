@@ -15,6 +15,7 @@ import pytest
 
 from asyncstate.errors import JobError
 from asyncstate.operators import GroupAggregate, count, sum_
+from tests.spark.files import numbers_by_key
 
 pytest.importorskip("pyspark")
 
@@ -32,14 +33,7 @@ BATCHES = 4
 
 def source(spark: SparkSession, folder: Path) -> DataFrame:
     """A file of ten rows a micro-batch."""
-    for number in range(BATCHES):
-        made = spark.range(number * 10, number * 10 + 10, 1, 1).selectExpr("id % 3 AS k", "id AS v")
-        made.write.mode("append").parquet(str(folder / "source"))
-    return (
-        spark.readStream.schema("k long, v long")
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(folder / "source"))
-    )
+    return numbers_by_key(spark, folder, BATCHES, rows=10, keys=3)
 
 
 class Gate:
