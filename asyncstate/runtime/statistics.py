@@ -59,7 +59,11 @@ class RowStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitStatistics:
-    """The bounds in force, in both modes: in sync mode one record is in flight and each read is sent alone."""
+    """The bounds in force, in both modes: in sync mode one record is in flight and each read is sent alone.
+
+    ``in_flight_limit``: records. ``request_buffer_limit``: keys that wait for a list get, for at most
+    ``buffer_timeout_ms_limit`` milliseconds. ``io_parallelism_limit``: threads that read.
+    """
 
     in_flight_limit: Limit
     request_buffer_limit: Limit

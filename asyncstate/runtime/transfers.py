@@ -17,7 +17,7 @@ from asyncstate.runtime.spec import InputBatch, OutBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferStatistics:
-    """Of ``run_seconds``: waiting for rows, and until rows put out were taken."""
+    """Of a task's run: ``input_seconds`` it waited for rows, ``output_seconds`` until rows put out were taken."""
 
     input_seconds: Elapsed
     output_seconds: Elapsed
