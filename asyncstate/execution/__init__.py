@@ -8,7 +8,7 @@ from asyncstate.execution.accounting import KeyAccountingUnit
 from asyncstate.execution.asynchronous import AsyncExecutionController
 from asyncstate.execution.buffer import StateRequestBuffer
 from asyncstate.execution.calls import OutsideCalls
-from asyncstate.execution.controller import ExecutionController
+from asyncstate.execution.controller import ControllerStatistics, ExecutionController
 from asyncstate.execution.limits import AsyncLimits, CallLimits
 from asyncstate.execution.loop import Completion, Completions
 from asyncstate.execution.pacing import ReadPacer, thread_waits
@@ -28,6 +28,7 @@ __all__ = [
     "ComingRows",
     "Completion",
     "Completions",
+    "ControllerStatistics",
     "ExecutionController",
     "Interests",
     "KeyAccountingUnit",

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from asyncstate.errors import OperatorError, StoreError
 from asyncstate.execution.bundle_reads import BundleChunk, BundleReads
 from asyncstate.execution.calls import OutsideCall, OutsideCalls
+from asyncstate.execution.controller import AsyncStatistics
 from asyncstate.execution.limits import AsyncLimits
 from asyncstate.execution.loop import Completion
 from asyncstate.execution.mailbox import MailboxController
@@ -391,21 +392,14 @@ class AsyncExecutionController(MailboxController):
             self._drop_coroutines()
             self._threads.close(0.0 if self._reads_hang else self._limits.watchdog_timeout_ms / 1000)
 
-    def statistics(self) -> dict[str, float]:
-        """See ``ExecutionController``."""
+    def _overlapped(self) -> AsyncStatistics:
         self._note_peaks()
-        return {
-            **self._read_statistics(),
-            **self.calls.statistics(),
-            **self._ahead.statistics(),
-            **self._ranges.statistics(),
-            "io_wait_seconds": self._wait_seconds,
-            "overlapping_epochs": self._overlapping_epochs,
-            "in_flight_limit": self._limits.in_flight,
-            "request_buffer_limit": self._limits.buffer_size,
-            "buffer_timeout_ms_limit": self._limits.buffer_timeout_ms,
-            "io_parallelism_limit": self._limits.io_parallelism,
-            "in_flight_peak": self._peak_in_flight,
-            "io_threads_peak": self._threads.threads_peak,
-            "blocked_keys_peak": self._peak_blocked,
-        }
+        return AsyncStatistics(
+            ahead=self._ahead.statistics(),
+            ranges=self._ranges.statistics(),
+            io_wait_seconds=self._wait_seconds,
+            overlapping_epochs=self._overlapping_epochs,
+            in_flight_peak=self._peak_in_flight,
+            io_threads_peak=self._threads.threads_peak,
+            blocked_keys_peak=self._peak_blocked,
+        )

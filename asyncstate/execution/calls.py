@@ -15,6 +15,7 @@ import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeGuard
 
@@ -25,6 +26,7 @@ from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import FutureStateError, OperatorError
 from asyncstate.execution.limits import CallLimits
 from asyncstate.execution.loop import Completion, Completions, LoopThread
+from asyncstate.figures import Count, Elapsed, Limit, Peak
 from asyncstate.futures import StateFuture
 
 running_call: Final[ContextVar[str | None]] = ContextVar("running_call", default=None)
@@ -33,6 +35,18 @@ running_call: Final[ContextVar[str | None]] = ContextVar("running_call", default
 _LONGEST_SECONDS: Final = 86_400.0
 _AHEAD_FACTOR: Final = 4  # calls that the loop has, in multiples of those that may run: it is never without
 _PATIENCE_SECONDS: Final = 10.0  # for what has been cancelled to end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallStatistics:
+    """``calls`` were started, of which ``call_timeouts`` ended at their time-out; the task had nothing to do but wait
+    for them for ``call_wait_seconds``; ``calls_in_flight_peak`` ran at once, of at most ``call_limit``."""
+
+    calls: Count
+    call_timeouts: Count
+    call_wait_seconds: Elapsed
+    calls_in_flight_peak: Peak
+    call_limit: Limit
 
 
 class OutsideCall:
@@ -152,15 +166,15 @@ class OutsideCalls:
         """How long to wait until a call is answered: their own timeouts come first."""
         return self._longest_seconds + self.limits.watchdog_timeout_ms / 1000
 
-    def statistics(self) -> dict[str, float]:
-        """Counts of this micro-batch by name."""
-        return {
-            "calls": self._started,
-            "call_timeouts": self._timeouts,
-            "call_wait_seconds": self.wait_seconds,
-            "calls_in_flight_peak": self._peak_running,
-            "call_limit": self.limits.in_flight,
-        }
+    def statistics(self) -> CallStatistics:
+        """Of this micro-batch."""
+        return CallStatistics(
+            calls=self._started,
+            call_timeouts=self._timeouts,
+            call_wait_seconds=self.wait_seconds,
+            calls_in_flight_peak=self._peak_running,
+            call_limit=self.limits.in_flight,
+        )
 
     # -- the end ----------------------------------------------------------------------------------------
 

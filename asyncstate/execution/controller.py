@@ -12,16 +12,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from asyncstate.durations import Seconds
 from asyncstate.errors import FutureStateError, StateAccessError
-from asyncstate.execution.calls import OutsideCall, OutsideCalls
+from asyncstate.execution.calls import CallStatistics, OutsideCall, OutsideCalls
 from asyncstate.execution.failures import AWAIT_HINT, Failures
-from asyncstate.execution.read_ahead import ComingRows
+from asyncstate.execution.range_reads import RangeReadStatistics
+from asyncstate.execution.read_ahead import ComingRows, ReadAheadStatistics
 from asyncstate.execution.record import AnyRow, Record
 from asyncstate.execution.thread_guard import Guarded, guarded, unwatch, watch
+from asyncstate.figures import Count, Elapsed, Peak
 from asyncstate.futures import (
     PENDING,
     FailureScope,
@@ -30,10 +33,43 @@ from asyncstate.futures import (
     set_failure_scope,
 )
 from asyncstate.requests import LevelOne, Page, StateSink
-from asyncstate.storage import WriteOverlay
+from asyncstate.storage import OverlayStatistics, WriteOverlay
 
 _GENERATORS: Final = frozenset({GeneratorType, AsyncGeneratorType})
 _INDIFFERENT: Final = ComingRows()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncStatistics:
+    """What there is in async mode only.
+
+    ``io_wait_seconds``: time in which the task had nothing to do but wait for reads. ``overlapping_epochs``: watermarks
+    that passed while records before them were in flight. ``in_flight_peak``: records under way at once.
+    ``io_threads_peak``: threads that read at once. ``blocked_keys_peak``: records that waited for an earlier one of
+    their key.
+    """
+
+    ahead: ReadAheadStatistics
+    ranges: RangeReadStatistics
+    io_wait_seconds: Elapsed
+    overlapping_epochs: Count
+    in_flight_peak: Peak
+    io_threads_peak: Peak
+    blocked_keys_peak: Peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerStatistics:
+    """One micro-batch of a partition.
+
+    ``level_one_hits``: reads that a state object answered with a value it had decoded; ``reads`` and ``hits`` of
+    ``state`` count them, too. ``overlapped`` is None in sync mode.
+    """
+
+    state: OverlayStatistics
+    level_one_hits: Count
+    calls: CallStatistics
+    overlapped: AsyncStatistics | None
 
 
 class ExecutionController(StateSink):
@@ -253,9 +289,20 @@ class ExecutionController(StateSink):
         self.outputs.clear()  # in place: a record at the head of the line writes into this very list
         return outputs
 
-    @abstractmethod
-    def statistics(self) -> dict[str, float]:
-        """Counts of this micro-batch by name; ``*_peak`` are highest values, ``*_limit`` the bounds in force."""
+    def statistics(self) -> ControllerStatistics:
+        """Of this micro-batch."""
+        state = self.overlay.statistics()
+        answered = sum(level_one.hits for level_one in self._level_ones)
+        return ControllerStatistics(
+            state=replace(state, reads=state.reads + answered, hits=state.hits + answered),
+            level_one_hits=answered,
+            calls=self.calls.statistics(),
+            overlapped=self._overlapped(),
+        )
+
+    def _overlapped(self) -> AsyncStatistics | None:
+        """What only asynchronous execution measures."""
+        return None
 
     # -- the first level of the cache -----------------------------------------------------------------
 
@@ -267,14 +314,6 @@ class ExecutionController(StateSink):
         """All operator code has run: what state objects have held back is written."""
         for level_one in self._level_ones:
             level_one.finish()
-
-    def _read_statistics(self) -> dict[str, float]:
-        """The overlay's, with the reads that never came so far: ``reads`` and ``hits`` count them too."""
-        counts = self.overlay.statistics()
-        answered = sum(level_one.hits for level_one in self._level_ones)
-        counts["reads"] += answered
-        counts["hits"] += answered
-        return counts | {"level_one_hits": answered}
 
     # -- the sink's calls that never wait ------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from asyncstate.execution.pacing import ReadPacer
 from asyncstate.execution.read_threads import ListGet
+from asyncstate.figures import Count
 from asyncstate.futures import StateFuture
 from asyncstate.requests import Page
 from asyncstate.storage import WriteOverlay
@@ -33,6 +34,13 @@ _position = itemgetter(0)
 
 Answer = Callable[["RangeRequest"], None]
 Send = Callable[[Sequence[ListGet]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeReadStatistics:
+    """``warmed_positions``: places in ranges whose blocks were loaded before a scan came to them."""
+
+    warmed_positions: Count
 
 
 class RangeRequest:
@@ -156,9 +164,9 @@ class RangeReads:
             if not request.missing:
                 self._answer(request)
 
-    def statistics(self) -> dict[str, float]:
-        """``warmed_positions``: places in ranges whose blocks were loaded before a scan came to them."""
-        return {"warmed_positions": self._warmed}
+    def statistics(self) -> RangeReadStatistics:
+        """Of this micro-batch."""
+        return RangeReadStatistics(warmed_positions=self._warmed)
 
 
 def reads_in(page: Page) -> int:

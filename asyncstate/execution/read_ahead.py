@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 from asyncstate.execution.pacing import ReadPacer
 from asyncstate.execution.read_here import read_here
 from asyncstate.execution.read_threads import ListGet
+from asyncstate.figures import Count
 from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
 
 BLOCK_ROWS: Final = 1_000
@@ -33,6 +34,15 @@ _PREFIX_BYTES: Final = 3  # key group and state id
 
 Send = Callable[[Sequence[ListGet]], None]
 Fail = Callable[["AheadChunk", BaseException], NoReturn]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAheadStatistics:
+    """``read_ahead_keys``: keys that were read before a record asked; ``read_ahead_unused``: those of them for
+    nothing."""
+
+    read_ahead_keys: Count
+    read_ahead_unused: Count
 
 
 @dataclass(slots=True)
@@ -219,9 +229,9 @@ class ReadAhead:
             else:
                 interest.next_rest = 1
 
-    def statistics(self) -> dict[str, float]:
-        """``read_ahead_keys``: keys that were read before a record asked; ``read_ahead_unused``: for nothing."""
-        return {"read_ahead_keys": self._keys_read, "read_ahead_unused": self._keys_unused}
+    def statistics(self) -> ReadAheadStatistics:
+        """Of this micro-batch."""
+        return ReadAheadStatistics(read_ahead_keys=self._keys_read, read_ahead_unused=self._keys_unused)
 
 
 class ComingRows:

@@ -68,10 +68,6 @@ class SyncExecutionController(ExecutionController):
     def prefetch(self, keys: list[bytes]) -> None:
         """Nothing: a synchronous read happens when it is asked for."""
 
-    def statistics(self) -> dict[str, float]:
-        """See ``ExecutionController``."""
-        return self._read_statistics() | self.calls.statistics()
-
     def _call(self, call: OutsideCall) -> StateFuture[Any]:
         completions = self.calls.completions
         self.calls.start(call)

@@ -61,6 +61,7 @@ from asyncstate.runtime.spec import (
     unpack_records,
 )
 from asyncstate.runtime.stateless_checks import check_stateless
+from asyncstate.runtime.statistics import RowStatistics, TaskStatistics, kind_of
 from asyncstate.runtime.stores import read_state, retries_of
 from asyncstate.runtime.task import run_partition
 from asyncstate.runtime.unkept import run_stateless, run_to_the_end
@@ -81,11 +82,13 @@ __all__ = [
     "OrderBy",
     "OutBatch",
     "Renamed",
+    "RowStatistics",
     "SequenceBy",
     "SideBatch",
     "Step",
     "TaskContext",
     "TaskSpec",
+    "TaskStatistics",
     "WorkerMemory",
     "advance_sources",
     "check_columns",
@@ -103,6 +106,7 @@ __all__ = [
     "drop_seen_of_inputs",
     "each_input",
     "keys_of_inputs",
+    "kind_of",
     "left_out",
     "local_limit_of_task",
     "local_phase_of_task",

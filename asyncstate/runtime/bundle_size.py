@@ -13,6 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from asyncstate.runtime.spec import TaskSpec
+from asyncstate.runtime.statistics import statistics_before
 
 ROWS_UNKNOWN: Final = 100_000
 """Rows at most while no micro-batch before has told how large the state of a row is."""
@@ -24,12 +25,12 @@ class BundleSize:
     """The bound in rows for the bundles of one partition in one micro-batch."""
 
     def __init__(self, spec: TaskSpec) -> None:
-        before = spec.base.summed_statistics() if spec.base is not None else {}
-        rows = before.get("rows_in", 0.0)
+        before = statistics_before(spec.base)
+        rows, state = before.rows.rows_in, before.controller
         config = spec.config
         self._memory_bytes = config.bundle_memory_bytes
         self.rows_max = config.bundle_size if rows else min(config.bundle_size, ROWS_UNKNOWN)
-        state_bytes = before.get("bundle_read_bytes", 0.0) + before.get("change_bytes", 0.0)
+        state_bytes = 0 if state is None else state.state.bundle_read_bytes + state.state.writes.change_bytes
         self._state_bytes = state_bytes / rows if rows else 0.0
 
     def rows(self, batch: pa.RecordBatch) -> int:

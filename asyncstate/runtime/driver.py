@@ -13,10 +13,11 @@ import msgspec
 
 from asyncstate.config import Config
 from asyncstate.errors import ConfigurationError, JobError
+from asyncstate.figures import Figures, added, highest
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.runtime.broadcast_digest import check_digests
 from asyncstate.runtime.spec import CommitRecord
-from asyncstate.storage import Applied, Manifest, OperatorManifest, StateSpec, summed
+from asyncstate.storage import Applied, Manifest, OperatorManifest, StateSpec
 
 
 def watermark_after(previous: Manifest | None) -> int:
@@ -131,10 +132,6 @@ def _agreed_states(uid: str, records: Sequence[CommitRecord]) -> list[StateSpec]
     return states
 
 
-def sum_records(records: Sequence[CommitRecord]) -> tuple[dict[str, float], dict[str, float]]:
+def sum_records(records: Sequence[CommitRecord]) -> tuple[Figures, Figures]:
     """Sums of ``statistics`` and maxima of ``peaks`` over the partitions."""
-    peaks: dict[str, float] = {}
-    for record in records:
-        for name, value in record.peaks.items():
-            peaks[name] = max(peaks.get(name, value), value)
-    return summed(record.statistics for record in records), peaks
+    return added(record.statistics for record in records), highest(record.peaks for record in records)

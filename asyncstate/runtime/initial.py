@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from asyncstate.errors import JobError, SchemaError, StateDeclarationError
+from asyncstate.figures import highest
 from asyncstate.operator import (
     InputSpec,
     Operator,
@@ -28,13 +29,13 @@ from asyncstate.operator import (
     StateDescriptor,
 )
 from asyncstate.runtime.spec import CommitRecord
+from asyncstate.runtime.statistics import sums_of_both
 
 VALUE: Final = "value"
 USER_KEY: Final = "user_key"
 FIRST_ARRIVAL: Final = 1 << 31
 """Rows that wait in order are numbered by micro-batch and arrival; those that come behind initial rows from here on."""
 _KINDS: Final = ("value", "list", "map", "reducing")
-_NOT_SUMMED: Final = frozenset({"delta_bytes", "state_bytes", "state_entries_estimate"})
 
 
 class InitialValues(RecordOperator):
@@ -109,16 +110,12 @@ def _add(state: Any, row: Row) -> Any:
 def report_of_both(first: CommitRecord, then: CommitRecord) -> CommitRecord:
     """What a partition has to report that ran twice in a micro-batch, ``then`` over what ``first`` had left."""
     times = [max(both, default=None) for both in _present(first.max_event_times, then.max_event_times)]
-    statistics = {
-        name: value + (0.0 if name in _NOT_SUMMED else first.statistics.get(name, 0.0))
-        for name, value in then.statistics.items()
-    }
     return msgspec.structs.replace(
         then,
         max_event_times=times,
         missing_row=then.missing_row or first.missing_row,
-        statistics=_all(first.statistics, statistics),
-        peaks={name: max(first.peaks.get(name, value), value) for name, value in then.peaks.items()},
+        statistics=sums_of_both(first.statistics, then.statistics),
+        peaks=highest([first.peaks, then.peaks]),
     )
 
 
@@ -126,10 +123,6 @@ def _present(first: Sequence[int | None], then: Sequence[int | None]) -> list[li
     """Of each input the times that were seen; values of states have other inputs, and no times."""
     firsts = list(first) if len(first) == len(then) else [None] * len(then)
     return [[time for time in both if time is not None] for both in zip(firsts, then, strict=True)]
-
-
-def _all(first: Mapping[str, float], then: Mapping[str, float]) -> dict[str, float]:
-    return {**{name: value for name, value in first.items() if name not in _NOT_SUMMED}, **then}
 
 
 def check_keeps(uid: str, given: object) -> None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from asyncstate.config import Config
 from asyncstate.local_phase import LocalFunction, LocalLimit, LocalPhase
 from asyncstate.operator import BundleOperator, InputSpec, Operator
+from asyncstate.runtime.statistics import TaskStatistics, statistics_before
 from asyncstate.storage import OperatorManifest
 
 ROWS_MIN: Final = 50_000
@@ -40,7 +41,7 @@ def chosen_local_phase(
     phase = _possible_phase(operator, inputs, config)
     if phase is None or config.local_aggregation == "true":
         return phase
-    return phase if base is not None and _pays(base.summed_statistics(), batch_id) else None
+    return phase if base is not None and _pays(statistics_before(base), batch_id) else None
 
 
 def may_run_locally(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> bool:
@@ -118,12 +119,11 @@ def _fixed(kind: pa.DataType) -> bool:
     return bool(pa.types.is_primitive(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind))
 
 
-def _pays(before: dict[str, float], batch_id: int) -> bool:
+def _pays(before: TaskStatistics, batch_id: int) -> bool:
     """By the figures of the micro-batch before."""
-    arrived = before.get("rows_in", 0.0)
-    if "local_rows_in" in before:
-        rows = before["local_rows_in"]
+    arrived, rows = before.rows.rows_in, before.rows.local_rows_in
+    if rows is not None:
         return rows >= ROWS_MIN and rows >= REDUCTION_MIN * arrived
     # One state a unique key of a bundle is asked for, of windows one a key and slice: the rows that would be left.
-    left = before.get("reads", arrived)
+    left = arrived if before.controller is None else before.controller.state.reads
     return arrived >= ROWS_MIN and (arrived >= REDUCTION_MIN * left or batch_id % TRIAL_BATCHES == 0)

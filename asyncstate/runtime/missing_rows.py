@@ -17,6 +17,7 @@ import numpy.typing as npt
 from asyncstate.changelog import ROW_KIND_TEXTS
 from asyncstate.config import Config
 from asyncstate.errors import OperatorError
+from asyncstate.figures import counters
 from asyncstate.operator import Bundle, Counter
 from asyncstate.runtime.spec import CommitRecord
 
@@ -61,7 +62,7 @@ def warn_of_missing_rows(uid: str, batch_id: int, config: Config, records: Seque
     """Log one warning if an operator has dropped retractions in a micro-batch, unless they are only to be counted."""
     if config.on_missing_row == "count":
         return
-    number = int(sum(record.statistics.get(f"counter.{COUNTER}", 0.0) for record in records))
+    number = sum(counters(record.statistics).get(COUNTER, 0) for record in records)
     if number:
         example = next((record.missing_row for record in records if record.missing_row), None)
         _log.warning(

@@ -25,6 +25,7 @@ from asyncstate.runtime.gathering import Gathering, RowsMax
 from asyncstate.runtime.ordering import OrderedInputs
 from asyncstate.runtime.rows import PreparedBatch, output_batch, prepare
 from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
+from asyncstate.runtime.statistics import RowStatistics
 
 
 class Runner(ABC):
@@ -170,6 +171,17 @@ class Runner(ABC):
         known = self.max_event_times[index]
         if newest is not None:
             self.max_event_times[index] = newest if known is None else max(known, newest)
+
+    def statistics(self) -> RowStatistics:
+        """Of this micro-batch."""
+        together = any(given.local is not None for given in self.spec.inputs)
+        return RowStatistics(
+            rows_in=self.rows_in,
+            rows_out=self.rows_out,
+            keys=self.keys,
+            local_rows_in=self.local_rows_in if together else None,
+            counters={name: counter.value for name, counter in self.context.counters.items()},
+        )
 
     def _count_local(self, given: InputBatch) -> None:
         """Where rows were put together before they came, count what they were made of."""

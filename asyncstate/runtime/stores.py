@@ -10,10 +10,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.config import Config
 from asyncstate.errors import StoreError
+from asyncstate.figures import Bytes, Elapsed, Level, Limit, Peak
 from asyncstate.runtime.spec import TaskSpec
 from asyncstate.storage import (
     EMPTY_LINEAGE,
@@ -33,6 +35,27 @@ from asyncstate.storage import (
     commit_partition,
     partition_base,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatistics:
+    """The partition's store and its part of the checkpoint.
+
+    ``restore_seconds``, ``restore_bytes``: what it took to bring the store to the base version, and what was fetched
+    for it. ``delta_bytes``: of the delta file uploaded. ``state_bytes``: of the store, as stored;
+    ``state_entries_estimate``: its entries, overwritten ones among them until they are compacted.
+    ``block_cache_bytes_peak``, ``block_cache_bytes_limit``: of blocks in RocksDB's cache, and what filters and indexes
+    leave it, which take ``table_reader_bytes_peak``.
+    """
+
+    restore_seconds: Elapsed
+    restore_bytes: Bytes
+    delta_bytes: Bytes
+    state_bytes: Level
+    state_entries_estimate: Level
+    block_cache_bytes_peak: Peak
+    block_cache_bytes_limit: Limit
+    table_reader_bytes_peak: Peak
 
 
 class PartitionStore:
@@ -70,12 +93,6 @@ class PartitionStore:
         """Where rows of the micro-batch may lie that do not fit into memory; it goes with the lease."""
         return str(self._lease.scratch_folder / "gathered")
 
-    @property
-    def restored(self) -> dict[str, float]:
-        """What it took to bring the store to the base version."""
-        restored = self._lease.restored
-        return {"restore_seconds": restored.seconds, "restore_bytes": restored.bytes_fetched}
-
     def commit(self, changes: Changes) -> PartitionManifest:
         """Upload sorted changes; the partition as it is after them. Nothing is visible before the driver commits."""
         spec = self._spec
@@ -88,6 +105,21 @@ class PartitionStore:
             batch_id=spec.batch_id,
             attempt=uuid.uuid4().hex,
             snapshot_every_deltas=spec.config.snapshot_interval,
+        )
+
+    def statistics(self, content: PartitionManifest) -> PartitionStatistics:
+        """Once ``content`` is what the partition is after the micro-batch."""
+        lease, store = self._lease, self.store.statistics()
+        new = [delta.file for delta in content.deltas if delta not in lease.base.deltas]
+        return PartitionStatistics(
+            restore_seconds=lease.restored.seconds,
+            restore_bytes=lease.restored.bytes_fetched,
+            delta_bytes=sum(file.size_bytes for file in new),
+            state_bytes=store.size_bytes,
+            state_entries_estimate=store.entries_estimate,
+            block_cache_bytes_peak=store.block_cache_bytes,
+            block_cache_bytes_limit=store.block_cache_bytes_max,
+            table_reader_bytes_peak=store.table_reader_bytes,
         )
 
     def settle(self) -> None:

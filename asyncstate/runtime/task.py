@@ -8,12 +8,10 @@ Must not import Spark.
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from typing import Final
+from dataclasses import replace
 
 from asyncstate.config import Config
 from asyncstate.errors import StoreError
@@ -21,6 +19,7 @@ from asyncstate.execution import (
     AsyncExecutionController,
     AsyncLimits,
     CallLimits,
+    ControllerStatistics,
     ExecutionController,
     OutsideCalls,
     SyncExecutionController,
@@ -33,6 +32,7 @@ from asyncstate.runtime.context import CachedColumns, TaskContext
 from asyncstate.runtime.records import RecordRunner
 from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
+from asyncstate.runtime.statistics import LimitStatistics, TaskStatistics, WorkerStatistics, io_parallelism
 from asyncstate.runtime.stores import PartitionStore, open_store
 from asyncstate.runtime.transfers import Transfers
 from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
@@ -44,10 +44,6 @@ from asyncstate.storage import (
     WriteOverlay,
     group_range,
 )
-
-_AUTO_IO_PARALLELISM: Final = 256  # at most; ReadPacer says how many, by how slow the store is
-_KIB: Final = 1024
-_NOT_SUMMED: Final = ("_peak", "_limit")  # figures of which the highest over partitions counts
 
 
 def run_partition(
@@ -85,8 +81,8 @@ def run_partition(
                 memory,
                 _cached_in(columns, opened),
             )
-            seconds = {"run_seconds": time.perf_counter() - started} | transfers.statistics()
-            record = _commit(spec, partition, opened, runner, states, seconds, columns.entries)
+            ran_seconds = time.perf_counter() - started
+            record = _commit(spec, partition, opened, runner, states, columns.entries, transfers, ran_seconds)
             # Named by what this attempt has made: if another one is committed, nobody asks for it.
             cache.keep(record.content.lineage, overlay.release())
             columns.keep(record.content.lineage, columns.entries)
@@ -145,22 +141,12 @@ def _calls(spec: TaskSpec) -> OutsideCalls:
     return OutsideCalls(spec.uid, limits, operator.open_calls, operator.close_calls)
 
 
-def _limits_in_force(config: Config) -> dict[str, float]:
-    """What both modes report of the configuration; in sync mode one record is in flight and each read is sent alone."""
-    return {
-        "in_flight_limit": config.in_flight_limit if config.enabled else 1,
-        "request_buffer_limit": config.buffer_size if config.enabled else 1,
-        "buffer_timeout_ms_limit": config.buffer_timeout_ms if config.enabled else 0,
-        "io_parallelism_limit": (config.io_parallelism or _AUTO_IO_PARALLELISM) if config.enabled else 1,
-    }
-
-
 def _limits(config: Config) -> AsyncLimits:
     return AsyncLimits(
         in_flight=config.in_flight_limit,
         buffer_size=config.buffer_size,
         buffer_timeout_ms=config.buffer_timeout_ms,
-        io_parallelism=config.io_parallelism or _AUTO_IO_PARALLELISM,
+        io_parallelism=io_parallelism(config),
         watchdog_timeout_ms=config.watchdog_timeout_ms,
         batch_hot_reads=config.batch_hot_reads,
         serial_epochs=config.epoch_mode == "serial",
@@ -213,8 +199,9 @@ def _commit(
     opened: PartitionStore,
     runner: Runner,
     states: list[StateSpec],
-    seconds: dict[str, float],
     columns: ColumnCache,
+    transfers: Transfers,
+    run_seconds: float,
 ) -> CommitRecord:
     began = time.perf_counter()
     runner.controller.finish_states()
@@ -223,29 +210,18 @@ def _commit(
     committed = time.perf_counter()
     opened.settle()
     settled = time.perf_counter()
-    counts = runner.controller.statistics() | columns.statistics().named()
-    counts["bundle_read_bytes"] += columns.read_bytes  # the memory that bundles take, wherever it was read
-    store = opened.store.statistics()
-    statistics = {name: float(value) for name, value in counts.items() if not name.endswith(_NOT_SUMMED)}
-    statistics |= opened.restored | seconds | counted(runner)
-    statistics |= {
-        "commit_seconds": committed - began,
-        "compaction_seconds": settled - committed,
-        "delta_bytes": sum(
-            delta.file.size_bytes for delta in content.deltas if delta.batch_id == spec.batch_id
-        ),
-        "state_bytes": store.size_bytes,
-        "state_entries_estimate": store.entries_estimate,
-    }
-    if any(given.local is not None for given in spec.inputs):
-        statistics["local_rows_in"] = runner.local_rows_in
-    peaks = {name: float(value) for name, value in counts.items() if name.endswith(_NOT_SUMMED)}
-    peaks |= _limits_in_force(spec.config)
-    peaks["worker_rss_bytes_peak"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB)
-    peaks["block_cache_bytes_peak"] = float(store.block_cache_bytes)
-    peaks["block_cache_bytes_limit"] = float(store.block_cache_bytes_max)
-    peaks["table_reader_bytes_peak"] = float(store.table_reader_bytes)
-    peaks["worker_pid"] = float(os.getpid())
+    statistics = TaskStatistics(
+        rows=runner.statistics(),
+        controller=_with_columns(runner.controller.statistics(), columns),
+        columns=columns.statistics(),
+        transfers=transfers.statistics(),
+        partition=opened.statistics(content),
+        limits=LimitStatistics.of(spec.config),
+        worker=WorkerStatistics.of_this_process(),
+        run_seconds=run_seconds,
+        commit_seconds=committed - began,
+        compaction_seconds=settled - committed,
+    )
     return CommitRecord(
         partition=partition,
         content=content,
@@ -253,12 +229,13 @@ def _commit(
         max_event_times=runner.max_event_times,
         broadcast_digest=broadcast_digest(changes, states),
         missing_row=None if runner.context.missing is None else runner.context.missing.example,
-        statistics=statistics,
-        peaks=peaks,
+        statistics=statistics.sums(),
+        peaks=statistics.peaks(),
     )
 
 
-def counted(runner: Runner) -> dict[str, float]:
-    """Rows, keys and the operator's own counters."""
-    own = {f"counter.{name}": float(counter.value) for name, counter in runner.context.counters.items()}
-    return {"rows_in": runner.rows_in, "rows_out": runner.rows_out, "keys": runner.keys, **own}
+def _with_columns(statistics: ControllerStatistics, columns: ColumnCache) -> ControllerStatistics:
+    """With what bundles have read of ``columns``: it takes memory wherever it was read."""
+    state = statistics.state
+    read_bytes = state.bundle_read_bytes + columns.read_bytes
+    return replace(statistics, state=replace(state, bundle_read_bytes=read_bytes))

@@ -9,8 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from asyncstate.figures import Elapsed
 from asyncstate.runtime.spec import InputBatch, OutBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferStatistics:
+    """Of a task's run: ``input_seconds`` it waited for rows, ``output_seconds`` until rows put out were taken."""
+
+    input_seconds: Elapsed
+    output_seconds: Elapsed
 
 
 class Transfers:
@@ -35,6 +45,6 @@ class Transfers:
         yield out
         self._output_seconds += time.perf_counter() - started
 
-    def statistics(self) -> dict[str, float]:
-        """Seconds by the name of the figure."""
-        return {"input_seconds": self._input_seconds, "output_seconds": self._output_seconds}
+    def statistics(self) -> TransferStatistics:
+        """So far."""
+        return TransferStatistics(input_seconds=self._input_seconds, output_seconds=self._output_seconds)

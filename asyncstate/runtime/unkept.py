@@ -22,8 +22,9 @@ from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Operator
 from asyncstate.runtime.broadcast_digest import broadcast_digest
 from asyncstate.runtime.driver import sum_records
 from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
+from asyncstate.runtime.statistics import RowStatistics, TaskStatistics
 from asyncstate.runtime.stores import rocksdb_options
-from asyncstate.runtime.task import controller_of, counted, operated
+from asyncstate.runtime.task import controller_of, operated
 from asyncstate.runtime.transfers import Transfers
 from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.storage import (
@@ -35,7 +36,7 @@ from asyncstate.storage import (
 )
 
 
-def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[OutBatch | dict[str, float]]:
+def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[OutBatch | RowStatistics]:
     """Run ``spec.operator`` over some rows of its input; gives output batches, then what was counted on the way.
 
     Raises OperatorError for failures of the operator's code.
@@ -44,7 +45,7 @@ def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[Out
     with controller_of(spec, WriteOverlay(MemoryStore()), memory) as controller:
         runner, _ = yield from operated(spec, 0, controller, batches, "", Transfers(), memory)
         with controller.suspended():
-            yield counted(runner)
+            yield runner.statistics()
 
 
 def run_to_the_end(
@@ -88,7 +89,7 @@ def _micro_batch(
         states=states,
         max_event_times=runner.max_event_times,
         missing_row=None if runner.context.missing is None else runner.context.missing.example,
-        statistics=counted(runner),
+        statistics=TaskStatistics(rows=runner.statistics()).sums(),
     )
 
 

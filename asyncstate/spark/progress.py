@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from asyncstate.dataflow import NodeFigures
+from asyncstate.figures import counters
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime import sum_records
+from asyncstate.runtime import kind_of, sum_records
 
 if TYPE_CHECKING:
     from asyncstate.spark.batch import Applied
@@ -93,65 +94,47 @@ def figures_of(operators: Mapping[str, OperatorStatistics]) -> dict[str, NodeFig
     return figures
 
 
-COUNTS: Final = {
-    "rows_in": "rows_in",
-    "local_rows_in": "local_rows_in",
-    "rows_out": "rows_out",
-    "keys": "keys",
-    "reads": "reads",
+_OPERATOR_NAMES: Final = (
+    *("rows_in", "local_rows_in", "rows_out", "keys"),
+    *("reads", "cache_hits", "cache_misses", "level_one_hits", "column_cache_hits", "column_cache_evictions"),
+    *("store_reads", "read_batches", "read_batch_keys", "scans", "changes", "spills"),
+    *("read_ahead_keys", "read_ahead_unused", "warmed_positions", "calls", "call_timeouts"),
+    *(
+        "state_entries_estimate",
+        "change_bytes",
+        "spilled_bytes",
+        "delta_bytes",
+        "restore_bytes",
+        "state_bytes",
+    ),
+    *("in_flight_peak", "blocked_keys_peak", "io_threads_peak", "calls_in_flight_peak"),
+    *("cache_bytes_peak", "column_cache_bytes_peak", "write_cache_bytes_peak", "worker_rss_bytes_peak"),
+    *(
+        "in_flight_limit",
+        "request_buffer_limit",
+        "buffer_timeout_ms_limit",
+        "io_parallelism_limit",
+        "call_limit",
+    ),
+    *("io_wait_seconds", "call_wait_seconds", "restore_seconds", "input_seconds", "output_seconds"),
+    *("read_batch_seconds", "run_seconds", "commit_seconds", "compaction_seconds"),
+)
+_REPORTED_AS: Final = {
     "cache_hits": "hits",
     "cache_misses": "misses",
-    "level_one_hits": "level_one_hits",
-    "column_cache_hits": "column_cache_hits",
-    "column_cache_evictions": "column_cache_evictions",
-    "store_reads": "store_reads",
     "read_batches": "list_gets",
     "read_batch_keys": "list_get_keys",
-    "scans": "scans",
-    "changes": "changes",
-    "spills": "spills",
-    "calls": "calls",
-    "call_timeouts": "call_timeouts",
-}
-"""Whole numbers of a progress, summed over partitions, and what commit records call them."""
-
-BYTES: Final = {
-    "change_bytes": "change_bytes",
-    "spilled_bytes": "spilled_bytes",
-    "delta_bytes": "delta_bytes",
-    "restore_bytes": "restore_bytes",
-    "state_bytes": "state_bytes",
-}
-SECONDS: Final = {
-    "io_wait_seconds": "io_wait_seconds",
-    "call_wait_seconds": "call_wait_seconds",
-    "restore_seconds": "restore_seconds",
-    "input_seconds": "input_seconds",
-    "output_seconds": "output_seconds",
     "read_batch_seconds": "list_get_seconds",
-    "run_seconds": "run_seconds",
-    "commit_seconds": "commit_seconds",
-    "compaction_seconds": "compaction_seconds",
 }
-PEAKS: Final = {
-    "in_flight_peak": "in_flight_peak",
-    "blocked_keys_peak": "blocked_keys_peak",
-    "io_threads_peak": "io_threads_peak",
-    "calls_in_flight_peak": "calls_in_flight_peak",
-    "cache_bytes_peak": "cache_bytes_peak",
-    "column_cache_bytes_peak": "column_cache_bytes_peak",
-    "write_cache_bytes_peak": "write_cache_bytes_peak",
-    "worker_rss_bytes_peak": "worker_rss_bytes_peak",
-}
-LIMITS: Final = {
-    "in_flight_limit": "in_flight_limit",
-    "request_buffer_limit": "request_buffer_limit",
-    "buffer_timeout_ms_limit": "buffer_timeout_ms_limit",
-    "io_parallelism_limit": "io_parallelism_limit",
-    "call_limit": "call_limit",
-}
-"""Bounds in force."""
-_COUNTER: Final = "counter."
+"""What tasks call figures that a progress calls otherwise."""
+
+
+def _source(name: str) -> str:
+    return _REPORTED_AS.get(name, name)
+
+
+FIGURES: Final = {name: kind_of(_source(name)) for name in _OPERATOR_NAMES}
+"""An operator's figures in a progress that tasks measure, and their kinds."""
 
 
 def progress_of(batch: BatchStatistics) -> Progress:
@@ -170,29 +153,24 @@ def progress_of(batch: BatchStatistics) -> Progress:
 
 
 def _operator(operator: OperatorStatistics) -> Progress:
-    sums, peaks = operator.sums, operator.peaks
-    reads, batches = sums.get("reads"), sums.get("list_gets")
+    measured = {**operator.sums, **operator.peaks}
+    figures = {name: _number(name, measured.get(_source(name))) for name in FIGURES}
     return {
         "uid": operator.uid,
         "operator": operator.operator,
         "parallelism": operator.parallelism,
-        **{name: _whole(sums.get(source)) for name, source in COUNTS.items()},
-        "cache_hit_ratio": sums.get("hits", 0) / reads if reads else None,
-        "read_batch_keys_mean": sums["list_get_keys"] / batches if batches else None,
-        "state_entries_estimate": _whole(sums.get("state_entries_estimate")),
-        **{name: _whole(sums.get(source)) for name, source in BYTES.items()},
-        **{name: _whole(peaks.get(source)) for name, source in PEAKS.items()},
-        **{name: _whole(peaks.get(source)) for name, source in LIMITS.items()},
+        **figures,
+        "cache_hit_ratio": _ratio(figures["cache_hits"], figures["reads"]),
+        "read_batch_keys_mean": _ratio(figures["read_batch_keys"], figures["read_batches"]),
         "plan_seconds": operator.plan_seconds,
         "stage_seconds": operator.stage_seconds,
-        **{name: sums.get(source) for name, source in SECONDS.items()},
-        "counters": {
-            name.removeprefix(_COUNTER): _whole(value)
-            for name, value in sums.items()
-            if name.startswith(_COUNTER)
-        },
+        "counters": counters(operator.sums),
     }
 
 
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+def _number(name: str, value: float | None) -> float | None:
+    return value if value is None or name.endswith("_seconds") else int(value)
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return (part or 0) / whole if whole else None

@@ -12,7 +12,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from asyncstate.errors import ConfigurationError
-from asyncstate.spark.progress import BYTES, COUNTS, PEAKS, SECONDS, Progress
+from asyncstate.figures import Kind
+from asyncstate.spark.progress import FIGURES, Progress
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
 _JOB: Final = ("job",)
 _OPERATOR: Final = ("job", "operator")
 _PREFIX: Final = "asyncstate_"
-_STATE: Final = (
-    "state_bytes",
-    "state_entries_estimate",
-)  # a level, not something that adds up over micro-batches
+_GAUGES: Final = (Kind.LEVEL, Kind.PEAK)  # what does not add up over micro-batches
 _TIMES: Final = ("total_seconds", "function_seconds", "commit_seconds")
 _SECONDS_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -58,14 +56,15 @@ class PrometheusProgress:
         self._stage = self._histogram(
             "stage_seconds", "Duration of an operator's stage with its exchange.", _OPERATOR
         )
-        sums = [name for name in (*COUNTS, *BYTES, *SECONDS) if name not in _STATE]
         self._sums = {
             name: self._counter(name, f"{name} of an operator, over all micro-batches.", _OPERATOR)
-            for name in sums
+            for name, kind in FIGURES.items()
+            if kind is Kind.TOTAL
         }
         self._levels = {
             name: self._gauge(name, f"{name} of an operator in the last micro-batch.", _OPERATOR)
-            for name in (*_STATE, *PEAKS)
+            for name, kind in FIGURES.items()
+            if kind in _GAUGES
         }
         self._own = self._counter(
             "operator_counter", "What operators count themselves.", (*_OPERATOR, "counter")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from asyncstate.runtime.spec import InputBatch, TaskSpec
 
-_COUNTER: Final = "counter."
 _log = logging.getLogger(__name__)
 _told: set[tuple[str, str, str]] = set()
 """The counters of which this worker has told, by job, uid and name."""
@@ -58,7 +57,7 @@ class StatelessTask:
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=self.wire)
             else:
-                _tell(self.spec, out)
+                _tell(self.spec, out.counters)
 
     def _given(self, batches: Iterator[pa.RecordBatch]) -> Iterator[InputBatch]:
         from asyncstate.runtime.spec import InputBatch
@@ -82,17 +81,17 @@ def mapped(df: DataFrame, spec: TaskSpec, output: pa.Schema) -> DataFrame:
     )
 
 
-def _tell(spec: TaskSpec, counted: Mapping[str, float]) -> None:
+def _tell(spec: TaskSpec, counters: Mapping[str, int]) -> None:
     """Say once a worker what the operator counts: a sum over runs that may be repeated would be wrong."""
-    for name, value in counted.items():
+    for name, value in counters.items():
         told = (spec.job_id, spec.uid, name)
-        if name.startswith(_COUNTER) and value and told not in _told:
+        if value and told not in _told:
             _told.add(told)
             _log.warning(
                 "operator '%s' keeps no state, so no progress has its counters: %s is %d in one part of batch %d. "
                 "Said once for each worker.",
                 spec.uid,
-                name.removeprefix(_COUNTER),
+                name,
                 value,
                 spec.batch_id,
             )

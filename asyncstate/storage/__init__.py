@@ -26,12 +26,11 @@ from asyncstate.storage.manifest import (
     SnapshotRef,
     StateSpec,
     extend_lineage,
-    summed,
 )
 from asyncstate.storage.memory import MemoryStore
 from asyncstate.storage.object_files import ObjectFiles, checkpoint_files
 from asyncstate.storage.open_stores import OpenStores
-from asyncstate.storage.overlay import LIST_GET_KEYS, MISSING, WriteOverlay
+from asyncstate.storage.overlay import LIST_GET_KEYS, MISSING, OverlayStatistics, WriteOverlay
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
 from asyncstate.storage.retries import Retries
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
@@ -61,6 +60,7 @@ __all__ = [
     "ObjectFiles",
     "OpenStores",
     "OperatorManifest",
+    "OverlayStatistics",
     "PartitionBase",
     "PartitionKey",
     "PartitionManifest",
@@ -84,7 +84,6 @@ __all__ = [
     "group_range",
     "partition_base",
     "snapshot_if_due",
-    "summed",
     "upload_delta",
     "verify_file",
 ]

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError
+from asyncstate.figures import Figures, added
 
 FORMAT_VERSION: Final = 2
 EMPTY_LINEAGE: Final = ""
@@ -89,15 +90,6 @@ class StateSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, str] = {}
 
 
-def summed(statistics: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Figures of several partitions, each name's values added up."""
-    sums: dict[str, float] = {}
-    for figures in statistics:
-        for name, value in figures.items():
-            sums[name] = sums.get(name, 0) + value
-    return sums
-
-
 class Applied(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The times (microseconds) of the last micro-batch that has applied an operator."""
 
@@ -121,9 +113,9 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     route: list[int] = []
     applied: Applied | None = None
 
-    def summed_statistics(self) -> dict[str, float]:
+    def summed_statistics(self) -> Figures:
         """Figures of the micro-batch that committed it, summed over the partitions."""
-        return summed(partition.statistics for partition in self.partitions)
+        return added(partition.statistics for partition in self.partitions)
 
     def partition(self, number: int) -> PartitionManifest:
         """Return a partition by its number; an absent one is empty."""

@@ -11,14 +11,16 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import filterfalse, repeat
 from typing import Final, Literal, cast
 
+from asyncstate.figures import Bytes, Count, Elapsed, Limit, Peak
 from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, CachedEntries, Entries, size_of
 from asyncstate.storage.contract import Changes, KeyedStore
 from asyncstate.storage.merging import scan_over
 from asyncstate.storage.spilled import SpilledWrites, WriteBound
-from asyncstate.storage.write_buffer import WriteBuffer
+from asyncstate.storage.write_buffer import WriteBuffer, WriteStatistics
 
 LIST_GET_KEYS: Final = 128
 """Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
@@ -47,6 +49,33 @@ MISSING: Final = Missing.MISSING
 
 TimedGet = Callable[[bytes, bytes | None, float], None]
 Peeked = bytes | Literal[Missing.MISSING] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlayStatistics:
+    """Reads and writes of a micro-batch; ``reads`` = ``hits`` (from memory) + ``misses``.
+
+    ``store_reads``: keys that reached the store, by single and by list gets; ``list_gets``, ``list_get_keys``: the
+    latter and the keys in them; ``list_get_seconds``: what the task's own thread spent in them. ``bundle_read_bytes``:
+    values that the store gave bundles, estimated. ``scans``: range reads. ``cache_carried``: entries that an earlier
+    micro-batch left; ``cache_evictions``: entries dropped for want of room; ``cache_bytes_peak``,
+    ``cache_bytes_limit``: memory of cached values, and its bound.
+    """
+
+    reads: Count
+    hits: Count
+    misses: Count
+    store_reads: Count
+    list_gets: Count
+    list_get_keys: Count
+    list_get_seconds: Elapsed
+    bundle_read_bytes: Bytes
+    scans: Count
+    writes: WriteStatistics
+    cache_carried: Count
+    cache_evictions: Count
+    cache_bytes_peak: Peak
+    cache_bytes_limit: Limit
 
 
 class WriteOverlay:
@@ -515,33 +544,25 @@ class WriteOverlay:
         if sampled:
             self._bundle_read_bytes += sum(map(len, filter(None, sampled))) * (len(values) / len(sampled))
 
-    def statistics(self) -> dict[str, float]:
-        """Return the counters; ``reads`` = ``hits`` (from memory) + ``misses``.
-
-        ``cache_carried``: entries that an earlier micro-batch left; ``cache_evictions``: entries dropped for want
-        of room; ``store_reads``: keys that reached the store, by single and by list gets;
-        ``list_get_seconds``: what the task's own thread spent in list gets; ``bundle_read_bytes``: values that the
-        store gave bundles, estimated;
-        ``spilled_bytes``: keys and values moved to disk, in ``spills`` moves; ``write_cache_bytes_peak``: memory of
-        writes, estimated.
-        """
+    def statistics(self) -> OverlayStatistics:
+        """Of this micro-batch."""
         self._note_cache_bytes()
-        return {
-            "reads": self._reads,
-            "hits": self._reads - self._misses,
-            "misses": self._misses,
-            "store_reads": self._store_reads,
-            "list_gets": self._list_gets,
-            "list_get_keys": self._list_get_keys,
-            "list_get_seconds": self._timed_seconds,
-            "bundle_read_bytes": self._bundle_read_bytes,
-            "scans": self._scans,
-            **self._buffer.statistics(),
-            "cache_carried": self._carried,
-            "cache_evictions": self._evictions,
-            "cache_bytes_peak": self._cache_bytes_peak,
-            "cache_bytes_limit": self._cache_bytes_max,
-        }
+        return OverlayStatistics(
+            reads=self._reads,
+            hits=self._reads - self._misses,
+            misses=self._misses,
+            store_reads=self._store_reads,
+            list_gets=self._list_gets,
+            list_get_keys=self._list_get_keys,
+            list_get_seconds=self._timed_seconds,
+            bundle_read_bytes=int(self._bundle_read_bytes),
+            scans=self._scans,
+            writes=self._buffer.statistics(),
+            cache_carried=self._carried,
+            cache_evictions=self._evictions,
+            cache_bytes_peak=self._cache_bytes_peak,
+            cache_bytes_limit=self._cache_bytes_max,
+        )
 
     def _age(self) -> None:
         """Begin a new young generation."""

@@ -10,17 +10,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from operator import itemgetter, lt
 
 from sortedcontainers import SortedList
 
+from asyncstate.figures import Bytes, Count, Limit, Peak
 from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
 from asyncstate.storage.contract import Change, ChangeColumns, Changes, KeyedStore
 from asyncstate.storage.spilled import SpilledChanges, SpilledWrites, WriteBound
 from asyncstate.storage.write_meter import WriteMeter, size_in_memory
 
 _key = itemgetter(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStatistics:
+    """The writes of a micro-batch. Before ``changes``, what was spilled and then written again counts twice.
+
+    ``changes``: entries written or deleted, ``change_bytes`` long. ``spills``: moves to disk of ``spilled_bytes`` of
+    keys and values. ``write_cache_bytes_peak``: memory of writes, estimated, within ``write_cache_bytes_limit`` (None:
+    without a bound).
+    """
+
+    changes: Count
+    change_bytes: Bytes
+    spills: Count
+    spilled_bytes: Bytes
+    write_cache_bytes_peak: Peak
+    write_cache_bytes_limit: Limit | None
 
 
 class WriteBuffer:
@@ -181,8 +200,8 @@ class WriteBuffer:
     def _is_indexed(self) -> bool:
         return self._indexed == len(self.entries)
 
-    def statistics(self) -> dict[str, float]:
-        """Counters. Before ``changes``, what was spilled and then written again counts twice among the changes."""
+    def statistics(self) -> WriteStatistics:
+        """Of this micro-batch."""
         in_memory = self.in_memory()
         if self._changes is not None:
             changes, change_bytes = self._changes.totals
@@ -193,13 +212,11 @@ class WriteBuffer:
             entries = len(self.entries) + held + sum(map(len, self._finished))
             changes = entries + (0 if self.spilled is None else self.spilled.entries)
             change_bytes = self._spilled_bytes + in_memory - ENTRY_OVERHEAD_BYTES * entries
-        found: dict[str, float] = {
-            "changes": changes,
-            "change_bytes": change_bytes,
-            "spills": 0 if self.spilled is None else self.spilled.runs,
-            "spilled_bytes": self._spilled_bytes,
-            "write_cache_bytes_peak": max(self._peak_bytes, in_memory),
-        }
-        if self._bound is not None:
-            found["write_cache_bytes_limit"] = self._bound.limit_bytes
-        return found
+        return WriteStatistics(
+            changes=changes,
+            change_bytes=change_bytes,
+            spills=0 if self.spilled is None else self.spilled.runs,
+            spilled_bytes=self._spilled_bytes,
+            write_cache_bytes_peak=max(self._peak_bytes, in_memory),
+            write_cache_bytes_limit=None if self._bound is None else self._bound.limit_bytes,
+        )

@@ -29,6 +29,7 @@ from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.display import html_table, quietly, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.figures import named
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator, OutputSpec, unknown_output
 from asyncstate.runtime import (
     FIRST_ARRIVAL,
@@ -38,6 +39,7 @@ from asyncstate.runtime import (
     Keys,
     OrderBy,
     OutBatch,
+    RowStatistics,
     SequenceBy,
     SideBatch,
     TaskSpec,
@@ -485,7 +487,7 @@ class OperatorHarness:
         """The same micro-batch, starting from what ``ran`` has left."""
         return replace(spec, base=self._operator_after(spec, ran.records), first_arrival=FIRST_ARRIVAL)
 
-    def _collected(self, outs: Iterable[OutBatch | CommitRecord | dict[str, float]]) -> _Ran:
+    def _collected(self, outs: Iterable[OutBatch | CommitRecord | RowStatistics]) -> _Ran:
         ran = _Ran([], [], [])
         for out in outs:
             if isinstance(out, CommitRecord):
@@ -495,7 +497,7 @@ class OperatorHarness:
             elif isinstance(out, pa.RecordBatch):
                 ran.rows.append(out)
             else:
-                self.batches.append(out)
+                self.batches.append(named(out))
         return ran
 
     def _partitions(
@@ -509,7 +511,7 @@ class OperatorHarness:
                 shipped, partition, iter(parts[partition]), self._store_through, self.worker
             )
 
-    def _stateless(self, spec: TaskSpec) -> Iterator[OutBatch | dict[str, float]]:
+    def _stateless(self, spec: TaskSpec) -> Iterator[OutBatch | RowStatistics]:
         """All rows as they were pushed: there is no exchange, so partitions mean nothing."""
         columns = spec.inputs[0].schema.names
         pushed = [replace(given, batch=given.batch.select(columns)) for given in self._pending]

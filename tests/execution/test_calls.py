@@ -133,9 +133,9 @@ class TestOverHttp:
             totals[item % 3] += item
             expected.append((item % 3, totals[item % 3]))
         assert rows == expected
-        assert statistics["calls"] == 30
-        assert statistics["call_timeouts"] == 0
-        assert statistics["calls_in_flight_peak"] == (1 if mode == "sync" else 3)
+        assert statistics.calls.calls == 30
+        assert statistics.calls.call_timeouts == 0
+        assert statistics.calls.calls_in_flight_peak == (1 if mode == "sync" else 3)
 
     def test_coroutines_await_calls_beside_state(
         self, server: Server, client: Callable[..., Any], mode: str
@@ -178,8 +178,8 @@ class TestManyAtOnce:
             statistics = rig.controller.statistics()
         assert rows == [(item, item) for item in range(12)]
         assert server.peak == 3
-        assert statistics["calls_in_flight_peak"] == 3
-        assert statistics["call_limit"] == 3
+        assert statistics.calls.calls_in_flight_peak == 3
+        assert statistics.calls.call_limit == 3
 
     def test_other_keys_go_on_while_one_waits(
         self, server: Server, client: Callable[..., Any], mode: str
@@ -229,7 +229,7 @@ class TestTimeouts:
                     .then_accept(lambda what: ctx.emit(item, what))
                 ),
             )
-            assert rig.controller.statistics()["call_timeouts"] == 2
+            assert rig.controller.statistics().calls.call_timeouts == 2
         assert rows == [(0, "TimeoutError"), (1, "TimeoutError")]
         assert ended == ["cancelled"] * 2
 
@@ -267,7 +267,7 @@ class TestTimeouts:
 
         with pytest.raises(OperatorError, match=r"call of .*own, key \(7,\): TimeoutError"), Rig(mode) as rig:
             rig.run([7], lambda item, ctx: ctx.call(own))
-        assert rig.controller.statistics()["call_timeouts"] == 0
+        assert rig.controller.statistics().calls.call_timeouts == 0
 
     @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
     def test_impossible_timeouts_are_refused(self, mode: str, seconds: float) -> None:

@@ -32,4 +32,4 @@ def test_serial_epochs_wait_for_the_one_before(serial: bool, started: list[bytes
         statistics = controller.statistics()
     assert ran[:3] == started
     assert sorted(ran) == [b"A", b"B", b"a", b"b"]
-    assert statistics["overlapping_epochs"] == (0 if serial else 2)
+    assert statistics.overlapped.overlapping_epochs == (0 if serial else 2)

@@ -497,4 +497,4 @@ def test_limits_hold_when_all_records_return_their_futures(mode: str) -> None:
             lambda item, ctx: state.async_value().then_accept(lambda _: ctx.emit(item, 0)),
         )
         assert rows == [(item, 0) for item in range(200)]
-        assert rig.controller.statistics()["in_flight_peak"] <= 3
+        assert rig.controller.statistics().overlapped.in_flight_peak <= 3

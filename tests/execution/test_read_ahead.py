@@ -76,7 +76,7 @@ class Bench:
 
     @property
     def read(self) -> float:
-        return self.ahead.statistics()["read_ahead_keys"]
+        return self.ahead.statistics().read_ahead_keys
 
 
 def key(number: int) -> bytes:
@@ -98,12 +98,12 @@ def test_what_records_waited_for_is_read_for_the_rows_to_come() -> None:
     rows = bench.rows(range(5_000))
     rows.at(0)
     assert bench.read == 3 * BLOCK_ROWS, "this block and two ahead"
-    reads = bench.overlay.statistics()["store_reads"]
+    reads = bench.overlay.statistics().store_reads
     assert bench.overlay.peek(GROUP + A + key(4)) == b"a4"
     assert bench.overlay.peek(GROUP + A + key(5)) is None, "absence is read ahead, too"
     rows.at(BLOCK_ROWS)
     assert bench.read == 4 * BLOCK_ROWS
-    assert bench.overlay.statistics()["store_reads"] == reads
+    assert bench.overlay.statistics().store_reads == reads
 
 
 def test_of_a_quick_store_the_rows_at_hand_are_read_on_this_thread() -> None:
@@ -213,7 +213,7 @@ def test_what_nobody_asks_for_ends_the_reading_ahead_for_longer_each_time() -> N
         bench.answer()
         rows.done()
     assert blocks_until_wanted == [1, 2, 3, 5]
-    assert bench.ahead.statistics()["read_ahead_unused"] == bench.read
+    assert bench.ahead.statistics().read_ahead_unused == bench.read
     assert bench.overlay.drop_read_ahead([GROUP + A + key(n) for n in range(5_000)]) == 0, "all gone"
 
 
@@ -227,7 +227,7 @@ def test_a_quick_store_has_to_be_asked_for_more_of_what_was_read(pacer: ReadPace
     for number in range(6 * BLOCK_ROWS // 10):
         bench.overlay.peek(GROUP + A + key(number))
     rows.done()
-    assert bench.ahead.statistics()["read_ahead_unused"] == 4 * BLOCK_ROWS // 10
+    assert bench.ahead.statistics().read_ahead_unused == 4 * BLOCK_ROWS // 10
     assert bool(bench.ahead.wanted(0)) is goes_on
 
 

@@ -48,5 +48,5 @@ def test_no_writes_are_left(operator, column_cache: str, async_enabled: bool) ->
         finally:
             gc.enable()
     buffers = [each for each in objects if isinstance(each, WriteBuffer)]
-    assert sum(buffer.statistics()["changes"] for buffer in buffers) == 0
+    assert sum(buffer.statistics().changes for buffer in buffers) == 0
     assert [each for each in objects if isinstance(each, ChangeColumns) and len(each)] == []

@@ -9,7 +9,7 @@ import pytest
 
 from asyncstate.runtime import transfers
 from asyncstate.runtime.spec import InputBatch
-from asyncstate.runtime.transfers import Transfers
+from asyncstate.runtime.transfers import Transfers, TransferStatistics
 
 _ROWS = pa.RecordBatch.from_pydict({"k": [1]})
 
@@ -38,4 +38,4 @@ def test_waiting_for_rows_and_for_their_taking_is_told_apart(monkeypatch: pytest
         for out in timed.taken(given.batch):
             assert out is _ROWS
             clock.now += 7.0  # Spark takes it
-    assert timed.statistics() == {"input_seconds": 6.5, "output_seconds": 14.0}
+    assert timed.statistics() == TransferStatistics(input_seconds=6.5, output_seconds=14.0)

@@ -40,7 +40,7 @@ OPERATOR_NAMES = {
     "cache_hit_ratio", "store_reads", "read_batches", "read_batch_keys", "read_batch_keys_mean",
     "scans", "changes",
     "spills", "spilled_bytes", "write_cache_bytes_peak", "column_cache_bytes_peak",
-    "local_rows_in",
+    "local_rows_in", "read_ahead_keys", "read_ahead_unused", "warmed_positions",
     "calls", "call_timeouts", "change_bytes", "delta_bytes", "restore_bytes", "state_bytes", "state_entries_estimate",
     "in_flight_peak", "blocked_keys_peak", "io_threads_peak", "calls_in_flight_peak", "cache_bytes_peak",
     "worker_rss_bytes_peak", "plan_seconds", "stage_seconds", "run_seconds", "commit_seconds", "io_wait_seconds",
@@ -49,7 +49,10 @@ OPERATOR_NAMES = {
     "in_flight_limit", "request_buffer_limit", "buffer_timeout_ms_limit", "io_parallelism_limit", "call_limit",
 }  # fmt: skip
 ONLY_TWO_PHASES = {"local_rows_in"}
-ONLY_ASYNC = {"in_flight_peak", "blocked_keys_peak", "io_threads_peak", "io_wait_seconds"}
+ONLY_ASYNC = {
+    "in_flight_peak", "blocked_keys_peak", "io_threads_peak", "io_wait_seconds",
+    "read_ahead_keys", "read_ahead_unused", "warmed_positions",
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -389,7 +389,7 @@ def test_a_late_answer_is_not_kept_where_something_newer_has_been_dropped() -> N
     for start in range(0, 100, 20):  # until there is no room any more for what was used longest ago
         keys = rig.keys(others[start : start + 20])
         rig.state.put(keys, _columns(SCHEMA.types, [new] * 20))
-    assert rig.cache.statistics().evictions
+    assert rig.cache.statistics().column_cache_evictions
     rig.sink.answer(0)
     assert _found(one, before.get()) == {(1,): old}
     assert _found(one, rig.state.get(rig.keys([(1,)]))) == {(1,): new}

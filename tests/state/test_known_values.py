@@ -381,7 +381,7 @@ def test_scans_and_the_end_of_the_micro_batch_see_held_writes(controller: SyncEx
     context.get_state(ValueStateDescriptor("w", int))
     controller.current = record(1)  # type: ignore[assignment]
     value.update(1)
-    assert controller.statistics()["changes"] == 0
+    assert controller.statistics().state.writes.changes == 0
     assert len(controller.scan(b"", b"\xff" * 8, 10)) == 1
     value.update(2)
     value.update(3)

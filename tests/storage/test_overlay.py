@@ -6,6 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from asyncstate.figures import named
 from asyncstate.storage import MISSING, CachedEntries, KeyedStore, MemoryStore, WriteOverlay, changes_from
 
 KEYS = st.binary(min_size=1, max_size=2) | st.sampled_from([b"a", b"ab", b"b", b"\xff", b"\xff\xff"])
@@ -89,7 +90,7 @@ def test_cache_is_bounded_and_keeps_what_is_used() -> None:
         overlay.remember(b"%06d" % n, b"x" * 50)
         assert overlay.peek(hot) == b"v"
     statistics = overlay.statistics()
-    assert statistics["cache_bytes_peak"] <= 40_000 + 200
+    assert statistics.cache_bytes_peak <= 40_000 + 200
     assert overlay.peek(b"%06d" % 0) is MISSING
     assert overlay.peek(b"%06d" % 1999) == b"x" * 50
 
@@ -108,8 +109,8 @@ def test_one_bundle_of_sorted_writes_is_never_put_into_a_dict() -> None:
     expected = list(zip(keys, values, strict=True))
     overlay.put_many(keys, values)
     assert not overlay._buffer.entries
-    assert overlay.statistics()["changes"] == 100
-    assert overlay.statistics()["change_bytes"] == sum(len(k) + len(v or b"") for k, v in expected)
+    assert overlay.statistics().writes.changes == 100
+    assert overlay.statistics().writes.change_bytes == sum(len(k) + len(v or b"") for k, v in expected)
     assert list(overlay.changes()) == expected
     assert list(changes_from(overlay.changes(), b"050")) == expected[50:]
     assert not overlay._buffer.entries
@@ -131,7 +132,7 @@ def test_put_many_last_value_counts_and_none_deletes() -> None:
     overlay.delete_many([b"z"])
     assert overlay.changes() == [(b"a", None), (b"b", b"2"), (b"z", None)]
     statistics = overlay.statistics()
-    assert (statistics["changes"], statistics["change_bytes"]) == (3, 4)
+    assert (statistics.writes.changes, statistics.writes.change_bytes) == (3, 4)
 
 
 def test_scan_is_complete_over_many_tombstones_and_pages() -> None:
@@ -183,7 +184,7 @@ def test_counters() -> None:
         "list_get_keys": 2,
         "scans": 1,
     }
-    assert {name: found[name] for name in expected} == expected
+    assert {name: named(found)[name] for name in expected} == expected
 
 
 def test_what_is_released_is_right_for_the_next_batch() -> None:
@@ -202,8 +203,8 @@ def test_what_is_released_is_right_for_the_next_batch() -> None:
     assert following.get_many(keys) == [None, b"20", b"30", None, b"40"]
     assert (len(store.gets), len(store.list_gets)) == reached
     assert following.get(b"c") == b"3"
-    assert following.statistics()["cache_carried"] == 5
-    assert following.statistics()["store_reads"] == 1
+    assert following.statistics().cache_carried == 5
+    assert following.statistics().store_reads == 1
 
 
 def _released(cache_bytes: int, reads: int, writes: int) -> tuple[WriteOverlay, MemoryStore]:
@@ -223,14 +224,14 @@ def _released(cache_bytes: int, reads: int, writes: int) -> tuple[WriteOverlay, 
 def test_writes_of_any_number_replace_what_was_cached(reads: int, writes: int) -> None:
     # 100,000 bytes hold 775 entries of 129, of which a quarter are young
     overlay, store = _released(100_000, reads, writes)
-    assert overlay.statistics()["cache_bytes_peak"] <= 100_000
+    assert overlay.statistics().cache_bytes_peak <= 100_000
     assert [overlay.get(b"%06d" % n) for n in range(4_000)] == [store.get(b"%06d" % n) for n in range(4_000)]
-    assert overlay.statistics()["cache_bytes_peak"] <= 100_000
+    assert overlay.statistics().cache_bytes_peak <= 100_000
 
 
 def test_more_writes_than_the_cache_holds_leave_nothing() -> None:
-    assert _released(100_000, 700, 600)[0].statistics()["cache_carried"] == 0
-    assert _released(100_000, 700, 550)[0].statistics()["cache_carried"] == 550
+    assert _released(100_000, 700, 600)[0].statistics().cache_carried == 0
+    assert _released(100_000, 700, 550)[0].statistics().cache_carried == 550
 
 
 def test_rewriting_the_same_keys_does_not_fill_the_cache() -> None:
@@ -245,7 +246,7 @@ def test_rewriting_the_same_keys_does_not_fill_the_cache() -> None:
         released = overlay.release()
         sizes.append(released.size_bytes)
         overlay = WriteOverlay(store, 1 << 20, released)
-    assert overlay.statistics()["cache_evictions"] == 0
+    assert overlay.statistics().cache_evictions == 0
     assert set(sizes) == {100 * (3 + 10 + 120)}
 
 
@@ -257,7 +258,7 @@ def test_bundles_keep_what_they_use_in_the_cache() -> None:
         overlay.get_many(hot)
         overlay.get_many([b"%03d-%02d" % (n, i) for i in range(20)])
     assert [keys for keys in store.list_gets if hot[0] in keys] == [hot]
-    assert overlay.statistics()["cache_evictions"] > 1_000
+    assert overlay.statistics().cache_evictions > 1_000
 
 
 @pytest.mark.parametrize(("store_seconds", "kept"), [(1e-9, False), (1.0, True)])
@@ -381,4 +382,4 @@ TestOverlayMachine = OverlayMachine.TestCase
 def test_counts_of_written_keys(count: int) -> None:
     overlay = WriteOverlay(MemoryStore())
     overlay.put_many([b"%d" % n for n in range(count)], [b"v"] * count)
-    assert overlay.statistics()["changes"] == count
+    assert overlay.statistics().writes.changes == count

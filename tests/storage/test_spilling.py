@@ -95,7 +95,7 @@ class SpillingMachine(OverlayMachine):
         before = dict(self.changed)
         self.overlay.spill()
         if before:
-            assert self.overlay.statistics()["write_cache_bytes_peak"] > 0
+            assert self.overlay.statistics().writes.write_cache_bytes_peak > 0
         assert self.overlay.peek(b"never written or read") is MISSING
 
     @rule(keys=KEY_LISTS)
@@ -126,9 +126,9 @@ class SpillingMachine(OverlayMachine):
     def count(self) -> None:
         self.overlay.changes()
         found = self.overlay.statistics()
-        assert found["changes"] == len(self.changed)
+        assert found.writes.changes == len(self.changed)
         sizes = (len(key) + len(value or b"") for key, value in self.changed.items())
-        assert found["change_bytes"] == sum(sizes)
+        assert found.writes.change_bytes == sum(sizes)
 
     def teardown(self) -> None:
         for made in getattr(self, "opened", []):
@@ -200,7 +200,7 @@ def test_without_a_bound_nothing_is_spilled() -> None:
     assert not overlay.exceeds(1)
     overlay.spill()
     assert overlay.peek(b"a") is not MISSING
-    assert overlay.statistics()["spills"] == 0
+    assert overlay.statistics().writes.spills == 0
 
 
 @pytest.mark.parametrize("limit", [1, 3, 64, 65, 1000])
@@ -283,7 +283,7 @@ def test_threads_read_while_the_mailbox_writes_and_spills(
                     model.get(k) for k in asked
                 ]
             assert overlay.get_many(chosen) == [model.get(k) for k in chosen]
-    assert overlay.statistics()["spills"] > 5
+    assert overlay.statistics().writes.spills > 5
     assert overlay.scan(b"", None, 100) == sorted(model.items())
 
 
@@ -341,7 +341,7 @@ def test_changes_can_be_gone_through_again_and_are_counted_on_the_way() -> None:
     first = list(changes)
     assert first == list(changes) == [(b"%04d" % n, b"v") for n in range(700)]
     assert len(changes) == 700
-    assert spilling.statistics()["changes"] == 700
+    assert spilling.statistics().writes.changes == 700
 
 
 def test_a_batch_after_one_that_spilled_finds_its_cache_right(store: KeyedStore) -> None:
@@ -358,7 +358,7 @@ def test_a_batch_after_one_that_spilled_finds_its_cache_right(store: KeyedStore)
     expected = [store.get(b"%03d" % n) for n in range(100)]
     following = WriteOverlay(store, 1 << 20, overlay.release())
     assert [following.get(b"%03d" % n) for n in range(100)] == expected
-    assert following.statistics()["store_reads"] == 0
+    assert following.statistics().store_reads == 0
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 4_000, 16_000, 1 << 20])
@@ -469,7 +469,7 @@ def test_a_full_disk_loses_nothing_and_says_what_to_do() -> None:
         overlay.spill()
     assert overlay.get_many([b"a", b"b"]) == [b"2", b"2"]
     assert list(overlay.changes()) == [(b"a", b"2"), (b"b", b"2")]
-    assert overlay.statistics()["spills"] == 1
+    assert overlay.statistics().writes.spills == 1
 
 
 def test_what_was_spilled_goes_with_the_lease(job: MiniJob) -> None:

@@ -14,35 +14,27 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from asyncstate.figures import Count, Limit, Peak
 from asyncstate.state.column_cache.table import CachedTable, Rows
 
 _SHRUNK_TO: Final = 0.6
 """Of the bound, when it is passed: dropping rewrites what is left, so it should not happen for every few rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnCacheStatistics:
-    """Figures of one partition and micro-batch.
+    """One partition and micro-batch.
 
-    ``hits``: keys that were answered from here, absent ones included. ``carried``: rows that the micro-batch before
-    left. ``evictions``: rows dropped for want of room. ``bytes_peak``, ``bytes_limit``: memory taken, and its bound.
+    ``column_cache_hits``: keys that were answered from here, absent ones included. ``column_cache_carried``: rows that
+    the micro-batch before left. ``column_cache_evictions``: rows dropped for want of room. ``column_cache_bytes_peak``,
+    ``column_cache_bytes_limit``: memory taken, and its bound.
     """
 
-    hits: int
-    carried: int
-    evictions: int
-    bytes_peak: int
-    bytes_limit: int
-
-    def named(self) -> dict[str, float]:
-        """By the names under which they are reported."""
-        return {
-            "column_cache_hits": self.hits,
-            "column_cache_carried": self.carried,
-            "column_cache_evictions": self.evictions,
-            "column_cache_bytes_peak": self.bytes_peak,
-            "column_cache_bytes_limit": self.bytes_limit,
-        }
+    column_cache_hits: Count
+    column_cache_carried: Count
+    column_cache_evictions: Count
+    column_cache_bytes_peak: Peak
+    column_cache_bytes_limit: Limit
 
 
 class _Opened(NamedTuple):
@@ -124,8 +116,13 @@ class ColumnCache:
 
     def statistics(self) -> ColumnCacheStatistics:
         """Of the micro-batch at hand."""
-        peak = max(self._peak_bytes, self.size_bytes)
-        return ColumnCacheStatistics(self.hits, self._carried, self._evictions, peak, self._limit_bytes)
+        return ColumnCacheStatistics(
+            column_cache_hits=self.hits,
+            column_cache_carried=self._carried,
+            column_cache_evictions=self._evictions,
+            column_cache_bytes_peak=max(self._peak_bytes, self.size_bytes),
+            column_cache_bytes_limit=self._limit_bytes,
+        )
 
     # -- between micro-batches --------------------------------------------------------------------
 

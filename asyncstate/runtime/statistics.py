@@ -1,0 +1,140 @@
+"""What a task reports of one micro-batch of one partition: the statistics of its parts together.
+
+Owns: ``TaskStatistics`` and those of its parts that belong to the task as a whole.
+Invariant: a record's two dicts, of figures that add up and of those of which the highest counts, are made here and
+nowhere else; what becomes of them is told by their kind.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from asyncstate.config import Config
+from asyncstate.execution import ControllerStatistics
+from asyncstate.figures import (
+    COUNTER,
+    Count,
+    Counters,
+    Elapsed,
+    Figures,
+    Kind,
+    Limit,
+    Peak,
+    added,
+    kinds,
+    named,
+    read,
+)
+from asyncstate.runtime.stores import PartitionStatistics
+from asyncstate.runtime.transfers import TransferStatistics
+from asyncstate.state import ColumnCacheStatistics
+from asyncstate.storage import OperatorManifest
+
+_AUTO_IO_PARALLELISM: Final = 256  # at most; ReadPacer says how many, by how slow the store is
+_KIB: Final = 1024
+
+
+def io_parallelism(config: Config) -> int:
+    """How many threads may read at once."""
+    return config.io_parallelism or _AUTO_IO_PARALLELISM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStatistics:
+    """``rows_in``, ``rows_out``: rows, those of side outputs among the latter. ``keys``: the unique ones of each bundle
+    (of each Arrow batch at record grain), summed. ``local_rows_in``: rows that were put together into ``rows_in``
+    before they came; None where they were not. ``counters``: the operator's own."""
+
+    rows_in: Count
+    rows_out: Count
+    keys: Count
+    local_rows_in: Count | None
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitStatistics:
+    """The bounds in force, in both modes: in sync mode one record is in flight and each read is sent alone.
+
+    ``in_flight_limit``: records. ``request_buffer_limit``: keys that wait for a list get, for at most
+    ``buffer_timeout_ms_limit`` milliseconds. ``io_parallelism_limit``: threads that read.
+    """
+
+    in_flight_limit: Limit
+    request_buffer_limit: Limit
+    buffer_timeout_ms_limit: Limit
+    io_parallelism_limit: Limit
+
+    @classmethod
+    def of(cls, config: Config) -> LimitStatistics:
+        """What the configuration says."""
+        many = config.enabled
+        return cls(
+            in_flight_limit=config.in_flight_limit if many else 1,
+            request_buffer_limit=config.buffer_size if many else 1,
+            buffer_timeout_ms_limit=config.buffer_timeout_ms if many else 0,
+            io_parallelism_limit=io_parallelism(config) if many else 1,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatistics:
+    """``worker_rss_bytes_peak``: memory of the Python worker process ``worker_pid``, its highest so far."""
+
+    worker_rss_bytes_peak: Peak
+    worker_pid: Peak
+
+    @classmethod
+    def of_this_process(cls) -> WorkerStatistics:
+        """As of now."""
+        rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+        return cls(worker_rss_bytes_peak=rss_bytes, worker_pid=os.getpid())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStatistics:
+    """One micro-batch of one partition; of a run that leaves nothing behind only ``rows``.
+
+    ``run_seconds``: from opening the store to the last row. ``commit_seconds``: then writing and uploading the delta.
+    ``compaction_seconds``: then waiting for the store's compaction.
+    """
+
+    rows: RowStatistics
+    controller: ControllerStatistics | None = None
+    columns: ColumnCacheStatistics | None = None
+    transfers: TransferStatistics | None = None
+    partition: PartitionStatistics | None = None
+    limits: LimitStatistics | None = None
+    worker: WorkerStatistics | None = None
+    run_seconds: Elapsed | None = None
+    commit_seconds: Elapsed | None = None
+    compaction_seconds: Elapsed | None = None
+
+    def sums(self) -> Figures:
+        """The figures that add up over partitions, by name."""
+        return {name: value for name, value in named(self).items() if not kind_of(name).is_highest}
+
+    def peaks(self) -> Figures:
+        """The others, of which the highest counts."""
+        return {name: value for name, value in named(self).items() if kind_of(name).is_highest}
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of a task's figure. Raises KeyError for a name that no part reports."""
+    return Kind.TOTAL if name.startswith(COUNTER) else kinds(TaskStatistics)[name]
+
+
+def statistics_before(base: OperatorManifest | None) -> TaskStatistics:
+    """The figures that add up, over all partitions, of the micro-batch that committed ``base``; 0 without one."""
+    return read(TaskStatistics, {} if base is None else base.summed_statistics())
+
+
+def sums_of_both(first: Mapping[str, float], then: Mapping[str, float]) -> Figures:
+    """Of a partition that ran twice in a micro-batch, the figures that add up; of levels the later ones."""
+    levels = [name for name, kind in kinds(TaskStatistics).items() if kind is Kind.LEVEL]
+    return added([{name: value for name, value in first.items() if name not in levels}, then])
