@@ -325,6 +325,7 @@ MUTATIONS: Final = (
         "operators/match/automaton.py",
         "return [after, again] if reluctant else [again, after]",
         "return [again, after]",
+        "operators/test_match.py",
         "operators/test_match_model.py",
     ),
     _mutation(

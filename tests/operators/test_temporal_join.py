@@ -215,6 +215,14 @@ def test_a_minus_u_waits_for_its_plus_u_and_a_minus_d_ends_the_version(async_ena
         assert runner.state_entries() == {}
 
 
+def test_of_one_time_the_version_counts_that_no_change_has_replaced(async_enabled: bool) -> None:
+    """The row that was replaced arrives last, as it may within a micro-batch."""
+    with harness("left", async_enabled=async_enabled) as runner:
+        runner.push([(1, 6, 0)], 0)
+        runner.push([(1, 5, 20), (1, 5, 10), (1, 5, 10)], 1, kinds=["+U", "+I", "-U"])
+        assert [(row[2], row[6]) for row in runner.finish()] == [(6, 20)]
+
+
 def test_left_rows_keep_their_kinds(async_enabled: bool) -> None:
     with harness(async_enabled=async_enabled) as runner:
         runner.push([(1, 0, 5)], 1)

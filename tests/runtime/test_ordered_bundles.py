@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncstate import BundleOperator, InputOrder, SortKey
@@ -181,6 +181,7 @@ def expected(orders: Any, cuts: list[Cut]) -> tuple[list[dict[int, list[tuple[in
 
 
 @given(st.sampled_from(ORDERS), CUTS)
+@example(ORDERS[3], [Cut([Row(0, 0, score, 0, 1) for score in (1, 2, None, 1, 2)], 0, 1)])  # a place, five rows
 @settings(max_examples=settings().max_examples // 4)
 def test_parts_are_in_order_and_cut_at_the_same_places(
     async_enabled: bool, orders: Any, cuts: list[Cut]
