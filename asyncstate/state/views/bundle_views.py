@@ -507,28 +507,12 @@ class _BundleValue(MemoryValue[Any]):
             self.known(self._load())
         return super().value()
 
-    def async_value(self) -> Any:
-        self.value()
-        return super().async_value()
-
     def update(self, value: Any) -> None:
         self.known(value)
         self.written = True
 
-    def async_update(self, value: Any) -> Any:
-        self.update(value)
-        return completed_void_future()
-
     def is_empty(self) -> bool:
         return self.value() is None
 
-    def async_is_empty(self) -> Any:
-        self.value()
-        return super().async_is_empty()
-
     def clear(self) -> None:
         self.update(None)
-
-    def async_clear(self) -> Any:
-        self.clear()
-        return completed_void_future()
