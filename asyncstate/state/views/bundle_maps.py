@@ -3,7 +3,8 @@
 Owns: ``MapViews``: one map for each key of a bundle, over one column map state.
 Invariant: that of ``bundle_views``. Beyond ``HELD_ENTRIES`` of a bundle writes go to the state early and what was read
 is dropped, keys that were asked for first before others; never while an iteration is under way, which shows what there
-was at its beginning. Must not import storage, execution or operators.
+was at its beginning.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations
