@@ -27,7 +27,7 @@ from asyncstate.codec import (
 )
 from asyncstate.codec.columns import Int64Array
 from asyncstate.errors import CodecError, StateDeclarationError
-from asyncstate.offline.inspect_lists import ListPieces
+from asyncstate.offline.inspect_lists import elements_of
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.requests import Page
 from asyncstate.state.expiring.expiry import STAMP_BYTES, UNTIMED
@@ -45,7 +45,6 @@ _NAMESPACE_BYTES: Final = 8
 _ARRIVAL_BYTES: Final = 12  # batch id and number, at the end of the key of a row that waits
 _FIRST_ORDERED: Final = 3  # state id of the rows of input 0 that wait
 _PAGE_ENTRIES: Final = 4096
-_LIST_PAGE_ENTRIES: Final = 256  # a chunk may have a thousand rows
 
 _MAPS: Final = ("map", "broadcast", "column-map")
 _LISTS: Final = ("list", "list-column")
@@ -167,15 +166,9 @@ class StateDecoder:
             yield self._batch(columns, namespaces, [value for _, value in page], **more)
 
     def _lists(self, _: StoredEntries, found: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
-        pieces = ListPieces(self.state.kind == "list-column", self.owner)
-        for page in pages_of(found, _LIST_PAGE_ENTRIES):
-            yield from self._list_batch(pieces.add(page, self._located([key for key, _ in page])[2]))
-        yield from self._list_batch(pieces.end())
-
-    def _list_batch(self, read: tuple[list[bytes], Int64Array, Sequence[bytes]]) -> Iterator[pa.RecordBatch]:
-        heads, positions, values = read
-        if len(positions):
-            columns, namespaces, _ = self._located(heads)
+        for heads, positions, values in elements_of(found, self.state.kind == "list-column", self.owner):
+            columns, namespaces, ends = self._located(heads)
+            self._check_ends(heads, ends)
             yield self._batch(columns, namespaces, values, position=pa.array(positions))
 
     def _timers(

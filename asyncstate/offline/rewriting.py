@@ -20,10 +20,12 @@ from asyncstate.codec import RowCodec, schema_to_text, type_to_text
 from asyncstate.codec.columns import LARGE_BINARY, binary_rows, storage_dtype
 from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.offline.field_edits import CastField, FieldEdit, LossyCastError, edited, edited_schema
-from asyncstate.state.columnar.list_blocks import NewBlocks, empty_heads, read_heads, read_rows
+from asyncstate.state.columnar.list_blocks import NewBlocks, empty_heads
 from asyncstate.state.expiring.expiry import STAMP_BYTES
-from asyncstate.state.keyed.chunks import COUNT_BYTES, append_all, elements, framed, sealed_chunks
+from asyncstate.state.keyed.chunks import COUNT_BYTES, append_all, elements, framed
 from asyncstate.state.keyed.listing import chunk_key
+from asyncstate.state.ranges import pages_of
+from asyncstate.state.stored_lists import FoundLists, block_key, block_lists, element_lists, rows_of
 from asyncstate.state.versions import PICKLED, VALUE, declared, older_values, value_schema
 
 Entry = tuple[bytes, bytes]
@@ -84,9 +86,12 @@ class StateRewriter:
                 values = self._recoded([value for _, value in page], [key for key, _ in page])
                 yield from zip((key for key, _ in page), values, strict=True)
             return
-        rewrite = self._list if self._kind == "list" else self._blocks
-        for key, head in stored:
-            yield from rewrite(key, head, stored)
+        if self._kind == "list":
+            for key, head, chunks in element_lists(stored, self._owner):
+                yield from self._list(key, head, chunks)
+        else:
+            for found in block_lists(pages_of(stored, _PAGE), self._owner):
+                yield from self._blocks(found)
 
     def _recoded(self, values: list[bytes], keys: list[bytes]) -> list[bytes]:
         """Values, elements or rows in the new form; ``keys`` has the store key of each."""
@@ -104,9 +109,7 @@ class StateRewriter:
         recoded = self._new.encode(changed, num_rows=len(values))
         return [value[:skip] + new for value, new in zip(values, recoded, strict=True)] if skip else recoded
 
-    def _list(self, key: bytes, head: bytes, rest: Iterator[Entry]) -> Iterator[Change]:
-        sealed = sealed_chunks(head)
-        chunks = self._chunks(key, sealed, rest, chunk_key)
+    def _list(self, key: bytes, head: bytes, chunks: list[bytes]) -> Iterator[Change]:
         found = [element for chunk in chunks for element in elements(chunk, 0, bytes, self._owner)]
         found += elements(head, COUNT_BYTES, bytes, self._owner)
         written: list[Change] = []
@@ -116,37 +119,22 @@ class StateRewriter:
         )
         yield key, new_head
         yield from written
-        for index in range(len(written), sealed):
+        for index in range(len(written), len(chunks)):
             yield chunk_key(key, index), None
 
-    def _blocks(self, key: bytes, head: bytes, rest: Iterator[Entry]) -> Iterator[Change]:
-        sealed = int(read_heads([key], [head], self._owner).chunks[0])
-        chunks = self._chunks(key, sealed, rest, _block_key)
-        rows, _ = read_rows([*chunks, head], self._owner)
-        recoded = self._recoded(binary_rows(rows), [key] * len(rows))
+    def _blocks(self, found: FoundLists) -> Iterator[Change]:
+        heads, stored = found.heads, rows_of(*found, self._owner)
+        keys = [heads.store_keys[index] for index in stored.key_index.tolist()]
+        recoded = pa.array(self._recoded(binary_rows(stored.rows), keys), LARGE_BINARY)
         fixed = all(storage_dtype(field.type) is not None for field in self._new.schema)
-        new_rows = pa.array(recoded, LARGE_BINARY)
-        new = NewBlocks(empty_heads([key]), np.array([len(recoded)]), new_rows, fixed)
-        yield key, new.heads[0]
-        yield from zip(new.chunk_keys, new.chunks, strict=True)
-        for index in range(len(new.chunks), sealed):
-            yield _block_key(key, index), None
-
-    def _chunks(
-        self, key: bytes, sealed: int, rest: Iterator[Entry], key_of: Callable[[bytes, int], bytes]
-    ) -> list[bytes]:
-        """The chunks of the list under ``key``, which stand right behind its head."""
-        found = list(itertools.islice(rest, sealed))
-        if [name for name, _ in found] != [key_of(key, index) for index in range(sealed)]:
-            raise CodecError(
-                f"{self._owner}: a part of the list of key {self._shown_key(key)} is missing; roll the checkpoint back "
-                "to an older version"
-            )
-        return [chunk for _, chunk in found]
-
-
-def _block_key(key: bytes, index: int) -> bytes:
-    return key + index.to_bytes(4, "big")
+        counts = np.bincount(stored.key_index, minlength=len(heads.blocks))
+        new = NewBlocks(empty_heads(heads.store_keys), counts, recoded, fixed)
+        chunks = zip(new.chunk_keys, new.chunks, strict=True)
+        numbers = zip(new.chunk_counts.tolist(), heads.chunks.tolist(), strict=True)
+        for key, head, (now, before) in zip(heads.store_keys, new.heads, numbers, strict=True):
+            yield key, head
+            yield from itertools.islice(chunks, now)
+            yield from ((block_key(key, index), None) for index in range(now, before))
 
 
 def _with_field(edit: FieldEdit, field: str) -> FieldEdit:

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from asyncstate.config import Config
 from asyncstate.errors import JobError
-from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime import (
     FIRST_ARRIVAL,
@@ -42,8 +41,6 @@ from asyncstate.runtime import (
     checked_inputs,
     chosen_local_limit,
     chosen_local_phase,
-    drop_seen_of_inputs,
-    keys_of_inputs,
     local_limit_of_task,
     local_phase_of_task,
     may_run_locally,
@@ -51,19 +48,16 @@ from asyncstate.runtime import (
     previous_processing_time,
     previous_watermark,
     report_of_both,
-    sequences_of_inputs,
-    sort_keys_of_inputs,
-    times_of_inputs,
     warn_of_missing_rows,
     watermark_after,
 )
+from asyncstate.spark.apply import Before, Behind, Call, Inputs, input_specs, routed
 from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.chain import RunPartition
 from asyncstate.spark.checks import check_fingerprint, check_operator_options, check_uid, fingerprint
 from asyncstate.spark.exchange import (
     Stage,
     arrow_schema_of,
-    input_spec,
     output_rows,
     over,
     stage_schema,
@@ -439,11 +433,11 @@ class MicroBatch:
         check_num_inputs(uid, operator, len(inputs))
         check_operator_options(uid, options)
         config: Config = self._frame.resolve(options)
-        specs = _input_specs(uid, operator.broadcast_input, inputs, declared)
+        specs = input_specs(uid, operator.broadcast_input, inputs, declared)
         if operator.stateless:
             check_stateless(uid, operator, specs.inputs, specs.delays)
         stored = self._stored(uid)
-        specs = _routed(specs, route, stored)
+        specs = routed(specs, route, stored)
         output, ready, states = checked_inputs(
             uid,
             operator,
@@ -602,32 +596,6 @@ class MicroBatch:
         return chosen
 
 
-class Call(NamedTuple):
-    """An operator and what is declared of it."""
-
-    operator: Operator
-    uid: str
-    declared: _Declared
-    options: Mapping[str, object]
-
-    @staticmethod
-    def of(
-        operator: Operator,
-        *,
-        uid: str,
-        key: Keys = None,
-        event_time: str | Sequence[str | None] | None = None,
-        watermark_delay: Delay | Sequence[Delay] = None,
-        order_by: OrderBy = None,
-        sequence: SequenceBy = None,
-        drop_seen: bool | Sequence[bool] = False,
-        options: Mapping[str, object] | None = None,
-    ) -> Call:
-        """From the arguments of ``apply``."""
-        declared = _Declared(key, event_time, watermark_delay, order_by, sequence, drop_seen)
-        return Call(operator, uid, declared, options or {})
-
-
 class Expected(NamedTuple):
     """The columns of an operator's rows and of those of its side outputs, whether rows wait for the watermark, and what
     states it keeps, each in words."""
@@ -638,92 +606,13 @@ class Expected(NamedTuple):
     states: Sequence[str]
 
 
-class Before(NamedTuple):
-    """What was done to an input in the task that it comes from: its columns were those of ``rows``, which has no rows;
-    ``local`` is the local phase that has put its rows together."""
-
-    rows: DataFrame
-    local: LocalPhase | None
-
-
-class Behind(NamedTuple):
-    """An operator that runs in the task of the one before it, whose rows have the columns of ``rows``, which has no
-    rows itself; ``after`` is done to its output there. ``route``: the key columns that it is routed by; empty: all."""
-
-    call: Call
-    rows: DataFrame
-    after: After | None
-    route: tuple[str, ...] = ()
-
-
 class _Checked(NamedTuple):
     config: Config
-    specs: _Inputs
+    specs: Inputs
     stored: OperatorManifest | None
     output: OutputSpec
     ready: tuple[InputSpec, ...]
     states: list[StateSpec]
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    inputs: tuple[InputSpec, ...]
-    delays: Sequence[int | None]
-
-
-@dataclass(frozen=True)
-class _Declared:
-    """What the user says of the inputs."""
-
-    key: Keys
-    event_time: str | Sequence[str | None] | None
-    watermark_delay: Delay | Sequence[Delay]
-    order_by: OrderBy
-    sequence: SequenceBy
-    drop_seen: bool | Sequence[bool]
-
-
-def _input_specs(
-    uid: str, broadcast: int | None, inputs: Sequence[DataFrame], declared: _Declared
-) -> _Inputs:
-    count = len(inputs)
-    broadcast = (
-        broadcast if broadcast in range(count) else None
-    )  # what is wrong with it is for check_broadcast
-    names = _names(uid, count, broadcast)
-    keys = keys_of_inputs(uid, declared.key, count, broadcast)
-    times, delays = times_of_inputs(uid, declared.event_time, declared.watermark_delay, count)
-    orders = sort_keys_of_inputs(uid, declared.order_by, count)
-    sequences = sequences_of_inputs(uid, declared.sequence, count)
-    drops = drop_seen_of_inputs(uid, declared.drop_seen, sequences)
-    specs = [
-        replace(
-            input_spec(df, keys[i], times[i], names[i], i == broadcast),
-            order_by=orders[i],
-            sequence=sequences[i],
-            drop_seen=drops[i],
-        )
-        for i, df in enumerate(inputs)
-    ]
-    return _Inputs(tuple(specs), delays)
-
-
-def _routed(specs: _Inputs, route: tuple[str, ...], stored: OperatorManifest | None) -> _Inputs:
-    """The inputs, the only one routed by ``route``, or by what is stored."""
-    first = specs.inputs[0]
-    if stored is not None:
-        route = tuple(first.key[at] for at in stored.route if at < len(first.key))
-    return replace(specs, inputs=(replace(first, route_by=route), *specs.inputs[1:])) if route else specs
-
-
-def _names(uid: str, count: int, broadcast: int | None) -> list[str]:
-    """How errors call the inputs."""
-    regular = count if broadcast is None else count - 1
-    numbered = [f"{number}. " for number in range(1, regular + 1)]
-    sides = {1: [""], 2: ["left ", "right "]}.get(regular, numbered)
-    if broadcast is not None:
-        sides.insert(broadcast, "broadcast ")
-    return [f"the {side}input of operator '{uid}'" for side in sides]
 
 
 def _both(first: Applied, then: Applied) -> Applied:

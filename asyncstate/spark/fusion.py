@@ -19,7 +19,7 @@ from asyncstate.dataflow import Apply, Dataflow, Node, Output, Transform
 from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
 from asyncstate.dataflow.nodes import array_of
 from asyncstate.runtime import After, Kept, Renamed, Step
-from asyncstate.spark.batch import Before, Behind, Call
+from asyncstate.spark.apply import Before, Behind, Call
 from asyncstate.spark.exchange import arrow_schema_of
 
 if TYPE_CHECKING:

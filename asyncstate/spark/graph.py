@@ -33,8 +33,8 @@ from asyncstate.dataflow import (
 from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import unknown_output
+from asyncstate.spark.apply import Before, Behind
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
-from asyncstate.spark.batch import Before, Behind
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.fusion import Tail, call_of, places_of, tails_of
 from asyncstate.spark.packing import Packing, check_streaming

@@ -20,24 +20,22 @@ from typing_extensions import TypeVar
 
 from asyncstate.codec import BROADCAST_GROUP, KeyCodec, TypeLike, check_key_type, prefix_end, type_to_text
 from asyncstate.errors import StateAccessError, StateDeclarationError
-from asyncstate.futures import StateFuture, StateIterator, completed_future, completed_void_future
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
+from asyncstate.state.at_once import MapAtOnce
 from asyncstate.state.descriptors import _Descriptor
 from asyncstate.state.keyed.binding import Binding
-from asyncstate.state.keyed.dict_protocol import DictProtocol
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
 
-_VOID: Final = completed_void_future()
 _AFTER: Final = b"\x00"  # appended to a key: the smallest key behind it
 
 _Entry = tuple[Any, Any]
 """A user key as it is stored, and its value: decoded if it cannot be changed, else its bytes."""
 
 
-class BroadcastState(DictProtocol[K, V]):
+class BroadcastState(MapAtOnce[K, V]):
     """Entries by user key; read anywhere, also without a current key, written in ``process_broadcast`` only.
 
     The whole map is loaded at its first use in a micro-batch, so it must be small; afterwards reads are dict
@@ -72,49 +70,25 @@ class BroadcastState(DictProtocol[K, V]):
         found = self._loaded().get(self._binding.encode_key((key,)))
         return None if found is None else self._take(found[1])
 
-    def async_get(self, key: K) -> StateFuture[V | None]:
-        """A future of ``get``."""
-        return completed_future(self.get(key))
-
     def contains(self, key: K) -> bool:
         """True when there is a value under ``key``."""
         return self._binding.encode_key((key,)) in self._loaded()
-
-    def async_contains(self, key: K) -> StateFuture[bool]:
-        """A future of ``contains``."""
-        return completed_future(self.contains(key))
 
     def entries(self) -> Iterator[tuple[K, V]]:
         """All (key, value) as they are now, by encoded key."""
         return iter(self._entries())
 
-    def async_entries(self) -> StateFuture[StateIterator[tuple[K, V]]]:
-        """A future of an iterator over all (key, value) as they are now, by encoded key."""
-        return completed_future(StateIterator(self._entries()))
-
     def keys(self) -> Iterator[K]:
         """All keys as they are now, by encoded key."""
         return iter(self._keys())
-
-    def async_keys(self) -> StateFuture[StateIterator[K]]:
-        """A future of an iterator over all keys as they are now, by encoded key."""
-        return completed_future(StateIterator(self._keys()))
 
     def values(self) -> Iterator[V]:
         """All values as they are now, by encoded key."""
         return iter(self._values())
 
-    def async_values(self) -> StateFuture[StateIterator[V]]:
-        """A future of an iterator over all values as they are now, by encoded key."""
-        return completed_future(StateIterator(self._values()))
-
     def is_empty(self) -> bool:
         """True when the map has no entry."""
         return not self._loaded()
-
-    def async_is_empty(self) -> StateFuture[bool]:
-        """A future of ``is_empty``."""
-        return completed_future(self.is_empty())
 
     # -- writing ------------------------------------------------------------------------------------
 
@@ -123,11 +97,6 @@ class BroadcastState(DictProtocol[K, V]):
         self._check_writable()
         self._put(*self._encoded(key, value))
 
-    def async_put(self, key: K, value: V) -> StateFuture[None]:
-        """``put``; every later read sees it."""
-        self.put(key, value)
-        return _VOID
-
     def put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
         """``put`` each entry; none is stored if one is refused."""
         self._check_writable()
@@ -135,31 +104,16 @@ class BroadcastState(DictProtocol[K, V]):
         for raw_key, raw in [self._encoded(key, value) for key, value in pairs]:
             self._put(raw_key, raw)
 
-    def async_put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> StateFuture[None]:
-        """``put_all``; every later read sees it."""
-        self.put_all(entries)
-        return _VOID
-
     def remove(self, key: K) -> None:
         """Remove the entry of ``key``; nothing happens if there is none."""
         self._check_writable()
         self._remove(self._binding.encode_key((key,)))
-
-    def async_remove(self, key: K) -> StateFuture[None]:
-        """``remove``; every later read sees it."""
-        self.remove(key)
-        return _VOID
 
     def clear(self) -> None:
         """Remove all entries."""
         self._check_writable()
         for raw_key in list(self._loaded()):
             self._remove(raw_key)
-
-    def async_clear(self) -> StateFuture[None]:
-        """``clear``; every later read sees it."""
-        self.clear()
-        return _VOID
 
     def __len__(self) -> int:
         return len(self._loaded())

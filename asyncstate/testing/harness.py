@@ -8,11 +8,8 @@ Must not import Spark.
 from __future__ import annotations
 
 import atexit
-import copy
 import functools
-import pickle
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import pyarrow as pa
 
 from asyncstate.clock import Clock, ManualClock
@@ -74,7 +70,6 @@ from asyncstate.runtime import (
     watermark_after,
     worker_memory,
 )
-from asyncstate.runtime.put_together import put_together
 from asyncstate.storage import (
     Checkpoint,
     CheckpointFiles,
@@ -85,6 +80,8 @@ from asyncstate.storage import (
     StateSpec,
     checkpoint_files,
 )
+from asyncstate.testing.copies import copies_of, with_copy
+from asyncstate.testing.exchange import exchanged
 from asyncstate.testing.rows import OutputRow, kind_codes, record_batch, rows_of
 from asyncstate.testing.starting import InitialState, initial_of
 from asyncstate.tracebacks import users_frames
@@ -194,7 +191,7 @@ class OperatorHarness:
         )
         if operator.stateless:
             check_stateless(_UID, operator, self._specs, self._delays)
-        self._operator = _copies_of(operator)
+        self._operator = copies_of(operator)
         self._shown = quietly(lambda: repr(operator), type(operator).__name__)
         self._options = dict(options or {})
         self._config = resolve(
@@ -235,7 +232,7 @@ class OperatorHarness:
         self._side_rows: dict[str, list[OutputRow]] = {name: [] for name in self._output.side_outputs}
 
     def _check_writer(self, writer: Operator, spec: InputSpec) -> None:
-        checked_inputs(_UID, writer, (spec,), self._config, self.states(), lambda given: _copies_of(given)())
+        checked_inputs(_UID, writer, (spec,), self._config, self.states(), lambda given: copies_of(given)())
 
     # -- pushing -----------------------------------------------------------------------------------
 
@@ -474,7 +471,7 @@ class OperatorHarness:
         if spec.base is None:
             for writer, given, values in self._initial.values:
                 writing = replace(spec, operator=writer, inputs=(given,))
-                written = self._collected(self._partitions(writing, [values], _copies_of(writer)))
+                written = self._collected(self._partitions(writing, [values], copies_of(writer)))
                 spec = self._behind(spec, written)
             before = self._initial.rows if before is None else before
             if before is not None:
@@ -504,18 +501,16 @@ class OperatorHarness:
         self, spec: TaskSpec, pushed: Sequence[InputBatch], copies: Callable[[], Operator]
     ) -> Iterator[OutBatch | CommitRecord]:
         spec = replace(spec, broadcast=self._broadcast(spec, pushed), inputs=self._with_local_phase(spec))
-        parts = self._exchange(spec.inputs, pushed)
+        parts = exchanged(spec.inputs, pushed, self.parallelism, self._config.max_parallelism)
         for partition in range(self.parallelism):
-            shipped = _shipped(spec, copies)
-            yield from run_partition(
-                shipped, partition, iter(parts[partition]), self._store_through, self.worker
-            )
+            own = with_copy(spec, copies)
+            yield from run_partition(own, partition, iter(parts[partition]), self._store_through, self.worker)
 
     def _stateless(self, spec: TaskSpec) -> Iterator[OutBatch | RowStatistics]:
         """All rows as they were pushed: there is no exchange, so partitions mean nothing."""
         columns = spec.inputs[0].schema.names
         pushed = [replace(given, batch=given.batch.select(columns)) for given in self._pending]
-        return run_stateless(_shipped(spec, self._operator), iter(pushed))
+        return run_stateless(with_copy(spec, self._operator), iter(pushed))
 
     def _stored(self, base: Manifest | None) -> OperatorManifest | None:
         return None if base is None else base.operators.get(_UID)
@@ -552,29 +547,6 @@ class OperatorHarness:
         phase = chosen_local_phase(spec.operator, spec.inputs, spec.config, spec.base, spec.batch_id)
         return spec.inputs if phase is None else (replace(spec.inputs[0], local=phase),)
 
-    def _exchange(self, inputs: Sequence[InputSpec], rows: Sequence[InputBatch]) -> list[list[InputBatch]]:
-        """The pushed rows by partition, as the exchange of a Spark job would deliver them."""
-        parts: list[list[InputBatch]] = [[] for _ in range(self.parallelism)]
-        for pushed in rows:
-            spec = inputs[pushed.input_index]
-            if spec.broadcast:
-                continue
-            if spec.local is not None:
-                pushed = put_together(pushed, spec, self._config.max_parallelism)
-            else:
-                pushed = replace(pushed, batch=pushed.batch.select(spec.schema.names))
-            codec = spec.key_codec(self._config.max_parallelism)
-            columns = [pushed.batch.column(name) for name in spec.key]
-            groups = codec.groups(columns) if columns else np.zeros(pushed.batch.num_rows, np.int32)
-            owners = groups.astype(np.int64) * self.parallelism // self._config.max_parallelism
-            for partition in np.unique(owners).tolist():
-                mine = owners == partition
-                kinds = None if pushed.kinds is None else pushed.kinds[mine]
-                parts[partition].append(
-                    InputBatch(pushed.batch.filter(pa.array(mine)), kinds, pushed.input_index)
-                )
-        return parts
-
     def _commit(self, spec: TaskSpec, records: list[CommitRecord], final: bool) -> None:
         previous = self._manifest
         sources = advance_sources({} if previous is None else previous.sources, _UID, self._delays, records)
@@ -607,37 +579,6 @@ def _copy_checkpoint(source: CheckpointFiles, target: CheckpointFiles) -> None:
             local = Path(folder, str(number))
             source.get_file(name, local)
             target.put_file(local, name)
-
-
-def _copies_of(operator: Operator) -> Callable[[], Operator]:
-    """Makes copies of ``operator`` as it is now.
-
-    Pickled where that is possible. Spark's pickler also takes modules, lambdas and classes that stand in functions;
-    where plain pickle refuses them the operator is copied. Raises JobError if that cannot be done either.
-    """
-    try:
-        pickled = pickle.dumps(operator)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        kept = _deep_copy(operator)
-        return lambda: _deep_copy(kept)
-    return lambda: pickle.loads(pickled)
-
-
-def _deep_copy(operator: Operator) -> Operator:
-    try:
-        return copy.deepcopy(operator, {id(module): module for module in sys.modules.values()})
-    except TypeError as error:
-        raise JobError(
-            f"{type(operator).__name__} cannot be sent to tasks: {error}. Make what cannot be pickled (clients, locks, "
-            "open files) in open()"
-        ) from error
-
-
-def _shipped(spec: TaskSpec, copies: Callable[[], Operator]) -> TaskSpec:
-    """The spec with its own copy of the operator, as each Spark task has."""
-    shipped = copy.copy(spec)
-    object.__setattr__(shipped, "operator", copies())
-    return shipped
 
 
 def _key(key: Any, count: int) -> Any:

@@ -78,7 +78,7 @@ PAGES = (
         "Operators of your own",
         ASYNCSTATE,
         "writing-operators",
-        ("asyncstate.operator", "asyncstate.changelog"),
+        ("asyncstate.operator", "asyncstate.specs", "asyncstate.row", "asyncstate.changelog"),
         pattern="^(?!.*Table)",
         first=("RecordOperator", "BundleOperator", "OperatorContext", "RecordContext", "BundleContext"),
         besides=(

@@ -416,6 +416,19 @@ class Extremes(AggregateFunction):
         return pa.string()
 
 
+class ExtremesByFutures(Extremes):
+    """The same by the asynchronous half of the views, whose futures are done."""
+
+    def get_value(self, accumulator: Any) -> Any:
+        seen, counts, values, first = accumulator
+        assert counts.async_is_empty().get() == (not seen)
+        if not seen:
+            return None
+        last, keys = list(values.async_get().get())[-2:], list(counts.async_keys().get())
+        found = {key: counts.async_get(key).get() for key in keys}
+        return f"{min(keys)} {max(keys)} {last} {first.async_value().get()} {found}"
+
+
 def extremes_of(values: Sequence[Any]) -> Any:
     known = [value for value in values if value is not None]
     if not known:
@@ -425,9 +438,16 @@ def extremes_of(values: Sequence[Any]) -> Any:
 
 
 @settings(deadline=None)
-@given(batches=BATCHES, bundle=st.sampled_from([1, 2, 100]), async_enabled=st.booleans())
-def test_views_of_all_kinds_are_those_of_a_loop(batches: Any, bundle: int, async_enabled: bool) -> None:
-    operator = GroupAggregate([udaf(Extremes)("v").alias("text"), count()])
+@given(
+    batches=BATCHES,
+    bundle=st.sampled_from([1, 2, 100]),
+    function=st.sampled_from([Extremes, ExtremesByFutures]),
+    async_enabled=st.booleans(),
+)
+def test_views_of_all_kinds_are_those_of_a_loop(
+    batches: Any, bundle: int, function: Any, async_enabled: bool
+) -> None:
+    operator = GroupAggregate([udaf(function)("v").alias("text"), count()])
     seen: dict[str, list[Any]] = {}
     shown: dict[str, Any] = {}
     options = {"async-state.bundle-size": str(bundle)}

@@ -24,6 +24,7 @@ from asyncstate.operator import (
 )
 from asyncstate.runtime import CommitRecord, run_to_the_end
 from asyncstate.testing import OperatorHarness
+from asyncstate.testing.exchange import exchanged
 from tests.properties.examples import Example
 from tests.properties.runs import KEY_GROUPS, OutputRow, push
 from tests.properties.test_every_operator import OPERATORS, examples_of
@@ -97,7 +98,7 @@ def _to_the_end(harness: OperatorHarness) -> tuple[list[OutputRow], CommitRecord
     spec = harness._spec(None, MIN_WATERMARK)
     object.__setattr__(spec, "broadcast", harness._broadcast(spec, harness._pending))
     object.__setattr__(spec, "local_dir", harness._config.local_dir)
-    (batches,) = harness._exchange(spec.inputs, harness._pending)
+    (batches,) = exchanged(spec.inputs, harness._pending, 1, spec.max_parallelism)
     *rows, record = run_to_the_end(harness._operator(), spec, 0, iter(batches))
     assert isinstance(record, CommitRecord)
     return [row for batch in rows for row in _rows(batch)], record

@@ -446,7 +446,7 @@ def _list_store(drop: int) -> MemoryStore:
 @pytest.mark.parametrize("missing", [0, 1, 2], ids=["head", "first chunk", "last chunk"])
 def test_a_list_with_a_missing_part_is_an_error(missing: int) -> None:
     spec = StateSpec(8, "s", "list", {"value": "int64", "namespaced": "no"})
-    with pytest.raises(CodecError, match=r"operator 'o', state 's': the parts of a stored list"):
+    with pytest.raises(CodecError, match=r"operator 'o', state 's': a chunk of a list is missing"):
         list(StateDecoder("o", spec, [KEYED]).read(_list_store(missing), range(1)))
 
 

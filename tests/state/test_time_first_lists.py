@@ -29,7 +29,7 @@ Lists = dict[tuple[int, int], list[int]]  # by time and key
 def each_page_is_decoded_alone() -> Iterator[None]:
     """So that few lists lie in many parts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asyncstate.state.columnar.time_first_lists._DECODED_BYTES", 1)
+        patch.setattr("asyncstate.state.stored_lists._TOGETHER_BYTES", 1)
         yield
 
 
@@ -125,5 +125,5 @@ def test_a_missing_chunk_is_an_error() -> None:
     keys = KEYS.group([pa.array([1])], np.array([5], np.int64))
     assert isinstance(keys, KeyBatch)
     sink.delete(keys.store_keys(9)[0] + bytes(4))
-    with pytest.raises(CodecError, match="state 'lists' of operator 'op': the chunks of a list are not"):
+    with pytest.raises(CodecError, match="state 'lists' of operator 'op': a chunk of a list is missing"):
         list(state.up_to(5))

@@ -32,7 +32,6 @@ from asyncstate.codec.columns import (
     matrix_rows,
 )
 from asyncstate.errors import CodecError
-from asyncstate.requests import Page
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -110,15 +109,6 @@ def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str, 
     if len(data) != _HEADER_BYTES * len(blocks):
         raise _damaged(owner)
     return ListHeads(store_keys, blocks, *_headers(data, np.arange(len(blocks)) * _HEADER_BYTES), moment)
-
-
-def heads_among(entries: Page, owner: str) -> tuple[BoolArray, ListHeads]:
-    """Which entries are heads, and these; the first one is. Each is followed by as many chunks as it says."""
-    every = read_heads([key for key, _ in entries], [value for _, value in entries], owner)
-    reach = np.maximum.accumulate(np.arange(len(entries)) + every.chunks)  # of a chunk that number is 0
-    is_head = np.ones(len(entries), np.bool_)
-    is_head[1:] = reach[:-1] < np.arange(1, len(entries))
-    return is_head, every.select(is_head)
 
 
 def empty_heads(store_keys: list[bytes]) -> ListHeads:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, RowCodec
 from asyncstate.codec.columns import storage_dtype
-from asyncstate.errors import CodecError, StateAccessError
+from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.requests import StateSink
 from asyncstate.state.columnar.list_blocks import (
@@ -31,9 +30,9 @@ from asyncstate.state.columnar.list_blocks import (
     chunk_keys,
     empty_heads,
     read_heads,
-    read_rows,
 )
 from asyncstate.state.namespace_ranges import of_state
+from asyncstate.state.stored_lists import StoredLists, rows_of
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -63,21 +62,6 @@ class ListColumns:
     def starts(self) -> Int64Array:
         """Index of the first row of each key (u)."""
         return np.cumsum(self.counts) - self.counts
-
-
-class StoredLists(NamedTuple):
-    """The stored rows of u lists, in the order of ``ListColumns``: n blocks with m rows.
-
-    ``per_block`` (n) counts the rows of each block. ``chunk_keys`` are the store keys of the blocks that are chunks;
-    these, then the heads, are put in ``order`` (n; None: they are) to give the blocks.
-    """
-
-    blocks: list[bytes]
-    rows: pa.LargeBinaryArray
-    per_block: Int64Array
-    key_index: Int32Array
-    chunk_keys: list[bytes]
-    order: Int64Array | None
 
 
 class ListColumnState:
@@ -158,25 +142,9 @@ class ListColumnState:
         )
 
     def _stored(
-        self, heads: ListHeads, keys: list[bytes], owners: Int64Array, chunks: list[bytes | None]
+        self, heads: ListHeads, keys: list[bytes], owners: Int64Array, chunks: Sequence[bytes | None]
     ) -> StoredLists:
-        """Heads and chunks put together; ``keys``, ``owners`` and ``chunks`` are of the latter."""
-        if None in chunks:
-            raise CodecError(
-                f"{self._owner}: a chunk of a list is missing; restore the checkpoint from an older version"
-            )
-        there = [index for index, block in enumerate(heads.blocks) if block is not None]
-        owners = np.concatenate([owners, np.array(there, np.int64)])
-        blocks = [block for block in (*chunks, *heads.blocks) if block is not None]
-        order = None
-        if chunks:
-            order = np.argsort(owners, kind="stable")  # the chunks of a key stand before its head
-            owners = owners[order]
-            blocks = [blocks[index] for index in order.tolist()]
-        rows, per_block = read_rows(blocks, self._owner)
-        return StoredLists(
-            blocks, rows, per_block, np.repeat(owners, per_block).astype(np.int32), keys, order
-        )
+        return rows_of(heads, keys, owners, chunks, self._owner)
 
     def _decode(
         self, heads: ListHeads, stored: StoredLists, stamps: Int64Array | None, renew: bool

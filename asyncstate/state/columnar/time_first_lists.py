@@ -10,36 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import itemgetter
-from typing import ClassVar, Final, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import RowCodec
-from asyncstate.errors import CodecError
 from asyncstate.operator import MIN_WATERMARK, BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.columnar.columns import TimeRange, row_codec
-from asyncstate.state.columnar.list_blocks import (
-    ListHeads,
-    chunk_keys,
-    heads_among,
-    numbered_keys,
-    read_rows,
-)
+from asyncstate.state.columnar.list_blocks import numbered_keys
 from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
 from asyncstate.state.ranges import REMOVED_PAGE, remove_pages
+from asyncstate.state.stored_lists import FoundLists, block_lists
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
-
-
-_block = itemgetter(1)
-_DECODED_BYTES: Final = 1 << 20
-"""Pages are decoded together up to about so many bytes of blocks: a call for a few lists costs more than they do."""
 
 
 @dataclass(frozen=True)
@@ -113,21 +101,8 @@ class TimeFirstListState(ListColumnState):
         An entry of a range is a row here. Nothing may be appended to the lists before the end; those that have been
         given may be removed.
         """
-        held: Page = []  # its last list may go on in the next page
-        held_bytes = 0
-        for page in self._pages(start, until, self._page_size):
-            held += page
-            held_bytes += sum(map(len, map(_block, page)))
-            if held_bytes < _DECODED_BYTES:
-                continue
-            held_bytes = 0
-            is_head, heads = heads_among(held, self._owner)
-            last = int(np.flatnonzero(is_head)[-1:].sum())
-            if last:
-                yield self._range(held[:last], is_head[:last], heads.but_last())
-                held = held[last:]
-        if held:
-            yield self._range(held, *heads_among(held, self._owner))
+        found = block_lists(self._pages(start, until, self._page_size), self._owner)
+        return map(self._range, found)
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
         """Remove the lists whose ``entry_keys`` these are, as a range has told them."""
@@ -141,23 +116,10 @@ class TimeFirstListState(ListColumnState):
     def _pages(self, start: int, until: int, page_size: int) -> Iterator[Page]:
         return namespace_pages(self._sink, self._id, self._groups, start, until, page_size)
 
-    def _range(self, entries: Page, is_head: BoolArray, heads: ListHeads) -> ListRange:
-        """The rows of whole lists."""
-        owner = np.cumsum(is_head) - 1
-        store_keys = heads.store_keys
-        chunks, _ = chunk_keys(heads)
-        if chunks != [entries[index][0] for index in np.flatnonzero(~is_head).tolist()]:
-            raise CodecError(
-                f"{self._owner}: the chunks of a list are not those that its head tells of; restore the checkpoint "
-                "from an older version"
-            )
-        blocks = cast(list[bytes], heads.blocks)
-        if chunks:
-            order = np.lexsort((is_head, owner))  # the rows of chunks stand before those of the head
-            blocks, owner = [entries[index][1] for index in order.tolist()], owner[order]
-        rows, per_block = read_rows(blocks, self._owner)
-        columns, _ = self._codec.decode(rows)
-        lists = np.repeat(owner, per_block)
+    def _range(self, found: FoundLists) -> ListRange:
+        stored = self._stored(*found)
+        columns, _ = self._codec.decode(stored.rows)
+        lists, store_keys = stored.key_index, found.heads.store_keys
         begins = np.ones(len(lists), np.bool_)
         begins[1:] = lists[1:] != lists[:-1]
         keys = self._key_codec.decode(store_keys, TIME_FIRST_PREFIX_BYTES)
@@ -167,5 +129,5 @@ class TimeFirstListState(ListColumnState):
             key_columns=[column.take(pa.array(lists)) for column in keys],
             columns=columns,
             begins=begins,
-            chunks=heads.chunks[lists],
+            chunks=found.heads.chunks[lists],
         )

@@ -1,13 +1,12 @@
-"""Stamps in the blocks of lists, and lists put together from pages of their blocks.
+"""Stamps in the blocks of lists.
 
-Owns: how stamps are changed in place, and how the clean-up gets whole lists.
-Invariant: all but the stamps of a block stays as it is; a list is never in two pages.
+Owns: how stamps are changed in place.
+Invariant: all but the stamps of a block stays as it is.
 Must not import the states, storage, execution or operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -16,10 +15,7 @@ import pyarrow as pa
 
 from asyncstate.codec.columns import binary_from, binary_parts
 from asyncstate.codec.key_fields import payload_matrix
-from asyncstate.requests import Page, StateSink
-from asyncstate.state.columnar.list_blocks import ListHeads, heads_among
 from asyncstate.state.expiring.expiry import STAMP_BYTES
-from asyncstate.state.ranges import range_pages
 
 BoolArray = npt.NDArray[np.bool_]
 ByteArray = npt.NDArray[np.uint8]
@@ -59,28 +55,3 @@ def restamped_rows(rows: pa.LargeBinaryArray, chosen: BoolArray, prefix: ByteArr
     data = read_only.copy()
     data[offsets[:-1][chosen][:, None] + np.arange(STAMP_BYTES)] = prefix
     return binary_from(offsets, pa.py_buffer(data))
-
-
-def whole_lists(
-    sink: StateSink, start: bytes, end: bytes, page_size: int, owner: str
-) -> Iterator[tuple[ListHeads, list[bytes | None]]]:
-    """The lists with start <= store key < end: heads, and all their chunks in order. Lists may be written meanwhile."""
-    held: Page = []
-    for page in range_pages(sink, start, end, page_size):
-        held += page
-        is_head, heads = heads_among(held, owner)
-        # The last list waits for the next page: more of it may come, and chunks that are written behind the position of
-        # the scan would be found by it.
-        last = int(np.flatnonzero(is_head)[-1])
-        if last:
-            yield _with_chunks(heads.but_last(), held[:last], is_head[:last])
-            held = held[last:]
-    if held:
-        is_head, heads = heads_among(held, owner)
-        yield _with_chunks(heads, held, is_head)
-
-
-def _with_chunks(heads: ListHeads, entries: Page, is_head: BoolArray) -> tuple[ListHeads, list[bytes | None]]:
-    """``heads`` and the chunks among ``entries``; None for chunks that are missing at the end."""
-    chunks: list[bytes | None] = [entries[index][1] for index in np.flatnonzero(~is_head).tolist()]
-    return heads, chunks + [None] * (int(heads.chunks.sum()) - len(chunks))

@@ -17,10 +17,12 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch, RowCodec, prefix_end
 from asyncstate.futures import StateFuture
 from asyncstate.requests import StateSink
-from asyncstate.state.columnar.list_blocks import ListHeads, chunk_keys, read_heads
-from asyncstate.state.columnar.list_column_state import ListColumns, ListColumnState, StoredLists
+from asyncstate.state.columnar.list_blocks import ListHeads, read_heads
+from asyncstate.state.columnar.list_column_state import ListColumns, ListColumnState
 from asyncstate.state.expiring.column_expiry import ColumnExpiry, WrittenKeys, without_stamps
-from asyncstate.state.expiring.ttl_blocks import restamped_blocks, restamped_rows, whole_lists
+from asyncstate.state.expiring.ttl_blocks import restamped_blocks, restamped_rows
+from asyncstate.state.ranges import range_pages
+from asyncstate.state.stored_lists import FoundLists, StoredLists, block_lists
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -133,14 +135,12 @@ class TtlListColumnState(ListColumnState):
     def sweep(self, group: bytes) -> int:
         """Remove the expired rows of a key group; their number."""
         state = group + bytes([self._id])
-        pages = whole_lists(self._sink, state, prefix_end(state), self._page_size, self._owner)
-        return sum(self._sweep_lists(heads, chunks) for heads, chunks in pages)
+        pages = range_pages(self._sink, state, prefix_end(state), self._page_size)
+        return sum(map(self._sweep_lists, block_lists(pages, self._owner)))
 
-    def _sweep_lists(self, heads: ListHeads, chunks: list[bytes | None]) -> int:
+    def _sweep_lists(self, found: FoundLists) -> int:
         """Write those of the lists anew, as if written at once, that have expired rows or rows without a time."""
-        expiry = self._expiry
-        keys, owners = chunk_keys(heads)
-        stored = self._stored(heads, keys, owners, chunks)
+        expiry, heads, stored = self._expiry, found.heads, self._stored(*found)
         stamps = expiry.read(stored.rows)
         expired, untimed = expiry.expired(stamps), expiry.untimed(stamps)
         touched = np.zeros(len(heads.blocks), np.bool_)

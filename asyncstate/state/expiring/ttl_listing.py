@@ -9,7 +9,6 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from asyncstate.codec import prefix_end
@@ -17,9 +16,10 @@ from asyncstate.futures import StateFuture, StateIterator
 from asyncstate.requests import Decoder
 from asyncstate.state.expiring.expiry import Expiry
 from asyncstate.state.keyed.binding import Binding
-from asyncstate.state.keyed.chunks import COUNT_BYTES, elements, framed, sealed_chunks, whole
-from asyncstate.state.keyed.listing import ListCursor, ListState, chunk_key
+from asyncstate.state.keyed.chunks import COUNT_BYTES, elements, framed
+from asyncstate.state.keyed.listing import ListCursor, ListState
 from asyncstate.state.ranges import range_entries
+from asyncstate.state.stored_lists import element_lists
 
 T = TypeVar("T")
 
@@ -49,13 +49,7 @@ class TtlListState(ListState[T], Generic[T]):
         binding = self._binding
         state = group + self._id
         entries = range_entries(binding.sink, state, prefix_end(state), binding.page_size)
-        removed = 0
-        for prefix, head in entries:
-            sealed = sealed_chunks(head)
-            behind = dict(islice(entries, sealed))
-            chunks = [whole(behind.get(chunk_key(prefix, index)), binding.label) for index in range(sealed)]
-            removed += self._sweep_list(prefix, head, chunks)
-        return removed
+        return sum(self._sweep_list(*found) for found in element_lists(entries, binding.label))
 
     def _sweep_list(self, prefix: bytes, head: bytes, chunks: list[bytes]) -> int:
         expiry = self._expiry

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from asyncstate.errors import StateAccessError
-from asyncstate.futures import StateFuture, StateIterator, completed_future, completed_void_future
-from asyncstate.state.keyed.dict_protocol import DictProtocol
+from asyncstate.futures import StateFuture, StateIterator, completed_future
+from asyncstate.state.at_once import VOID, MapAtOnce
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
-_VOID: Final = completed_void_future()
 _NAN: Final = float("nan")
 
 
@@ -35,27 +34,27 @@ class MemoryValue(Generic[T]):
         return self._value
 
     def async_value(self) -> StateFuture[T | None]:
-        return completed_future(self._value)
+        return completed_future(self.value())
 
     def update(self, value: T | None) -> None:
         self._value = value
 
     def async_update(self, value: T | None) -> StateFuture[None]:
-        self._value = value
-        return _VOID
+        self.update(value)
+        return VOID
 
     def is_empty(self) -> bool:
         return self._value is None
 
     def async_is_empty(self) -> StateFuture[bool]:
-        return completed_future(self._value is None)
+        return completed_future(self.is_empty())
 
     def clear(self) -> None:
         self._value = None
 
     def async_clear(self) -> StateFuture[None]:
-        self._value = None
-        return _VOID
+        self.clear()
+        return VOID
 
 
 class MemoryList(Generic[T]):
@@ -70,31 +69,31 @@ class MemoryList(Generic[T]):
         return iter(self._elements.copy())
 
     def async_get(self) -> StateFuture[StateIterator[T]]:
-        return completed_future(StateIterator(self._elements.copy()))
+        return completed_future(StateIterator(list(self.get())))
 
     def add(self, element: T) -> None:
         self._elements.append(_element(element))
 
     def async_add(self, element: T) -> StateFuture[None]:
         self.add(element)
-        return _VOID
+        return VOID
 
     def add_all(self, elements: Iterable[T]) -> None:
         self._elements += [_element(element) for element in elements]
 
     def async_add_all(self, elements: Iterable[T]) -> StateFuture[None]:
         self.add_all(elements)
-        return _VOID
+        return VOID
 
     def clear(self) -> None:
         self._elements = []
 
     def async_clear(self) -> StateFuture[None]:
         self.clear()
-        return _VOID
+        return VOID
 
 
-class MemoryMap(DictProtocol[K, V]):
+class MemoryMap(MapAtOnce[K, V]):
     """See ``MapState``."""
 
     __slots__ = ("_entries",)
@@ -105,67 +104,33 @@ class MemoryMap(DictProtocol[K, V]):
     def get(self, key: K) -> V | None:
         return self._entries.get(user_key(key))
 
-    def async_get(self, key: K) -> StateFuture[V | None]:
-        return completed_future(self.get(key))
-
     def contains(self, key: K) -> bool:
         return user_key(key) in self._entries
 
-    def async_contains(self, key: K) -> StateFuture[bool]:
-        return completed_future(self.contains(key))
-
     def put(self, key: K, value: V) -> None:
         self._entries[user_key(key)] = _map_value(key, value)
-
-    def async_put(self, key: K, value: V) -> StateFuture[None]:
-        self.put(key, value)
-        return _VOID
 
     def put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
         pairs = entries.items() if isinstance(entries, Mapping) else entries
         self._entries |= {user_key(key): _map_value(key, value) for key, value in pairs}
 
-    def async_put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> StateFuture[None]:
-        self.put_all(entries)
-        return _VOID
-
     def remove(self, key: K) -> None:
         self._entries.pop(user_key(key), None)
-
-    def async_remove(self, key: K) -> StateFuture[None]:
-        self.remove(key)
-        return _VOID
 
     def entries(self) -> Iterator[tuple[K, V]]:
         return iter(self._sorted())
 
-    def async_entries(self) -> StateFuture[StateIterator[tuple[K, V]]]:
-        return completed_future(StateIterator(self._sorted()))
-
     def keys(self) -> Iterator[K]:
         return iter([key for key, _ in self._sorted()])
-
-    def async_keys(self) -> StateFuture[StateIterator[K]]:
-        return completed_future(StateIterator([key for key, _ in self._sorted()]))
 
     def values(self) -> Iterator[V]:
         return iter([value for _, value in self._sorted()])
 
-    def async_values(self) -> StateFuture[StateIterator[V]]:
-        return completed_future(StateIterator([value for _, value in self._sorted()]))
-
     def is_empty(self) -> bool:
         return not self._entries
 
-    def async_is_empty(self) -> StateFuture[bool]:
-        return completed_future(not self._entries)
-
     def clear(self) -> None:
         self._entries = {}
-
-    def async_clear(self) -> StateFuture[None]:
-        self.clear()
-        return _VOID
 
     def __getstate__(self) -> dict[Any, V]:
         return self._entries

@@ -23,7 +23,8 @@ from asyncstate.codec.times import arrow_values, python_values
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.functions.aggregate import MutableRow, view_of
 from asyncstate.operator import OperatorContext
-from asyncstate.state.views.bundle_views import BundleViews, ListViews, MapViews, ValueViews
+from asyncstate.state.views.bundle_maps import MapViews
+from asyncstate.state.views.bundle_views import BundleViews, ListViews, ValueViews
 
 from ...core.arrays import BoolArray
 from ..aggregator import State

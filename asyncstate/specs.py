@@ -1,0 +1,216 @@
+"""What goes into an operator and what comes out of it.
+
+Owns: ``InputSpec``, with the orders in which rows come, and ``OutputSpec``.
+Invariant: what stands in a spec fits together: columns that it names are there, with types that serve.
+Must not import anything that runs: operators, state, engine or Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.codec import KeyCodec, SchemaLike, read_schema, read_schemas
+from asyncstate.errors import SchemaError
+from asyncstate.local_phase import LocalLimit, LocalPhase
+
+RESERVED_PREFIX = "__asyncstate_"
+"""Columns whose names begin so are the framework's own."""
+
+
+class SortKey(NamedTuple):
+    """One column of an input's order. Unless ``nulls_first`` says it, nulls come first ascending, last descending."""
+
+    column: str
+    descending: bool = False
+    nulls_first: bool | None = None
+
+
+OrderTime = Literal["event", "processing", "end"]
+"""When rows that are to come in order come: when the watermark has passed their event time, at the end of their
+micro-batch, or at the end of the input."""
+
+
+@dataclass(frozen=True)
+class InputOrder:
+    """The order in which an operator gets the rows of an input: by ``time``, then ``then``, then arrival.
+
+    ``time``: "event" rows come when the watermark has passed them; "processing": all rows of a micro-batch at its end;
+    "end": all rows at the end of the input. ``late``, for "event": rows that the watermark had passed before their
+    micro-batch can come in no order any more; "drop" counts them as ``late_rows_dropped``, "deliver" lets them come
+    with, and before, the rows that are due.
+    """
+
+    time: OrderTime
+    then: tuple[SortKey, ...] = ()
+    late: Literal["drop", "deliver"] = "drop"
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of an operator, as the job or the harness declares it.
+
+    ``schema`` has the payload columns without ``row_kind``; it may be given as Spark DDL text. ``key`` names the key
+    columns (empty: one global key). ``event_time`` names a timestamp column. ``changelog`` tells whether rows other
+    than ``+I`` can come.
+    ``broadcast``: every partition gets all rows of the input, which then has no key. ``order_by``: rows are held
+    back until the watermark has passed them and come in this order; its first column is the event time, ascending.
+    ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_seen`` rows of a key whose
+    sequence is not higher than all that micro-batches before had are dropped.
+    ``order``: the order that the operator itself asked for (``BundleOperator.ordered_inputs``).
+    ``route_by``: the key columns that decide in which key group a row is; empty: all of them.
+    ``local``: what was done to the rows before they came (None: nothing); they then are of ``row_schema``, all +I, and
+    ``changelog`` tells of the rows that they were made of. ``limit``: only such rows came; they are as they were.
+    """
+
+    schema: pa.Schema
+    key: tuple[str, ...]
+    event_time: str | None = None
+    changelog: bool = False
+    name: str = "input"
+    broadcast: bool = False
+    order_by: tuple[SortKey, ...] = ()
+    sequence: tuple[str, ...] = ()
+    drop_seen: bool = False
+    local: LocalPhase | None = None
+    limit: LocalLimit | None = None
+    order: InputOrder | None = None
+    route_by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", read_schema(self.schema, self.name))
+        self._check_names()
+        then = self.order.then if self.order is not None else ()
+        sorted_by = [*(sort.column for sort in (*self.order_by, *then)), *self.sequence]
+        for column in (*self.key, *([self.event_time] if self.event_time else []), *sorted_by):
+            self.column(column)
+        self._check_order()
+        if self.event_time is not None and not pa.types.is_timestamp(self.schema.field(self.event_time).type):
+            raise SchemaError(
+                f"{self.name}: event time column '{self.event_time}' is of type "
+                f"{self.schema.field(self.event_time).type}; cast it to a timestamp"
+            )
+
+    def _check_names(self) -> None:
+        if not isinstance(self.schema, pa.Schema):
+            raise SchemaError(
+                f"{self.name}: {self.schema!r} is no pyarrow schema; give pa.schema([...]) or a text such as 'id long'"
+            )
+        names = self.schema.names
+        if len(set(names)) < len(names):
+            double = next(name for name in names if names.count(name) > 1)
+            raise SchemaError(f"{self.name} has column '{double}' twice; rename or drop all but one")
+        if ROW_KIND_COLUMN in names:
+            raise SchemaError(
+                f"{self.name}: '{ROW_KIND_COLUMN}' is the changelog's own column; drop or rename it"
+            )
+        reserved = next((name for name in names if name.lower().startswith(RESERVED_PREFIX)), None)
+        if reserved is not None:
+            raise SchemaError(f"{self.name}: the column name '{reserved}' is used by asyncstate; rename it")
+
+    def _check_order(self) -> None:
+        if not self.order_by or self.order_by[0] == SortKey(self.event_time or ""):
+            return
+        first = self.order_by[0]
+        if self.event_time is None:
+            advice = (
+                f"but the input has no event time; declare event_time='{first.column}' with a watermark_delay"
+            )
+        elif first.column == self.event_time:
+            advice = "descending, but rows can only be put in ascending order of time; sort other columns descending"
+        else:
+            advice = (
+                f"but must begin with the event time column '{self.event_time}', ascending; name that first"
+            )
+        raise SchemaError(f"{self.name}: order_by begins with column '{first.column}', {advice}")
+
+    def column(self, name: str) -> pa.Field:
+        """The field called ``name``; SchemaError with the columns there are if it is missing."""
+        index = self.schema.get_field_index(name)
+        if index < 0:
+            raise SchemaError(
+                f"{self.name} has no column '{name}'; its columns are: {', '.join(self.schema.names)}"
+            )
+        return self.schema.field(index)
+
+    @property
+    def ordering(self) -> InputOrder | None:
+        """The order in which the rows come, whoever asked for it; None: as they arrive."""
+        if self.order is None and self.order_by:
+            return InputOrder("event", self.order_by[1:])
+        return self.order
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key columns, in key order."""
+        return pa.schema([self.column(name) for name in self.key])
+
+    @property
+    def route(self) -> tuple[str, ...]:
+        """The key columns that decide a row's key group, in order of hashing."""
+        return self.route_by or self.key
+
+    def key_codec(self, max_parallelism: int) -> KeyCodec:
+        """What encodes the input's keys."""
+        key = self.key_schema
+        route = [self.key.index(name) for name in self.route]
+        return KeyCodec(key.types, key.names, max_parallelism, route)
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """The columns of the rows that reach the operator: ``schema``, or what the local phase makes of it."""
+        if self.local is None:
+            return self.schema
+        return self.local.row_schema(self.schema, self.key, self.event_time)
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """What an operator puts out: rows of ``schema``, and beside them those of its side outputs, by name.
+
+    Each schema is without ``row_kind``, which every output has; it may be given as Spark DDL text ("id long, name
+    string"). A side output's rows are read by its name; nobody need.
+    """
+
+    schema: pa.Schema
+    side_outputs: Mapping[str, pa.Schema] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", read_schema(self.schema, "the output"))
+        object.__setattr__(self, "side_outputs", read_schemas(self.side_outputs, "side output"))
+
+    @staticmethod
+    def of(bound: SchemaLike | OutputSpec) -> OutputSpec:
+        """What ``bind`` returned."""
+        return bound if isinstance(bound, OutputSpec) else OutputSpec(bound)
+
+    def side(self, name: str) -> pa.Schema:
+        """The schema of the side output ``name``; SchemaError with the declared names if there is none."""
+        if name not in self.side_outputs:
+            raise unknown_output(name, self.side_outputs)
+        return self.side_outputs[name]
+
+    def with_late_rows(self, late_output: str | None, spec: InputSpec) -> OutputSpec:
+        """This, and a side output ``late_output`` (None: nothing more) for rows of the input ``spec``. SchemaError if
+        that name is taken by rows of other columns."""
+        if late_output is None:
+            return self
+        if not self.side_outputs.get(late_output, spec.schema).equals(spec.schema):
+            raise SchemaError(
+                f"side output '{late_output}' is to have the late rows of {spec.name}, but is declared with other "
+                "columns; give the late rows an output of their own"
+            )
+        return OutputSpec(self.schema, {**self.side_outputs, late_output: spec.schema})
+
+
+def unknown_output(name: object, declared: Collection[str]) -> SchemaError:
+    """The error for a side output that is not there, among those ``declared``."""
+    known = f"it has {', '.join(map(repr, declared))}" if declared else "it has none"
+    return SchemaError(
+        f"there is no side output {name!r}: {known}; bind() declares them: it returns OutputSpec(schema, "
+        "{name: schema}). Only the framework puts rows out to that of an input's late rows"
+    )

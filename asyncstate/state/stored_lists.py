@@ -1,0 +1,171 @@
+"""Lists put together from what is stored of them: a head, right behind it in the store its chunks by number.
+
+Owns: how entries in the order of the store become lists again, piece by piece in either layout (``chunks``,
+``list_blocks``), and blocks for many lists at a time.
+Invariant: each list is given whole and once, its chunks before its head as its rows are; a chunk that is missing or
+belongs to no head is an error. Lists that have been given may be written or removed while the others are read.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.errors import CodecError
+from asyncstate.requests import Page
+from asyncstate.state.columnar.list_blocks import ListHeads, chunk_keys, read_heads, read_rows
+from asyncstate.state.keyed.chunks import sealed_chunks
+from asyncstate.state.keyed.listing import chunk_key
+
+BoolArray = npt.NDArray[np.bool_]
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+_TOGETHER_BYTES: Final = 1 << 20
+"""Pages are put together up to about so many bytes of blocks: a call for a few lists costs more than they do."""
+
+
+class ListLayout(NamedTuple):
+    """How a head tells the number of its chunks, given its owner for errors, and where they are."""
+
+    sealed: Callable[[bytes, str], int]
+    chunk_key: Callable[[bytes, int], bytes]
+
+
+class ListPiece(NamedTuple):
+    """A head or a chunk of the list under ``key``."""
+
+    key: bytes
+    data: bytes
+    is_head: bool
+
+
+def block_key(key: bytes, index: int) -> bytes:
+    """The store key of chunk ``index`` of the rows under ``key``."""
+    return key + index.to_bytes(4, "big")
+
+
+ELEMENTS: Final = ListLayout(lambda head, _: sealed_chunks(head), chunk_key)
+"""Of ``ListState``."""
+BLOCKS: Final = ListLayout(lambda head, owner: int(read_heads([b""], [head], owner).chunks[0]), block_key)
+"""Of list columns."""
+
+
+def list_pieces(
+    entries: Iterable[tuple[bytes, bytes]], layout: ListLayout, owner: str
+) -> Iterator[ListPiece]:
+    """The pieces of lists in the order of their elements. One head is held, no matter how long a list is."""
+    stored = iter(entries)
+    for key, head in stored:
+        for index in range(layout.sealed(head, owner)):
+            name, chunk = next(stored, (b"", b""))
+            if name != layout.chunk_key(key, index):
+                raise _damaged(owner)
+            yield ListPiece(key, chunk, False)
+        yield ListPiece(key, head, True)
+
+
+def element_lists(
+    entries: Iterable[tuple[bytes, bytes]], owner: str
+) -> Iterator[tuple[bytes, bytes, list[bytes]]]:
+    """Of each list of ``ListState`` its store key, head and chunks."""
+    chunks: list[bytes] = []
+    for key, data, is_head in list_pieces(entries, ELEMENTS, owner):
+        if is_head:
+            yield key, data, chunks
+            chunks = []
+        else:
+            chunks.append(data)
+
+
+class FoundLists(NamedTuple):
+    """u lists of rows: their ``heads``, and of all their chunks the blocks, the store keys and whose they are."""
+
+    heads: ListHeads
+    chunk_keys: list[bytes]
+    owners: Int64Array
+    chunks: list[bytes]
+
+
+class StoredLists(NamedTuple):
+    """The stored rows of u lists, in the order of ``ListColumns``: n blocks with m rows.
+
+    ``per_block`` (n) counts the rows of each block. ``chunk_keys`` are the store keys of the blocks that are chunks;
+    these, then the heads, are put in ``order`` (n; None: they are) to give the blocks.
+    """
+
+    blocks: list[bytes]
+    rows: pa.LargeBinaryArray
+    per_block: Int64Array
+    key_index: Int32Array
+    chunk_keys: list[bytes]
+    order: Int64Array | None
+
+
+def block_lists(pages: Iterable[Page], owner: str) -> Iterator[FoundLists]:
+    """The lists of rows in ``pages``, many at a time."""
+    held: Page = []
+    held_bytes = 0
+    for page in pages:
+        held += page
+        held_bytes += sum(len(block) for _, block in page)
+        if held_bytes < _TOGETHER_BYTES:
+            continue
+        held_bytes = 0
+        is_head, heads = _heads_among(held, owner)
+        # The last list waits for the next page: more of it may come, and chunks that are written behind the position of
+        # the scan would be found by it.
+        last = int(np.flatnonzero(is_head)[-1])
+        if last:
+            yield _found(heads.but_last(), held[:last], is_head[:last], owner)
+            held = held[last:]
+    if held:
+        is_head, heads = _heads_among(held, owner)
+        yield _found(heads, held, is_head, owner)
+
+
+def _heads_among(entries: Page, owner: str) -> tuple[BoolArray, ListHeads]:
+    """Which entries are heads, and these; the first one is. Each is followed by as many chunks as it says."""
+    every = read_heads([key for key, _ in entries], [value for _, value in entries], owner)
+    reach = np.maximum.accumulate(np.arange(len(entries)) + every.chunks)  # of a chunk that number is 0
+    is_head = np.ones(len(entries), np.bool_)
+    is_head[1:] = reach[:-1] < np.arange(1, len(entries))
+    return is_head, every.select(is_head)
+
+
+def _found(heads: ListHeads, entries: Page, is_head: BoolArray, owner: str) -> FoundLists:
+    keys, owners = chunk_keys(heads)
+    chunks = [entries[index] for index in np.flatnonzero(~is_head).tolist()]
+    if keys != [key for key, _ in chunks]:
+        raise _damaged(owner)
+    return FoundLists(heads, keys, owners, [block for _, block in chunks])
+
+
+def rows_of(
+    heads: ListHeads, keys: list[bytes], owners: Int64Array, chunks: Sequence[bytes | None], owner: str
+) -> StoredLists:
+    """The rows of ``heads`` and of ``chunks``, whose store keys are ``keys`` and whose lists have the indices
+    ``owners``."""
+    if None in chunks:
+        raise _damaged(owner)
+    there = [index for index, block in enumerate(heads.blocks) if block is not None]
+    owners = np.concatenate([owners, np.array(there, np.int64)])
+    blocks = [block for block in (*chunks, *heads.blocks) if block is not None]
+    order = None
+    if chunks:
+        order = np.argsort(owners, kind="stable")  # the chunks of a key stand before its head
+        owners = owners[order]
+        blocks = [blocks[index] for index in order.tolist()]
+    rows, per_block = read_rows(blocks, owner)
+    return StoredLists(blocks, rows, per_block, np.repeat(owners, per_block).astype(np.int32), keys, order)
+
+
+def _damaged(owner: str) -> CodecError:
+    return CodecError(
+        f"{owner}: a chunk of a list is missing, or is not of its head; restore the checkpoint from an older version"
+    )

@@ -1,0 +1,267 @@
+"""Maps of many keys at once: entries are read ahead in one list get, what a bundle writes goes together.
+
+Owns: ``MapViews``: one map for each key of a bundle, over one column map state.
+Invariant: that of ``bundle_views``. Beyond ``HELD_ENTRIES`` of a bundle writes go to the state early and what was read
+is dropped, keys that were asked for first before others; never while an iteration is under way, which shows what there
+was at its beginning.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch
+from asyncstate.codec.times import python_values
+from asyncstate.futures import StateFuture, completed_void_future
+from asyncstate.operator import OperatorContext
+from asyncstate.state.columnar.column_maps import ColumnMapState, ColumnMapStateDescriptor
+from asyncstate.state.views.bundle_views import BundleViews, ViewCounters
+from asyncstate.state.views.in_memory import MemoryMap, user_key
+from asyncstate.state.views.views import MapView
+
+HELD_ENTRIES: Final = 1 << 20
+"""Entries of a map view, over all keys of a bundle, that are kept before any goes."""
+
+_ABSENT: Final = object()
+
+
+class MapViews(BundleViews["_BundleMap"]):
+    """``MapView`` fields: entries by key and user key."""
+
+    def __init__(
+        self,
+        name: str,
+        state_name: str,
+        arrow_type: pa.MapType,
+        context: OperatorContext,
+        time_first: bool,
+        owner: str,
+    ) -> None:
+        super().__init__(name, owner, ViewCounters(context))
+        self.key_type, self.value_type = arrow_type.key_type, arrow_type.item_type
+        self.state: ColumnMapState = context.get_state(
+            ColumnMapStateDescriptor(
+                state_name,
+                pa.schema([pa.field("key", self.key_type)]),
+                pa.schema([pa.field("value", self.value_type)]),
+                time_first=time_first,
+            )
+        )
+        self.iterations = 0
+        self._entries = 0  # read or written in this bundle
+
+    def begin(self, keys: KeyBatch) -> None:
+        """See ``BundleViews``."""
+        super().begin(keys)
+        self._entries = 0
+
+    def async_read(self, columns: Sequence[pa.Array], index: np.ndarray) -> StateFuture[None]:
+        """Read the entries that are named by arguments of the views' key type: one list get for each such column."""
+        named = [column for column in columns if column.type == self.key_type]
+        if not named or self._keys is None:
+            return completed_void_future()
+        pairs = self._keys.with_user_keys(
+            [pa.concat_arrays(named) if len(named) > 1 else named[0]], np.tile(index, len(named))
+        )
+
+        def keep(stored: Any) -> None:
+            self.counters.ahead.add(len(pairs))
+            users, values = python_values(pairs.user_columns[0]), python_values(stored.columns[0])
+            rows = zip(pairs.key_index.tolist(), users, values, stored.present.tolist(), strict=True)
+            for key, user, value, present in rows:
+                self._backing(key).keep(user, value if present else _ABSENT)
+
+        return self.state.async_get(pairs).then_accept(keep)
+
+    def view(self, key: int, new: bool, given: Any) -> MapView[Any, Any]:
+        """See ``BundleViews``."""
+        backing = self._backing(key)
+        if new:
+            backing.whole = True
+            for name, value in given.entries() if given is not None else ():
+                backing.put(name, value)
+        return MapView(backing)
+
+    def _backing(self, key: int) -> _BundleMap:
+        backing = self._held.get(key)
+        if backing is None:
+            backing = self._held[key] = _BundleMap(self, key)
+        return backing
+
+    def read(self, key: int, user: Any) -> Any:
+        """One entry, alone; ``_ABSENT`` if there is none."""
+        self.counters.alone.add()
+        pair = self.one(key).with_user_keys([self.column([user], self.key_type)], np.zeros(1, np.int64))
+        found = self.state.get(pair)
+        return python_values(found.columns[0])[0] if found.present[0] else _ABSENT
+
+    def pages(self, key: int) -> Iterator[list[tuple[Any, Any]]]:
+        """All stored entries of a key, in the order of their keys."""
+        for page in self.state.entries(self.one(key)):
+            self.counters.alone.add()
+            users, values = python_values(page.user_columns[0]), python_values(page.columns[0])
+            yield list(zip(users, values, strict=True))
+
+    def grown(self, backing: _BundleMap) -> None:
+        """An entry more is kept; make room beyond the bound, but not below an iteration."""
+        self._entries += 1
+        if self._entries <= HELD_ENTRIES or self.iterations:
+            return
+        self.flush()
+        for other in self._held.values():  # the first that were asked for go first, this one last
+            if other is not backing and self._entries > HELD_ENTRIES // 2:
+                self._entries -= other.forget()
+        if self._entries > HELD_ENTRIES:
+            self._entries -= backing.forget()
+
+    def flush(self) -> None:
+        """See ``BundleViews``: clears first, then all entries in one write."""
+        held = sorted(self._held.items())
+        cleared = [key for key, backing in held if backing.cleared]
+        if cleared:
+            self.state.remove_all(self.some(cleared))
+        written = [(key, *entry) for key, backing in held for entry in backing.taken()]
+        if not written:
+            return
+        self.counters.written.add(len(written))
+        index = np.array([key for key, _, _ in written], np.int64)
+        users = self.column([user for _, user, _ in written], self.key_type)
+        assert self._keys is not None
+        pairs = self._keys.with_user_keys([users], index)
+        place = np.empty(len(written), np.int64)
+        place[pairs.inverse] = np.arange(len(written))  # each pair is written once
+        values = [written[at][2] for at in place.tolist()]
+        there = np.array([value is not _ABSENT for value in values], np.bool_)
+        column = self.column([None if value is _ABSENT else value for value in values], self.value_type)
+        self.state.write(pairs, [column], there)
+
+    def remove(self, keys: KeyBatch) -> None:
+        """See ``BundleViews``."""
+        self.state.remove_all(keys)
+
+
+class _BundleMap(MemoryMap[Any, Any]):
+    """The map of one key: what is known of it in memory, the rest in state."""
+
+    __slots__ = ("_absent", "_key", "_views", "_written", "cleared", "whole")
+
+    def __init__(self, views: MapViews, key: int) -> None:
+        super().__init__()
+        self._views = views
+        self._key = key
+        self._absent: set[Any] = set()
+        self._written: set[Any] = set()
+        self.cleared = False
+        self.whole = False
+        """Whether all entries are known."""
+
+    def keep(self, key: Any, value: Any) -> None:
+        """An entry that was read."""
+        key = user_key(key)
+        if value is _ABSENT:
+            self._absent.add(key)
+        else:
+            self._entries[key] = value
+        self._views.grown(self)
+
+    def get(self, key: Any) -> Any:
+        key = user_key(key)
+        value = self._entries.get(key)
+        if value is not None or self.whole or key in self._absent:
+            self._views.counters.kept.add()
+            return value
+        found = self._views.read(self._key, key)
+        self.keep(key, found)
+        return None if found is _ABSENT else found
+
+    def contains(self, key: Any) -> bool:
+        return self.get(key) is not None
+
+    def put(self, key: Any, value: Any) -> None:
+        key = user_key(key)
+        known = key in self._entries
+        super().put(key, value)
+        self._absent.discard(key)
+        self._written.add(key)
+        if not known:
+            self._views.grown(self)
+
+    def put_all(self, entries: Any) -> None:
+        pairs = list(entries.items() if hasattr(entries, "items") else entries)
+        MemoryMap().put_all(pairs)  # refuses what cannot be put before anything is
+        for key, value in pairs:
+            self.put(key, value)
+
+    def remove(self, key: Any) -> None:
+        key = user_key(key)
+        self._entries.pop(key, None)
+        self._absent.add(key)
+        self._written.add(key)
+
+    def clear(self) -> None:
+        super().clear()
+        self._absent.clear()
+        self._written.clear()
+        self.cleared = self.whole = True
+
+    def is_empty(self) -> bool:
+        if self._entries or self.whole:
+            return not self._entries
+        return next(iter(self.entries()), None) is None
+
+    def entries(self) -> Iterator[Any]:
+        if self.whole:
+            return super().entries()
+        self._views.flush()
+        return _Iteration(self._views, self._views.pages(self._key))
+
+    def keys(self) -> Iterator[Any]:
+        return (key for key, _ in self.entries())
+
+    def values(self) -> Iterator[Any]:
+        return (value for _, value in self.entries())
+
+    def _sorted(self) -> list[tuple[Any, Any]]:
+        return super()._sorted() if self.whole else list(self.entries())
+
+    def taken(self) -> list[tuple[Any, Any]]:
+        """What is to be written; it then counts as stored."""
+        written = [(key, self._entries.get(key, _ABSENT)) for key in self._written]
+        self._written.clear()
+        self.cleared = False
+        return written
+
+    def forget(self) -> int:
+        """Drop what is stored; how many entries that are."""
+        count = len(self._entries) + len(self._absent)
+        self._entries, self._absent, self.whole = {}, set(), False
+        return count
+
+
+class _Iteration(Iterator[Any]):
+    """Entries of stored pages; while it lasts nothing is written to the state."""
+
+    def __init__(self, views: MapViews, pages: Iterator[list[tuple[Any, Any]]]) -> None:
+        self._views: MapViews | None = views
+        self._entries = (entry for page in pages for entry in page)
+        views.iterations += 1
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._entries)
+        except StopIteration:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        if self._views is not None:
+            self._views.iterations -= 1
+            self._views = None
+
+    def __del__(self) -> None:
+        self._end()
