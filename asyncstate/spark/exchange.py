@@ -12,12 +12,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
-from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -29,12 +27,12 @@ from pyspark.sql.types import (
     StructField,
     StructType,
 )
-from pyspark.storagelevel import StorageLevel
-from pyspark.util import PythonEvalType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec, OutputSpec
+from asyncstate.spark.accumulated import Accumulated
+from asyncstate.spark.calls import calls_of
 from asyncstate.spark.columns import (
     ATTEMPT_BYTES,
     COMMIT,
@@ -188,11 +186,11 @@ def exchange(
         else:
             rows = given if done else _rows(given, spec, parallelism)
             route = _route(index, spec, parallelism, max_parallelism)
-            selected.append(rows.selectExpr(route, *payload, *reports))
+            selected.append(calls_of(rows).select(rows, [route, *payload, *reports]))
+    rows, calls = functools.reduce(DataFrame.union, selected), calls_of(selected[0])
     if not reports:
-        selected.append(_markers(selected[0], specs, parallelism))
-    rows = functools.reduce(DataFrame.union, selected)
-    return rows.repartitionById(parallelism, sf.expr(f"shiftright({ROUTE}, {TAG_BITS})"))
+        rows = calls.with_numbers(rows, _marker(specs), parallelism)
+    return calls.by_id(rows, parallelism, f"shiftright({ROUTE}, {TAG_BITS})")
 
 
 def has_reports(inputs: Sequence[DataFrame | Tasks]) -> bool:
@@ -200,11 +198,11 @@ def has_reports(inputs: Sequence[DataFrame | Tasks]) -> bool:
     return any(isinstance(given, Tasks) for given in inputs)
 
 
-def _markers(rows: DataFrame, specs: Sequence[InputSpec], parallelism: int) -> DataFrame:
-    """One row a partition without payload: every task runs and knows its partition, also without data."""
+def _marker(specs: Sequence[InputSpec]) -> tuple[str, ...]:
+    """The columns of a row without payload, one a partition: every task runs and knows its partition, also without
+    data."""
     marker = f"cast(id * {1 << TAG_BITS} + {MARKER_TAG} as int) as {ROUTE}"
-    nulls = [f"null as {name}" for name in _exchanged_columns(specs)[1:]]
-    return rows.sparkSession.range(0, parallelism, 1, 1).selectExpr(marker, *nulls)
+    return marker, *(f"null as {name}" for name in _exchanged_columns(specs)[1:])
 
 
 def _sent(spec: InputSpec) -> StructType:
@@ -337,26 +335,28 @@ class _Released:
 def run_stage(tasks: Tasks, schema: StructType) -> Stage:
     """Run the tasks on every partition, once, keeping the rows and collecting the reports.
 
-    A lazy local checkpoint keeps the rows on the executors in the same pass that collects the reports, and
-    then drops the lineage. Output comes and is kept in lists: some hundred objects for Spark to make, copy and keep
+    A local checkpoint keeps the rows on the executors and then drops the lineage; the reports come by an accumulator in
+    the same action. Output comes and is kept in lists: some hundred objects for Spark to make, copy and keep
     instead of some hundred thousand. They are kept as Spark's rows: Python's MEMORY_AND_DISK would have Java serialise
     each of them and read each again, twice. Cached rows would be recomputed when an executor is lost, in another
     order of arrival and so perhaps with other results than those committed; these make the micro-batch fail and be
     replayed.
     """
-    with adaptive_where_it_pays(*zip(*tasks.read, strict=True)):
-        stage = _through(tasks, tasks.task, schema).localCheckpoint(
-            eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK_DESER
-        )
-    spec = tasks.task.spec
+    spec, calls = tasks.task.spec, calls_of(tasks.exchanged)
+    with Accumulated(tasks.exchanged.sparkSession.sparkContext, spec.parallelism) as told:
+        planned = _through(tasks, replace(tasks.task, reports=told.reports), schema)
+        with adaptive_where_it_pays(*zip(*tasks.read, strict=True)) as turned_off:
+            if turned_off:  # what is planned here is what runs
+                planned._jdf.queryExecution().executedPlan()
+        stage = calls.keep(planned)
+        found = told.found()
     try:
-        reported = stage.where(f"length({COMMIT}) > {ATTEMPT_BYTES}").select(COMMIT).collect()
+        found = _reports_in(stage) if found is None else found
     except BaseException:
         unkeep(stage)
         raise
-    found = [bytes(row[0]) for row in reported]
     rows = {
-        name: stage.selectExpr(f"inline({_reported(name, spec, found)})")
+        name: calls.select(stage, [f"inline({_reported(name, spec, found)})"])
         for name in schema.fieldNames()
         if name != COMMIT
     }
@@ -366,14 +366,17 @@ def run_stage(tasks: Tasks, schema: StructType) -> Stage:
     return Stage(rows[OUTPUT], reports, owner, stage, sides)
 
 
+def _reports_in(stage: DataFrame) -> list[bytes]:
+    """The reports among the rows kept."""
+    reported = stage.where(f"length({COMMIT}) > {ATTEMPT_BYTES}").select(COMMIT).collect()
+    return [bytes(row[0]) for row in reported]
+
+
 def _through(stage: Tasks, task: PartitionTask, schema: StructType) -> DataFrame:
-    """``exchanged.mapInArrow(task, schema)``, which asks the JVM for each column by itself: twenty calls."""
-    udf: Any = pandas_udf(task, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)  # type: ignore[call-overload]
+    """The rows that ``task`` sends for those of ``stage``."""
     reports = [REPORTS] if stage.reports else []
     columns = [*_exchanged_columns(task.spec.inputs), *reports]
-    column = udf(sf.expr(f"struct({', '.join(columns)})"))
-    exchanged = stage.exchanged
-    return DataFrame(exchanged._jdf.mapInArrow(column._jc, False, None), exchanged.sparkSession)
+    return calls_of(stage.exchanged).map_in_arrow(stage.exchanged, task, schema, columns)
 
 
 def _reported(column: str, spec: TaskSpec, found: Sequence[bytes]) -> str:

@@ -47,8 +47,9 @@ def _tree_patterns(jvm: Any, names: tuple[str, ...]) -> Any:
 
 
 @contextmanager
-def adaptive_where_it_pays(inputs: Sequence[DataFrame], specs: Sequence[InputSpec]) -> Iterator[None]:
-    """While a stage over ``inputs`` is planned: adaptive execution is off if the stage's exchange is the only one.
+def adaptive_where_it_pays(inputs: Sequence[DataFrame], specs: Sequence[InputSpec]) -> Iterator[bool]:
+    """While a stage over ``inputs`` is planned: adaptive execution is off if the stage's exchange is the only one. Says
+    whether it has been turned off.
 
     That one has a fixed number of partitions, so there is nothing to adapt, and Spark would run and wait for each side
     of it as a job of its own: a tenth of a small micro-batch (decision 0042).
@@ -56,11 +57,11 @@ def adaptive_where_it_pays(inputs: Sequence[DataFrame], specs: Sequence[InputSpe
     session = inputs[0].sparkSession
     before = str(session.conf.get(ADAPTIVE))
     if before != "true" or _exchanges(inputs, specs):
-        yield
+        yield False
         return
     session.conf.set(ADAPTIVE, "false")
     try:
-        yield
+        yield True
     finally:
         session.conf.set(ADAPTIVE, before)
 

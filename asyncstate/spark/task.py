@@ -15,7 +15,7 @@ import itertools
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,8 @@ class PartitionTask:
     ``after`` makes of the operator's main output the rows that leave it. ``then``: operators with the same partitions
     that run behind it; the rows that leave are those of the last one. ``wire`` is the schema Spark expects back: lists
     of structs, with the output columns and ``row_kind``, the commit column, and such lists for each side output.
-    ``onward``: the rows go to the next operator in the same Spark job instead, and the report with them.
+    ``onward``: the rows go to the next operator in the same Spark job instead, and the report with them. ``reports``:
+    an accumulator of Spark's that gets the report as the commit column has it.
     """
 
     spec: TaskSpec
@@ -65,6 +66,7 @@ class PartitionTask:
     after: After | None = None
     then: tuple[Link, ...] = ()
     onward: Onward | None = None
+    reports: Any = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The attempt's id, output rows, then the report; the first and the last are one row each. Onward go the rows
@@ -105,7 +107,13 @@ class PartitionTask:
         report = Report(
             self.spec.uid, partition, attempt, pack_records(records), received.read, received.carried
         )
-        yield self._commit_row(attempt + pack(report)) if self.onward is None else self.onward.reports(report)
+        if self.onward is not None:
+            yield self.onward.reports(report)
+            return
+        content = attempt + pack(report)
+        if self.reports is not None:
+            self.reports.add([content])
+        yield self._commit_row(content)
 
     def _sent_on(self, out: OutBatch) -> pa.RecordBatch:
         from asyncstate.runtime.spec import SideBatch

@@ -1,7 +1,8 @@
 """Rows and state of one micro-batch come from the same attempt, or the micro-batch fails.
 
-Spark computes a partition again if its rows are lost before the stage's action has ended. The tests make that
-happen: partition 1 waits until the rows of partition 0, whose report the driver has, were thrown away.
+Of two attempts at a partition Spark may keep the rows of one and give us the report of the other, as with speculation;
+the tests have the accumulator say so. And rows may be lost before the stage's action has ended: partition 1 waits until
+the rows of partition 0, whose report the driver has, were thrown away.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -22,6 +24,9 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.errors import JobError
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec
 from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.spark.accumulated import Accumulated
+from asyncstate.spark.columns import ATTEMPT_BYTES
+from asyncstate.spark.reports import Report, pack
 from asyncstate.storage import Checkpoint, LocalFiles
 from tests.spark.parts import Echo, echo, runs
 
@@ -29,6 +34,7 @@ pytestmark = pytest.mark.spark
 
 MakeJob = Callable[..., StreamingJob]
 Read = Callable[[DataFrame], Any]
+Found = Callable[[Accumulated], list[bytes] | None]
 DEADLINE_S = 60.0
 
 
@@ -113,15 +119,59 @@ def run(spark: SparkSession, job: StreamingJob, log: str, read: Read, drop: bool
     on_batch(spark.range(0, 40, 1, 1), 0)
 
 
+def reported_by_others(found: Found) -> Found:
+    """As if other attempts than those whose rows are kept had reported, one a partition."""
+
+    def other(told: Accumulated) -> list[bytes] | None:
+        reports = []
+        for packed in found(told) or []:
+            report = msgspec.msgpack.decode(packed[ATTEMPT_BYTES:], type=Report)
+            attempt = bytes(reversed(report.attempt))
+            reports.append(attempt + pack(msgspec.structs.replace(report, attempt=attempt)))
+        return reports
+
+    return other
+
+
 @pytest.mark.parametrize("name", READS)
 def test_rows_of_another_attempt_are_not_given_out(
-    spark: SparkSession, make_job: MakeJob, tmp_path: Path, run_log: str, name: str
+    spark: SparkSession,
+    make_job: MakeJob,
+    tmp_path: Path,
+    run_log: str,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
+    monkeypatch.setattr(Accumulated, "found", reported_by_others(Accumulated.found))
     options = {"async-state.parallelism": 2}
     with pytest.raises(JobError, match="operator 'e', batch 0: .*start the query again"):
-        run(spark, make_job(run=gated_echo, options=options), run_log, READS[name], drop=True)
-    assert runs(run_log) == [0, 0, 1]
+        run(spark, make_job(run=gated_echo, options=options), run_log, READS[name], drop=False)
+    assert runs(run_log) == [0, 1]
     assert Checkpoint(LocalFiles(tmp_path / "checkpoint")).latest() is None
+
+
+@pytest.mark.parametrize("attempts", ["two at each", "none that reported"])
+def test_reports_are_those_of_the_rows_kept_where_attempts_are_not_one_a_partition(
+    spark: SparkSession,
+    make_job: MakeJob,
+    tmp_path: Path,
+    run_log: str,
+    monkeypatch: pytest.MonkeyPatch,
+    attempts: str,
+) -> None:
+    found, others = Accumulated.found, reported_by_others(Accumulated.found)
+
+    def told_otherwise(told: Accumulated) -> list[bytes] | None:
+        mine = list(told.reports.value)
+        told.reports.value = [*mine, *(others(told) or [])] if attempts.startswith("two") else []
+        return found(told)
+
+    monkeypatch.setattr(Accumulated, "found", told_otherwise)
+    seen: list[int] = []
+    job = make_job(run=gated_echo, options={"async-state.parallelism": 2})
+    run(spark, job, run_log, lambda df: seen.extend(row.id for row in df.collect()), drop=False)
+    assert sorted(seen) == list(range(40))
+    assert Checkpoint(LocalFiles(tmp_path / "checkpoint")).versions() == [0]
 
 
 @pytest.mark.smoke
