@@ -1,7 +1,7 @@
 """What a worker process remembers of stored values from one micro-batch to the next.
 
-Owns: WorkerCache and CacheLoan, for whatever is cached of partitions; Generation and CachedEntries, the second level of
-the state cache: raw bytes.
+Owns: WorkerCache and CacheLoan, for whatever is cached of partitions; CachedEntries, the second level of the state
+cache: raw bytes.
 Invariants: entries are right for one content only, named by its lineage, and are given out for exactly that one,
 so whatever became of the attempt that left them, they are never stale; entries are with the table or with one task,
 never with both; all together, lent or not, keep within the bytes given. Must not import stores, overlay or
@@ -10,36 +10,23 @@ anything of execution.
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 ENTRY_OVERHEAD_BYTES: Final = 120
 """What an entry weighs beside the bytes of key and value: two bytes headers and a dict slot."""
 
-GENERATIONS_MAX: Final = 8
-_SMALL_BYTES: Final = 256 << 10  # merging so little takes some tenths of a millisecond
-
 Entries = dict[bytes, bytes | None]
-
-
-@dataclass(slots=True)
-class Generation:
-    """Entries that were read or written at about the same time."""
-
-    entries: Entries
-    size_bytes: int
 
 
 class CachedEntries:
     """Values of one partition by store key, None for a key known to be absent.
 
-    They lie in generations, the newest first; of a key that several have, the newest counts. So what a
-    micro-batch has read or written is taken in as it is, without touching what is there, and the oldest
-    generation is dropped whole: a least-recently-used cache of which neither a hit nor an eviction costs much.
+    They lie in generations, the newest first; of a key that several have, the newest counts. The oldest is dropped
+    whole: a least-recently-used cache of which neither a hit nor an eviction costs much. Whoever adds a generation has
+    filled the one before up to a share of the room, so there are few.
 
     ``without``: ids of states of which nothing is in it, nor may be. ``resting`` is for how many micro-batches nothing
     shall be kept, after a cache that did not pay; ``list_get_seconds`` what a key of a list get last took the store, 0
@@ -49,18 +36,21 @@ class CachedEntries:
     def __init__(
         self, resting: int = 0, list_get_seconds: float = 0.0, without: frozenset[int] = frozenset()
     ) -> None:
-        self.generations: list[Generation] = []
+        self.generations: list[Entries] = []
         self.without = without
         self.resting = resting
         self.list_get_seconds = list_get_seconds
+        self.laid_over_bytes = 0
+        """Of the size of the newest generation, what was laid over it since it was counted: it may count twice."""
+        self._sizes: list[int] = []
 
     @property
     def size_bytes(self) -> int:
         """Estimated memory; a key counts in each generation that has it."""
-        return sum(generation.size_bytes for generation in self.generations)
+        return sum(self._sizes)
 
     def __len__(self) -> int:
-        return sum(len(generation.entries) for generation in self.generations)
+        return sum(map(len, self.generations))
 
     @property
     def worth_keeping(self) -> bool:
@@ -70,43 +60,30 @@ class CachedEntries:
     def add(self, entries: Entries, size_bytes: int) -> None:
         """Take in a newest generation; the caller lets go of it."""
         if entries:
-            self.generations.insert(0, Generation(entries, size_bytes))
+            self.generations.insert(0, entries)
+            self._sizes.insert(0, size_bytes)
+
+    def take_newest(self, size_bytes_max: int) -> tuple[Entries, int]:
+        """Give the newest generation and its size away, to be filled up; an empty one if it is too large."""
+        if not self._sizes or self._sizes[0] > size_bytes_max:
+            return {}, 0
+        return self.generations.pop(0), self._sizes.pop(0)
 
     def shrink(self, limit_bytes: int) -> int:
         """Drop oldest generations until the rest keeps within the limit; returns how many entries went."""
         before, size_bytes = len(self), self.size_bytes
-        while size_bytes > limit_bytes and self.generations:
-            size_bytes -= self.generations.pop().size_bytes
+        while self._sizes and size_bytes > limit_bytes:
+            size_bytes -= self._sizes.pop()
+            self.generations.pop()
         return before - len(self)
 
-    def merge(self, size_bytes_max: int) -> None:
-        """Bring the number of generations within its bound, and below it where that costs next to nothing.
-
-        Neighbours are merged that stay below ``size_bytes_max``, so that there is always something old to drop.
-        """
-        while (position := self._cheapest_merge(size_bytes_max)) is not None:
-            self._merge_into_next(position)
-        del self.generations[GENERATIONS_MAX:]
-
-    def _cheapest_merge(self, size_bytes_max: int) -> int | None:
-        """Position of the generation to be merged into the next older one; None if there should be no more merging."""
-        if len(self.generations) <= GENERATIONS_MAX:
-            size_bytes_max = min(size_bytes_max, _SMALL_BYTES)
-        fitting = [
-            (len(newer.entries), -position)
-            for position, (newer, older) in enumerate(itertools.pairwise(self.generations))
-            if newer.size_bytes + older.size_bytes <= size_bytes_max
-        ]
-        return -min(fitting)[1] if fitting else None
-
-    def _merge_into_next(self, position: int) -> None:
-        newer, older = self.generations.pop(position), self.generations[position]
-        replaced = list(filter(older.entries.__contains__, newer.entries))
-        older.size_bytes += newer.size_bytes - size_of(replaced, map(older.entries.__getitem__, replaced))
-        older.entries.update(newer.entries)
+    def clear(self) -> None:
+        """Drop all generations."""
+        self.generations.clear()
+        self._sizes.clear()
 
 
-def size_of(keys: Sequence[bytes], values: Iterable[bytes | None]) -> int:
+def size_of(keys: Collection[bytes], values: Iterable[bytes | None]) -> int:
     """Estimated memory of entries."""
     return sum(map(len, keys)) + sum(map(len, filter(None, values))) + ENTRY_OVERHEAD_BYTES * len(keys)
 

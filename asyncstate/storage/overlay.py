@@ -107,8 +107,8 @@ class WriteOverlay:
         "_older",
         "_reads",
         "_recall_seconds",
+        "_recalled",
         "_recalls",
-        "_recalls_failed",
         "_scans",
         "_store_get",
         "_store_reads",
@@ -159,13 +159,12 @@ class WriteOverlay:
         self._cache_bytes_max = read_cache_bytes
         self._young_bytes_max = read_cache_bytes // _YOUNG_OF
         self._cache_bytes_peak = 0
+        self._young, self._young_bytes = self._cached.take_newest(self._young_bytes_max)
         self._evictions = self._cached.shrink(read_cache_bytes - self._young_bytes_max)
-        self._young: Entries = {}
-        self._young_bytes = 0
+        self._older = self._cached.generations
         self._early: Entries = {}
-        self._older = [generation.entries for generation in self._cached.generations]
         self._reads = self._misses = self._store_reads = self._list_gets = self._list_get_keys = 0
-        self._recalls = self._recalls_failed = self._timed_keys = self._scans = 0
+        self._recalls = self._recalled = self._timed_keys = self._scans = 0
         self._recall_seconds = self._timed_seconds = self._bundle_read_bytes = 0.0
         self.put = self._writes.__setitem__
         self.exceeds = self._buffer.meter.look
@@ -175,9 +174,8 @@ class WriteOverlay:
         """Keep nothing of these states in the read cache: they have one of their own. Before anything is read."""
         self._uncached = state_ids
         if self._cached.without != state_ids:  # what is in it may be older than what the states have written
-            self._cached.generations.clear()
+            self._empty_cache()
             self._cached.without = state_ids
-            self._older = []
 
     def peek(self, key: bytes) -> Peeked:
         """Return the value if memory knows it, None if memory knows it absent, else MISSING."""
@@ -292,11 +290,8 @@ class WriteOverlay:
         unknown: Sequence[int] = range(len(keys))
         if self._writes:
             unknown = _look_up(self._writes, keys, unknown, answers)
-        if not self._is_left_out(keys):
-            if self._young and unknown:
-                unknown = _look_up(self._young, keys, unknown, answers)
-            if self._older and unknown:
-                unknown = self._recall_many(keys, unknown, answers)
+        if unknown and not self._is_left_out(keys):
+            unknown = self._recall_many(keys, unknown, answers)
         self._misses += len(unknown)
         return answers, unknown
 
@@ -305,20 +300,21 @@ class WriteOverlay:
         return bool(self._uncached and keys) and keys[0][_STATE_ID_AT] in self._uncached
 
     def _recall_many(self, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]) -> Sequence[int]:
-        """``_look_up`` in the older generations; what is found in the oldest of them is young again."""
-        started = time.perf_counter()
-        self._recalls += len(unknown)
+        """``_look_up`` in the cache; what is found in the oldest generations is young again."""
+        started, wanted = time.perf_counter(), len(unknown)
         aged: list[int] = []
-        for number, entries in enumerate(self._older):
-            asked, unknown = unknown, _look_up(entries, keys, unknown, answers)
-            if number >= _FRESH_GENERATIONS and len(unknown) < len(asked):
-                aged += [i for i in asked if answers[i] is not MISSING]
+        for number, entries in enumerate((self._young, *self._older)):
             if not unknown:
                 break
-        self._recalls_failed += len(unknown)
+            asked, unknown = unknown, _look_up(entries, keys, unknown, answers)
+            if number > _FRESH_GENERATIONS and len(unknown) < len(asked):
+                aged += [i for i in asked if answers[i] is not MISSING]
         if aged:
             self.remember_many([keys[i] for i in aged], [answers[i] for i in aged])  # type: ignore[misc]  # none MISSING
-        self._recall_seconds += time.perf_counter() - started
+        if self._carried:  # of what was not kept for long nothing can be said
+            self._recalls += wanted
+            self._recalled += wanted - len(unknown)
+            self._recall_seconds += time.perf_counter() - started
         return unknown
 
     # -- what is read before it is asked for --------------------------------------------------------
@@ -445,17 +441,9 @@ class WriteOverlay:
         if self._timed_get is not None:
             self.time_gets(self._timed_get)
         self.spills += 1
-        self._keep_spilled()
-        self._buffer.clear()
-
-    def _keep_spilled(self) -> None:
-        """Make the cache right for the store with the writes in it: by them, or empty."""
-        cached = self._cached
-        if cached.resting or not self._fold_in(self._writes.copy):
-            cached.generations.clear()
-        self._young, self._young_bytes = {}, 0
+        self._fold_in(self._writes.copy)
         self._early.clear()
-        self._older = [generation.entries for generation in cached.generations]
+        self._buffer.clear()
 
     def changes(self) -> Changes:
         """Return this batch's writes sorted by key; None marks a delete. A list, unless writes have been spilled."""
@@ -467,19 +455,18 @@ class WriteOverlay:
         The overlay must not be used any more. Writes that do not fit leave the cache empty, since it would
         contradict them, and so does a cache that did not pay, for a while.
         """
-        cached = self._released()
-        self._let_go()
-        return cached
-
-    def _released(self) -> CachedEntries:
         cached = self._cached
         if self._timed_keys:
             cached.list_get_seconds = self._timed_seconds / self._timed_keys
         if cached.resting or not self._recalls_pay():
-            return CachedEntries(
+            cached = CachedEntries(
                 (cached.resting or _REST_BATCHES) - 1, cached.list_get_seconds, self._uncached
             )
-        return cached if self._fold_in(lambda: self._writes) else CachedEntries(without=self._uncached)
+        else:
+            self._fold_in(lambda: self._writes)
+            cached.add(self._young, self._young_bytes)
+        self._let_go()
+        return cached
 
     def _let_go(self) -> None:
         # State objects refer to the overlay and are in cycles of references: without this, a micro-batch's writes would
@@ -489,24 +476,45 @@ class WriteOverlay:
         self.put = self._writes.__setitem__
         self.exceeds = self._buffer.meter.look
         self.rows_to_look = self._buffer.meter.rows_to_look
-        self._cached, self._young, self._early, self._older = CachedEntries(), {}, {}, []
+        self._cached, self._young, self._early = CachedEntries(), {}, {}
+        self._older = self._cached.generations
 
-    def _fold_in(self, entries: Callable[[], Entries]) -> bool:
-        """Lay the writes, as ``entries`` gives them, over the cache; False if they do not fit."""
-        limit = self._cache_bytes_max - self._young_bytes_max
-        in_memory = self._buffer.in_memory() - self._buffer.finished_bytes
-        if in_memory > limit:
-            return False
+    def _fold_in(self, entries: Callable[[], Entries]) -> None:
+        """Make the cache right for the store with this batch's writes in it: they, as ``entries`` gives them, are laid
+        over it, or it is emptied."""
+        cached, limit = self._cached, self._cache_bytes_max - self._young_bytes_max
+        size_bytes = self._buffer.in_memory() - self._buffer.finished_bytes
+        if cached.resting or size_bytes > limit:
+            self._empty_cache()
+            return
         self._settle()
         if self._uncached and self._writes:
-            entries, in_memory = self._without_left_out()
-        cached = self._cached
-        if not all(map(self._writes.__contains__, self._young)):
+            entries, size_bytes = self._without_left_out()
+        if self._young_bytes + size_bytes > self._young_bytes_max:
+            self._count_young()
+        if self._young_bytes + size_bytes <= self._young_bytes_max:
+            self._lay_over_young(entries(), size_bytes)
+        else:
             cached.add(self._young, self._young_bytes)
-        cached.add(entries(), in_memory)
+            cached.add(entries(), size_bytes)
+            self._young, self._young_bytes = {}, 0
         cached.shrink(limit)
-        cached.merge(self._young_bytes_max)
-        return True
+
+    def _lay_over_young(self, entries: Entries, size_bytes: int) -> None:
+        # What they replace counts twice for a while: to look for it takes longer than all the rest.
+        self._young.update(entries)
+        self._young_bytes += size_bytes
+        self._cached.laid_over_bytes += size_bytes
+        if 2 * self._cached.laid_over_bytes >= self._young_bytes:
+            self._count_young()
+
+    def _count_young(self) -> None:
+        self._young_bytes = size_of(self._young, self._young.values())
+        self._cached.laid_over_bytes = 0
+
+    def _empty_cache(self) -> None:
+        self._cached.clear()
+        self._young, self._young_bytes = {}, 0
 
     def _without_left_out(self) -> tuple[Callable[[], Entries], int]:
         """The writes in memory but those of states that are left out, and their size."""
@@ -523,7 +531,7 @@ class WriteOverlay:
         seconds = self._cached.list_get_seconds
         if self._recalls < _JUDGED_KEYS or not seconds:
             return True
-        saved = (self._recalls - self._recalls_failed) * seconds
+        saved = self._recalled * seconds
         return saved > _KEEPING_FACTOR * self._recall_seconds
 
     def count_list_get(self, num_keys: int, seconds: float | None = None) -> None:
@@ -570,7 +578,6 @@ class WriteOverlay:
         self._cached.add(self._young, self._young_bytes)
         self._young, self._young_bytes = {}, 0
         self._evictions += self._cached.shrink(self._cache_bytes_max - self._young_bytes_max)
-        self._older = [generation.entries for generation in self._cached.generations]
 
     def _note_cache_bytes(self) -> None:
         self._cache_bytes_peak = max(self._cache_bytes_peak, self._cached.size_bytes + self._young_bytes)
