@@ -304,8 +304,8 @@ class WriteOverlay:
         started, wanted = time.perf_counter(), len(unknown)
         aged: list[int] = []
         for number, entries in enumerate((self._young, *self._older)):
-            if not unknown:
-                break
+            if not (entries and unknown):
+                continue
             asked, unknown = unknown, _look_up(entries, keys, unknown, answers)
             if number > _FRESH_GENERATIONS and len(unknown) < len(asked):
                 aged += [i for i in asked if answers[i] is not MISSING]
@@ -495,7 +495,8 @@ class WriteOverlay:
         if self._young_bytes + size_bytes <= self._young_bytes_max:
             self._lay_over_young(entries(), size_bytes)
         else:
-            cached.add(self._young, self._young_bytes)
+            if not all(map(self._writes.__contains__, self._young)):
+                cached.add(self._young, self._young_bytes)
             cached.add(entries(), size_bytes)
             self._young, self._young_bytes = {}, 0
         cached.shrink(limit)
