@@ -29,7 +29,7 @@ from asyncstate.execution.read_ahead import ReadAhead
 from asyncstate.operator import Operator
 from asyncstate.runtime import WorkerMemory
 from asyncstate.state.keyed.trials import Trial
-from asyncstate.storage import KeyedStore, cache
+from asyncstate.storage import KeyedStore
 from asyncstate.storage.overlay import WriteOverlay
 from asyncstate.storage.write_buffer import WriteBuffer
 from bench.job import Job
@@ -140,11 +140,6 @@ RULES = {
             ("record, new keys", "map bundle", "record, 1 ms, ahead", "record, uniform", "record, 1 ms"),
             ("async",),
             pacer=ReadPacer,
-        ),
-        Rule(
-            "generations-2",
-            [(cache, "GENERATIONS_MAX", 2)],
-            ("record, Zipf", "record, uniform", "map bundle", "map bundle, Zipf"),
         ),
         Rule(
             "timed-gets",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.storage import CachedEntries, PartitionKey, WorkerCache
-from asyncstate.storage.cache import GENERATIONS_MAX, size_of
+from asyncstate.storage.cache import size_of
 
 _LIMIT = 10_000
 
@@ -28,7 +28,7 @@ def _generations(*newest_first: dict[bytes, bytes | None]) -> CachedEntries:
 
 
 def _contents(cached: CachedEntries) -> list[dict[bytes, bytes | None]]:
-    return [generation.entries for generation in cached.generations]
+    return cached.generations
 
 
 def _leave(cache: WorkerCache, key: PartitionKey, lineage: str, entries: CachedEntries) -> None:
@@ -110,48 +110,14 @@ def test_an_empty_generation_is_not_kept() -> None:
     assert _contents(_generations({}, {b"a": None}, {})) == [{b"a": None}]
 
 
-@given(
-    st.lists(
-        st.dictionaries(st.binary(max_size=1), st.none() | st.binary(max_size=40), max_size=6), max_size=20
-    )
-)
-def test_merging_changes_no_answer(generations: list[dict[bytes, bytes | None]]) -> None:
-    cached = _generations(*generations)
-    expected: dict[bytes, bytes | None] = {}
-    for entries in reversed(generations):
-        expected.update(entries)
-    cached.merge(1 << 20)
-    assert len(cached.generations) <= GENERATIONS_MAX
-    found: dict[bytes, bytes | None] = {}
-    for entries in reversed(_contents(cached)):
-        found.update(entries)
-    assert found == expected
-    for generation in cached.generations:
-        assert generation.size_bytes == size_of(list(generation.entries), generation.entries.values())
-
-
-def test_generations_that_may_not_grow_are_dropped_at_the_old_end() -> None:
-    numbers = range(GENERATIONS_MAX + 2)
-    cached = _generations(*({b"%03d" % n: b"v"} for n in numbers))
-    cached.merge(124)
-    assert _contents(cached) == [{b"%03d" % n: b"v"} for n in numbers[:GENERATIONS_MAX]]
-
-
-def test_small_generations_become_one() -> None:
-    cached = _generations({b"a": b"1"}, {b"b": b"2"}, {b"a": b"0", b"c": b"3"})
-    cached.merge(1 << 20)
-    assert _contents(cached) == [{b"a": b"1", b"b": b"2", b"c": b"3"}]
-
-
-def test_large_generations_are_merged_only_when_they_are_too_many() -> None:
-    large = [{b"%03d" % n: b"v" * 200_000} for n in range(GENERATIONS_MAX + 1)]
-    cached = _generations(*large[1:])
-    cached.merge(1 << 30)
-    assert len(cached.generations) == GENERATIONS_MAX
-    cached = _generations(*large)
-    cached.merge(1 << 30)
-    assert len(cached.generations) == GENERATIONS_MAX
-    assert cached.generations[-1].entries == large[-1] | large[-2]
+def test_the_newest_generation_is_given_away_unless_it_is_too_large() -> None:
+    entries = _generations({b"a": b"1"}, {b"b": b"2", b"c": b"3"})
+    assert entries.take_newest(121) == ({}, 0)
+    assert entries.take_newest(122) == ({b"a": b"1"}, 122)
+    assert (entries.size_bytes, _contents(entries)) == (244, [{b"b": b"2", b"c": b"3"}])
+    entries.clear()
+    assert entries.take_newest(122) == ({}, 0)
+    assert (entries.size_bytes, len(entries)) == (0, 0)
 
 
 def test_what_a_task_took_beyond_its_loan_is_cut() -> None:
