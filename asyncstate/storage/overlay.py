@@ -151,7 +151,7 @@ class WriteOverlay:
         self._timed_get: TimedGet | None = None
         self._buffer = WriteBuffer(store, bound)
         self._writes: Entries = self._buffer.entries
-        self._holds = False  # some writes, which must be settled before reads look into ``_writes``
+        self._holds = False  # some of the writes, which ``_settled`` has in ``_writes``
         self.spills = 0
         self._cached = CachedEntries() if carried is None else carried
         self._uncached: frozenset[int] = frozenset()
@@ -180,7 +180,7 @@ class WriteOverlay:
     def peek(self, key: bytes) -> Peeked:
         """Return the value if memory knows it, None if memory knows it absent, else MISSING."""
         if self._holds:
-            self._settle()
+            self._settled()
         self._reads += 1
         value: Peeked = self._writes.get(key, MISSING)
         if value is MISSING:
@@ -195,7 +195,7 @@ class WriteOverlay:
         """Return the value of a key, None when absent; asks the store when memory cannot tell."""
         # ``peek`` and ``fetch`` in one: this is called for every record
         if self._holds:
-            self._settle()
+            self._settled()
         self._reads += 1
         value: Peeked = self._writes.get(key, MISSING)
         if value is MISSING:
@@ -284,12 +284,11 @@ class WriteOverlay:
 
     def peek_many(self, keys: list[bytes]) -> tuple[list[Peeked], Sequence[int]]:
         """Return what memory knows of the keys, and the positions at which it answered MISSING."""
-        self._settle()
         self._reads += len(keys)
         answers: list[Peeked] = [MISSING] * len(keys)
         unknown: Sequence[int] = range(len(keys))
-        if self._writes:
-            unknown = _look_up(self._writes, keys, unknown, answers)
+        if writes := self._settled():
+            unknown = _look_up(writes, keys, unknown, answers)
         if unknown and not self._is_left_out(keys):
             unknown = self._recall_many(keys, unknown, answers)
         self._misses += len(unknown)
@@ -321,9 +320,8 @@ class WriteOverlay:
 
     def unknown(self, keys: Iterable[bytes]) -> list[bytes]:
         """Those of ``keys`` that memory does not know, in their order; counts as no read."""
-        self._settle()
-        left = filterfalse(self._writes.__contains__, keys)
-        for entries in (self._young, *self._older, self._early):
+        left: Iterable[bytes] = keys
+        for entries in (self._settled(), self._young, *self._older, self._early):
             left = filterfalse(entries.__contains__, left)
         return list(left)
 
@@ -348,8 +346,8 @@ class WriteOverlay:
 
     def written(self, keys: list[bytes]) -> list[Peeked] | None:
         """This batch's writes in memory for ``keys``, MISSING where there is none; None if there are none at all."""
-        self._settle()
-        return list(map(self._writes.get, keys, repeat(MISSING))) if self._writes else None
+        writes = self._settled()
+        return list(map(writes.get, keys, repeat(MISSING))) if writes else None
 
     def laid_over(
         self,
@@ -389,9 +387,8 @@ class WriteOverlay:
         """Write many values (None deletes); of a repeated key the last value counts. The sequences are handed over."""
         if self._buffer.hold(keys, values):
             self._holds = True
-            return
-        self._settle()
-        self._writes.update(zip(keys, values, strict=True))
+        else:
+            self._settled().update(zip(keys, values, strict=True))
 
     def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
         """Write the last there is of a state (sorted, each key once, None deletes), which nobody reads any more; for
@@ -399,14 +396,16 @@ class WriteOverlay:
         sequences are handed over."""
         return not keys or self._buffer.finish(keys, values, size_bytes)
 
-    def _settle(self) -> None:
-        self._holds = False
-        self._buffer.settle()
+    def _settled(self) -> Entries:
+        """This batch's writes in memory, all of them: whoever reads them gets them here."""
+        if self._holds:
+            self._holds = False
+            self._buffer.settle()
+        return self._writes
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Delete many keys."""
-        self._settle()
-        self._writes.update(dict.fromkeys(keys))
+        self._settled().update(dict.fromkeys(keys))
 
     def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         """Return at most ``limit`` entries with start <= key < end, ascending, writes laid over the store.
@@ -417,8 +416,7 @@ class WriteOverlay:
         self._scans += 1
         if end is not None and start >= end:
             return []
-        self._settle()
-        if not self._writes:
+        if not self._settled():
             return self.store.scan(start, end, limit)
         return scan_over(self._buffer.scan, self.store.scan, start, end, limit)
 
@@ -433,7 +431,7 @@ class WriteOverlay:
         Nothing that was asked of ``store`` before may be remembered after this, nor answered without ``laid_over``:
         look at ``spills``. Raises StoreError with nothing lost when the disk cannot be written.
         """
-        self._settle()
+        self._settled()
         spilled = self._buffer.spill()
         if spilled is None:
             return
@@ -441,7 +439,7 @@ class WriteOverlay:
         if self._timed_get is not None:
             self.time_gets(self._timed_get)
         self.spills += 1
-        self._fold_in(self._writes.copy)
+        self._fold_in()
         self._early.clear()
         self._buffer.clear()
 
@@ -463,7 +461,7 @@ class WriteOverlay:
                 (cached.resting or _REST_BATCHES) - 1, cached.list_get_seconds, self._uncached
             )
         else:
-            self._fold_in(lambda: self._writes)
+            self._fold_in()
             cached.add(self._young, self._young_bytes)
         self._let_go()
         return cached
@@ -479,27 +477,36 @@ class WriteOverlay:
         self._cached, self._young, self._early = CachedEntries(), {}, {}
         self._older = self._cached.generations
 
-    def _fold_in(self, entries: Callable[[], Entries]) -> None:
-        """Make the cache right for the store with this batch's writes in it: they, as ``entries`` gives them, are laid
-        over it, or it is emptied."""
+    def _fold_in(self) -> None:
+        """Make the cache right for the store with this batch's writes in it: they are laid over it, or it is emptied.
+
+        So at a spill and at the end: of a key that was written nothing older is clean.
+        """
         cached, limit = self._cached, self._cache_bytes_max - self._young_bytes_max
-        size_bytes = self._buffer.in_memory() - self._buffer.finished_bytes
+        size_bytes = self._buffer.readable_bytes()
         if cached.resting or size_bytes > limit:
             self._empty_cache()
             return
-        self._settle()
-        if self._uncached and self._writes:
-            entries, size_bytes = self._without_left_out()
+        writes, size_bytes = self._cacheable(size_bytes)
         if self._young_bytes + size_bytes > self._young_bytes_max:
             self._count_young()
         if self._young_bytes + size_bytes <= self._young_bytes_max:
-            self._lay_over_young(entries(), size_bytes)
+            self._lay_over_young(writes, size_bytes)
         else:
-            if not all(map(self._writes.__contains__, self._young)):
+            if not all(map(writes.__contains__, self._young)):
                 cached.add(self._young, self._young_bytes)
-            cached.add(entries(), size_bytes)
+            # A copy after a spill, as others have the dict's method; at the end nobody writes any more.
+            cached.add(writes.copy(), size_bytes)
             self._young, self._young_bytes = {}, 0
         cached.shrink(limit)
+
+    def _cacheable(self, size_bytes: int) -> tuple[Entries, int]:
+        """The writes in memory but those of states that are left out, and their size; it is ``size_bytes`` of all."""
+        writes, left_out = self._settled(), self._uncached
+        if not (left_out and writes):
+            return writes, size_bytes
+        kept = {key: value for key, value in writes.items() if key[_STATE_ID_AT] not in left_out}
+        return kept, size_of(kept, kept.values())
 
     def _lay_over_young(self, entries: Entries, size_bytes: int) -> None:
         # What they replace counts twice for a while: to look for it takes longer than all the rest.
@@ -516,12 +523,6 @@ class WriteOverlay:
     def _empty_cache(self) -> None:
         self._cached.clear()
         self._young, self._young_bytes = {}, 0
-
-    def _without_left_out(self) -> tuple[Callable[[], Entries], int]:
-        """The writes in memory but those of states that are left out, and their size."""
-        left_out = self._uncached
-        kept = {key: value for key, value in self._writes.items() if key[_STATE_ID_AT] not in left_out}
-        return lambda: kept, size_of(list(kept), kept.values())
 
     def _recalls_pay(self) -> bool:
         """Whether looking into older generations, and keeping them, took less time than it saved.
