@@ -29,7 +29,7 @@ from asyncstate.execution.read_ahead import ReadAhead
 from asyncstate.operator import Operator
 from asyncstate.runtime import WorkerMemory
 from asyncstate.state.keyed.trials import Trial
-from asyncstate.storage import KeyedStore
+from asyncstate.storage import CachedEntries, KeyedStore
 from asyncstate.storage.overlay import WriteOverlay
 from asyncstate.storage.write_buffer import WriteBuffer
 from bench.job import Job
@@ -151,7 +151,7 @@ RULES = {
         Rule("known-values", [(Trial, "begin", lambda *_: False)], _RECORDS),
         Rule(
             "cache-rest",
-            [(WriteOverlay, "_recalls_pay", lambda *_: True)],
+            [(CachedEntries, "_recalls_pay", lambda *_: True)],
             ("map bundle", "map bundle, Zipf", "map bundle, large"),
         ),
         Rule(

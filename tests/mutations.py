@@ -173,12 +173,12 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/overlay.py",
-        "self._writes.update(dict.fromkeys(keys))",
+        "self._settled().update(dict.fromkeys(keys))",
         "pass",
         "storage/test_overlay.py",
     ),
     _mutation(
-        "asyncstate/storage/cache.py",
+        "asyncstate/storage/worker_cache.py",
         "if entries is None or known != lineage:",
         "if entries is None:",
         "storage/test_cache.py",

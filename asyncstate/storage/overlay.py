@@ -1,6 +1,6 @@
 """This micro-batch's writes over the committed store, with a bounded read cache between the two.
 
-Owns: WriteOverlay, MISSING. Invariants: writes live only in its WriteBuffer until they become a delta file; the read
+Owns: WriteOverlay. Invariants: writes live only in its WriteBuffer until they become a delta file; the read
 cache holds what ``store`` says, spilled writes included, never a write in memory until ``spill`` or ``release`` folds
 it in. One thread uses an overlay (the mailbox); other threads may only call ``read_store`` and ``warm_store``.
 Must not import rocksdict or anything of execution.
@@ -8,17 +8,23 @@ Must not import rocksdict or anything of execution.
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse, repeat
-from typing import Final, Literal, cast
+from typing import Final, cast
 
 from asyncstate.figures import Bytes, Count, Elapsed, Limit, Peak
-from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, CachedEntries, Entries, size_of
 from asyncstate.storage.contract import Changes, KeyedStore
 from asyncstate.storage.merging import scan_over
+from asyncstate.storage.read_cache import (
+    ENTRY_OVERHEAD_BYTES,
+    MISSING,
+    CachedEntries,
+    Entries,
+    Peeked,
+    look_up,
+)
 from asyncstate.storage.spilled import SpilledWrites, WriteBound
 from asyncstate.storage.write_buffer import WriteBuffer, WriteStatistics
 
@@ -26,29 +32,10 @@ LIST_GET_KEYS: Final = 128
 """Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
 
 _SAMPLED_OF: Final = 32
-_STATE_ID_AT: Final = 2  # in a store key, behind the key group
-
-_YOUNG_OF: Final = 4
-_JUDGED_KEYS: Final = 10_000  # fewer take no time worth judging
-_KEEPING_FACTOR: Final = 2  # taking entries in and dropping them costs about as much as looking for them
-_REST_BATCHES: Final = 16
 TIMED_EVERY: Final = 8
 """Of the single gets one in so many is timed: that costs a twentieth of a hot get."""
 
-_FRESH_GENERATIONS: Final = 1  # what is found in them need not be made young: they will be here for a while
-
-
-class Missing(enum.Enum):
-    """Type of MISSING, so that type checkers can tell it from a value."""
-
-    MISSING = enum.auto()
-
-
-MISSING: Final = Missing.MISSING
-"""``peek``'s answer when memory does not know: neither a value nor a known absence."""
-
 TimedGet = Callable[[bytes, bytes | None, float], None]
-Peeked = bytes | Literal[Missing.MISSING] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,32 +81,20 @@ class WriteOverlay:
     __slots__ = (
         "_buffer",
         "_bundle_read_bytes",
-        "_cache_bytes_max",
-        "_cache_bytes_peak",
-        "_cached",
-        "_carried",
+        "_clean",
         "_early",
-        "_evictions",
         "_holds",
         "_list_get_keys",
         "_list_gets",
         "_misses",
-        "_older",
         "_reads",
-        "_recall_seconds",
-        "_recalled",
-        "_recalls",
         "_scans",
         "_store_get",
         "_store_reads",
         "_timed_get",
         "_timed_keys",
         "_timed_seconds",
-        "_uncached",
         "_writes",
-        "_young",
-        "_young_bytes",
-        "_young_bytes_max",
         "exceeds",
         "put",
         "rows_to_look",
@@ -153,29 +128,19 @@ class WriteOverlay:
         self._writes: Entries = self._buffer.entries
         self._holds = False  # some of the writes, which ``_settled`` has in ``_writes``
         self.spills = 0
-        self._cached = CachedEntries() if carried is None else carried
-        self._uncached: frozenset[int] = frozenset()
-        self._carried = len(self._cached)
-        self._cache_bytes_max = read_cache_bytes
-        self._young_bytes_max = read_cache_bytes // _YOUNG_OF
-        self._cache_bytes_peak = 0
-        self._young, self._young_bytes = self._cached.take_newest(self._young_bytes_max)
-        self._evictions = self._cached.shrink(read_cache_bytes - self._young_bytes_max)
-        self._older = self._cached.generations
+        self._clean = CachedEntries() if carried is None else carried
+        self._clean.begin(read_cache_bytes)
         self._early: Entries = {}
         self._reads = self._misses = self._store_reads = self._list_gets = self._list_get_keys = 0
-        self._recalls = self._recalled = self._timed_keys = self._scans = 0
-        self._recall_seconds = self._timed_seconds = self._bundle_read_bytes = 0.0
+        self._timed_keys = self._scans = 0
+        self._timed_seconds = self._bundle_read_bytes = 0.0
         self.put = self._writes.__setitem__
         self.exceeds = self._buffer.meter.look
         self.rows_to_look = self._buffer.meter.rows_to_look
 
     def leave_out(self, state_ids: frozenset[int]) -> None:
         """Keep nothing of these states in the read cache: they have one of their own. Before anything is read."""
-        self._uncached = state_ids
-        if self._cached.without != state_ids:  # what is in it may be older than what the states have written
-            self._empty_cache()
-            self._cached.without = state_ids
+        self._clean.leave_out(state_ids)
 
     def peek(self, key: bytes) -> Peeked:
         """Return the value if memory knows it, None if memory knows it absent, else MISSING."""
@@ -184,7 +149,7 @@ class WriteOverlay:
         self._reads += 1
         value: Peeked = self._writes.get(key, MISSING)
         if value is MISSING:
-            value = self._young.get(key, MISSING)
+            value = self._clean.young.get(key, MISSING)
             if value is MISSING:
                 value = self._recall(key)
                 if value is MISSING:
@@ -199,7 +164,7 @@ class WriteOverlay:
         self._reads += 1
         value: Peeked = self._writes.get(key, MISSING)
         if value is MISSING:
-            value = self._young.get(key, MISSING)
+            value = self._clean.young.get(key, MISSING)
             if value is MISSING:
                 value = self._recall(key)
                 if value is MISSING:
@@ -215,25 +180,22 @@ class WriteOverlay:
                 # The store was asked for it, only earlier. ``remember``, of a key that is not young, without a call:
                 # this is the way of most records of a micro-batch.
                 self._misses += 1
-                self._young[key] = value
-                self._young_bytes += len(key) + ENTRY_OVERHEAD_BYTES + (0 if value is None else len(value))
-                if self._young_bytes > self._young_bytes_max:
-                    self._age()
+                clean = self._clean
+                clean.young[key] = value
+                clean.young_bytes += len(key) + ENTRY_OVERHEAD_BYTES + (0 if value is None else len(value))
+                if clean.young_bytes > clean.young_bytes_max:
+                    clean.age()
                 return value
-        for entries in self._older:
-            value = entries.get(key, MISSING)
-            if value is not MISSING:
-                self.remember(key, value)
-                return value
-        return MISSING
+        return self._clean.recall(key)
 
     def fetch(self, key: bytes) -> bytes | None:
         """Ask the store, for a key that ``peek`` did not know, and remember the answer."""
         self._store_reads += 1
-        value = self._young[key] = self._store_get(key)
-        self._young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
-        if self._young_bytes > self._young_bytes_max:
-            self._age()
+        clean = self._clean
+        value = clean.young[key] = self._store_get(key)
+        clean.young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
+        if clean.young_bytes > clean.young_bytes_max:
+            clean.age()
         return value
 
     def time_gets(self, timed: TimedGet) -> None:
@@ -255,11 +217,7 @@ class WriteOverlay:
 
     def remember(self, key: bytes, value: bytes | None) -> None:
         """Keep a value that was read from the store (None: it is absent) for later reads."""
-        if key not in self._young:
-            self._young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
-        self._young[key] = value
-        if self._young_bytes > self._young_bytes_max:
-            self._age()
+        self._clean.remember(key, value)
 
     def delete(self, key: bytes) -> None:
         """Delete a key; deleting an absent one is allowed."""
@@ -288,40 +246,17 @@ class WriteOverlay:
         answers: list[Peeked] = [MISSING] * len(keys)
         unknown: Sequence[int] = range(len(keys))
         if writes := self._settled():
-            unknown = _look_up(writes, keys, unknown, answers)
-        if unknown and not self._is_left_out(keys):
-            unknown = self._recall_many(keys, unknown, answers)
+            unknown = look_up(writes, keys, unknown, answers)
+        unknown = self._clean.recall_many(keys, unknown, answers)
         self._misses += len(unknown)
         return answers, unknown
-
-    def _is_left_out(self, keys: Sequence[bytes]) -> bool:
-        """Whether ``keys``, all of one state, are those of one that is kept out of the read cache."""
-        return bool(self._uncached and keys) and keys[0][_STATE_ID_AT] in self._uncached
-
-    def _recall_many(self, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]) -> Sequence[int]:
-        """``_look_up`` in the cache; what is found in the oldest generations is young again."""
-        started, wanted = time.perf_counter(), len(unknown)
-        aged: list[int] = []
-        for number, entries in enumerate((self._young, *self._older)):
-            if not (entries and unknown):
-                continue
-            asked, unknown = unknown, _look_up(entries, keys, unknown, answers)
-            if number > _FRESH_GENERATIONS and len(unknown) < len(asked):
-                aged += [i for i in asked if answers[i] is not MISSING]
-        if aged:
-            self.remember_many([keys[i] for i in aged], [answers[i] for i in aged])  # type: ignore[misc]  # none MISSING
-        if self._carried:  # of what was not kept for long nothing can be said
-            self._recalls += wanted
-            self._recalled += wanted - len(unknown)
-            self._recall_seconds += time.perf_counter() - started
-        return unknown
 
     # -- what is read before it is asked for --------------------------------------------------------
 
     def unknown(self, keys: Iterable[bytes]) -> list[bytes]:
         """Those of ``keys`` that memory does not know, in their order; counts as no read."""
         left: Iterable[bytes] = keys
-        for entries in (self._settled(), self._young, *self._older, self._early):
+        for entries in (self._settled(), self._clean.young, *self._clean.older, self._early):
             left = filterfalse(entries.__contains__, left)
         return list(left)
 
@@ -370,18 +305,8 @@ class WriteOverlay:
         return [old if new is MISSING else new for new, old in pairs]
 
     def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Keep many answers of the store, unless they are more than the young generation holds or the cache rests."""
-        if self._is_left_out(keys) or (self._cached.resting and len(keys) >= _JUDGED_KEYS):
-            return
-        if len(keys) * ENTRY_OVERHEAD_BYTES > self._young_bytes_max:
-            return
-        size = size_of(keys, values)
-        if size > self._young_bytes_max:
-            return
-        self._young.update(zip(keys, values, strict=True))
-        self._young_bytes += size
-        if self._young_bytes > self._young_bytes_max:
-            self._age()
+        """Keep many answers of the store, unless they are too many or the cache rests."""
+        self._clean.remember_many(keys, values)
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Write many values (None deletes); of a repeated key the last value counts. The sequences are handed over."""
@@ -439,7 +364,7 @@ class WriteOverlay:
         if self._timed_get is not None:
             self.time_gets(self._timed_get)
         self.spills += 1
-        self._fold_in()
+        self._clean.fold_in(self._settled, self._buffer.readable_bytes(), copied=True)
         self._early.clear()
         self._buffer.clear()
 
@@ -453,16 +378,9 @@ class WriteOverlay:
         The overlay must not be used any more. Writes that do not fit leave the cache empty, since it would
         contradict them, and so does a cache that did not pay, for a while.
         """
-        cached = self._cached
-        if self._timed_keys:
-            cached.list_get_seconds = self._timed_seconds / self._timed_keys
-        if cached.resting or not self._recalls_pay():
-            cached = CachedEntries(
-                (cached.resting or _REST_BATCHES) - 1, cached.list_get_seconds, self._uncached
-            )
-        else:
-            self._fold_in()
-            cached.add(self._young, self._young_bytes)
+        cached = self._clean
+        if cached.end(self._timed_seconds / self._timed_keys if self._timed_keys else 0.0):
+            cached.fold_in(self._settled, self._buffer.readable_bytes(), copied=False)
         self._let_go()
         return cached
 
@@ -474,67 +392,7 @@ class WriteOverlay:
         self.put = self._writes.__setitem__
         self.exceeds = self._buffer.meter.look
         self.rows_to_look = self._buffer.meter.rows_to_look
-        self._cached, self._young, self._early = CachedEntries(), {}, {}
-        self._older = self._cached.generations
-
-    def _fold_in(self) -> None:
-        """Make the cache right for the store with this batch's writes in it: they are laid over it, or it is emptied.
-
-        So at a spill and at the end: of a key that was written nothing older is clean.
-        """
-        cached, limit = self._cached, self._cache_bytes_max - self._young_bytes_max
-        size_bytes = self._buffer.readable_bytes()
-        if cached.resting or size_bytes > limit:
-            self._empty_cache()
-            return
-        writes, size_bytes = self._cacheable(size_bytes)
-        if self._young_bytes + size_bytes > self._young_bytes_max:
-            self._count_young()
-        if self._young_bytes + size_bytes <= self._young_bytes_max:
-            self._lay_over_young(writes, size_bytes)
-        else:
-            if not all(map(writes.__contains__, self._young)):
-                cached.add(self._young, self._young_bytes)
-            # A copy after a spill, as others have the dict's method; at the end nobody writes any more.
-            cached.add(writes.copy(), size_bytes)
-            self._young, self._young_bytes = {}, 0
-        cached.shrink(limit)
-
-    def _cacheable(self, size_bytes: int) -> tuple[Entries, int]:
-        """The writes in memory but those of states that are left out, and their size; it is ``size_bytes`` of all."""
-        writes, left_out = self._settled(), self._uncached
-        if not (left_out and writes):
-            return writes, size_bytes
-        kept = {key: value for key, value in writes.items() if key[_STATE_ID_AT] not in left_out}
-        return kept, size_of(kept, kept.values())
-
-    def _lay_over_young(self, entries: Entries, size_bytes: int) -> None:
-        # What they replace counts twice for a while: to look for it takes longer than all the rest.
-        self._young.update(entries)
-        self._young_bytes += size_bytes
-        self._cached.laid_over_bytes += size_bytes
-        if 2 * self._cached.laid_over_bytes >= self._young_bytes:
-            self._count_young()
-
-    def _count_young(self) -> None:
-        self._young_bytes = size_of(self._young, self._young.values())
-        self._cached.laid_over_bytes = 0
-
-    def _empty_cache(self) -> None:
-        self._cached.clear()
-        self._young, self._young_bytes = {}, 0
-
-    def _recalls_pay(self) -> bool:
-        """Whether looking into older generations, and keeping them, took less time than it saved.
-
-        Reading many sorted keys from a store in memory costs hardly more than looking for them in large dicts. A few
-        keys, keys that come in every micro-batch, and a store that waits for a device are another matter.
-        """
-        seconds = self._cached.list_get_seconds
-        if self._recalls < _JUDGED_KEYS or not seconds:
-            return True
-        saved = self._recalled * seconds
-        return saved > _KEEPING_FACTOR * self._recall_seconds
+        self._clean, self._early = CachedEntries(), {}
 
     def count_list_get(self, num_keys: int, seconds: float | None = None) -> None:
         """Count a list get made on the store for this overlay, possibly by another thread's hand.
@@ -556,7 +414,7 @@ class WriteOverlay:
 
     def statistics(self) -> OverlayStatistics:
         """Of this micro-batch."""
-        self._note_cache_bytes()
+        self._clean.note_bytes()
         return OverlayStatistics(
             reads=self._reads,
             hits=self._reads - self._misses,
@@ -568,33 +426,8 @@ class WriteOverlay:
             bundle_read_bytes=int(self._bundle_read_bytes),
             scans=self._scans,
             writes=self._buffer.statistics(),
-            cache_carried=self._carried,
-            cache_evictions=self._evictions,
-            cache_bytes_peak=self._cache_bytes_peak,
-            cache_bytes_limit=self._cache_bytes_max,
+            cache_carried=self._clean.carried,
+            cache_evictions=self._clean.evictions,
+            cache_bytes_peak=self._clean.bytes_peak,
+            cache_bytes_limit=self._clean.limit_bytes,
         )
-
-    def _age(self) -> None:
-        """Begin a new young generation."""
-        self._note_cache_bytes()
-        self._cached.add(self._young, self._young_bytes)
-        self._young, self._young_bytes = {}, 0
-        self._evictions += self._cached.shrink(self._cache_bytes_max - self._young_bytes_max)
-
-    def _note_cache_bytes(self) -> None:
-        self._cache_bytes_peak = max(self._cache_bytes_peak, self._cached.size_bytes + self._young_bytes)
-
-
-def _look_up(
-    known: Entries, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]
-) -> Sequence[int]:
-    """Fill in the answers for the ``unknown`` positions that ``known`` has; return the others."""
-    get = known.get
-    left = []
-    for index in unknown:
-        value: Peeked = get(keys[index], MISSING)
-        if value is MISSING:
-            left.append(index)
-        else:
-            answers[index] = value
-    return left

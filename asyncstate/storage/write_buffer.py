@@ -17,8 +17,8 @@ from operator import itemgetter, lt
 from sortedcontainers import SortedList
 
 from asyncstate.figures import Bytes, Count, Limit, Peak
-from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
 from asyncstate.storage.contract import Change, ChangeColumns, Changes, KeyedStore
+from asyncstate.storage.read_cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
 from asyncstate.storage.spilled import SpilledChanges, SpilledWrites, WriteBound
 from asyncstate.storage.write_meter import WriteMeter, size_in_memory
 

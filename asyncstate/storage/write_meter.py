@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
-from asyncstate.storage.cache import Entries, size_of
+from asyncstate.storage.read_cache import Entries, size_of
 
 _SAMPLED: Final = 64  # of the new entries; some microseconds
 _RECOUNT_ROWS: Final = 2  # rows an entry after which all are counted: old keys may have got larger values

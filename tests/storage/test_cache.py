@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.storage import CachedEntries, PartitionKey, WorkerCache
-from asyncstate.storage.cache import size_of
 
 _LIMIT = 10_000
 
@@ -22,13 +21,15 @@ def _entries(count: int, mark: bytes = b"v") -> CachedEntries:
 
 def _generations(*newest_first: dict[bytes, bytes | None]) -> CachedEntries:
     cached = CachedEntries()
+    cached.begin(1 << 20)
     for entries in reversed(newest_first):
-        cached.add(dict(entries), size_of(list(entries), entries.values()))
+        cached.remember_many(list(entries), list(entries.values()))
+        cached.age()
     return cached
 
 
 def _contents(cached: CachedEntries) -> list[dict[bytes, bytes | None]]:
-    return cached.generations
+    return [entries for entries in (cached.young, *cached.older) if entries]
 
 
 def _leave(cache: WorkerCache, key: PartitionKey, lineage: str, entries: CachedEntries) -> None:
@@ -110,14 +111,32 @@ def test_an_empty_generation_is_not_kept() -> None:
     assert _contents(_generations({}, {b"a": None}, {})) == [{b"a": None}]
 
 
-def test_the_newest_generation_is_given_away_unless_it_is_too_large() -> None:
-    entries = _generations({b"a": b"1"}, {b"b": b"2", b"c": b"3"})
-    assert entries.take_newest(121) == ({}, 0)
-    assert entries.take_newest(122) == ({b"a": b"1"}, 122)
-    assert (entries.size_bytes, _contents(entries)) == (244, [{b"b": b"2", b"c": b"3"}])
-    entries.clear()
-    assert entries.take_newest(122) == ({}, 0)
+def test_young_entries_go_last_and_stay_young_while_there_is_room() -> None:
+    entries = _generations({b"b": b"2", b"c": b"3"})
+    entries.remember(b"a", b"1")
+    assert entries.shrink(122) == 2
+    assert (entries.young, entries.older) == ({b"a": b"1"}, [])
+    entries.begin(4 * 122)
+    assert (entries.young, entries.carried) == ({b"a": b"1"}, 1)
+    entries.begin(4 * 122 - 1)
+    assert (entries.young, entries.older) == ({}, [{b"a": b"1"}])
+    assert entries.shrink(121) == 1
     assert (entries.size_bytes, len(entries)) == (0, 0)
+
+
+def test_of_states_left_out_nothing_is_kept() -> None:
+    """Nor is anything that was kept while others were left out: they may have written past the cache since."""
+    entries = CachedEntries()
+    entries.begin(1 << 20)
+    kept, out = b"\0\0\1key", b"\0\0\2key"
+    entries.leave_out(frozenset({2}))
+    entries.remember_many([out], [b"1"])
+    entries.fold_in(lambda: {kept: b"1", out: b"2"}, 1000, copied=True)
+    assert entries.young == {kept: b"1"}
+    entries.leave_out(frozenset({2}))
+    assert len(entries) == 1
+    entries.leave_out(frozenset())
+    assert len(entries) == 0
 
 
 def test_what_a_task_took_beyond_its_loan_is_cut() -> None:

@@ -262,7 +262,7 @@ def test_generations_stay_few_however_little_each_micro_batch_writes(writes: int
         store.apply(overlay.changes(), number)
         released = overlay.release()
         assert released.size_bytes <= 100_000
-        assert len(released.generations) <= 8
+        assert len(released.older) <= 8
         overlay = WriteOverlay(store, 100_000, released)
     assert overlay.get(b"%06d" % (200 * writes - 1)) == b"v"
     assert overlay.statistics().store_reads == 0
@@ -414,7 +414,11 @@ class OverlayMachine(RuleBasedStateMachine):
         """Spilled writes, and below them the store: no key is clean with a value that was overwritten there."""
         if hasattr(self, "overlay"):
             clean: dict[bytes, bytes | None] = {}
-            for entries in (*reversed(self.overlay._older), self.overlay._young, self.overlay._early):
+            for entries in (
+                *reversed(self.overlay._clean.older),
+                self.overlay._clean.young,
+                self.overlay._early,
+            ):
                 clean |= entries
             assert clean == {key: self.overlay.store.get(key) for key in clean}
 

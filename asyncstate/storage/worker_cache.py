@@ -1,91 +1,17 @@
-"""What a worker process remembers of stored values from one micro-batch to the next.
+"""What a worker process remembers of partitions from one micro-batch to the next.
 
-Owns: WorkerCache and CacheLoan, for whatever is cached of partitions; CachedEntries, the second level of the state
-cache: raw bytes.
-Invariants: entries are right for one content only, named by its lineage, and are given out for exactly that one,
-so whatever became of the attempt that left them, they are never stale; entries are with the table or with one task,
-never with both; all together, lent or not, keep within the bytes given. Must not import stores, overlay or
-anything of execution.
+Owns: WorkerCache and CacheLoan, for whatever is cached of partitions.
+Invariants: what is cached is right for one content only, named by its lineage, and is given out for exactly that one,
+so whatever became of the attempt that left it, it is never stale; it is with the table or with one task, never with
+both; all together, lent or not, keeps within the bytes given. Must not import stores, overlay or anything of execution.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
-
-ENTRY_OVERHEAD_BYTES: Final = 120
-"""What an entry weighs beside the bytes of key and value: two bytes headers and a dict slot."""
-
-Entries = dict[bytes, bytes | None]
-
-
-class CachedEntries:
-    """Values of one partition by store key, None for a key known to be absent.
-
-    They lie in generations, the newest first; of a key that several have, the newest counts. The oldest is dropped
-    whole: a least-recently-used cache of which neither a hit nor an eviction costs much. Whoever adds a generation has
-    filled the one before up to a share of the room, so there are few.
-
-    ``without``: ids of states of which nothing is in it, nor may be. ``resting`` is for how many micro-batches nothing
-    shall be kept, after a cache that did not pay; ``list_get_seconds`` what a key of a list get last took the store, 0
-    if unknown.
-    """
-
-    def __init__(
-        self, resting: int = 0, list_get_seconds: float = 0.0, without: frozenset[int] = frozenset()
-    ) -> None:
-        self.generations: list[Entries] = []
-        self.without = without
-        self.resting = resting
-        self.list_get_seconds = list_get_seconds
-        self.laid_over_bytes = 0
-        """Of the size of the newest generation, what was laid over it since it was counted: it may count twice."""
-        self._sizes: list[int] = []
-
-    @property
-    def size_bytes(self) -> int:
-        """Estimated memory; a key counts in each generation that has it."""
-        return sum(self._sizes)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.generations))
-
-    @property
-    def worth_keeping(self) -> bool:
-        """Whether there is anything to know of it in the next micro-batch."""
-        return bool(self.generations or self.resting)
-
-    def add(self, entries: Entries, size_bytes: int) -> None:
-        """Take in a newest generation; the caller lets go of it."""
-        if entries:
-            self.generations.insert(0, entries)
-            self._sizes.insert(0, size_bytes)
-
-    def take_newest(self, size_bytes_max: int) -> tuple[Entries, int]:
-        """Give the newest generation and its size away, to be filled up; an empty one if it is too large."""
-        if not self._sizes or self._sizes[0] > size_bytes_max:
-            return {}, 0
-        return self.generations.pop(0), self._sizes.pop(0)
-
-    def shrink(self, limit_bytes: int) -> int:
-        """Drop oldest generations until the rest keeps within the limit; returns how many entries went."""
-        before, size_bytes = len(self), self.size_bytes
-        while self._sizes and size_bytes > limit_bytes:
-            size_bytes -= self._sizes.pop()
-            self.generations.pop()
-        return before - len(self)
-
-    def clear(self) -> None:
-        """Drop all generations."""
-        self.generations.clear()
-        self._sizes.clear()
-
-
-def size_of(keys: Collection[bytes], values: Iterable[bytes | None]) -> int:
-    """Estimated memory of entries."""
-    return sum(map(len, keys)) + sum(map(len, filter(None, values))) + ENTRY_OVERHEAD_BYTES * len(keys)
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 
 class PartitionKey(NamedTuple):
