@@ -77,16 +77,26 @@ class WriteBuffer:
 
     def finish(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
         """Keep the last writes of a state as they are: sorted, each key once, newer than all there is of these keys,
-        and not to be read any more. False if they do not fit into memory, or some writes did not: they are to be
-        written as all others then. The caller lets go of the sequences."""
+        and not to be read any more. False if all writes together do not fit into memory, or did not: they are to be
+        written as all others then, for a spill. The caller lets go of the sequences."""
         size_bytes += ENTRY_OVERHEAD_BYTES * len(keys)
+        in_memory = self.meter.size_bytes + self._held_bytes + self._finished_bytes
         if self._bound is not None and (
-            self.spilled is not None or self._finished_bytes + size_bytes > self._bound.limit_bytes
+            self.spilled is not None or in_memory + size_bytes > self._bound.limit_bytes
         ):
+            self._write_finished()
             return False
         self._finished.append(ChangeColumns(keys, values))
         self._finished_bytes += size_bytes
         return True
+
+    def _write_finished(self) -> None:
+        """Have what is finished among all other writes, which it would outlive at a spill."""
+        if self._finished:
+            self.settle()
+            for piece in self._finished:
+                self.entries.update(piece)
+            self._finished, self._finished_bytes = [], 0
 
     def settle(self) -> None:
         """Lay ``entries`` over what is held, and have all of it in ``entries``."""
@@ -115,7 +125,10 @@ class WriteBuffer:
         assert self._held is None, (
             "what is held is older than the entries: it is settled before they are moved"
         )
-        if not self.entries or self._bound is None:
+        if self._bound is None:
+            return None
+        self._write_finished()
+        if not self.entries:
             return None
         if self.spilled is None:
             self.spilled = SpilledWrites(self._store, self._bound)
@@ -133,7 +146,7 @@ class WriteBuffer:
         """Let go of what has been spilled."""
         in_memory = self.readable_bytes()
         self._spilled_bytes += in_memory - ENTRY_OVERHEAD_BYTES * len(self.entries)
-        self._peak_bytes = max(self._peak_bytes, in_memory + self._finished_bytes)
+        self._peak_bytes = max(self._peak_bytes, in_memory)
         self.entries.clear()
         self._sorted.clear()
         self._entries_bytes = None
@@ -150,15 +163,15 @@ class WriteBuffer:
             return pieces[0] if len(pieces) == 1 else sorted(chain.from_iterable(pieces), key=_key)
         self.settle()
         self._entries_bytes = size_in_memory(self.entries)
-        if not self._finished and self.spilled is None:
+        if self.spilled is not None:
+            assert not self._finished, "what was finished has been spilled, or written to be"
+            self._changes = SpilledChanges(self.spilled, self.entries, sorted(self.entries))
+            return self._changes
+        if not self._finished:
             return self._sorted_entries()
-        # What is finished is not for others: it comes into a dict of its own.
-        writes = self.entries.copy() if self._finished else self.entries
+        writes = self.entries.copy()  # what is finished is not for others
         for piece in self._finished:
             writes.update(piece)
-        if self.spilled is not None:
-            self._changes = SpilledChanges(self.spilled, writes, sorted(writes))
-            return self._changes
         self._union = len(writes), size_in_memory(writes) - ENTRY_OVERHEAD_BYTES * len(writes)
         return sorted(writes.items(), key=_key)
 

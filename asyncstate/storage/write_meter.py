@@ -28,6 +28,8 @@ class WriteMeter:
     """Keeps an estimate of the size of ``writes``, with what a dict entry weighs beside its bytes."""
 
     def __init__(self, writes: Entries, limit_bytes: int) -> None:
+        self.size_bytes = 0.0
+        """As of the last look."""
         self._writes = writes
         self._limit_bytes = limit_bytes
         self._row_bytes = float(_FIRST_ROW_BYTES)
@@ -35,7 +37,7 @@ class WriteMeter:
 
     def emptied(self) -> None:
         """The writes have been moved away."""
-        self._size_bytes, self._entries, self._rows = 0.0, 0, 0
+        self.size_bytes, self._entries, self._rows = 0.0, 0, 0
         self._exceeded = False
 
     def look(
@@ -48,15 +50,15 @@ class WriteMeter:
 
         ``keys`` and ``values``: what they have written, where that is known; without values they were deletes.
         """
-        before, self._rows = self._size_bytes, self._rows + rows
+        before, self._rows = self.size_bytes, self._rows + rows
         new = len(self._writes) - self._entries
         if new > 0:
-            self._size_bytes += _scaled(keys, values, new) if keys else self._newest(new)
+            self.size_bytes += _scaled(keys, values, new) if keys else self._newest(new)
             self._entries += new
-        if self._rows > _RECOUNT_ROWS * self._entries or self._size_bytes > self._limit_bytes:
+        if self._rows > _RECOUNT_ROWS * self._entries or self.size_bytes > self._limit_bytes:
             self._count_all()
         if rows:
-            self._row_bytes = max((self._size_bytes - before) / rows, self._row_bytes / 2)
+            self._row_bytes = max((self.size_bytes - before) / rows, self._row_bytes / 2)
         return self._exceeded
 
     def rows_to_look(self, rows_max: int) -> int:
@@ -67,8 +69,8 @@ class WriteMeter:
     def _count_all(self) -> None:
         if self._exceeded:
             return  # until they are moved away
-        self._size_bytes, self._rows = size_in_memory(self._writes), 0
-        self._exceeded = self._size_bytes > self._limit_bytes
+        self.size_bytes, self._rows = size_in_memory(self._writes), 0
+        self._exceeded = self.size_bytes > self._limit_bytes
 
     def _newest(self, count: int) -> float:
         """The size of the ``count`` newest entries."""
