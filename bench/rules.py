@@ -29,7 +29,7 @@ from asyncstate.execution.read_ahead import ReadAhead
 from asyncstate.operator import Operator
 from asyncstate.runtime import WorkerMemory
 from asyncstate.state.keyed.trials import Trial
-from asyncstate.storage import KeyedStore, cache
+from asyncstate.storage import CachedEntries, KeyedStore
 from asyncstate.storage.overlay import WriteOverlay
 from asyncstate.storage.write_buffer import WriteBuffer
 from bench.job import Job
@@ -142,11 +142,6 @@ RULES = {
             pacer=ReadPacer,
         ),
         Rule(
-            "generations-2",
-            [(cache, "GENERATIONS_MAX", 2)],
-            ("record, Zipf", "record, uniform", "map bundle", "map bundle, Zipf"),
-        ),
-        Rule(
             "timed-gets",
             [(WriteOverlay, "time_gets", lambda *_: None)],
             ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead"),
@@ -156,7 +151,7 @@ RULES = {
         Rule("known-values", [(Trial, "begin", lambda *_: False)], _RECORDS),
         Rule(
             "cache-rest",
-            [(WriteOverlay, "_recalls_pay", lambda *_: True)],
+            [(CachedEntries, "_recalls_pay", lambda *_: True)],
             ("map bundle", "map bundle, Zipf", "map bundle, large"),
         ),
         Rule(

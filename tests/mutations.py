@@ -173,12 +173,36 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/overlay.py",
-        "self._writes.update(dict.fromkeys(keys))",
+        "self._settled().update(dict.fromkeys(keys))",
         "pass",
         "storage/test_overlay.py",
     ),
     _mutation(
-        "asyncstate/storage/cache.py",
+        "asyncstate/storage/read_cache.py",
+        "        self.young.update(entries)\n",
+        "",
+        "storage/test_overlay.py",
+    ),
+    _mutation(
+        "asyncstate/storage/read_cache.py",
+        "if self.without != state_ids:",
+        "if not self.without:",
+        "storage/test_cache.py",
+    ),
+    _mutation(
+        "asyncstate/storage/write_buffer.py",
+        "            self._write_finished()\n            return False",
+        "            return False",
+        "storage/test_spilling.py",
+    ),
+    _mutation(
+        "asyncstate/storage/write_meter.py",
+        "self._rows > _RECOUNT_ROWS * self._entries or ",
+        "",
+        "storage/test_spilling.py",
+    ),
+    _mutation(
+        "asyncstate/storage/worker_cache.py",
         "if entries is None or known != lineage:",
         "if entries is None:",
         "storage/test_cache.py",

@@ -43,7 +43,8 @@ from asyncstate.futures import (
 )
 from asyncstate.requests import Decoder, Page, StateRequest
 from asyncstate.storage import MISSING, WriteOverlay
-from asyncstate.storage.overlay import TIMED_EVERY, Peeked
+from asyncstate.storage.overlay import TIMED_EVERY
+from asyncstate.storage.read_cache import Peeked
 
 T = TypeVar("T")
 

@@ -180,8 +180,7 @@ def _open_operator(
     )
     operator.open(context)
     states = context.opened()
-    if columns is not None:
-        controller.overlay.leave_out(columns.cache.opened())
+    controller.overlay.leave_out(frozenset() if columns is None else columns.cache.opened())
     controller.state_names = {state.id: state.name for state in states}
     if isinstance(operator, RecordOperator):
         return RecordRunner(spec, context, controller, operator, scratch), states

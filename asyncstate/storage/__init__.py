@@ -8,7 +8,6 @@ and rebuild. rocksdict is imported below this package only.
 """
 
 from asyncstate.storage.base import PartitionBase, group_bounds, group_range, partition_base
-from asyncstate.storage.cache import CachedEntries, CacheLoan, PartitionKey, WorkerCache
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.commit import commit_partition, snapshot_if_due, upload_delta
 from asyncstate.storage.contract import EMPTY_VERSION, Change, Changes, KeyedStore, StoreStatistics
@@ -30,11 +29,13 @@ from asyncstate.storage.manifest import (
 from asyncstate.storage.memory import MemoryStore
 from asyncstate.storage.object_files import ObjectFiles, checkpoint_files
 from asyncstate.storage.open_stores import OpenStores
-from asyncstate.storage.overlay import LIST_GET_KEYS, MISSING, OverlayStatistics, WriteOverlay
+from asyncstate.storage.overlay import LIST_GET_KEYS, OverlayStatistics, WriteOverlay
+from asyncstate.storage.read_cache import MISSING, CachedEntries
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
 from asyncstate.storage.retries import Retries
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
 from asyncstate.storage.spilled import SpilledWrites, WriteBound, changes_from
+from asyncstate.storage.worker_cache import CacheLoan, PartitionKey, WorkerCache
 
 __all__ = [
     "EMPTY_LINEAGE",

@@ -1,6 +1,6 @@
 """This micro-batch's writes over the committed store, with a bounded read cache between the two.
 
-Owns: WriteOverlay, MISSING. Invariants: writes live only in its WriteBuffer until they become a delta file; the read
+Owns: WriteOverlay. Invariants: writes live only in its WriteBuffer until they become a delta file; the read
 cache holds what ``store`` says, spilled writes included, never a write in memory until ``spill`` or ``release`` folds
 it in. One thread uses an overlay (the mailbox); other threads may only call ``read_store`` and ``warm_store``.
 Must not import rocksdict or anything of execution.
@@ -8,17 +8,23 @@ Must not import rocksdict or anything of execution.
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse, repeat
-from typing import Final, Literal, cast
+from typing import Final, cast
 
 from asyncstate.figures import Bytes, Count, Elapsed, Limit, Peak
-from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, CachedEntries, Entries, size_of
 from asyncstate.storage.contract import Changes, KeyedStore
 from asyncstate.storage.merging import scan_over
+from asyncstate.storage.read_cache import (
+    ENTRY_OVERHEAD_BYTES,
+    MISSING,
+    CachedEntries,
+    Entries,
+    Peeked,
+    look_up,
+)
 from asyncstate.storage.spilled import SpilledWrites, WriteBound
 from asyncstate.storage.write_buffer import WriteBuffer, WriteStatistics
 
@@ -26,29 +32,10 @@ LIST_GET_KEYS: Final = 128
 """Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
 
 _SAMPLED_OF: Final = 32
-_STATE_ID_AT: Final = 2  # in a store key, behind the key group
-
-_YOUNG_OF: Final = 4
-_JUDGED_KEYS: Final = 10_000  # fewer take no time worth judging
-_KEEPING_FACTOR: Final = 2  # taking entries in and dropping them costs about as much as looking for them
-_REST_BATCHES: Final = 16
 TIMED_EVERY: Final = 8
 """Of the single gets one in so many is timed: that costs a twentieth of a hot get."""
 
-_FRESH_GENERATIONS: Final = 1  # what is found in them need not be made young: they will be here for a while
-
-
-class Missing(enum.Enum):
-    """Type of MISSING, so that type checkers can tell it from a value."""
-
-    MISSING = enum.auto()
-
-
-MISSING: Final = Missing.MISSING
-"""``peek``'s answer when memory does not know: neither a value nor a known absence."""
-
 TimedGet = Callable[[bytes, bytes | None, float], None]
-Peeked = bytes | Literal[Missing.MISSING] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,32 +81,20 @@ class WriteOverlay:
     __slots__ = (
         "_buffer",
         "_bundle_read_bytes",
-        "_cache_bytes_max",
-        "_cache_bytes_peak",
-        "_cached",
-        "_carried",
+        "_clean",
         "_early",
-        "_evictions",
         "_holds",
         "_list_get_keys",
         "_list_gets",
         "_misses",
-        "_older",
         "_reads",
-        "_recall_seconds",
-        "_recalls",
-        "_recalls_failed",
         "_scans",
         "_store_get",
         "_store_reads",
         "_timed_get",
         "_timed_keys",
         "_timed_seconds",
-        "_uncached",
         "_writes",
-        "_young",
-        "_young_bytes",
-        "_young_bytes_max",
         "exceeds",
         "put",
         "rows_to_look",
@@ -151,42 +126,30 @@ class WriteOverlay:
         self._timed_get: TimedGet | None = None
         self._buffer = WriteBuffer(store, bound)
         self._writes: Entries = self._buffer.entries
-        self._holds = False  # some writes, which must be settled before reads look into ``_writes``
+        self._holds = False  # some of the writes, which ``_settled`` has in ``_writes``
         self.spills = 0
-        self._cached = CachedEntries() if carried is None else carried
-        self._uncached: frozenset[int] = frozenset()
-        self._carried = len(self._cached)
-        self._cache_bytes_max = read_cache_bytes
-        self._young_bytes_max = read_cache_bytes // _YOUNG_OF
-        self._cache_bytes_peak = 0
-        self._evictions = self._cached.shrink(read_cache_bytes - self._young_bytes_max)
-        self._young: Entries = {}
-        self._young_bytes = 0
+        self._clean = CachedEntries() if carried is None else carried
+        self._clean.begin(read_cache_bytes)
         self._early: Entries = {}
-        self._older = [generation.entries for generation in self._cached.generations]
         self._reads = self._misses = self._store_reads = self._list_gets = self._list_get_keys = 0
-        self._recalls = self._recalls_failed = self._timed_keys = self._scans = 0
-        self._recall_seconds = self._timed_seconds = self._bundle_read_bytes = 0.0
+        self._timed_keys = self._scans = 0
+        self._timed_seconds = self._bundle_read_bytes = 0.0
         self.put = self._writes.__setitem__
         self.exceeds = self._buffer.meter.look
         self.rows_to_look = self._buffer.meter.rows_to_look
 
     def leave_out(self, state_ids: frozenset[int]) -> None:
         """Keep nothing of these states in the read cache: they have one of their own. Before anything is read."""
-        self._uncached = state_ids
-        if self._cached.without != state_ids:  # what is in it may be older than what the states have written
-            self._cached.generations.clear()
-            self._cached.without = state_ids
-            self._older = []
+        self._clean.leave_out(state_ids)
 
     def peek(self, key: bytes) -> Peeked:
         """Return the value if memory knows it, None if memory knows it absent, else MISSING."""
         if self._holds:
-            self._settle()
+            self._settled()
         self._reads += 1
         value: Peeked = self._writes.get(key, MISSING)
         if value is MISSING:
-            value = self._young.get(key, MISSING)
+            value = self._clean.young.get(key, MISSING)
             if value is MISSING:
                 value = self._recall(key)
                 if value is MISSING:
@@ -197,11 +160,11 @@ class WriteOverlay:
         """Return the value of a key, None when absent; asks the store when memory cannot tell."""
         # ``peek`` and ``fetch`` in one: this is called for every record
         if self._holds:
-            self._settle()
+            self._settled()
         self._reads += 1
         value: Peeked = self._writes.get(key, MISSING)
         if value is MISSING:
-            value = self._young.get(key, MISSING)
+            value = self._clean.young.get(key, MISSING)
             if value is MISSING:
                 value = self._recall(key)
                 if value is MISSING:
@@ -217,25 +180,22 @@ class WriteOverlay:
                 # The store was asked for it, only earlier. ``remember``, of a key that is not young, without a call:
                 # this is the way of most records of a micro-batch.
                 self._misses += 1
-                self._young[key] = value
-                self._young_bytes += len(key) + ENTRY_OVERHEAD_BYTES + (0 if value is None else len(value))
-                if self._young_bytes > self._young_bytes_max:
-                    self._age()
+                clean = self._clean
+                clean.young[key] = value
+                clean.young_bytes += len(key) + ENTRY_OVERHEAD_BYTES + (0 if value is None else len(value))
+                if clean.young_bytes > clean.young_bytes_max:
+                    clean.age()
                 return value
-        for entries in self._older:
-            value = entries.get(key, MISSING)
-            if value is not MISSING:
-                self.remember(key, value)
-                return value
-        return MISSING
+        return self._clean.recall(key)
 
     def fetch(self, key: bytes) -> bytes | None:
         """Ask the store, for a key that ``peek`` did not know, and remember the answer."""
         self._store_reads += 1
-        value = self._young[key] = self._store_get(key)
-        self._young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
-        if self._young_bytes > self._young_bytes_max:
-            self._age()
+        clean = self._clean
+        value = clean.young[key] = self._store_get(key)
+        clean.young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
+        if clean.young_bytes > clean.young_bytes_max:
+            clean.age()
         return value
 
     def time_gets(self, timed: TimedGet) -> None:
@@ -257,11 +217,7 @@ class WriteOverlay:
 
     def remember(self, key: bytes, value: bytes | None) -> None:
         """Keep a value that was read from the store (None: it is absent) for later reads."""
-        if key not in self._young:
-            self._young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
-        self._young[key] = value
-        if self._young_bytes > self._young_bytes_max:
-            self._age()
+        self._clean.remember(key, value)
 
     def delete(self, key: bytes) -> None:
         """Delete a key; deleting an absent one is allowed."""
@@ -286,48 +242,21 @@ class WriteOverlay:
 
     def peek_many(self, keys: list[bytes]) -> tuple[list[Peeked], Sequence[int]]:
         """Return what memory knows of the keys, and the positions at which it answered MISSING."""
-        self._settle()
         self._reads += len(keys)
         answers: list[Peeked] = [MISSING] * len(keys)
         unknown: Sequence[int] = range(len(keys))
-        if self._writes:
-            unknown = _look_up(self._writes, keys, unknown, answers)
-        if not self._is_left_out(keys):
-            if self._young and unknown:
-                unknown = _look_up(self._young, keys, unknown, answers)
-            if self._older and unknown:
-                unknown = self._recall_many(keys, unknown, answers)
+        if writes := self._settled():
+            unknown = look_up(writes, keys, unknown, answers)
+        unknown = self._clean.recall_many(keys, unknown, answers)
         self._misses += len(unknown)
         return answers, unknown
-
-    def _is_left_out(self, keys: Sequence[bytes]) -> bool:
-        """Whether ``keys``, all of one state, are those of one that is kept out of the read cache."""
-        return bool(self._uncached and keys) and keys[0][_STATE_ID_AT] in self._uncached
-
-    def _recall_many(self, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]) -> Sequence[int]:
-        """``_look_up`` in the older generations; what is found in the oldest of them is young again."""
-        started = time.perf_counter()
-        self._recalls += len(unknown)
-        aged: list[int] = []
-        for number, entries in enumerate(self._older):
-            asked, unknown = unknown, _look_up(entries, keys, unknown, answers)
-            if number >= _FRESH_GENERATIONS and len(unknown) < len(asked):
-                aged += [i for i in asked if answers[i] is not MISSING]
-            if not unknown:
-                break
-        self._recalls_failed += len(unknown)
-        if aged:
-            self.remember_many([keys[i] for i in aged], [answers[i] for i in aged])  # type: ignore[misc]  # none MISSING
-        self._recall_seconds += time.perf_counter() - started
-        return unknown
 
     # -- what is read before it is asked for --------------------------------------------------------
 
     def unknown(self, keys: Iterable[bytes]) -> list[bytes]:
         """Those of ``keys`` that memory does not know, in their order; counts as no read."""
-        self._settle()
-        left = filterfalse(self._writes.__contains__, keys)
-        for entries in (self._young, *self._older, self._early):
+        left: Iterable[bytes] = keys
+        for entries in (self._settled(), self._clean.young, *self._clean.older, self._early):
             left = filterfalse(entries.__contains__, left)
         return list(left)
 
@@ -352,8 +281,8 @@ class WriteOverlay:
 
     def written(self, keys: list[bytes]) -> list[Peeked] | None:
         """This batch's writes in memory for ``keys``, MISSING where there is none; None if there are none at all."""
-        self._settle()
-        return list(map(self._writes.get, keys, repeat(MISSING))) if self._writes else None
+        writes = self._settled()
+        return list(map(writes.get, keys, repeat(MISSING))) if writes else None
 
     def laid_over(
         self,
@@ -376,26 +305,15 @@ class WriteOverlay:
         return [old if new is MISSING else new for new, old in pairs]
 
     def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Keep many answers of the store, unless they are more than the young generation holds or the cache rests."""
-        if self._is_left_out(keys) or (self._cached.resting and len(keys) >= _JUDGED_KEYS):
-            return
-        if len(keys) * ENTRY_OVERHEAD_BYTES > self._young_bytes_max:
-            return
-        size = size_of(keys, values)
-        if size > self._young_bytes_max:
-            return
-        self._young.update(zip(keys, values, strict=True))
-        self._young_bytes += size
-        if self._young_bytes > self._young_bytes_max:
-            self._age()
+        """Keep many answers of the store, unless they are too many or the cache rests."""
+        self._clean.remember_many(keys, values)
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Write many values (None deletes); of a repeated key the last value counts. The sequences are handed over."""
         if self._buffer.hold(keys, values):
             self._holds = True
-            return
-        self._settle()
-        self._writes.update(zip(keys, values, strict=True))
+        else:
+            self._settled().update(zip(keys, values, strict=True))
 
     def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
         """Write the last there is of a state (sorted, each key once, None deletes), which nobody reads any more; for
@@ -403,14 +321,16 @@ class WriteOverlay:
         sequences are handed over."""
         return not keys or self._buffer.finish(keys, values, size_bytes)
 
-    def _settle(self) -> None:
-        self._holds = False
-        self._buffer.settle()
+    def _settled(self) -> Entries:
+        """This batch's writes in memory, all of them: whoever reads them gets them here."""
+        if self._holds:
+            self._holds = False
+            self._buffer.settle()
+        return self._writes
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Delete many keys."""
-        self._settle()
-        self._writes.update(dict.fromkeys(keys))
+        self._settled().update(dict.fromkeys(keys))
 
     def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         """Return at most ``limit`` entries with start <= key < end, ascending, writes laid over the store.
@@ -421,8 +341,7 @@ class WriteOverlay:
         self._scans += 1
         if end is not None and start >= end:
             return []
-        self._settle()
-        if not self._writes:
+        if not self._settled():
             return self.store.scan(start, end, limit)
         return scan_over(self._buffer.scan, self.store.scan, start, end, limit)
 
@@ -437,7 +356,7 @@ class WriteOverlay:
         Nothing that was asked of ``store`` before may be remembered after this, nor answered without ``laid_over``:
         look at ``spills``. Raises StoreError with nothing lost when the disk cannot be written.
         """
-        self._settle()
+        self._settled()
         spilled = self._buffer.spill()
         if spilled is None:
             return
@@ -445,17 +364,9 @@ class WriteOverlay:
         if self._timed_get is not None:
             self.time_gets(self._timed_get)
         self.spills += 1
-        self._keep_spilled()
-        self._buffer.clear()
-
-    def _keep_spilled(self) -> None:
-        """Make the cache right for the store with the writes in it: by them, or empty."""
-        cached = self._cached
-        if cached.resting or not self._fold_in(self._writes.copy):
-            cached.generations.clear()
-        self._young, self._young_bytes = {}, 0
+        self._clean.fold_in(self._settled, self._buffer.readable_bytes(), copied=True)
         self._early.clear()
-        self._older = [generation.entries for generation in cached.generations]
+        self._buffer.clear()
 
     def changes(self) -> Changes:
         """Return this batch's writes sorted by key; None marks a delete. A list, unless writes have been spilled."""
@@ -467,19 +378,11 @@ class WriteOverlay:
         The overlay must not be used any more. Writes that do not fit leave the cache empty, since it would
         contradict them, and so does a cache that did not pay, for a while.
         """
-        cached = self._released()
+        cached = self._clean
+        if cached.end(self._timed_seconds / self._timed_keys if self._timed_keys else 0.0):
+            cached.fold_in(self._settled, self._buffer.readable_bytes(), copied=False)
         self._let_go()
         return cached
-
-    def _released(self) -> CachedEntries:
-        cached = self._cached
-        if self._timed_keys:
-            cached.list_get_seconds = self._timed_seconds / self._timed_keys
-        if cached.resting or not self._recalls_pay():
-            return CachedEntries(
-                (cached.resting or _REST_BATCHES) - 1, cached.list_get_seconds, self._uncached
-            )
-        return cached if self._fold_in(lambda: self._writes) else CachedEntries(without=self._uncached)
 
     def _let_go(self) -> None:
         # State objects refer to the overlay and are in cycles of references: without this, a micro-batch's writes would
@@ -489,42 +392,7 @@ class WriteOverlay:
         self.put = self._writes.__setitem__
         self.exceeds = self._buffer.meter.look
         self.rows_to_look = self._buffer.meter.rows_to_look
-        self._cached, self._young, self._early, self._older = CachedEntries(), {}, {}, []
-
-    def _fold_in(self, entries: Callable[[], Entries]) -> bool:
-        """Lay the writes, as ``entries`` gives them, over the cache; False if they do not fit."""
-        limit = self._cache_bytes_max - self._young_bytes_max
-        in_memory = self._buffer.in_memory() - self._buffer.finished_bytes
-        if in_memory > limit:
-            return False
-        self._settle()
-        if self._uncached and self._writes:
-            entries, in_memory = self._without_left_out()
-        cached = self._cached
-        if not all(map(self._writes.__contains__, self._young)):
-            cached.add(self._young, self._young_bytes)
-        cached.add(entries(), in_memory)
-        cached.shrink(limit)
-        cached.merge(self._young_bytes_max)
-        return True
-
-    def _without_left_out(self) -> tuple[Callable[[], Entries], int]:
-        """The writes in memory but those of states that are left out, and their size."""
-        left_out = self._uncached
-        kept = {key: value for key, value in self._writes.items() if key[_STATE_ID_AT] not in left_out}
-        return lambda: kept, size_of(list(kept), kept.values())
-
-    def _recalls_pay(self) -> bool:
-        """Whether looking into older generations, and keeping them, took less time than it saved.
-
-        Reading many sorted keys from a store in memory costs hardly more than looking for them in large dicts. A few
-        keys, keys that come in every micro-batch, and a store that waits for a device are another matter.
-        """
-        seconds = self._cached.list_get_seconds
-        if self._recalls < _JUDGED_KEYS or not seconds:
-            return True
-        saved = (self._recalls - self._recalls_failed) * seconds
-        return saved > _KEEPING_FACTOR * self._recall_seconds
+        self._clean, self._early = CachedEntries(), {}
 
     def count_list_get(self, num_keys: int, seconds: float | None = None) -> None:
         """Count a list get made on the store for this overlay, possibly by another thread's hand.
@@ -546,7 +414,7 @@ class WriteOverlay:
 
     def statistics(self) -> OverlayStatistics:
         """Of this micro-batch."""
-        self._note_cache_bytes()
+        self._clean.note_bytes()
         return OverlayStatistics(
             reads=self._reads,
             hits=self._reads - self._misses,
@@ -558,34 +426,8 @@ class WriteOverlay:
             bundle_read_bytes=int(self._bundle_read_bytes),
             scans=self._scans,
             writes=self._buffer.statistics(),
-            cache_carried=self._carried,
-            cache_evictions=self._evictions,
-            cache_bytes_peak=self._cache_bytes_peak,
-            cache_bytes_limit=self._cache_bytes_max,
+            cache_carried=self._clean.carried,
+            cache_evictions=self._clean.evictions,
+            cache_bytes_peak=self._clean.bytes_peak,
+            cache_bytes_limit=self._clean.limit_bytes,
         )
-
-    def _age(self) -> None:
-        """Begin a new young generation."""
-        self._note_cache_bytes()
-        self._cached.add(self._young, self._young_bytes)
-        self._young, self._young_bytes = {}, 0
-        self._evictions += self._cached.shrink(self._cache_bytes_max - self._young_bytes_max)
-        self._older = [generation.entries for generation in self._cached.generations]
-
-    def _note_cache_bytes(self) -> None:
-        self._cache_bytes_peak = max(self._cache_bytes_peak, self._cached.size_bytes + self._young_bytes)
-
-
-def _look_up(
-    known: Entries, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]
-) -> Sequence[int]:
-    """Fill in the answers for the ``unknown`` positions that ``known`` has; return the others."""
-    get = known.get
-    left = []
-    for index in unknown:
-        value: Peeked = get(keys[index], MISSING)
-        if value is MISSING:
-            left.append(index)
-        else:
-            answers[index] = value
-    return left

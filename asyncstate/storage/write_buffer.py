@@ -17,8 +17,8 @@ from operator import itemgetter, lt
 from sortedcontainers import SortedList
 
 from asyncstate.figures import Bytes, Count, Limit, Peak
-from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
 from asyncstate.storage.contract import Change, ChangeColumns, Changes, KeyedStore
+from asyncstate.storage.read_cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
 from asyncstate.storage.spilled import SpilledChanges, SpilledWrites, WriteBound
 from asyncstate.storage.write_meter import WriteMeter, size_in_memory
 
@@ -53,16 +53,13 @@ class WriteBuffer:
         self._store = store
         self._bound = bound
         self._sorted: SortedList = SortedList()
-        self._indexed = 0
-        self._spilled_bytes = 0
-        self._peak_bytes = 0
-        self._changes: SpilledChanges | None = None
-        self._totals: tuple[int, int] | None = None
-        self._in_memory: int | None = None
+        self._spilled_bytes = self._peak_bytes = 0
         self._held: ChangeColumns | None = None
-        self._held_bytes = 0
         self._finished: list[ChangeColumns] = []
-        self._finished_bytes = 0
+        self._held_bytes = self._finished_bytes = 0
+        self._entries_bytes: int | None = None
+        self._changes: SpilledChanges | None = None
+        self._union: tuple[int, int] | None = None
 
     def hold(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> bool:
         """Keep writes as they are, if they are the first in memory, sorted, and within the bound; True if so.
@@ -70,12 +67,7 @@ class WriteBuffer:
         The last bundle of a micro-batch is written and not read again: its keys need no dict, and no sorting. Whoever
         reads must ``settle`` first. The caller lets go of the sequences.
         """
-        if (
-            not keys
-            or self._held is not None
-            or self.entries
-            or not all(map(lt, keys, islice(keys, 1, None)))
-        ):
+        if not keys or self._held or self.entries or not all(map(lt, keys, islice(keys, 1, None))):
             return False
         size_bytes = size_of(keys, values)
         if self._bound is not None and size_bytes > self._bound.limit_bytes:
@@ -85,16 +77,26 @@ class WriteBuffer:
 
     def finish(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
         """Keep the last writes of a state as they are: sorted, each key once, newer than all there is of these keys,
-        and not to be read any more. False if they do not fit into memory, or some writes did not: they are to be
-        written as all others then. The caller lets go of the sequences."""
+        and not to be read any more. False if all writes together do not fit into memory, or did not: they are to be
+        written as all others then, for a spill. The caller lets go of the sequences."""
         size_bytes += ENTRY_OVERHEAD_BYTES * len(keys)
+        in_memory = self.meter.size_bytes + self._held_bytes + self._finished_bytes
         if self._bound is not None and (
-            self.spilled is not None or self._finished_bytes + size_bytes > self._bound.limit_bytes
+            self.spilled is not None or in_memory + size_bytes > self._bound.limit_bytes
         ):
+            self._write_finished()
             return False
         self._finished.append(ChangeColumns(keys, values))
         self._finished_bytes += size_bytes
         return True
+
+    def _write_finished(self) -> None:
+        """Have what is finished among all other writes, which it would outlive at a spill."""
+        if self._finished:
+            self.settle()
+            for piece in self._finished:
+                self.entries.update(piece)
+            self._finished, self._finished_bytes = [], 0
 
     def settle(self) -> None:
         """Lay ``entries`` over what is held, and have all of it in ``entries``."""
@@ -108,51 +110,46 @@ class WriteBuffer:
 
     def scan(self, start: bytes, end: bytes | None, count: int) -> list[Change]:
         """The first ``count`` writes in memory with start <= key < end."""
-        self._index_new_keys()
-        keys = list(islice(self._sorted.irange(start, end, inclusive=(True, False)), count))
-        return list(zip(keys, map(self.entries.__getitem__, keys), strict=True))
-
-    def _index_new_keys(self) -> None:
         # Keys leave the dict only all at once, so the ones written since the last scan are its last ones: point-only
         # states keep no list of them, and a scan after few writes looks at few.
-        new = len(self.entries) - self._indexed
-        if new:
+        if new := len(self.entries) - len(self._sorted):
             self._sorted.update(islice(reversed(self.entries), new))
-            self._indexed = len(self.entries)
+        keys = list(islice(self._sorted.irange(start, end, inclusive=(True, False)), count))
+        return list(zip(keys, map(self.entries.__getitem__, keys), strict=True))
 
     def spill(self) -> SpilledWrites | None:
         """Write what is in memory to disk; ``clear`` is to follow. None when there is nothing to be done.
 
         Raises StoreError with nothing lost.
         """
-        if not self.entries or self._bound is None:
+        assert self._held is None, (
+            "what is held is older than the entries: it is settled before they are moved"
+        )
+        if self._bound is None:
+            return None
+        self._write_finished()
+        if not self.entries:
             return None
         if self.spilled is None:
             self.spilled = SpilledWrites(self._store, self._bound)
         self.spilled.add(self._sorted_entries(), len(self.entries))
-        self._in_memory = size_in_memory(self.entries)
+        self._entries_bytes = size_in_memory(self.entries)
         return self.spilled
 
-    def in_memory(self) -> int:
-        """Estimated memory of all writes; takes a walk over them, but after ``spill`` and ``changes``."""
-        if self._in_memory is not None:
-            return self._in_memory
-        return size_in_memory(self.entries) + self._held_bytes + self._finished_bytes
-
-    @property
-    def finished_bytes(self) -> int:
-        """Of the memory of all writes, that of ``finish``."""
-        return self._finished_bytes
+    def readable_bytes(self) -> int:
+        """Estimated memory of the writes that may be read; takes a walk over them, but after ``spill`` and
+        ``changes``."""
+        found = self._entries_bytes
+        return self._held_bytes + (size_in_memory(self.entries) if found is None else found)
 
     def clear(self) -> None:
         """Let go of what has been spilled."""
-        in_memory = self.in_memory()
+        in_memory = self.readable_bytes()
         self._spilled_bytes += in_memory - ENTRY_OVERHEAD_BYTES * len(self.entries)
         self._peak_bytes = max(self._peak_bytes, in_memory)
         self.entries.clear()
         self._sorted.clear()
-        self._indexed = 0
-        self._in_memory = None
+        self._entries_bytes = None
         self.meter.emptied()
 
     def changes(self) -> Changes:
@@ -161,52 +158,36 @@ class WriteBuffer:
         The end of the micro-batch: nothing may be written after it.
         """
         pieces = self._finished if self._held is None else [self._held, *self._finished]
-        if not self.entries and self.spilled is None and len(pieces) == 1:
-            self._in_memory = self._held_bytes + self._finished_bytes
-            return pieces[0]
+        if not self.entries and self.spilled is None and pieces:
+            # No key is in two pieces, each of which is sorted: sorting merges them.
+            return pieces[0] if len(pieces) == 1 else sorted(chain.from_iterable(pieces), key=_key)
         self.settle()
-        self._in_memory = size_in_memory(self.entries) + self._finished_bytes
-        if self.spilled is None:
-            return self._sorted_changes()
-        writes = self.entries if not self._finished else self._all_writes()
-        keys = self._sorted if self._is_indexed and not self._finished else sorted(writes)
-        self._changes = SpilledChanges(self.spilled, writes, list(keys))
-        return self._changes
-
-    def _all_writes(self) -> Entries:
-        """``entries`` with what is finished over them. A dict of its own: what is finished is not for others."""
-        writes = self.entries.copy()
-        for piece in self._finished:
-            writes.update(piece)
-        return writes
-
-    def _sorted_changes(self) -> list[Change]:
+        self._entries_bytes = size_in_memory(self.entries)
+        if self.spilled is not None:
+            assert not self._finished, "what was finished has been spilled, or written to be"
+            self._changes = SpilledChanges(self.spilled, self.entries, sorted(self.entries))
+            return self._changes
         if not self._finished:
             return self._sorted_entries()
-        if self.entries:
-            writes = self._all_writes()
-            self._totals = len(writes), size_in_memory(writes) - ENTRY_OVERHEAD_BYTES * len(writes)
-            return sorted(writes.items(), key=_key)
-        # No key is in two pieces, each of which is sorted: sorting merges them.
-        return sorted(chain.from_iterable(self._finished), key=_key)
+        writes = self.entries.copy()  # what is finished is not for others
+        for piece in self._finished:
+            writes.update(piece)
+        self._union = len(writes), size_in_memory(writes) - ENTRY_OVERHEAD_BYTES * len(writes)
+        return sorted(writes.items(), key=_key)
 
     def _sorted_entries(self) -> list[Change]:
-        if self._is_indexed:
+        if len(self._sorted) == len(self.entries):
             return list(zip(self._sorted, map(self.entries.__getitem__, self._sorted), strict=True))
         # With their values: looking each up afterwards takes longer than sorting, for want of the processor's caches.
         return sorted(self.entries.items(), key=_key)
 
-    @property
-    def _is_indexed(self) -> bool:
-        return self._indexed == len(self.entries)
-
     def statistics(self) -> WriteStatistics:
         """Of this micro-batch."""
-        in_memory = self.in_memory()
+        in_memory = self.readable_bytes() + self._finished_bytes
         if self._changes is not None:
             changes, change_bytes = self._changes.totals
-        elif self._totals is not None:
-            changes, change_bytes = self._totals
+        elif self._union is not None:
+            changes, change_bytes = self._union
         else:
             held = 0 if self._held is None else len(self._held)
             entries = len(self.entries) + held + sum(map(len, self._finished))

@@ -23,7 +23,7 @@ from asyncstate.state import (
     ValueState,
     ValueStateDescriptor,
 )
-from asyncstate.storage.cache import ENTRY_OVERHEAD_BYTES
+from asyncstate.storage.read_cache import ENTRY_OVERHEAD_BYTES
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate, GroupAggregate, Join, WindowAggregate, count, sum_, tumble
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.storage import CachedEntries, PartitionKey, WorkerCache
-from asyncstate.storage.cache import GENERATIONS_MAX, size_of
 
 _LIMIT = 10_000
 
@@ -22,13 +21,15 @@ def _entries(count: int, mark: bytes = b"v") -> CachedEntries:
 
 def _generations(*newest_first: dict[bytes, bytes | None]) -> CachedEntries:
     cached = CachedEntries()
+    cached.begin(1 << 20)
     for entries in reversed(newest_first):
-        cached.add(dict(entries), size_of(list(entries), entries.values()))
+        cached.remember_many(list(entries), list(entries.values()))
+        cached.age()
     return cached
 
 
 def _contents(cached: CachedEntries) -> list[dict[bytes, bytes | None]]:
-    return [generation.entries for generation in cached.generations]
+    return [entries for entries in (cached.young, *cached.older) if entries]
 
 
 def _leave(cache: WorkerCache, key: PartitionKey, lineage: str, entries: CachedEntries) -> None:
@@ -110,48 +111,32 @@ def test_an_empty_generation_is_not_kept() -> None:
     assert _contents(_generations({}, {b"a": None}, {})) == [{b"a": None}]
 
 
-@given(
-    st.lists(
-        st.dictionaries(st.binary(max_size=1), st.none() | st.binary(max_size=40), max_size=6), max_size=20
-    )
-)
-def test_merging_changes_no_answer(generations: list[dict[bytes, bytes | None]]) -> None:
-    cached = _generations(*generations)
-    expected: dict[bytes, bytes | None] = {}
-    for entries in reversed(generations):
-        expected.update(entries)
-    cached.merge(1 << 20)
-    assert len(cached.generations) <= GENERATIONS_MAX
-    found: dict[bytes, bytes | None] = {}
-    for entries in reversed(_contents(cached)):
-        found.update(entries)
-    assert found == expected
-    for generation in cached.generations:
-        assert generation.size_bytes == size_of(list(generation.entries), generation.entries.values())
+def test_young_entries_go_last_and_stay_young_while_there_is_room() -> None:
+    entries = _generations({b"b": b"2", b"c": b"3"})
+    entries.remember(b"a", b"1")
+    assert entries.shrink(122) == 2
+    assert (entries.young, entries.older) == ({b"a": b"1"}, [])
+    entries.begin(4 * 122)
+    assert (entries.young, entries.carried) == ({b"a": b"1"}, 1)
+    entries.begin(4 * 122 - 1)
+    assert (entries.young, entries.older) == ({}, [{b"a": b"1"}])
+    assert entries.shrink(121) == 1
+    assert (entries.size_bytes, len(entries)) == (0, 0)
 
 
-def test_generations_that_may_not_grow_are_dropped_at_the_old_end() -> None:
-    numbers = range(GENERATIONS_MAX + 2)
-    cached = _generations(*({b"%03d" % n: b"v"} for n in numbers))
-    cached.merge(124)
-    assert _contents(cached) == [{b"%03d" % n: b"v"} for n in numbers[:GENERATIONS_MAX]]
-
-
-def test_small_generations_become_one() -> None:
-    cached = _generations({b"a": b"1"}, {b"b": b"2"}, {b"a": b"0", b"c": b"3"})
-    cached.merge(1 << 20)
-    assert _contents(cached) == [{b"a": b"1", b"b": b"2", b"c": b"3"}]
-
-
-def test_large_generations_are_merged_only_when_they_are_too_many() -> None:
-    large = [{b"%03d" % n: b"v" * 200_000} for n in range(GENERATIONS_MAX + 1)]
-    cached = _generations(*large[1:])
-    cached.merge(1 << 30)
-    assert len(cached.generations) == GENERATIONS_MAX
-    cached = _generations(*large)
-    cached.merge(1 << 30)
-    assert len(cached.generations) == GENERATIONS_MAX
-    assert cached.generations[-1].entries == large[-1] | large[-2]
+def test_of_states_left_out_nothing_is_kept() -> None:
+    """Nor is anything that was kept while others were left out: they may have written past the cache since."""
+    entries = CachedEntries()
+    entries.begin(1 << 20)
+    kept, out = b"\0\0\1key", b"\0\0\2key"
+    entries.leave_out(frozenset({2}))
+    entries.remember_many([out], [b"1"])
+    entries.fold_in(lambda: {kept: b"1", out: b"2"}, 1000, copied=True)
+    assert entries.young == {kept: b"1"}
+    entries.leave_out(frozenset({2}))
+    assert len(entries) == 1
+    entries.leave_out(frozenset())
+    assert len(entries) == 0
 
 
 def test_what_a_task_took_beyond_its_loan_is_cut() -> None:

@@ -250,6 +250,41 @@ def test_rewriting_the_same_keys_does_not_fill_the_cache() -> None:
     assert set(sizes) == {100 * (3 + 10 + 120)}
 
 
+@pytest.mark.parametrize("writes", [1, 90, 400])
+def test_generations_stay_few_however_little_each_micro_batch_writes(writes: int) -> None:
+    """Two neighbours are more than a quarter of the cache, or they would be one."""
+    store = MemoryStore()
+    overlay = WriteOverlay(store, 100_000)
+    for number in range(200):
+        for n in range(number * writes, (number + 1) * writes):
+            overlay.get(b"%06d" % n)
+            overlay.put(b"%06d" % n, b"v")
+        store.apply(overlay.changes(), number)
+        released = overlay.release()
+        assert released.size_bytes <= 100_000
+        assert len(released.older) <= 8
+        overlay = WriteOverlay(store, 100_000, released)
+    assert overlay.get(b"%06d" % (200 * writes - 1)) == b"v"
+    assert overlay.statistics().store_reads == 0
+
+
+def test_what_is_laid_over_the_cache_counts_twice_for_a_while_only() -> None:
+    """Most of what is cached is read alone; a little is written again in each micro-batch, and grows."""
+    store = MemoryStore()
+    overlay = WriteOverlay(store, 1 << 20)
+    for n in range(500):
+        overlay.get(b"%03d" % n)
+    for number in range(100):
+        for n in range(20):
+            overlay.put(b"%03d" % n, bytes(number))
+        store.apply(overlay.changes(), number)
+        released = overlay.release()
+        assert len(released) == 500
+        exact = 500 * (3 + 120) + 20 * number
+        assert exact <= released.size_bytes <= 2 * exact
+        overlay = WriteOverlay(store, 1 << 20, released)
+
+
 def test_bundles_keep_what_they_use_in_the_cache() -> None:
     store = CountingStore({})
     overlay = WriteOverlay(store, 40_000)
@@ -373,6 +408,19 @@ class OverlayMachine(RuleBasedStateMachine):
     def changes_are_sorted_and_exact(self) -> None:
         if hasattr(self, "overlay"):
             assert list(self.overlay.changes()) == sorted(self.changed.items())
+
+    @invariant()
+    def what_is_clean_is_what_lies_below(self) -> None:
+        """Spilled writes, and below them the store: no key is clean with a value that was overwritten there."""
+        if hasattr(self, "overlay"):
+            clean: dict[bytes, bytes | None] = {}
+            for entries in (
+                *reversed(self.overlay._clean.older),
+                self.overlay._clean.young,
+                self.overlay._early,
+            ):
+                clean |= entries
+            assert clean == {key: self.overlay.store.get(key) for key in clean}
 
 
 TestOverlayMachine = OverlayMachine.TestCase

@@ -30,6 +30,7 @@ from asyncstate.storage import (
     changes_from,
 )
 from asyncstate.storage.delta import write_delta
+from asyncstate.storage.read_cache import ENTRY_OVERHEAD_BYTES
 from asyncstate.storage.write_meter import WriteMeter, size_in_memory
 from asyncstate.testing import FaultyStore
 from tests.storage.minijob import SMALL, MiniJob, key
@@ -192,6 +193,32 @@ def test_writes_above_the_bound_are_not_held(open_scratch: Callable[[], KeyedSto
     overlay.spill()
     overlay.put_many(keys[:2], [b"w", None])
     assert list(overlay.changes()) == [(b"000", b"w"), (b"001", None), *((key, b"v") for key in keys[2:])]
+
+
+def test_what_is_finished_counts_for_the_bound(open_scratch: Callable[[], KeyedStore]) -> None:
+    """Together with other writes: when all do not fit, all are spilled."""
+    overlay = WriteOverlay(MemoryStore(), bound=bound(open_scratch, 10_000))
+    expected: dict[bytes, bytes] = {}
+
+    def write(count: int, prefix: bytes, *, finished: bool) -> bool:
+        keys = [b"%s%03d" % (prefix, n) for n in range(count)]
+        expected.update((key, b"v") for key in keys)
+        size_bytes = count * (len(keys[0]) + 1)
+        if finished and overlay.finish_many(keys, [b"v"] * count, size_bytes):
+            return False
+        overlay.put_many(keys, [b"v"] * count)
+        return overlay.exceeds(count, keys, [b"v"] * count)
+
+    assert not write(30, b"c", finished=False)
+    assert not write(25, b"b", finished=True)
+    assert not write(20, b"d", finished=True)
+    assert write(20, b"a", finished=True)
+    overlay.spill()
+    assert not write(20, b"e", finished=True)
+    assert list(overlay.changes()) == sorted(expected.items())
+    figures = overlay.statistics().writes
+    assert (figures.changes, figures.spills) == (len(expected), 1)
+    assert figures.write_cache_bytes_peak == 95 * (ENTRY_OVERHEAD_BYTES + 5)
 
 
 def test_without_a_bound_nothing_is_spilled() -> None:
