@@ -20,7 +20,7 @@ from asyncstate.errors import AsyncStateError
 from bench.aggregates import aggregates
 from bench.backfill.command import backfill
 from bench.checkpoints.command import checkpoints
-from bench.compare import compare_command
+from bench.compare.command import compare_command
 from bench.growth import growth
 from bench.lookup import lookup
 from bench.paradigms.command import paradigms
