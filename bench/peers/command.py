@@ -49,11 +49,14 @@ def peers(
     events: Annotated[int, typer.Option(min=1_000, help="Nexmark events (work f).")] = 5_000_000,
     queries: Annotated[str, typer.Option(help="Nexmark queries of work f, with commas, or 'all'.")] = "all",
     checked_events: Annotated[
-        int, typer.Option(min=1, help="Events on which Flink's result is compared (work f); at most all.")
-    ] = 100_000,
+        int | None,
+        typer.Option(min=1, help="Events on which Flink's result is compared (work f); by default all."),
+    ] = None,
     flink_python: Annotated[
         Path | None,
-        typer.Option(help="Python with apache-flink; by default $ASYNCSTATE_FLINK_PYTHON, or this one."),
+        typer.Option(
+            help="Python with apache-flink 2.3 or later; by default $ASYNCSTATE_FLINK_PYTHON, or this one."
+        ),
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the rows.")] = 1,

@@ -63,10 +63,7 @@ class Report:
         """Tables, who was left out, and with an output folder the pictures."""
         from bench.peers.report import itself_table, peers_table, write_plots
 
-        title = (
-            f"{amount.rows:,} rows a micro-batch, {amount.cores} cores, "
-            f"medians of {amount.batches * amount.repeat}"
-        )
+        title = _title(amount, self.results)
         if self.results:
             console.print(peers_table(self.results, f"asyncstate and others: {title}"))
         if self.figures:
@@ -100,6 +97,14 @@ class Report:
         if any(result.failed for result in self.results):
             return CANNOT_RUN
         return 0
+
+
+def _title(amount: Amount, results: Sequence[Throughput]) -> str:
+    """How much of what; Nexmark, where it is all there is, has events and runs."""
+    if results and all(result.work.startswith("f ") for result in results):
+        return f"Nexmark, {amount.events:,} events, {amount.cores} cores, medians of {amount.repeat}"
+    counted = amount.batches * amount.repeat
+    return f"{amount.rows:,} rows a micro-batch, {amount.cores} cores, medians of {counted}"
 
 
 def facts(amount: Amount) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class NexmarkPlan:
     seed: int
     python: Path | None
     queries: tuple[str, ...] = tuple(FLINK_QUERIES)
-    checked_events: int = 100_000
+    checked_events: int | None = None
 
 
 def nexmark(names: Sequence[str], plan: NexmarkPlan, tell: Tell) -> Iterator[list[Throughput]]:
@@ -95,7 +95,7 @@ class _Engines:
         folder.mkdir(parents=True)
         self._flink = Flink(python, folder, plan.cores)
         long = plan.events
-        self._sizes = Sizes(min(plan.checked_events, long), max(1, long // _SHORT_SHARE), long)
+        self._sizes = Sizes(min(plan.checked_events or long, long), max(1, long // _SHORT_SHARE), long)
 
     def run(self, names: Sequence[str]) -> list[Throughput]:
         """Check Flink's results, then take turns."""

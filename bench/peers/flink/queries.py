@@ -1,6 +1,6 @@
 """The Nexmark queries in Flink SQL, and the statements around them.
 
-Owns: ``FLINK_QUERIES``, ``LAST_COUNTS``, ``NULL_TEXT``, ``fields``, ``statements`` and ``as_text``.
+Owns: ``FLINK_QUERIES``, ``LAST_COUNTS``, ``NULL_TEXT``, ``fields``, ``statements``, ``dropping`` and ``keeping``.
 Invariant: a query has the columns of its ``QuerySpec``. ``rt`` is the event time in milliseconds, all that Flink's
 watermarks take; ``dateTime`` has the microseconds.
 Must not import Spark.
@@ -19,6 +19,7 @@ NULL_TEXT = "~"
 """In a CSV file; an empty text is not none."""
 
 _TYPES = {"bigint": "BIGINT", "string": "STRING", "timestamp": "TIMESTAMP(6)", "int": "INT"}
+_KINDS = {"INSERT": "+I", "UPDATE_BEFORE": "-U", "UPDATE_AFTER": "+U", "DELETE": "-D"}
 _TIMES = ("dateTime", "expires")
 _TEXTS = {
     "name", "city", "state", "itemName", "description", "channel", "url", "extra", "emailAddress", "creditCard",
@@ -198,10 +199,28 @@ def statements(spec: QuerySpec, folder: str) -> list[str]:
     return [*made, f"CREATE TABLE dropped ({sink}) WITH ('connector' = 'blackhole')"]
 
 
-def as_text(spec: QuerySpec) -> str:
-    """The query with its timestamps as text: PyFlink hands them over in milliseconds."""
-    columns = [
-        f"CAST(`{name}` AS STRING) AS `{name}`" if kind == "timestamp" else f"`{name}`"
-        for name, kind in spec.columns.items()
+def dropping(spec: QuerySpec) -> str:
+    """The statement that runs the query and drops what comes out."""
+    return f"INSERT INTO dropped {FLINK_QUERIES[spec.name]}"
+
+
+def keeping(spec: QuerySpec, folder: str) -> tuple[list[str], str]:
+    """What is to be made for it, and the statement that runs the query and writes every change into ``folder``.
+
+    Lines of JSON, the row kind in ``row_kind``; timestamps are text. Needs Flink 2.3.
+    """
+    columns = {name: "STRING" if kind == "timestamp" else _TYPES[kind] for name, kind in spec.columns.items()}
+    chosen = ", ".join(
+        f"CAST(`{name}` AS STRING) AS `{name}`" if spec.columns[name] == "timestamp" else f"`{name}`"
+        for name in columns
+    )
+    declared = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+    made = [
+        f"CREATE VIEW changes AS SELECT {chosen} FROM ({FLINK_QUERIES[spec.name]})",
+        f"CREATE TABLE kept (row_kind STRING, {declared}) WITH "
+        f"('connector' = 'filesystem', 'path' = '{folder}', 'format' = 'json')",
     ]
-    return f"SELECT {', '.join(columns)} FROM ({FLINK_QUERIES[spec.name]})"
+    kinds = ", ".join(f"'{name}', '{kind}'" for name, kind in _KINDS.items())
+    changes = f"TO_CHANGELOG(input => TABLE changes, op => DESCRIPTOR(row_kind), op_mapping => MAP[{kinds}])"
+    names = ", ".join(f"`{name}`" for name in ("row_kind", *columns))
+    return made, f"INSERT INTO kept SELECT {names} FROM {changes}"
