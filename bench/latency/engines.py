@@ -55,8 +55,9 @@ def _python(peer: str) -> Engine:
 
 _OURS = tuple(Engine(name, PEERS[name].title, name) for name in ("ours-sync", "ours-async"))
 _SPARK = (
-    Engine("spark", "Spark", "spark-changelog", direct=True),
-    Engine("spark-foreach", "Spark, foreachBatch", "spark-changelog"),
+    Engine("spark-heap", "Spark, heap", "spark-heap", direct=True),
+    Engine("spark", "Spark, RocksDB", "spark-changelog", direct=True),
+    Engine("spark-foreach", "the same, foreachBatch", "spark-changelog"),
 )
 ENGINES: Mapping[str, tuple[Engine, ...]] = {
     "a": (*_OURS, *_SPARK),
@@ -112,11 +113,8 @@ class Running:
 
 
 def session_conf() -> dict[str, str]:
-    """Spark's best, as in ``bench peers``; asyncstate has no use for it.
-
-    No log: ending a query of Spark's interrupts its micro-batch, of which the log is full; failures are raised.
-    """
-    return spark_conf(True) | {"spark.log.level": "OFF"}
+    """No log: ending a query of Spark's interrupts its micro-batch, of which the log is full; failures are raised."""
+    return {"spark.log.level": "OFF"}
 
 
 def chosen(work: str, names: Sequence[str]) -> list[Engine]:
@@ -136,6 +134,9 @@ def start(
     ``folder``. ``sink`` is given what comes out, but of a direct engine."""
     if engine.ours:
         return _start_ours(spark, engine, work, rows, folder, sink)
+    for key, value in spark_conf(PEERS[engine.peer].store).items():
+        if key != "spark.driver.memory":  # of the session; there is little state here
+            spark.conf.set(key, value)
     plan, mode = PYTHON.get((work, engine.peer)) or NATIVE[work]
     stream = plan({"rows": rows}).writeStream.outputMode(mode)
     stream = stream.format("noop") if engine.direct else stream.foreachBatch(sink)

@@ -172,7 +172,7 @@ def _seconds(query: StreamingQuery, turns: Turns) -> list[float]:
 def serve(start: Start, turns: Turns) -> None:
     """Carry out Runs until there are no more."""
     peer = PEERS[start.peer]
-    conf = {} if peer.ours else spark_conf(peer.changelog)
+    conf = {} if peer.ours else spark_conf(peer.store)
     spark = local_session(f"peers-{peer.name}", Path(start.folder), start.cores, conf)
     carry_out = run_ours if peer.ours else run_spark
     try:

@@ -113,7 +113,7 @@ def facts(amount: Amount) -> dict[str, Any]:
 
     from asyncstate import __version__
     from bench.peers.flink.run import Flink
-    from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
+    from bench.peers.spark_plans import NATIVE, PYTHON, STORES, spark_conf
     from bench.session import local_conf
 
     scratch = Path("FOLDER")
@@ -144,7 +144,7 @@ def facts(amount: Amount) -> dict[str, Any]:
                 **{f"{work}, {peer}": mode for (work, peer), (_, mode) in PYTHON.items()},
             },
             "conf_of_all": local_conf(scratch, amount.cores),
-            "conf_of_spark": {"changelog": spark_conf(True), "snapshots": spark_conf(False)},
+            "conf_of_spark": {store: spark_conf(store) for store in STORES},
             "conf_of_flink": {backend: flink.conf(backend) for backend in ("rocksdb", "forst", "hashmap")},
             "conf_of_asyncstate": "defaults; async-state.enabled as the peer says",
             "slow_peers": "fewer rows a micro-batch and as many fewer keys, so the same rows a key and smaller state",
