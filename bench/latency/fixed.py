@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bench.latency.engines import KEYED, Engine, Running, chosen, dropped, start, title_of
-from bench.processor_time import tree_seconds
+from bench.processor_time import spent_seconds, tree_times
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,9 +121,8 @@ def _turn(
     finally:
         running.stop()
     first, last = len(before.seconds), len(after.seconds)
-    if before.cpu is None or after.cpu is None or first == last:
-        return _Turn(after.seconds[first:], None)
-    return _Turn(after.seconds[first:], (after.cpu - before.cpu) / (last - first))
+    spent = spent_seconds(before.cpu, after.cpu)
+    return _Turn(after.seconds[first:], spent / (last - first) if spent and first < last else None)
 
 
 def _numbers(spark: SparkSession, size: int) -> DataFrame:
@@ -133,10 +132,10 @@ def _numbers(spark: SparkSession, size: int) -> DataFrame:
 
 @dataclass(frozen=True)
 class _SoFar:
-    """Seconds of the micro-batches so far, and of processors."""
+    """Seconds of the micro-batches so far, and of processors by process."""
 
     seconds: list[float]
-    cpu: float | None
+    cpu: dict[int, float] | None
 
 
 def _after(running: Running, size: int, batches: int) -> _SoFar:
@@ -146,7 +145,7 @@ def _after(running: Running, size: int, batches: int) -> _SoFar:
     """
     until = time.perf_counter() + _TURN_SECONDS_MAX
     while True:
-        cpu = tree_seconds(os.getpid())
+        cpu = tree_times(os.getpid())
         seconds = [
             update.durationMs["triggerExecution"] / 1e3
             for update in running.query.recentProgress

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from bench.latency.engines import KEYED, Engine, Running, chosen, start, title_of
 from bench.latency.events import Events
 from bench.peers.peers import PEERS
-from bench.processor_time import tree_seconds
+from bench.processor_time import spent_seconds, tree_times
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -124,15 +124,14 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: SteadyPlan) -
         running = start(spark, engine, work, rows, folder, seen.take)
         try:
             seen.wait(lambda: bool(seen.numbers), running)
-            began, before = time.perf_counter(), tree_seconds(os.getpid())
+            began, before = time.perf_counter(), tree_times(os.getpid())
             times = events.times()
-            ended, after = time.perf_counter(), tree_seconds(os.getpid())
+            ended, after = time.perf_counter(), tree_times(os.getpid())
             seen.wait(lambda: seen.has(plan.count - 1), running)
         finally:
             running.stop()
-    cpu = None
-    if before is not None and after is not None and ended - began > _KNOWN_SECONDS_MIN:
-        cpu = (after - before) / (ended - began)
+    spent = spent_seconds(before, after)
+    cpu = spent / (ended - began) if spent and ended - began > _KNOWN_SECONDS_MIN else None
     return _result(work, engine, plan, seen, times, cpu)
 
 

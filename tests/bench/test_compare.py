@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bench.__main__ import app
 from bench.compare import baseline
-from bench.processor_time import tree_seconds
+from bench.processor_time import spent_seconds, tree_seconds
 
 
 def _micro(**ratios: tuple[float, float, float]) -> dict[str, Any]:
@@ -191,3 +191,9 @@ def test_processor_time_counts_children_that_run_and_that_have_ended() -> None:
         child.communicate(b"\n")
     assert running is not None
     assert running - after >= 0.25
+
+
+def test_a_process_that_has_ended_gives_no_time_back() -> None:
+    before = {1: 5.0, 2: 100.0}
+    assert spent_seconds(before, {1: 6.5, 3: 0.5}) == 2.0  # 2 has ended, 3 is new
+    assert spent_seconds(before, None) is spent_seconds(None, before) is None

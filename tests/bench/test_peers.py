@@ -39,7 +39,7 @@ class AtOnce(Turns):
 
     def __init__(self) -> None:
         self.waited: dict[int, float] = {}
-        self.cpu: dict[int, float | None] = {}
+        self.cpu: dict[int, dict[int, float] | None] = {}
 
     def wait(self, batch_id: int) -> None:
         self.waited[batch_id] = 0.0
