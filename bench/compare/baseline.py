@@ -54,14 +54,24 @@ def read_baseline(benchmark: str, folder: Path) -> Baseline:
 
 def write_baseline(benchmark: str, figures: Mapping[str, Measured], folder: Path) -> Path:
     """Keep figures of this commit and machine; the path of the file, which no longer has those of before."""
-    machine = f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     rounded = {name: _rounded(figure) for name, figure in figures.items()}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{benchmark}.json"
-    encoded = msgspec.json.encode(Baseline(_commit(), today, machine, rounded))
-    path.write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")
+    path.write_text(_text(Baseline(_commit(), today, machine, rounded)))
     return path
+
+
+def _text(kept: Baseline) -> str:
+    """JSON with a line a figure, so that a difference of two versions shows which ones have changed."""
+
+    def encoded(value: object) -> str:
+        return msgspec.json.encode(value).decode()
+
+    figures = ",\n".join(f"  {encoded(name)}: {encoded(figure)}" for name, figure in kept.figures.items())
+    head = "\n".join(f' "{name}": {encoded(getattr(kept, name))},' for name in ("commit", "date", "machine"))
+    return f'{{\n{head}\n "figures": {{\n{figures}\n }}\n}}\n'
 
 
 def _rounded(figure: Measured) -> Measured:
