@@ -15,7 +15,7 @@ import pytest
 from bench.nexmark.oracle import QUERIES
 from bench.nexmark.sources import write_events
 from bench.peers.flink.nexmark import NexmarkPlan, keyed, nexmark
-from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, dropping, keeping, statements
+from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, dropping, keeping, reading, statements
 from bench.peers.flink.run import PYTHON_VARIABLE, Flink, changes_as_parquet, find_flink, rows_as_parquet
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ def test_every_query_has_its_tables_and_a_sink_of_its_columns(query: str) -> Non
     assert not re.search(r"[^`]\bdateTime\b", FLINK_QUERIES[query])
     _, kept = made_to_keep = keeping(QUERIES[query], "file:///kept")[0]
     assert re.findall(r"`(\w+)`", kept) == list(QUERIES[query].columns)
+    (read,), insert = reading(QUERIES[query])
+    source = next(text for text in made if text.startswith("CREATE TABLE events"))
+    columns = ["event_type", "event_time", *re.findall(r"`(\w+)`", source)]
+    assert re.findall(r"`(\w+)`", read) == re.findall(r"`(\w+)`", insert) == columns
     assert all(FLINK_QUERIES[query] in text for text in (dropping(QUERIES[query]), made_to_keep[0]))
 
 

@@ -1,6 +1,7 @@
 """The Nexmark queries in Flink SQL, and the statements around them.
 
-Owns: ``FLINK_QUERIES``, ``LAST_COUNTS``, ``NULL_TEXT``, ``fields``, ``statements``, ``dropping`` and ``keeping``.
+Owns: ``FLINK_QUERIES``, ``LAST_COUNTS``, ``NULL_TEXT``, ``fields``, ``statements``, ``dropping``, ``reading`` and
+``keeping``.
 Invariant: a query has the columns of its ``QuerySpec``. ``rt`` is the event time in milliseconds, all that Flink's
 watermarks take; ``dateTime`` has the microseconds.
 Must not import Spark.
@@ -202,6 +203,16 @@ def statements(spec: QuerySpec, folder: str) -> list[str]:
 def dropping(spec: QuerySpec) -> str:
     """The statement that runs the query and drops what comes out."""
     return f"INSERT INTO dropped {FLINK_QUERIES[spec.name]}"
+
+
+def reading(spec: QuerySpec) -> tuple[list[str], str]:
+    """What is to be made for it, and the statement that reads what the query reads and does nothing else."""
+    columns = {"event_type": "INT", "event_time": "TIMESTAMP(6)"}
+    columns |= {f"{kind}_{name}": kind_type for kind, name, kind_type in fields(spec)}
+    declared = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+    names = ", ".join(f"`{name}`" for name in columns)
+    made = [f"CREATE TABLE only_read ({declared}) WITH ('connector' = 'blackhole')"]
+    return made, f"INSERT INTO only_read SELECT {names} FROM events"
 
 
 def keeping(spec: QuerySpec, folder: str) -> tuple[list[str], str]:

@@ -21,7 +21,7 @@ import duckdb
 
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.oracle import EVENT_KINDS, QuerySpec, register_events
-from bench.peers.flink.queries import LAST_COUNTS, NULL_TEXT, dropping, fields, keeping, statements
+from bench.peers.flink.queries import LAST_COUNTS, NULL_TEXT, dropping, fields, keeping, reading, statements
 from bench.peers.turns import PeerError
 
 PYTHON_VARIABLE = "ASYNCSTATE_FLINK_PYTHON"
@@ -132,15 +132,16 @@ class Flink:
             return compare(connection, _expected(spec), found)
 
     def query_seconds(
-        self, spec: QuerySpec, events: Path, sizes: Sizes, backend: str
+        self, spec: QuerySpec, events: Path, sizes: Sizes, backend: str | None
     ) -> tuple[RunSeconds, RunSeconds]:
-        """Times of the short and of the long input, on a JVM that has run the query."""
+        """Times of the short and of the long input, on a JVM that has run the query; of no backend those of reading."""
+        made, insert = reading(spec) if backend is None else ([], dropping(spec))
         short, long = (self._csv(spec, events, count) for count in (sizes.short, sizes.long))
         runs = [
-            {"ddl": statements(spec, folder.resolve().as_uri()), "insert": dropping(spec)}
+            {"ddl": [*statements(spec, folder.resolve().as_uri()), *made], "insert": insert}
             for folder in (short, short, long)
         ]
-        _, first, second = self._start(self.conf(backend), runs)
+        _, first, second = self._start(self.conf(backend or "hashmap"), runs)
         return first, second
 
     def check_keyed(self, kind: str, keys: Sequence[int]) -> ComparisonResult:
