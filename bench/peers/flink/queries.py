@@ -6,8 +6,8 @@ Invariant: a query has the columns of its ``QuerySpec``. ``rt`` is the event tim
 watermarks take; ``dateTime`` has the microseconds.
 Must not import Spark.
 
-Source: ``queries/*.sql`` of github.com/nexmark/nexmark. Not here: q6, which it marks as not supported; q12, whose windows
-are of the clock, so that two engines have no result in common; and those without state.
+Source: ``queries/*.sql`` of github.com/nexmark/nexmark. Not here: q6, which it marks as not supported; q12, whose
+windows are of the clock, so that two engines have no result in common; and those without state.
 """
 
 from __future__ import annotations
