@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WRONG_RESULT, CANNOT_RUN = 1, 2
 _FILE_WIDTH = 120
-_WARM_UP_SECONDS = 10.0
+_WARM_UP_SECONDS = 8.0
 
 
 def latency(
@@ -39,15 +39,15 @@ def latency(
         str,
         typer.Option(help="Names with commas: ours-sync, ours-async, spark, spark-foreach, ...; or 'all'."),
     ] = "all",
-    batches: Annotated[int, typer.Option(min=1, help="Counted micro-batches a turn.")] = 10,
+    batches: Annotated[int, typer.Option(min=1, help="Counted micro-batches a turn.")] = 8,
     turns: Annotated[
         int, typer.Option(min=1, help="Counted turns of each engine, behind one that is not.")
-    ] = 3,
+    ] = 2,
     keys: Annotated[int, typer.Option(min=1, help="Keys in the state.")] = 100_000,
     rate: Annotated[
         int, typer.Option(min=0, help="Events a second for the latency; 0 measures none.")
     ] = 1_000,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Counted seconds at that rate.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Counted seconds at that rate.")] = 15.0,
     cores: Annotated[int, typer.Option(min=1, help="Cores for Spark, and partitions.")] = 2,
     tiny: Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")] = False,
     output: Annotated[Path | None, typer.Option(help="Folder for latency.json.")] = None,

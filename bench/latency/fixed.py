@@ -61,7 +61,7 @@ class FixedPlan:
     turns: int
     keys: int
     engines: Sequence[str]
-    opening: int = 3
+    opening: int = 2
 
 
 def fixed_costs(
