@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 WRONG_RESULT, CANNOT_RUN = 1, 2
 _FILE_WIDTH = 120
 _WARM_UP_SECONDS = 8.0
+_KEY_SECONDS = 5
+"""After so many each key comes again, at a steady rate."""
 
 
 def latency(
@@ -63,7 +65,7 @@ def latency(
     names = chosen(engines, known, "--engines")
     scratch = Path(tempfile.mkdtemp(prefix="asyncstate-latency-"))
     fixed = FixedPlan(scratch, sizes, batches, turns, keys, names)
-    steady = SteadyPlan(scratch, rate, seconds, _WARM_UP_SECONDS, keys, names)
+    steady = SteadyPlan(scratch, rate, seconds, _WARM_UP_SECONDS, min(keys, _KEY_SECONDS * rate), names)
     if tiny:
         works, names = ["a"], ["ours-sync", "spark"]
         fixed = FixedPlan(scratch, (10,), 1, 1, 100, names, opening=1)
