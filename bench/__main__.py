@@ -20,8 +20,9 @@ from asyncstate.errors import AsyncStateError
 from bench.aggregates import aggregates
 from bench.backfill.command import backfill
 from bench.checkpoints.command import checkpoints
-from bench.compare import compare_command
+from bench.compare.command import compare_command
 from bench.growth import growth
+from bench.latency.command import latency
 from bench.lookup import lookup
 from bench.paradigms.command import paradigms
 from bench.peers.command import peers
@@ -139,6 +140,7 @@ app.command()(backfill)
 app.command()(checkpoints)
 app.command("compare")(compare_command)
 app.command()(growth)
+app.command()(latency)
 app.command()(lookup)
 app.command()(paradigms)
 app.command()(sinks)

@@ -27,12 +27,15 @@ from rich.table import Table
 from bench.report import write_json
 
 _MIB = 1 << 20
+# Of a row of count, sum and maximum under an int64 key, in the column cache and in RocksDB's blocks.
+_COLUMN_BYTES, _BLOCK_BYTES = 70, 40
 _SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 
 
 class Growth(msgspec.Struct, frozen=True):
     """What a state of ``keys`` keys took: seconds and processor seconds of each counted micro-batch, and the seconds
     that it waited for a compaction; bytes of memory at the end (``parts`` of it by owner), and the highest one.
+    ``cache_share`` is the part of the rows that the caches have room for; None: as configured by default.
     """
 
     keys: int
@@ -44,6 +47,15 @@ class Growth(msgspec.Struct, frozen=True):
     rss_bytes_peak: int
     state_bytes: int
     parts: dict[str, float]
+    cache_share: float | None = None
+
+    @property
+    def row_us(self) -> tuple[float, float]:
+        """Microseconds a row, by the clock and of processors, medians."""
+        wall, processor = (
+            statistics.median(each) / self.rows * 1e6 for each in (self.seconds, self.processor_seconds)
+        )
+        return wall, processor
 
 
 def growth(
@@ -52,11 +64,19 @@ def growth(
     ] = "1000000,10000000",
     rows: Annotated[int, typer.Option(min=1, help="Rows of a counted micro-batch.")] = 250_000,
     micro_batches: Annotated[int, typer.Option(min=2, help="Counted micro-batches.")] = 36,
+    cache_share: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Room for this part of the rows in the caches, of each size; by default as configured.",
+        ),
+    ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")] = False,
     folder: Annotated[Path | None, typer.Option(help="Where the state lies while it runs.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for growth.json.")] = None,
 ) -> None:
-    """Fill a state, then update keys of it at random: the slowest micro-batch, and memory, by state size."""
+    """Fill a state, then update keys of it at random: a row's cost, the slowest micro-batch, and memory, by size."""
     if tiny:
         keys, rows, micro_batches = "2000", 500, 3
     console = Console()
@@ -66,8 +86,10 @@ def growth(
             console.status(f"{size:,} keys"),
             tempfile.TemporaryDirectory(prefix="asyncstate-growth-", dir=folder) as at,
         ):
-            results.append(_in_own_process(size, rows, micro_batches, at))
+            results.append(_in_own_process(size, rows, micro_batches, at, cache_share))
     console.print(growth_table(results))
+    for line in row_costs(results):
+        console.print(line, highlight=False, soft_wrap=True)
     if output is not None:
         write_json(results, output / "growth.json")
 
@@ -94,26 +116,42 @@ def growth_table(results: list[Growth]) -> Table:
     return table
 
 
+def row_costs(results: list[Growth]) -> list[str]:
+    """What a row costs at each size, and by that of the first size."""
+    (wall, processor), *_ = (each.row_us for each in results)
+    return [
+        f"a row at {each.keys:,} keys: {each.row_us[0]:.2f} us, {each.row_us[0] / wall:.2f}x; "
+        f"of processors {each.row_us[1]:.2f} us, {each.row_us[1] / processor:.2f}x"
+        for each in results
+    ]
+
+
 def _spread(seconds: list[float]) -> tuple[str, str, str]:
     median = statistics.median(seconds)
     return f"{median:.2f}", f"{max(seconds) / median:.2f}x", f"{statistics.mean(seconds) / median:.2f}x"
 
 
-def _in_own_process(keys: int, rows: int, micro_batches: int, folder: str) -> Growth:
-    command = [sys.executable, "-m", "bench.growth", folder, str(keys), str(rows), str(micro_batches)]
+def _in_own_process(
+    keys: int, rows: int, micro_batches: int, folder: str, cache_share: float | None
+) -> Growth:
+    numbers = [str(each) for each in (keys, rows, micro_batches)]
+    share = [] if cache_share is None else [str(cache_share)]
+    command = [sys.executable, "-m", "bench.growth", folder, *numbers, *share]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Growth)
 
 
-def measure(folder: Path, keys: int, rows: int, micro_batches: int) -> Growth:
+def measure(
+    folder: Path, keys: int, rows: int, micro_batches: int, cache_share: float | None = None
+) -> Growth:
     """Fill ``keys`` keys by micro-batches of ``rows``, then count ``micro_batches`` of them with uniform keys."""
-    from asyncstate.config import Config
+    from asyncstate.config import resolve
     from asyncstate.operator import InputSpec
     from bench.job import Job
     from operators import GroupAggregate, count, max_, sum_
 
     operator = GroupAggregate([count(), sum_("value"), max_("value")])
-    job = Job(folder, operator, Config(), InputSpec(_SCHEMA, ("key",)))
+    job = Job(folder, operator, resolve(_caches(keys, cache_share), {}), InputSpec(_SCHEMA, ("key",)))
     random = np.random.default_rng(1)
     for part in np.array_split(random.permutation(keys), max(1, keys // rows)):
         job.run([_rows(part, random)])
@@ -128,9 +166,18 @@ def measure(folder: Path, keys: int, rows: int, micro_batches: int) -> Growth:
         _report(number, seconds[-1], processor[-1], job.statistics)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     state_bytes = int(job.statistics["state_bytes"])
-    return Growth(
-        keys, rows, seconds, processor, waited, _rss_bytes(), peak, state_bytes, _parts(job.statistics)
-    )
+    parts = _parts(job.statistics)
+    return Growth(keys, rows, seconds, processor, waited, _rss_bytes(), peak, state_bytes, parts, cache_share)
+
+
+def _caches(keys: int, share: float | None) -> dict[str, str]:
+    """Settings with room for a part of the rows, as columns and as blocks."""
+    if share is None:
+        return {}
+    return {
+        "async-state.column-cache-size": f"{int(share * keys * _COLUMN_BYTES)}b",
+        "async-state.rocksdb.block-cache-size": f"{max(_MIB, int(share * keys * _BLOCK_BYTES))}b",
+    }
 
 
 def _report(number: int, seconds: float, processor: float, figures: dict[str, float]) -> None:
@@ -163,5 +210,8 @@ def _rss_bytes() -> int:
 
 
 if __name__ == "__main__":
-    measured = measure(Path(sys.argv[1]), *map(int, sys.argv[2:5]))
+    _share = float(sys.argv[5]) if len(sys.argv) > 5 else None
+    share = float(sys.argv[5]) if len(sys.argv) > 5 else None
+    at, of_keys, of_rows, number_of_batches = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    measured = measure(at, of_keys, of_rows, number_of_batches, share)
     print(msgspec.json.encode(measured).decode())

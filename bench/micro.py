@@ -430,7 +430,7 @@ def micro_table(results: Sequence[MicroResult], title: str) -> Table:
         padding=(0, 1, 0, 0),
         show_edge=False,
     )
-    table.add_column("operator and mode", no_wrap=True)
+    table.add_column("operator and mode", overflow="fold")  # not the figures: they need their width
     table.add_column("unit", no_wrap=True)
     for heading in ("by hand", "ours", "ratio", "spread", "aim"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -1,6 +1,6 @@
 """Processor time of a process and all that it has started.
 
-Owns: ``tree_seconds``. Reads ``/proc``, so Linux only; elsewhere there is no figure.
+Owns: ``tree_seconds``, ``tree_times`` and ``spent_seconds``. Reads ``/proc``, so Linux only; elsewhere no figure.
 Must import nothing of this project.
 """
 
@@ -19,6 +19,23 @@ def tree_seconds(pid: int) -> float | None:
 
     None where there is no ``/proc``.
     """
+    times = tree_times(pid)
+    return None if times is None else sum(times.values())
+
+
+def spent_seconds(before: dict[int, float] | None, after: dict[int, float] | None) -> float | None:
+    """The seconds between two ``tree_times``; None where they are not known.
+
+    What a process has used that was there before and has ended is not in it: nobody waits for Spark's Python workers,
+    so in the difference of two ``tree_seconds`` all that they had used would count as time that was given back.
+    """
+    if before is None or after is None:
+        return None
+    return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+
+
+def tree_times(pid: int) -> dict[int, float] | None:
+    """``tree_seconds`` by process."""
     if not _PROC.is_dir():
         return None
     children: dict[int, list[int]] = {}
@@ -27,12 +44,13 @@ def tree_seconds(pid: int) -> float | None:
         if entry.name.isdigit() and (fields := _stat(entry)) is not None:
             children.setdefault(int(fields[_PARENT]), []).append(int(entry.name))
             ticks[int(entry.name)] = sum(map(int, fields[_TIMES]))
-    found, waiting = 0, [pid]
+    found, waiting, a_second = {}, [pid], os.sysconf("SC_CLK_TCK")
     while waiting:
         each = waiting.pop()
-        found += ticks.get(each, 0)
+        if each in ticks:
+            found[each] = ticks[each] / a_second
         waiting += children.get(each, [])
-    return found / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def _stat(entry: Path) -> list[str] | None:

@@ -35,7 +35,7 @@ from bench.nexmark.oracle import (
 )
 from bench.nexmark.queries import ALL_PLANS
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
-from bench.processor_time import tree_seconds
+from bench.processor_time import spent_seconds, tree_times
 from bench.report import QueryResult
 from bench.session import local_session
 
@@ -153,11 +153,11 @@ class NexmarkRunner:
         """Times of a run whose output is dropped, unchecked."""
         source = self.prepare()
         folder = self._settings.folder / "runs" / "dropped"
-        before = tree_seconds(os.getpid())
+        before = tree_times(os.getpid())
         run = self._stream(query, async_enabled, source, folder, None)
-        after = tree_seconds(os.getpid())
+        after = tree_times(os.getpid())
         shutil.rmtree(folder)
-        return Timing(run.batch_ms, None if before is None or after is None else after - before)
+        return Timing(run.batch_ms, spent_seconds(before, after))
 
     def explain(self, query: str) -> str:
         """How the query would run: its nodes and where each of them runs."""

@@ -23,7 +23,7 @@ from bench.peers.parts import parts_of
 from bench.peers.peers import PEERS
 from bench.peers.protocol import GO, Run, Said, Start, Timed
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
-from bench.processor_time import tree_seconds
+from bench.processor_time import spent_seconds, tree_times
 from bench.session import local_session
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Turns:
         self._lines = lines
         self._out = out
         self.waited: dict[int, float] = {}
-        self.cpu: dict[int, float | None] = {}
+        self.cpu: dict[int, dict[int, float] | None] = {}
 
     def next_run(self) -> Run | None:
         """The next Run; None when there is none."""
@@ -58,17 +58,14 @@ class Turns:
         self.say(Said(what="ready"))
         if self._lines.readline() != GO:
             os._exit(1)  # whoever gives the turns is gone
-        self.cpu[batch_id] = tree_seconds(os.getpid())
+        self.cpu[batch_id] = tree_times(os.getpid())
         self.waited[batch_id] = time.perf_counter() - started
 
     def cpu_seconds(self) -> list[float]:
         """Processor time from each micro-batch's turn to the next one's."""
         read = [self.cpu[batch_id] for batch_id in sorted(self.cpu)]
-        return [
-            after - before
-            for before, after in itertools.pairwise(read)
-            if before is not None and after is not None
-        ]
+        spent = [spent_seconds(before, after) for before, after in itertools.pairwise(read)]
+        return [seconds for seconds in spent if seconds is not None]
 
     def clear(self) -> None:
         """Forget the micro-batches of the Run before."""
@@ -172,7 +169,7 @@ def _seconds(query: StreamingQuery, turns: Turns) -> list[float]:
 def serve(start: Start, turns: Turns) -> None:
     """Carry out Runs until there are no more."""
     peer = PEERS[start.peer]
-    conf = {} if peer.ours else spark_conf(peer.changelog)
+    conf = {} if peer.ours else spark_conf(peer.store)
     spark = local_session(f"peers-{peer.name}", Path(start.folder), start.cores, conf)
     carry_out = run_ours if peer.ours else run_spark
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from bench.options import chosen, numbers
 from bench.peers.outcome import CANNOT_RUN, Amount, Report, facts
 
 if TYPE_CHECKING:
@@ -49,11 +49,14 @@ def peers(
     events: Annotated[int, typer.Option(min=1_000, help="Nexmark events (work f).")] = 5_000_000,
     queries: Annotated[str, typer.Option(help="Nexmark queries of work f, with commas, or 'all'.")] = "all",
     checked_events: Annotated[
-        int, typer.Option(min=1, help="Events on which Flink's result is compared (work f); at most all.")
-    ] = 100_000,
+        int | None,
+        typer.Option(min=1, help="Events on which Flink's result is compared (work f); by default all."),
+    ] = None,
     flink_python: Annotated[
         Path | None,
-        typer.Option(help="Python with apache-flink; by default $ASYNCSTATE_FLINK_PYTHON, or this one."),
+        typer.Option(
+            help="Python with apache-flink 2.3 or later; by default $ASYNCSTATE_FLINK_PYTHON, or this one."
+        ),
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the rows.")] = 1,
@@ -73,15 +76,15 @@ def peers(
     console = Console()
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)  # a file has no width of its own
-    amount = Amount(rows, _numbers(keys), batches, warm_up, repeat, cores, seed, events)
+    amount = Amount(rows, numbers(keys, "--keys"), batches, warm_up, repeat, cores, seed, events)
     if tiny:
         amount = Amount(600, (500,), 1, 1, 1, cores, seed, 5_000, 0.2, (300, 900))
         work = "a,growth" if work == _DEFAULT else work
         peers = "ours-sync,spark-changelog" if peers == "all" else peers
-    works = _chosen(work, (*_SPARK_WORK, _NEXMARK, *_ITSELF), "--work")
-    names = _chosen(peers, (*PEERS, *FLINK_PEERS, "pyflink"), "--peers")
+    works = chosen(work, (*_SPARK_WORK, _NEXMARK, *_ITSELF), "--work")
+    names = chosen(peers, (*PEERS, *FLINK_PEERS, "pyflink"), "--peers")
     scratch = Path(tempfile.mkdtemp(prefix="asyncstate-peers-", dir=folder))
-    asked = tuple(_chosen(queries, tuple(FLINK_QUERIES), "--queries"))
+    asked = tuple(chosen(queries, tuple(FLINK_QUERIES), "--queries"))
     report = Report(output, facts(amount))
     plan = Plan(scratch, cores, amount.repeat, amount.slow_seconds)
     if tiny:
@@ -157,22 +160,3 @@ def _scales(work: str, amount: Amount) -> list[tuple[str, str, int]]:
     if work == "e":
         return [(name, name, max(1, amount.rows // _E_KEYS_SHARE)) for name in ("e-tumble", "e-hop")]
     return [(work, work, amount.keys[0])]
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part.replace("_", "")) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise typer.BadParameter(f"'{text}': give numbers from 1 on, with commas", param_hint="--keys")
-    return numbers
-
-
-def _chosen(names: str, known: Sequence[str], option: str) -> list[str]:
-    wanted = set(known) if names == "all" else {name.strip() for name in names.split(",")}
-    if unknown := wanted - set(known):
-        raise typer.BadParameter(
-            f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}", param_hint=option
-        )
-    return [name for name in known if name in wanted]

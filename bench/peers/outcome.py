@@ -63,10 +63,7 @@ class Report:
         """Tables, who was left out, and with an output folder the pictures."""
         from bench.peers.report import itself_table, peers_table, write_plots
 
-        title = (
-            f"{amount.rows:,} rows a micro-batch, {amount.cores} cores, "
-            f"medians of {amount.batches * amount.repeat}"
-        )
+        title = _title(amount, self.results)
         if self.results:
             console.print(peers_table(self.results, f"asyncstate and others: {title}"))
         if self.figures:
@@ -102,13 +99,21 @@ class Report:
         return 0
 
 
+def _title(amount: Amount, results: Sequence[Throughput]) -> str:
+    """How much of what; Nexmark, where it is all there is, has events and runs."""
+    if results and all(result.work.startswith("f ") for result in results):
+        return f"Nexmark, {amount.events:,} events, {amount.cores} cores, medians of {amount.repeat}"
+    counted = amount.batches * amount.repeat
+    return f"{amount.rows:,} rows a micro-batch, {amount.cores} cores, medians of {counted}"
+
+
 def facts(amount: Amount) -> dict[str, Any]:
     """What was held equal, what was not, and where."""
     import pyspark
 
     from asyncstate import __version__
     from bench.peers.flink.run import Flink
-    from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
+    from bench.peers.spark_plans import NATIVE, PYTHON, STORES, spark_conf
     from bench.session import local_conf
 
     scratch = Path("FOLDER")
@@ -139,7 +144,7 @@ def facts(amount: Amount) -> dict[str, Any]:
                 **{f"{work}, {peer}": mode for (work, peer), (_, mode) in PYTHON.items()},
             },
             "conf_of_all": local_conf(scratch, amount.cores),
-            "conf_of_spark": {"changelog": spark_conf(True), "snapshots": spark_conf(False)},
+            "conf_of_spark": {store: spark_conf(store) for store in STORES},
             "conf_of_flink": {backend: flink.conf(backend) for backend in ("rocksdb", "forst", "hashmap")},
             "conf_of_asyncstate": "defaults; async-state.enabled as the peer says",
             "slow_peers": "fewer rows a micro-batch and as many fewer keys, so the same rows a key and smaller state",

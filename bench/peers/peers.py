@@ -19,7 +19,7 @@ class Peer:
         ours: asyncstate; ``async_enabled`` is its switch, ``result`` names which of a work's results it makes. *floor*
             only brings the rows to Python: no stateful operator there can be quicker.
         slow: Python code runs for each record or key, in the peer's own way: it gets fewer rows.
-        changelog: Spark's state store uploads changes instead of whole files.
+        store: Where Spark keeps state, a name of ``spark_plans.STORES``.
         needs: A module without which the peer cannot run.
     """
 
@@ -29,7 +29,7 @@ class Peer:
     async_enabled: bool = False
     result: str = ""
     slow: bool = False
-    changelog: bool = True
+    store: str = "changelog"
     needs: str | None = None
 
     @property
@@ -55,8 +55,9 @@ PEERS: Mapping[str, Peer] = {
         Peer("bundle-sync", "asyncstate, built in, sync", ours=True, result="bundle"),
         Peer("bundle-async", "asyncstate, built in, async", ours=True, async_enabled=True, result="bundle"),
         Peer("floor", "asyncstate, without state", ours=True, result="floor"),
-        Peer("spark-changelog", "Spark, changelog"),
-        Peer("spark-snapshot", "Spark, snapshots", changelog=False),
+        Peer("spark-heap", "Spark, heap", store="heap"),
+        Peer("spark-changelog", "Spark, RocksDB, changelog"),
+        Peer("spark-snapshot", "Spark, RocksDB, snapshots", store="snapshots"),
         Peer("tws-row", "transformWithState", slow=True, needs="google.protobuf"),
         Peer("tws-pandas", "transformWithStateInPandas", slow=True, needs="google.protobuf"),
         Peer("apply-pandas", "applyInPandasWithState", slow=True),

@@ -190,7 +190,7 @@ def _aims(work: str, way: str, peers: Sequence[Throughput]) -> dict[str, float]:
     aims = {peer.peer: pyflink for peer in peers if peer.peer == "pyflink" and way != "built in"}
     aims |= {peer.peer: FLINK_AIM for peer in peers if peer.peer in _FLINK}
     aim, kind = _AIMS.get((kind_of(work), way)), kind_of(work)
-    of_spark = [peer for peer in peers if peer.peer not in ("pyflink", "floor", *_FLINK)]
+    of_spark = [peer for peer in peers if peer.peer not in ("pyflink", "floor", "flink-read", *_FLINK)]
     if aim is not None and of_spark and of_spark[0].keys <= _AIMED_KEYS.get(kind, of_spark[0].keys):
         aims[max(of_spark, key=lambda peer: peer.rate).peer] = aim
     return aims

@@ -1,6 +1,6 @@
 """What Spark runs for each piece of work, with operators of its own and with Python code for each key.
 
-Owns: ``NATIVE``, ``PYTHON`` and ``spark_conf``.
+Owns: ``NATIVE``, ``PYTHON``, ``STORES`` and ``spark_conf``.
 Invariant: nothing of asyncstate is in it.
 """
 
@@ -20,18 +20,38 @@ Streams = Mapping[str, "DataFrame"]
 Plan = Callable[[Streams], "DataFrame"]
 
 _STORE = "spark.sql.streaming.stateStore"
+_PROVIDERS = "org.apache.spark.sql.execution.streaming.state"
+_HEAP_MEMORY = "8g"
 _COUNTED, _STATE = "key bigint, n bigint", "n bigint"
 _MEAN, _SUMS = "key bigint, mean double", "total bigint, weight bigint"
 
 
-def spark_conf(changelog: bool) -> dict[str, str]:
-    """Spark's best: RocksDB, no counting of its rows, which reads before each write, no micro-batches without rows."""
+def _rocksdb(changelog: bool) -> dict[str, str]:
     return {
-        f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        f"{_STORE}.providerClass": f"{_PROVIDERS}.RocksDBStateStoreProvider",
         f"{_STORE}.rocksdb.changelogCheckpointing.enabled": str(changelog).lower(),
         f"{_STORE}.rocksdb.trackTotalNumberOfRows": "false",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     }
+
+
+STORES: Mapping[str, Mapping[str, str]] = {
+    "heap": {
+        f"{_STORE}.providerClass": f"{_PROVIDERS}.HDFSBackedStateStoreProvider",
+        "spark.driver.memory": _HEAP_MEMORY,
+    },
+    "changelog": _rocksdb(True),
+    "snapshots": _rocksdb(False),
+}
+"""Where Spark keeps state.
+
+In the heap of the JVM, which is its default, with memory for 10,000,000 keys; or in RocksDB, uploading changes or whole
+files, and not counting its rows, which would read before each write.
+"""
+
+
+def spark_conf(store: str) -> dict[str, str]:
+    """Spark's best with state in one of ``STORES``: no micro-batches without rows."""
+    return {**STORES[store], "spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 
 
 def _aggregate(streams: Streams) -> DataFrame:

@@ -200,7 +200,7 @@ def _windows(size_us: int, slide_us: int) -> Result:
     )
 
 
-_NATIVE = ("ours-sync", "ours-async", "spark-changelog", "spark-snapshot")
+_NATIVE = ("ours-sync", "ours-async", "spark-heap", "spark-changelog", "spark-snapshot")
 _PYTHON = ("tws-row", "tws-pandas", "apply-pandas")
 _WITH_FLOOR = (*_NATIVE[:2], "floor", *_NATIVE[2:])
 _OURS_TWICE = ("ours-sync", "ours-async", "bundle-sync", "bundle-async")

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.processor_time import tree_seconds
+from bench.compare import baseline
+from bench.processor_time import spent_seconds, tree_seconds
 
 
 def _micro(**ratios: tuple[float, float, float]) -> dict[str, Any]:
@@ -82,6 +83,95 @@ def test_what_is_no_result_is_refused_by_name(content: bytes, tmp_path: Path) ->
     assert "--output" in output
 
 
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of the test's own for the baseline."""
+    monkeypatch.setattr(baseline, "FOLDER", tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+def _results(folder: Path, **documents: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for benchmark, document in documents.items():
+        (folder / f"{benchmark}.json").write_bytes(msgspec.json.encode(document))
+    return folder
+
+
+def _against_baseline(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["compare", *arguments], env={"COLUMNS": "200"})
+    return done.exit_code, done.output
+
+
+def _paradigms(speedup: float) -> dict[str, Any]:
+    result = {"number": 3, "name": "Independent", "speedup": speedup}
+    return {"results": [result | {"speedup_min": speedup - 0.01, "speedup_max": speedup + 0.01}]}
+
+
+def test_results_are_held_against_the_baseline_of_their_benchmark(tmp_path: Path, kept: Path) -> None:
+    first = _results(tmp_path / "first", micro=_micro(x=(1.0, 0.98, 1.02)), paradigms=_paradigms(1.0))
+    assert _against_baseline("--results", str(first), "--update")[0] == 0
+    assert sorted(path.name for path in kept.iterdir()) == ["micro.json", "paradigms.json"]
+    code, output = _against_baseline("--results", str(first))
+    assert (code, "2 figures: 0 worse, 0 better" in output) == (0, True), output
+    slower = _results(tmp_path / "slower", paradigms=_paradigms(0.8))
+    code, output = _against_baseline("--results", str(slower))
+    assert (code, "1 figures: 1 worse, 0 better" in output) == (1, True), output
+    assert baseline.read_baseline("paradigms", kept).commit in output
+    assert _against_baseline("--results", str(slower), "--threshold", "0.3")[0] == 0
+
+
+def test_an_update_replaces_what_was_measured_and_nothing_else(tmp_path: Path, kept: Path) -> None:
+    first = _results(tmp_path / "first", micro=_micro(x=(1, 1, 1), gone=(1, 1, 1)), paradigms=_paradigms(1.0))
+    _against_baseline("--results", str(first), "--update")
+    paradigms = (kept / "paradigms.json").read_bytes()
+    _against_baseline("--results", str(_results(tmp_path / "second", micro=_micro(x=(2, 2, 2)))), "--update")
+    figures = baseline.read_baseline("micro", kept).figures
+    assert {name: figure.value for name, figure in figures.items()} == {"x": 2.0}
+    assert (kept / "paradigms.json").read_bytes() == paradigms
+
+
+def test_without_a_baseline_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    monkeypatch.setattr(baseline, "measure", lambda *_: pytest.fail("minutes for nothing"))
+    code, output = _against_baseline()
+    assert (code, "--update" in output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", "micro.json"), ('{"figures": {}}', "commit"), ('{"commit": 1}', "commit")],
+)
+def test_a_baseline_that_cannot_be_read_is_named(content: str, said: str, tmp_path: Path, kept: Path) -> None:
+    kept.mkdir()
+    (kept / "micro.json").write_text(content)
+    results = _results(tmp_path / "results", micro=_micro(x=(1, 1, 1)))
+    code, output = _against_baseline("--results", str(results))
+    assert (code, said in output, "version control" in output) == (2, True, True), output
+
+
+def test_a_folder_without_results_and_half_a_pair_are_refused(tmp_path: Path, kept: Path) -> None:
+    code, output = _against_baseline("--results", str(tmp_path))
+    assert (code, "micro.json" in output) == (2, True)
+    code, output = _against_baseline(str(tmp_path / "micro.json"))
+    assert (code, "give two files" in output) == (2, True)
+
+
+def test_without_results_the_benchmarks_run_and_one_that_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch, kept: Path
+) -> None:
+    monkeypatch.setattr(baseline, "MEASURED", {"micro": ("--state-keys", "1")})  # refused: too few
+    code, output = _against_baseline("--update")
+    assert (code, "bench micro has ended with 2" in output, "state-keys" in output) == (2, True, True), output
+    assert not kept.exists()
+
+
+def test_the_stored_baseline_can_be_read() -> None:
+    for path in baseline.FOLDER.glob("*.json"):
+        assert path.stem in baseline.MEASURED
+        figures = baseline.read_baseline(path.stem, baseline.FOLDER).figures
+        assert figures
+        assert all(0 < each.low <= each.value <= each.high for each in figures.values())
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processor time is read from /proc")
 def test_processor_time_counts_children_that_run_and_that_have_ended() -> None:
     before = tree_seconds(os.getpid())
@@ -101,3 +191,9 @@ def test_processor_time_counts_children_that_run_and_that_have_ended() -> None:
         child.communicate(b"\n")
     assert running is not None
     assert running - after >= 0.25
+
+
+def test_a_process_that_has_ended_gives_no_time_back() -> None:
+    before = {1: 5.0, 2: 100.0}
+    assert spent_seconds(before, {1: 6.5, 3: 0.5}) == 2.0  # 2 has ended, 3 is new
+    assert spent_seconds(before, None) is spent_seconds(None, before) is None

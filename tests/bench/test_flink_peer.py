@@ -15,8 +15,8 @@ import pytest
 from bench.nexmark.oracle import QUERIES
 from bench.nexmark.sources import write_events
 from bench.peers.flink.nexmark import NexmarkPlan, keyed, nexmark
-from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, statements
-from bench.peers.flink.run import PYTHON_VARIABLE, Flink, find_flink, rows_as_parquet
+from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, dropping, keeping, reading, statements
+from bench.peers.flink.run import PYTHON_VARIABLE, Flink, changes_as_parquet, find_flink, rows_as_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +47,13 @@ def test_every_query_has_its_tables_and_a_sink_of_its_columns(query: str) -> Non
     assert views - {"auction_versions"} == set(QUERIES[query].needs)
     assert re.findall(r"`(\w+)`", sink) == list(QUERIES[query].columns)
     assert not re.search(r"[^`]\bdateTime\b", FLINK_QUERIES[query])
+    _, kept = made_to_keep = keeping(QUERIES[query], "file:///kept")[0]
+    assert re.findall(r"`(\w+)`", kept) == list(QUERIES[query].columns)
+    (read,), insert = reading(QUERIES[query])
+    source = next(text for text in made if text.startswith("CREATE TABLE events"))
+    columns = ["event_type", "event_time", *re.findall(r"`(\w+)`", source)]
+    assert re.findall(r"`(\w+)`", read) == re.findall(r"`(\w+)`", insert) == columns
+    assert all(FLINK_QUERIES[query] in text for text in (dropping(QUERIES[query]), made_to_keep[0]))
 
 
 _CHANGES = (["+I", 1, None], ["-U", 1, None], ["+U", 1, "a\"b,c'd"], ["+I", 2, "x"])
@@ -69,6 +76,28 @@ def test_rows_come_with_their_kinds_or_only_the_last_of_each_key(
         kind = "NULL" if key else "row_kind"
         found = connection.execute(f"SELECT {kind}, id, text FROM '{folder}/*.parquet'").fetchall()
     assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+def test_changes_are_in_the_order_of_their_files_where_the_last_counts(tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    changes = [("+I", 1, "one"), ("-U", 1, "one"), ("+U", 1, "a\"b,c'd"), ("+I", 2, None), ("+U", 1, "last")]
+    lines = [json.dumps({"row_kind": kind, "id": key, "text": text}) + "\n" for kind, key, text in changes]
+    for number, part in ((9, lines[:2]), (10, lines[2:])):
+        (rows / f"part-a1b2-c3-0-{number}").write_text("".join(part))
+    (rows / ".part-a1b2-c3-0-11.inprogress").write_text("half a li")
+    columns = {"id": "BIGINT", "text": "VARCHAR"}
+    with duckdb.connect() as connection:
+        last = changes_as_parquet(connection, rows, columns, "id")
+        assert connection.execute(f"SELECT id, text FROM '{last}/*.parquet' ORDER BY id").fetchall() == [
+            (1, "last"),
+            (2, None),
+        ]
+        (last / "rows.parquet").unlink()
+        last.rmdir()
+        every = changes_as_parquet(connection, rows, columns)
+        found = connection.execute(f"SELECT row_kind, id, text FROM '{every}/*.parquet'").fetchall()
+    assert sorted(found, key=str) == sorted(changes, key=str)
 
 
 @pytest.mark.spark

@@ -39,7 +39,7 @@ class AtOnce(Turns):
 
     def __init__(self) -> None:
         self.waited: dict[int, float] = {}
-        self.cpu: dict[int, float | None] = {}
+        self.cpu: dict[int, dict[int, float] | None] = {}
 
     def wait(self, batch_id: int) -> None:
         self.waited[batch_id] = 0.0
@@ -62,8 +62,9 @@ def test_every_peer_does_the_work_right(
     work, peer = WORKS[work_name], PEERS[peer_name]
     if peer.missing:
         pytest.skip(peer.missing)
-    for key, value in spark_conf(peer.changelog).items():
-        session.conf.set(key, value)
+    for key, value in spark_conf(peer.store).items():
+        if key != "spark.driver.memory":  # that of the session
+            session.conf.set(key, value)
     given = write_input(work, _SMALL, tmp_path / "input", files=2)
     batches = _SMALL.micro_batches(work)
     first = 1  # what is kept begins inside the run, as when measured
@@ -99,7 +100,7 @@ def test_the_comparison_runs_tiny(tmp_path: Path) -> None:
     assert [figure["group"] for figure in document["itself"]] == ["growth"] * 4
     assert {"trigger", "sink", "output_mode", "conf_of_spark"} <= set(document["fairness"])
     assert "asyncstate, sync" in done.output
-    assert "Spark, changelog" in done.output
+    assert "Spark, RocksDB, changelog" in done.output
     for name in ("throughput", "growth", "parts"):
         assert (tmp_path / f"peers-{name}.png").read_bytes().startswith(b"\x89PNG")
 

@@ -3,9 +3,9 @@
 Owns: the program ``python child.py TASK``, TASK being JSON.
 Must import nothing of this project: it is not installed there.
 
-TASK has ``conf`` (Flink's settings) and ``runs``, a list of ``{"ddl": [...], "query": ..., "rows": path or null}`` for
-SQL, or ``{"counter": folder, "rows": path or null}``, or the same with ``mean``. A run with ``rows`` writes them there
-as lines of JSON, row kind first; without it they are dropped. ``processor_time`` is the path of that module.
+TASK has ``conf`` (Flink's settings) and ``runs``, a list of ``{"ddl": [...], "insert": statement}`` for SQL, or
+``{"counter": folder, "rows": path or null}``, or the same with ``mean``. A run with ``rows`` writes them there as lines
+of JSON, row kind first; without it they are dropped. ``processor_time`` is the path of that module.
 Prints one line of JSON: the seconds of each run, by the clock and of processors (null where the system does not tell).
 """
 
@@ -39,10 +39,7 @@ def _run_sql(settings: dict[str, str], run: dict[str, Any]) -> float:
     for statement in run["ddl"]:
         tables.execute_sql(statement)
     started = time.perf_counter()
-    if run["rows"] is None:
-        tables.execute_sql(f"INSERT INTO dropped {run['query']}").wait()
-    else:
-        _write_rows(tables.execute_sql(run["query"]), run["rows"])
+    tables.execute_sql(run["insert"]).wait()
     return time.perf_counter() - started
 
 

@@ -1,7 +1,7 @@
 """Flink's side of the comparison: its Python, its input, its runs, its results.
 
-Owns: ``find_flink``, ``Flink``, ``Sizes``, ``RunSeconds`` and ``rows_as_parquet``.
-Invariant: a rate is only given for what was found right on a small input.
+Owns: ``find_flink``, ``Flink``, ``Sizes``, ``RunSeconds``, ``rows_as_parquet`` and ``changes_as_parquet``.
+Invariant: a rate is only given for what was found right.
 Must not import Spark.
 """
 
@@ -21,7 +21,7 @@ import duckdb
 
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.oracle import EVENT_KINDS, QuerySpec, register_events
-from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, NULL_TEXT, as_text, fields, statements
+from bench.peers.flink.queries import LAST_COUNTS, NULL_TEXT, dropping, fields, keeping, reading, statements
 from bench.peers.turns import PeerError
 
 PYTHON_VARIABLE = "ASYNCSTATE_FLINK_PYTHON"
@@ -115,9 +115,10 @@ class Flink:
 
     def check_query(self, spec: QuerySpec, events: Path, count: int, backend: str) -> ComparisonResult:
         """Compare the query's result on the first ``count`` events with DuckDB's."""
-        folder = self._csv(spec, events, count)
-        rows = self._folder / f"{spec.name}-{backend}.jsonl"
-        self._start(self.conf(backend), [self._query(spec, folder, rows)])
+        source = self._csv(spec, events, count).resolve().as_uri()
+        rows = self._folder / f"{spec.name}-{backend}-rows"
+        made, insert = keeping(spec, rows.resolve().as_uri())
+        self._start(self.conf(backend), [{"ddl": [*statements(spec, source), *made], "insert": insert}])
         with duckdb.connect() as connection:
             register_events(connection, events)
             until = _until(connection, events, count)
@@ -127,16 +128,20 @@ class Flink:
                 )
                 connection.execute(f"CREATE OR REPLACE TEMP VIEW {kind} AS SELECT * FROM first_{kind}")
             columns = {name: _TYPES[kind] for name, kind in spec.columns.items()}
-            found = rows_as_parquet(connection, rows, columns, LAST_COUNTS.get(spec.name))
+            found = changes_as_parquet(connection, rows, columns, LAST_COUNTS.get(spec.name))
             return compare(connection, _expected(spec), found)
 
     def query_seconds(
-        self, spec: QuerySpec, events: Path, sizes: Sizes, backend: str
+        self, spec: QuerySpec, events: Path, sizes: Sizes, backend: str | None
     ) -> tuple[RunSeconds, RunSeconds]:
-        """Times of the short and of the long input, on a JVM that has run the query."""
+        """Times of the short and of the long input, on a JVM that has run the query; of no backend those of reading."""
+        made, insert = reading(spec) if backend is None else ([], dropping(spec))
         short, long = (self._csv(spec, events, count) for count in (sizes.short, sizes.long))
-        runs = [self._query(spec, folder, None) for folder in (short, short, long)]
-        _, first, second = self._start(self.conf(backend), runs)
+        runs = [
+            {"ddl": [*statements(spec, folder.resolve().as_uri()), *made], "insert": insert}
+            for folder in (short, short, long)
+        ]
+        _, first, second = self._start(self.conf(backend or "hashmap"), runs)
         return first, second
 
     def check_keyed(self, kind: str, keys: Sequence[int]) -> ComparisonResult:
@@ -157,13 +162,6 @@ class Flink:
         runs = [{kind: str(folder), "rows": None} for folder in (folders[0], *folders)]
         _, first, second = self._start(self.conf(), runs)
         return first, second
-
-    def _query(self, spec: QuerySpec, folder: Path, rows: Path | None) -> dict[str, Any]:
-        return {
-            "ddl": statements(spec, folder.resolve().as_uri()),
-            "query": FLINK_QUERIES[spec.name] if rows is None else as_text(spec),
-            "rows": None if rows is None else str(rows),
-        }
 
     def _csv(self, spec: QuerySpec, events: Path, count: int) -> Path:
         """The query's columns of the first ``count`` events, a file a core, each in order of time.
@@ -245,31 +243,65 @@ def _expected(spec: QuerySpec) -> str:
 def rows_as_parquet(
     connection: duckdb.DuckDBPyConnection, rows: Path, columns: dict[str, str], key: str | None = None
 ) -> Path:
-    """Lines of [row kind, values...] as a Parquet file with columns; the folder it is in.
+    """A file of lines of [row kind, values...] as a Parquet file with columns; the folder it is in.
 
     With ``key`` only the last row of each, without its kind. Rows of a key are in the order in which they came.
     """
-    folder = rows.with_suffix("")
+    values = [f"$[{number}]" for number in range(1, len(columns) + 1)]
+    read = f"""
+        SELECT line, row_number() OVER () AS number
+        FROM read_csv('{rows}', {_LINES})"""
+    return _as_parquet(
+        connection, read, rows.with_suffix(""), dict(zip(columns, values, strict=True)), "$[0]", columns, key
+    )
+
+
+def changes_as_parquet(
+    connection: duckdb.DuckDBPyConnection, rows: Path, columns: dict[str, str], key: str | None = None
+) -> Path:
+    """A folder of Flink's files of JSON as one Parquet file, as ``rows_as_parquet``.
+
+    Rows of a key are in the files of one task, which are numbered.
+    """
+    read = f"""
+        SELECT line, row_number() OVER (
+            ORDER BY CAST(regexp_extract(filename, '-(\\d+)$', 1) AS BIGINT), number
+        ) AS number
+        FROM (
+            SELECT line, filename, row_number() OVER (PARTITION BY filename) AS number
+            FROM read_csv('{rows}/part-*', filename = true, {_LINES})
+        )"""
+    paths = {name: f'$."{name}"' for name in columns}
+    return _as_parquet(
+        connection, read, rows.with_name(f"{rows.name}-parquet"), paths, '$."row_kind"', columns, key
+    )
+
+
+_LINES = "columns = {'line': 'VARCHAR'}, header = false, delim = '\x01', quote = '', escape = ''"
+
+
+def _as_parquet(
+    connection: duckdb.DuckDBPyConnection,
+    read: str,
+    folder: Path,
+    paths: Mapping[str, str],
+    kind_path: str,
+    columns: Mapping[str, str],
+    key: str | None,
+) -> Path:
+    """Lines with their numbers, as ``read`` gives them, as a Parquet file in ``folder``."""
     folder.mkdir()
     values = ", ".join(
-        f"CAST(json_extract_string(line, '$[{number}]') AS {kind}) AS \"{name}\""
-        for number, (name, kind) in enumerate(columns.items(), start=1)
+        f"CAST(json_extract_string(line, '{paths[name]}') AS {kind}) AS \"{name}\""
+        for name, kind in columns.items()
     )
-    kind, last = "json_extract_string(line, '$[0]') AS row_kind", ""
-    if key is not None:
-        kind, last = (
-            "row_number() OVER () AS number",
-            f"QUALIFY number = max(number) OVER (PARTITION BY {key})",
-        )
-    lines = f"""
-        SELECT {values}, {kind}
-        FROM read_csv('{rows}', columns = {{'line': 'VARCHAR'}}, header = false, delim = '\x01',
-            quote = '', escape = '')
-        {"WHERE line[3] = '+'" if key else ""}"""
-    chosen = "*" if key is None else "* EXCLUDE (number)"
-    connection.execute(
-        f"""COPY (
-            SELECT {chosen} FROM ({lines}) {last}
-        ) TO '{folder}/rows.parquet' (FORMAT parquet)"""
-    )
+    row_kind = f"json_extract_string(line, '{kind_path}')"
+    if key is None:
+        chosen = f"SELECT {values}, {row_kind} AS row_kind FROM ({read})"
+    else:
+        chosen = f"""
+            SELECT * EXCLUDE (number) FROM (
+                SELECT {values}, number FROM ({read}) WHERE {row_kind} LIKE '+%'
+            ) QUALIFY number = max(number) OVER (PARTITION BY {key})"""
+    connection.execute(f"COPY ({chosen}) TO '{folder}/rows.parquet' (FORMAT parquet)")
     return folder

@@ -1,6 +1,6 @@
-"""Two results of a benchmark side by side: ``python -m bench compare BEFORE AFTER``.
+"""Two results of a benchmark side by side.
 
-Owns: reading what ``--output`` has written, which figures of it can be compared, and the verdict on each.
+Owns: reading what ``--output`` has written, which figures of it can be compared, the verdict on each, and the table.
 Invariant: across machines only ratios that were taken within one run are compared; a change counts if it is larger than
 the threshold and the spreads of the two runs, where they are known, do not overlap.
 Must not import Spark or asyncstate.
@@ -11,15 +11,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
-
-WORSE, CANNOT_RUN = 1, 2
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -89,6 +85,9 @@ def _figures(document: Mapping[str, Any], same_machine: bool) -> Iterator[tuple[
     for each in document["results"]:
         if "ratio" in each:  # micro
             yield each["name"], Measured(each["ratio"], each["ratio_min"], each["ratio_max"], False)
+        elif "speedup_min" in each:  # paradigms
+            name = f"{each['number']} {each['name']}, async by sync"
+            yield name, Measured(each["speedup"], each["speedup_min"], each["speedup_max"], True)
         elif "events_per_second" in each and same_machine:  # nexmark
             rate = each["events_per_second"]
             yield f"{each['query']} {each['mode']}, events/s", Measured(rate, rate, rate, True)
@@ -129,32 +128,3 @@ def _cells(measured: Measured | None) -> tuple[str, str]:
 
 def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
-
-
-def compare_command(
-    before: Annotated[Path, typer.Argument(help="micro.json, nexmark.json or peers.json of one run.")],
-    after: Annotated[Path, typer.Argument(help="The same file of a later run.")],
-    threshold: Annotated[float, typer.Option(min=0, help="Changes up to this part are none.")] = 0.1,
-    same_machine: Annotated[
-        bool, typer.Option("--same-machine", help="Compare rates, too, not ratios alone.")
-    ] = False,
-) -> None:
-    """Compare two results of a benchmark; exit code 1 if a figure has become worse."""
-    console = Console()
-    try:
-        found = [read_figures(path, same_machine) for path in (before, after)]
-        if not set(found[0]) & set(found[1]):
-            raise ComparisonError(
-                f"{before} and {after} have no figure in common; give two files of the same benchmark (of Nexmark, "
-                "which has rates only, with --same-machine)"
-            )
-    except ComparisonError as error:
-        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(CANNOT_RUN) from None
-    changes = compare(found[0], found[1], threshold)
-    console.print(changes_table(changes, f"{after} against {before}"))
-    worse = sum(each.verdict is Verdict.WORSE for each in changes)
-    better = sum(each.verdict is Verdict.BETTER for each in changes)
-    console.print(f"{len(changes)} figures: {worse} worse, {better} better", highlight=False)
-    if worse:
-        raise typer.Exit(WORSE)

@@ -1,0 +1,168 @@
+"""Who does the work here: asyncstate and Spark's stateful operators, as queries on one session.
+
+Owns: ``Engine``, ``ENGINES``, ``Keyed``, ``KEYED``, ``Running``, ``start`` and ``session_conf``.
+Invariant: the plans are those of ``bench.peers``, whose results are compared with DuckDB's there; what differs between
+the engines of a work is who runs it, never the rows or the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.peers.ours import OURS
+from bench.peers.peers import PEERS
+from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
+from bench.peers.works import WORKS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from asyncstate.spark import StreamingJob
+
+Sink = Callable[["DataFrame", int], None]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One who does the work. ``peer`` is its name in ``bench.peers``; ``direct`` writes to Spark's sink ``noop`` itself
+    instead of through ``foreachBatch``, which asyncstate always runs in.
+    """
+
+    name: str
+    title: str
+    peer: str
+    direct: bool = False
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is asyncstate."""
+        return PEERS[self.peer].ours
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot run here; None if it can."""
+        return PEERS[self.peer].missing
+
+
+def _python(peer: str) -> Engine:
+    return Engine(peer, PEERS[peer].title, peer, direct=True)
+
+
+_OURS = tuple(Engine(name, PEERS[name].title, name) for name in ("ours-sync", "ours-async"))
+_SPARK = (
+    Engine("spark-heap", "Spark, heap", "spark-heap", direct=True),
+    Engine("spark", "Spark, RocksDB", "spark-changelog", direct=True),
+    Engine("spark-foreach", "the same, foreachBatch", "spark-changelog"),
+)
+ENGINES: Mapping[str, tuple[Engine, ...]] = {
+    "a": (*_OURS, *_SPARK),
+    "b": (*_OURS, *_SPARK),
+    "d": (*_OURS, *map(_python, ("tws-row", "tws-pandas", "apply-pandas"))),
+}
+"""By work, asyncstate first."""
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """How the numbers that a source counts up become the rows of a work, and come out again.
+
+    ``fixed`` is the key of number ``value`` where the state has ``{keys}`` keys; ``steady`` the key where each number
+    has to be known by what comes out for it, and ``number`` that number by the columns that come out. ``each``: a row
+    comes out for each number; otherwise one for the last of a key in a micro-batch.
+    """
+
+    fixed: str
+    steady: str
+    number: str
+    each: bool
+
+
+_STRIDE = 7_919  # prime: neighbouring numbers are not neighbouring keys
+_COUNTED = "(n - 1) * {keys} + key"
+KEYED: Mapping[str, Keyed] = {
+    "a": Keyed(f"pmod(value * {_STRIDE}, {{keys}})", "pmod(value, {keys})", _COUNTED, each=False),
+    # Half of the numbers have keys that were there, half new ones.
+    "b": Keyed(
+        f"IF(value % 2 = 0, pmod(value * {_STRIDE}, {{keys}}), {{keys}} + value)", "value", "key", each=True
+    ),
+    "d": Keyed(f"pmod(value * {_STRIDE}, {{keys}})", "pmod(value, {keys})", _COUNTED, each=True),
+}
+"""By work."""
+
+
+@dataclass
+class Running:
+    """A query that has been started, and the job it runs, if it is asyncstate's."""
+
+    query: StreamingQuery
+    job: StreamingJob | None
+
+    def stop(self) -> None:
+        """End it; what it failed with is raised."""
+        if self.job is not None:
+            self.job.stop(self.query)
+            return
+        self.query.stop()
+        with suppress(Exception):  # Python workers that were at work say so
+            self.query.awaitTermination(10)
+
+
+def session_conf() -> dict[str, str]:
+    """No log: ending a query of Spark's interrupts its micro-batch, of which the log is full; failures are raised."""
+    return {"spark.log.level": "OFF"}
+
+
+def chosen(work: str, names: Sequence[str]) -> list[Engine]:
+    """The engines of a work that are among ``names`` and can run here."""
+    return [engine for engine in ENGINES[work] if engine.name in names and not engine.missing]
+
+
+def title_of(work: str) -> str:
+    """What the work is."""
+    return WORKS[work].title
+
+
+def start(
+    spark: SparkSession, engine: Engine, work: str, rows: DataFrame, folder: Path, sink: Sink
+) -> Running:
+    """Start the work over ``rows``, a stream of key and value, with the default trigger; go on where it was in
+    ``folder``. ``sink`` is given what comes out, but of a direct engine."""
+    if engine.ours:
+        return _start_ours(spark, engine, work, rows, folder, sink)
+    for key, value in spark_conf(PEERS[engine.peer].store).items():
+        if key != "spark.driver.memory":  # of the session; there is little state here
+            spark.conf.set(key, value)
+    plan, mode = PYTHON.get((work, engine.peer)) or NATIVE[work]
+    stream = plan({"rows": rows}).writeStream.outputMode(mode)
+    stream = stream.format("noop") if engine.direct else stream.foreachBatch(sink)
+    return Running(stream.option("checkpointLocation", str(folder / "query")).start(), None)
+
+
+def _start_ours(
+    spark: SparkSession, engine: Engine, work: str, rows: DataFrame, folder: Path, sink: Sink
+) -> Running:
+    from asyncstate.spark import MicroBatch, StreamingJob
+
+    peer = PEERS[engine.peer]
+    plan = OURS[work, peer.result]
+    options = {
+        "async-state.enabled": str(peer.async_enabled).lower(),
+        "async-state.local-dir": str(folder / "local"),
+    }
+    job = StreamingJob(spark, str(folder / "state"), options, name="latency")
+
+    def micro_batch(batch_rows: DataFrame, batch: MicroBatch) -> None:
+        sink(plan(batch, batch_rows), batch.batch_id)
+
+    stream = rows.writeStream.foreachBatch(job.micro_batch(micro_batch))
+    return Running(stream.option("checkpointLocation", str(folder / "query")).start(), job)
+
+
+def dropped(rows: DataFrame, _batch_id: int) -> None:
+    """The sink that takes every row and keeps none."""
+    rows.write.format("noop").mode("overwrite").save()
