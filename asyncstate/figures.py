@@ -38,7 +38,7 @@ class Kind(Enum):
     @property
     def is_highest(self) -> bool:
         """Of two figures the higher counts, not the sum."""
-        return self in (Kind.PEAK, Kind.LIMIT)
+        return self is Kind.PEAK or self is Kind.LIMIT
 
 
 Count = Annotated[int, Kind.TOTAL]

@@ -115,13 +115,15 @@ class TaskStatistics:
     commit_seconds: Elapsed | None = None
     compaction_seconds: Elapsed | None = None
 
-    def sums(self) -> Figures:
-        """The figures that add up over partitions, by name."""
-        return {name: value for name, value in named(self).items() if not kind_of(name).is_highest}
-
-    def peaks(self) -> Figures:
-        """The others, of which the highest counts."""
-        return {name: value for name, value in named(self).items() if kind_of(name).is_highest}
+    def figures(self) -> tuple[Figures, Figures]:
+        """By name those that add up over partitions, and those of which the highest counts."""
+        sums: Figures = {}
+        peaks: Figures = {}
+        known = kinds(TaskStatistics)
+        for name, value in named(self).items():
+            kind = known.get(name, Kind.TOTAL)  # the operator's own counters are in no part
+            (peaks if kind.is_highest else sums)[name] = value
+        return sums, peaks
 
 
 def kind_of(name: str) -> Kind:

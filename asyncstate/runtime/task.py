@@ -209,7 +209,7 @@ def _commit(
     committed = time.perf_counter()
     opened.settle()
     settled = time.perf_counter()
-    statistics = TaskStatistics(
+    sums, peaks = TaskStatistics(
         rows=runner.statistics(),
         controller=_with_columns(runner.controller.statistics(), columns),
         columns=columns.statistics(),
@@ -220,7 +220,7 @@ def _commit(
         run_seconds=run_seconds,
         commit_seconds=committed - began,
         compaction_seconds=settled - committed,
-    )
+    ).figures()
     return CommitRecord(
         partition=partition,
         content=content,
@@ -228,8 +228,8 @@ def _commit(
         max_event_times=runner.max_event_times,
         broadcast_digest=broadcast_digest(changes, states),
         missing_row=None if runner.context.missing is None else runner.context.missing.example,
-        statistics=statistics.sums(),
-        peaks=statistics.peaks(),
+        statistics=sums,
+        peaks=peaks,
     )
 
 

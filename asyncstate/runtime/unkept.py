@@ -89,7 +89,7 @@ def _micro_batch(
         states=states,
         max_event_times=runner.max_event_times,
         missing_row=None if runner.context.missing is None else runner.context.missing.example,
-        statistics=TaskStatistics(rows=runner.statistics()).sums(),
+        statistics=TaskStatistics(rows=runner.statistics()).figures()[0],
     )
 
 
