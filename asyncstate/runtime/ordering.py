@@ -230,6 +230,11 @@ class _Entries:
     store_keys: list[bytes]
     values: list[bytes]
 
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return len(self.store_keys)
+
     def piece(self, start: int, stop: int) -> _Entries:
         """Entries ``start`` to ``stop``."""
         return _Entries(self.store_keys[start:stop], self.values[start:stop])
