@@ -159,8 +159,9 @@ def read_rows(blocks: Sequence[bytes], owner: str) -> tuple[pa.LargeBinaryArray,
     before = row_offsets[last_row - rows]
     if bool((bodies + row_offsets[last_row] - before != ends).any()):
         raise _damaged(owner)
-    starts = row_offsets[:-1] + np.repeat(bodies - before, rows)
-    return binary_slices(data, starts, starts + lengths), rows
+    # The rows of a block lie one behind the other, and so do all once headers and tables are left out.
+    _, joined = binary_parts(binary_slices(data, bodies, ends))
+    return binary_from(row_offsets, pa.py_buffer(joined)), rows
 
 
 class NewBlocks:
@@ -210,6 +211,9 @@ class NewBlocks:
 
     def _widths(self, starts: Int64Array, old_rows: Int64Array, old_width: Int64Array) -> Int64Array:
         """The common length of the rows of each unit, VARIABLE if they differ (after a change of schema)."""
+        alike = len(self._lengths) and self._lengths.min() == self._lengths.max()
+        if alike and bool(((old_rows == 0) | (old_width == self._lengths[0])).all()):
+            return np.full(len(starts), self._lengths[0])
         lowest = np.minimum.reduceat(self._lengths, starts)
         highest = np.maximum.reduceat(self._lengths, starts)
         return np.where((lowest == highest) & ((old_rows == 0) | (old_width == lowest)), lowest, VARIABLE)
@@ -243,10 +247,11 @@ class _OldTails:
     """The rows that stand in the heads of u lists, as pieces of one buffer."""
 
     def __init__(self, heads: ListHeads) -> None:
-        blocks = [block or b"" for block in heads.blocks]
-        sizes = np.fromiter(map(len, blocks), np.int64, len(blocks))
-        self._blocks = b"".join(blocks)
         self._heads = heads
+        self._blocks, sizes = b"", np.zeros(len(heads.blocks), np.int64)
+        if heads.rows.any():  # most lists of a window are new ones
+            blocks = [block or b"" for block in heads.blocks]
+            self._blocks, sizes = b"".join(blocks), np.fromiter(map(len, blocks), np.int64, len(blocks))
         self._ends = np.cumsum(sizes)
         self._tables = self._ends - sizes + np.minimum(sizes, _HEADER_BYTES)
         self._bodies = self._tables + np.where(heads.width == VARIABLE, heads.rows * _LENGTH_BYTES, 0)
