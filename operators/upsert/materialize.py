@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
@@ -135,7 +136,7 @@ class UpsertMaterialize(Named, BundleOperator):
         net = self._net(bundle, columns, key, size)
         self._missing.add(net.missing, bundle)
         rows = np.concatenate([np.flatnonzero(~net.removed), size + net.added])
-        rows = rows[np.argsort(key[rows], kind="stable")]
+        rows = rows[rows_by(key[rows])]
         changed = np.zeros(len(bundle.keys), np.bool_)
         changed[key[:size][net.removed]] = True
         changed[key[size + net.added]] = True

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, cast, get_args
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.key_batch import stable_order
+from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import (
@@ -215,7 +215,7 @@ class WindowRank(Named, BundleOperator):
         found = cast(ListRange, part.entries)
         lists = found.lists
         windows = subdivided(by_time(found.namespaces)[lists], self._plan.starts(found.columns))
-        order = stable_order(windows, int(windows.max(initial=0)) + 1)
+        order = rows_by(windows)
         numbers = self._plan.numbers(windows, self._plan.codes(found.columns), order)
         shown = numbers > self.settings.offset
         rows, numbers = order[shown], numbers[shown]
