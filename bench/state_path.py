@@ -8,9 +8,9 @@ Two figures of ours: the whole micro-batch, from Arrow rows to Arrow rows and th
 path, which is the time inside the calls of state objects and of the rows that wait in order, and the commit.
 
 The state path and what it is compared with are processor time of the thread: all of it is work on one thread, and
-beside other work on the machine the ratios of wall times differed from run to run by more than was to be seen in them. Garbage is
-collected before each of the two, so that neither pays for the objects of the other. By hand no value is decoded: what is
-read becomes one array with its bounds, where ours gives the columns of keys and rows.
+beside other work on the machine the ratios of wall times differed from run to run by more than was to be seen in them.
+Garbage is collected before each of the two, so that neither pays for the objects of the other. By hand no value is
+decoded: what is read becomes one array with its bounds, where ours gives the columns of keys and rows.
 """
 
 from __future__ import annotations
