@@ -67,11 +67,7 @@ class KeptRows:
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
         """See ``OverAggregate``."""
-        return self._state.async_heads(bundle.keys).then_compose(
-            lambda heads: self._state.async_rows(heads).then_compose(
-                lambda stored: self._change(bundle, heads, stored, ctx)
-            )
-        )
+        return self._state.async_read(bundle.keys).then_compose(lambda read: self._change(bundle, *read, ctx))
 
     def clean_up(self, ctx: BundleContext) -> None:
         """See ``OverAggregate``: all rows stay."""

@@ -97,10 +97,8 @@ class RecentRows(_Recent):
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
         """See ``OverAggregate``."""
-        return self._state.async_heads(bundle.keys).then_compose(
-            lambda heads: self._state.async_rows(heads).then_compose(
-                lambda stored: self._take_in(bundle, heads, stored, ctx)
-            )
+        return self._state.async_read(bundle.keys).then_compose(
+            lambda read: self._take_in(bundle, *read, ctx)
         )
 
     def _take_in(
@@ -168,9 +166,7 @@ class RecentRange(_Recent):
             columns = concat_rows(stored.columns, kept)
             return self._async_evaluate(bundle, columns, all_owners, stored.num_rows, ctx)
 
-        return self._state.async_heads(pairs).then_compose(
-            lambda heads: self._state.async_rows(heads).then_compose(lambda stored: take_in(heads, stored))
-        )
+        return self._state.async_read(pairs).then_compose(lambda read: take_in(*read))
 
     def _async_evaluate(
         self,

@@ -123,11 +123,9 @@ class UpsertMaterialize(Named, BundleOperator):
         return self._steps(bundle, ctx) if bundle.num_rows else None
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Generator[StateFuture[Any], None, None]:
-        heads = self._rows.async_heads(bundle.keys)
-        yield heads
-        stored = self._rows.async_rows(heads.get())
-        yield stored
-        self._merge(bundle, heads.get(), stored.get(), ctx)
+        read = self._rows.async_read(bundle.keys)
+        yield read
+        self._merge(bundle, *read.get(), ctx)
 
     def _merge(self, bundle: Bundle, heads: ListHeads, stored: ListColumns, ctx: BundleContext) -> None:
         columns = concat_rows(stored.columns, self._payload.of(bundle.batch))

@@ -322,11 +322,9 @@ class Behind:
 def _read(
     state: ListColumnState, keys: KeyBatch
 ) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
-    heads = state.async_heads(keys)
-    yield heads
-    rows = state.async_rows(heads.get())
-    yield rows
-    return heads.get(), rows.get()
+    read = state.async_read(keys)
+    yield read
+    return read.get()
 
 
 def _int64(column: pa.Array) -> Int64Array:
