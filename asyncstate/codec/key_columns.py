@@ -43,6 +43,7 @@ from asyncstate.codec.key_fields import (
 from asyncstate.errors import CodecError
 
 EncodedKeys: TypeAlias = ByteArray | pa.LargeBinaryArray
+StoredKeys: TypeAlias = Sequence[bytes] | pa.LargeBinaryArray
 
 
 def encode_columns(fields: Sequence[KeyField], columns: Sequence[pa.Array], num_rows: int) -> EncodedKeys:
@@ -79,13 +80,13 @@ def joined_keys(first: EncodedKeys, second: EncodedKeys) -> EncodedKeys:
 
 
 def decode_columns(
-    fields: Sequence[KeyField], keys: Sequence[bytes], skip: int | Int64Array
+    fields: Sequence[KeyField], keys: StoredKeys, skip: int | Int64Array
 ) -> tuple[list[pa.Array], Int64Array, Int64Array]:
     """Columns of the keys that start at byte ``skip`` of each row (one number, or one per row).
 
     Returns the columns, the offset behind each key inside its row, and the rows' lengths.
     """
-    rows = pa.array(keys, LARGE_BINARY)
+    rows = keys if isinstance(keys, pa.LargeBinaryArray) else pa.array(keys, LARGE_BINARY)
     if rows.null_count:
         raise CodecError("key: None was given as a stored key; leave missing keys out")
     offsets, data = binary_parts(rows)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from asyncstate.codec.columns import Int64Array, plain_columns
 from asyncstate.codec.hashing import check_max_parallelism, key_groups, row_grouper
 from asyncstate.codec.key_batch import KeyBatch, group_matrix, group_rows
-from asyncstate.codec.key_columns import decode_columns, encode_columns, encoded_rows
+from asyncstate.codec.key_columns import StoredKeys, decode_columns, encode_columns, encoded_rows
 from asyncstate.codec.key_fields import KeyField, key_field
 from asyncstate.codec.pages import DecodeKeys, key_pages
 from asyncstate.codec.scalars import wrong_arity
@@ -104,19 +104,19 @@ class KeyCodec:
         """The key group of each row."""
         return key_groups(self._routed(self._plain(columns)), self.max_parallelism)
 
-    def decode(self, keys: Sequence[bytes], skip: int | Int64Array = 0) -> list[pa.Array]:
+    def decode(self, keys: StoredKeys, skip: int | Int64Array = 0) -> list[pa.Array]:
         """Key columns of stored keys; ``skip`` bytes (one number, or one a key) precede each, nothing may follow."""
         columns, ends, lengths = decode_columns(self._fields, keys, skip)
         wrong = np.flatnonzero(ends != lengths)
         if len(wrong):
             raise CodecError(
-                f"key: {keys[int(wrong[0])].hex()} has bytes behind the key columns "
+                f"key: {_bytes_at(keys, int(wrong[0])).hex()} has bytes behind the key columns "
                 f"({', '.join(self.names)}); check that the state was written with the same key columns"
             )
         return columns
 
     def decode_prefix(
-        self, keys: Sequence[bytes], skip: int | Int64Array = 0
+        self, keys: StoredKeys, skip: int | Int64Array = 0
     ) -> tuple[list[pa.Array], Int64Array]:
         """Like ``decode`` for keys followed by more; also the offset behind the key in each row.
 
@@ -149,6 +149,11 @@ class KeyCodec:
 
     def _plain(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         return plain_columns(columns, self.types, self.names, "key")
+
+
+def _bytes_at(keys: StoredKeys, index: int) -> bytes:
+    key: bytes = keys[index].as_py() if isinstance(keys, pa.LargeBinaryArray) else keys[index]
+    return key
 
 
 def _length(columns: Sequence[pa.Array]) -> int:

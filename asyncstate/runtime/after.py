@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from asyncstate.changelog import ROW_KIND_COLUMN, RowKind
 from asyncstate.codec import KeyCodec
+from asyncstate.codec.sorting import rows_by
 from asyncstate.local_phase import LimitColumn, LocalLimit
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.put_together import put_together
@@ -107,7 +108,7 @@ class Best:
 
     def _first(self, groups: Int64Array, codes: list[Int64Array]) -> Int64Array:
         """The first ones of each group; equal ones in the order in which they came."""
-        at = np.lexsort((*codes[::-1], groups))
+        at = rows_by(groups, *codes)
         begins = np.flatnonzero(np.diff(groups, prepend=-1))
         place = np.arange(len(at)) - np.repeat(begins, np.diff(begins, append=len(at)))
         return at[place < self.limit.rows]

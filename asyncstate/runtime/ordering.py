@@ -40,6 +40,7 @@ from asyncstate.codec import (
     type_to_text,
 )
 from asyncstate.codec.columns import LARGE_BINARY, binary_parts, matrix_rows, without_prefix
+from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.operator import (
     MAX_WATERMARK,
@@ -230,6 +231,11 @@ class _Entries:
     store_keys: list[bytes]
     values: list[bytes]
 
+    @property
+    def num_rows(self) -> int:
+        """n."""
+        return len(self.store_keys)
+
     def piece(self, start: int, stop: int) -> _Entries:
         """Entries ``start`` to ``stop``."""
         return _Entries(self.store_keys[start:stop], self.values[start:stop])
@@ -295,7 +301,7 @@ class _WaitingRows:
         columns = [prepared.batch.column(name) for name in self._spec.key]
         groups = self._key_codec.groups(columns) if columns else np.zeros(prepared.batch.num_rows, np.int32)
         times = self._times(prepared)
-        order = np.lexsort((times, groups))
+        order = rows_by(groups, times)
         prepared = prepared.take(order)
         batch = prepared.batch
         parts = np.zeros(len(order), _KEY_PARTS)

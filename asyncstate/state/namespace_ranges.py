@@ -12,8 +12,10 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from asyncstate.codec import encode_namespace
+from asyncstate.codec.columns import binary_parts, gather_bytes
 from asyncstate.codec.key_fields import payload_storage
 from asyncstate.operator import MAX_WATERMARK
 from asyncstate.requests import Page, StateSink
@@ -47,10 +49,10 @@ def namespace_pages(
         yield held
 
 
-def namespaces_of(store_keys: list[bytes]) -> npt.NDArray[np.int64]:
+def namespaces_of(store_keys: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
     """The namespaces of time-first store keys (m)."""
-    packed = b"".join([key[_PREFIX_BYTES:TIME_FIRST_PREFIX_BYTES] for key in store_keys])
-    matrix = np.frombuffer(packed, np.uint8).reshape(-1, _NAMESPACE_BYTES)
+    offsets, data = binary_parts(store_keys)
+    matrix = gather_bytes(data, offsets[:-1] + _PREFIX_BYTES, _NAMESPACE_BYTES)
     return payload_storage(matrix, np.dtype(np.int64))
 
 

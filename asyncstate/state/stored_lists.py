@@ -132,6 +132,8 @@ def block_lists(pages: Iterable[Page], owner: str) -> Iterator[FoundLists]:
 def _heads_among(entries: Page, owner: str) -> tuple[BoolArray, ListHeads]:
     """Which entries are heads, and these; the first one is. Each is followed by as many chunks as it says."""
     every = read_heads([key for key, _ in entries], [value for _, value in entries], owner)
+    if not every.chunks.any():
+        return np.ones(len(entries), np.bool_), every
     reach = np.maximum.accumulate(np.arange(len(entries)) + every.chunks)  # of a chunk that number is 0
     is_head = np.ones(len(entries), np.bool_)
     is_head[1:] = reach[:-1] < np.arange(1, len(entries))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalPhase
@@ -217,7 +218,7 @@ def _turns(bundle: Bundle, counts: Int64Array) -> list[Int64Array]:
     before = np.concatenate([[0], change])[starts]
     short = np.minimum.reduceat(change - before[key], starts) + counts < 0
     late = short[key] & ~added[order]
-    order = order[np.lexsort((late, key))]
+    order = order[rows_by(key, late)]
     turn = place_in_run(key)
-    by_turn = np.lexsort((order, turn))
+    by_turn = rows_by(turn, order)
     return np.split(order[by_turn], np.flatnonzero(np.diff(turn[by_turn])) + 1)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
+from asyncstate.codec.sorting import rows_by
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
@@ -118,7 +119,7 @@ class GroupTableAggregate(AggregateOperator):
             return
         place = np.empty(len(bundle.keys), np.int64)
         place[arrival_order(bundle.keys)] = np.arange(len(bundle.keys))
-        order = np.lexsort((is_new, place[owners]))
+        order = rows_by(place[owners], is_new)
         kinds = np.where(is_new[order], RowKind.INSERT, RowKind.DELETE).astype(np.int8)
         keys = pa.array(owners[order])
         ctx.emit([*(column.take(keys) for column in bundle.keys.columns), *take_rows(rows, order)], kinds)

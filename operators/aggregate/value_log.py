@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import OperatorContext
 from asyncstate.state.columnar.columns import ColumnState
@@ -50,7 +51,7 @@ class ValueCounts(NamedTuple):
         if not len(owners):
             return ValueCounts(np.empty(0, np.int64), values, counts)
         codes = value_order(values)
-        order = np.lexsort((codes, owners))
+        order = rows_by(owners, codes)
         sorted_owners: Int64Array = owners[order].astype(np.int64)
         codes = codes[order]
         first = np.ones(len(order), np.bool_)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.codec import RowCodec
+from asyncstate.codec.sorting import rows_by
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Int8Array: TypeAlias = npt.NDArray[np.int8]
@@ -64,7 +65,7 @@ def _column_codes(column: pa.Array) -> tuple[Int64Array, int]:
 
 def place_among_equals(ids: IntArray) -> Int64Array:
     """How many earlier elements equal each one."""
-    order = np.argsort(ids, kind="stable")
+    order = rows_by(ids)
     places = np.empty(len(ids), np.int64)
     places[order] = place_in_run(ids[order])
     return places

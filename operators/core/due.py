@@ -109,7 +109,7 @@ class DueReader:
 
     def _cut(self, first: int, last: int, held: TimeRange) -> list[tuple[int, int]]:
         """Ranges of window ends to be read one by one; ``held`` is how the entries begin."""
-        ends = np.sort(np.maximum(held.namespaces, first))  # the first due window of each entry
+        ends = np.sort(np.maximum(held.row_namespaces, first))  # the first due window of each row
         lowest, highest = int(ends[0]), int(ends[-1])
         if lowest == highest:
             return [(first, lowest - 1), (lowest, lowest), (lowest + 1, last)]

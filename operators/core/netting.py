@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncstate.changelog import RowKind, accumulates
+from asyncstate.codec.sorting import rows_by
 
 from .arrays import BoolArray, Int8Array, Int64Array, place_among_equals
 
@@ -70,7 +71,7 @@ def net_by_content(stored: Int64Array, rows: Int64Array, accumulate: BoolArray, 
 def _in_order_of(wanted: Int64Array, rows: Int64Array, ids: Int64Array) -> Int64Array:
     """``rows`` with these ``ids``, put in the order in which ``wanted`` names the same ids."""
     matched = np.empty(len(rows), np.int64)
-    matched[np.argsort(wanted, kind="stable")] = rows[np.argsort(ids, kind="stable")]
+    matched[rows_by(wanted)] = rows[rows_by(ids)]
     return matched
 
 
@@ -106,7 +107,7 @@ def net_by_unique_key(
     if not len(kinds):
         return Net(np.zeros(len(stored.ids), np.bool_), _NO_ROWS, _NO_ROWS, _NO_ROWS)
     accumulate = accumulates(kinds)
-    order = np.arange(len(kinds)) if newness is None else np.argsort(newness, kind="stable")
+    order = np.arange(len(kinds)) if newness is None else rows_by(newness)
     keys = int(max(stored.ids.max(initial=-1), rows.ids.max(initial=-1))) + 1
     balance = _Balance.of(stored.content, rows.content, accumulate, refresh)
     if in_order:
@@ -185,7 +186,7 @@ def _out_of_order(
         return found
     has = np.full(keys, -1, np.int64)
     has[stored.ids] = stored.content
-    events = order[np.argsort(rows.ids[order], kind="stable")]
+    events = order[rows_by(rows.ids[order])]
     ids, content = rows.ids[events], rows.content[events]
     begins = np.ones(len(events), np.bool_)
     begins[1:] = ids[1:] != ids[:-1]

@@ -19,6 +19,7 @@ from asyncstate.codec import check_key_type
 from asyncstate.codec.columns import storage_dtype, to_storage, valid_mask
 from asyncstate.codec.key_batch import rank_column
 from asyncstate.codec.key_fields import to_ordered
+from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec, SortKey
 
@@ -145,7 +146,7 @@ def sorted_by(
     codes: Codes, *, major: npt.NDArray[Any], minor: Sequence[npt.NDArray[Any]]
 ) -> npt.NDArray[np.int64]:
     """The rows (n) by ``major``, then their codes, then each of ``minor``."""
-    return np.lexsort((*reversed(minor), *reversed(codes), major))
+    return rows_by(major, *codes, *minor)
 
 
 def differs_from_last(
@@ -164,6 +165,6 @@ def order_levels(codes: Codes, num_rows: int) -> npt.NDArray[np.int64]:
     """One number a row that sorts as its codes do."""
     levels = np.zeros(num_rows, np.int64)
     if codes:
-        rows = np.lexsort(tuple(reversed(codes)))
+        rows = rows_by(*codes)
         levels[rows] = np.cumsum(differs_from_last(codes, rows))
     return levels

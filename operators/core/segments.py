@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 
 from .arrays import BoolArray, Int8Array, Int64Array, place_among_equals, row_ids
 from .netting import net_by_content
@@ -44,7 +45,7 @@ class Groups(NamedTuple):
     def of_ids(ids: npt.NDArray[np.integer], count: int) -> Groups:
         """Groups from a group number in [0, count) a row; each number must occur."""
         sizes = np.bincount(ids, minlength=count)
-        return Groups(np.argsort(ids, kind="stable"), np.cumsum(sizes) - sizes)
+        return Groups(rows_by(ids), np.cumsum(sizes) - sizes)
 
     @property
     def sizes(self) -> Int64Array:
@@ -235,7 +236,7 @@ def without_missing(
     rows, owners = groups.order[chosen], ids[chosen]
     content = row_ids([column.take(pa.array(rows)) for column in columns], owners)
     net = net_by_content(np.empty(0, np.int64), content, signs[rows] > 0)
-    left = net.missing[np.argsort(owners[net.missing], kind="stable")]
+    left = net.missing[rows_by(owners[net.missing])]
     missing = np.sort(rows[left[place_among_equals(owners[left]) >= counts[owners[left]]]])
     known = signs.copy()
     known[missing] = 0

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind, accumulates
+from asyncstate.codec.sorting import rows_by
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array
 from .rules import Rules
@@ -216,7 +217,7 @@ def _ordered(rule: Rules, parts: list[_Part], row_kinds: Int8Array) -> Emission:
     """One emission of all parts: a watched row that gets a partner comes before the pair, else behind it."""
     driving, other, phase = (np.concatenate([part[i] for part in parts]) for i in range(3))
     if len(parts) > 1 or rule.watch:
-        order = np.lexsort((phase, other, driving))
+        order = rows_by(driving, other, phase)
         driving, other, phase = driving[order], other[order], phase[order]
     kinds = row_kinds[driving]
     if rule.watch:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import accumulates
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
@@ -310,7 +311,7 @@ def _driving(
         alone = _net_alone(bundle, np.flatnonzero(row_keys < 0))
         rows, at = np.concatenate([rows, alone]), np.concatenate([at, alone])
         kinds = np.concatenate([kinds, bundle.kinds[alone]])
-    order = np.lexsort((at, accumulates(kinds)))
+    order = rows_by(accumulates(kinds), at)
     rows, kinds = rows[order], kinds[order]
     columns, key_index = bundle.batch.columns, row_keys
     if stored.any():

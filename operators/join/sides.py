@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import OperatorContext
 from asyncstate.state.columnar.columns import Columns, ColumnStateDescriptor
@@ -65,7 +66,7 @@ class Added:
         """By key, in their order within a key."""
         if not bool((self.key_index[1:] < self.key_index[:-1]).any()):
             return self
-        return self.take(np.argsort(self.key_index, kind="stable"))
+        return self.take(rows_by(self.key_index))
 
 
 class SideState(ABC):

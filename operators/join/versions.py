@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind, accumulates
+from asyncstate.codec.sorting import rows_by
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids
 
@@ -32,7 +33,7 @@ class Versions:
     def at(self, keys: Int64Array, times: Int64Array) -> Int64Array:
         """The rows that ``keys`` (n) have at ``times`` (n), -1 where they have none."""
         is_asked = np.repeat([False, True], [len(self.keys), len(keys)])
-        order = np.lexsort((is_asked, np.append(self.times, times), np.append(self.keys, keys)))
+        order = rows_by(np.append(self.keys, keys), np.append(self.times, times), is_asked)
         asked = order >= len(self.keys)
         before = np.maximum.accumulate(np.where(asked, -1, order)) if len(order) else order
         # Versions are in the order of ``order`` among themselves, so the highest one so far is the last one.
@@ -55,7 +56,7 @@ def versions_of(
     keys: Int64Array, times: Int64Array, kinds: Int8Array, columns: Sequence[pa.Array]
 ) -> Versions:
     """The versions that rows (n, in order of arrival) make; of several of a key and time the last one counts."""
-    order = np.lexsort((times, keys))
+    order = rows_by(keys, times)
     begins = _begins(keys[order], times[order])
     groups = np.empty(len(keys), np.int64)
     groups[order] = np.cumsum(begins) - 1

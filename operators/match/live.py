@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture
 from asyncstate.operator import BelongsTo, OperatorContext
 from asyncstate.state.columnar.columns import ColumnStateDescriptor, TimeRange
@@ -148,7 +149,7 @@ def _behind(keys: KeyBatch, heads: ListHeads, stored: ListColumns, new: NewRows 
         owners, masks, times, payload = new
     elif new is not None:
         owners = np.concatenate([owners, new.owners])
-        order = np.argsort(owners, kind="stable")
+        order = rows_by(owners)
         owners = owners[order]
         masks = np.concatenate([masks, new.masks])[order]
         times = np.concatenate([times, new.times])[order]

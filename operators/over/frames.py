@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec.sorting import rows_by
 from asyncstate.durations import Duration, duration_text, microseconds
 from asyncstate.errors import SchemaError
 
@@ -96,7 +97,7 @@ def first_in_range(starts: Int64Array, times: Int64Array, before: int) -> Int64A
     keys, asked = np.tile(owners, 2), np.repeat([True, False], count)
     earliest = np.maximum(times, np.iinfo(np.int64).min + before) - before
     values = np.concatenate([earliest, times])
-    order = np.lexsort((~asked, values, keys))
+    order = rows_by(keys, values, ~asked)
     behind = np.cumsum(order >= count)  # rows that stand before, over all keys
     first = np.empty(count, np.int64)
     is_asked = order < count

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
+from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import event_times
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
@@ -66,11 +67,7 @@ class KeptRows:
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
         """See ``OverAggregate``."""
-        return self._state.async_heads(bundle.keys).then_compose(
-            lambda heads: self._state.async_rows(heads).then_compose(
-                lambda stored: self._change(bundle, heads, stored, ctx)
-            )
-        )
+        return self._state.async_read(bundle.keys).then_compose(lambda read: self._change(bundle, *read, ctx))
 
     def clean_up(self, ctx: BundleContext) -> None:
         """See ``OverAggregate``: all rows stay."""
@@ -85,7 +82,7 @@ class KeptRows:
         kept = np.flatnonzero(~removed)
         new_owners = np.concatenate([owners[kept], bundle.keys.inverse[added]]).astype(np.int64)
         come = take_rows(bundle.batch.columns, added)
-        order = np.argsort(new_owners, kind="stable")
+        order = rows_by(new_owners)
         columns = take_rows(concat_rows(take_rows(old.columns, kept), come), order)
         new = _Table(columns, new_owners[order])
         self._store(bundle, heads, old, new, removed, added)
@@ -121,7 +118,7 @@ class KeptRows:
             self._state.put(bundle.keys, columns, new.owners, heads)
         elif len(added):
             owners = bundle.keys.inverse[added]
-            order = np.argsort(owners, kind="stable")
+            order = rows_by(owners)
             columns = [bundle.batch.column(index) for index in self._payload.indices]
             self._state.append(bundle.keys, take_rows(columns, added[order]), owners[order], heads)
 

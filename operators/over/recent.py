@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads
@@ -96,10 +97,8 @@ class RecentRows(_Recent):
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
         """See ``OverAggregate``."""
-        return self._state.async_heads(bundle.keys).then_compose(
-            lambda heads: self._state.async_rows(heads).then_compose(
-                lambda stored: self._take_in(bundle, heads, stored, ctx)
-            )
+        return self._state.async_read(bundle.keys).then_compose(
+            lambda read: self._take_in(bundle, *read, ctx)
         )
 
     def _take_in(
@@ -107,7 +106,7 @@ class RecentRows(_Recent):
     ) -> StateFuture[None]:
         columns = concat_rows(stored.columns[1:], self._kept(bundle))
         owners = np.concatenate([stored.key_index, bundle.keys.inverse]).astype(np.int64)
-        order = np.argsort(owners, kind="stable")
+        order = rows_by(owners)
         starts = np.searchsorted(owners[order], np.arange(len(bundle.keys) + 1))
         columns = take_rows(columns, order)
         self._store(bundle.keys, heads, columns, starts)
@@ -161,15 +160,13 @@ class RecentRange(_Recent):
         def take_in(heads: ListHeads, stored: ListColumns) -> StateFuture[None]:
             kept = [pa.array(times), *self._kept(bundle)]
             mine = pairs.inverse[len(times) :]
-            order = np.argsort(mine, kind="stable")
+            order = rows_by(mine)
             self._state.append(pairs, take_rows(kept, order), mine[order], heads)
             all_owners = np.concatenate([owner_of_pair[stored.key_index], owners])
             columns = concat_rows(stored.columns, kept)
             return self._async_evaluate(bundle, columns, all_owners, stored.num_rows, ctx)
 
-        return self._state.async_heads(pairs).then_compose(
-            lambda heads: self._state.async_rows(heads).then_compose(lambda stored: take_in(heads, stored))
-        )
+        return self._state.async_read(pairs).then_compose(lambda read: take_in(*read))
 
     def _async_evaluate(
         self,
@@ -180,7 +177,7 @@ class RecentRange(_Recent):
         ctx: BundleContext,
     ) -> StateFuture[None]:
         times = columns[0].to_numpy()
-        order = np.lexsort((times, owners))  # stored rows stand before new ones
+        order = rows_by(owners, times)  # stored rows stand before new ones
         starts = np.searchsorted(owners[order], np.arange(len(bundle.keys) + 1))
         times = times[order]
         batch = self._batch(take_rows(columns[1:], order), len(order))

@@ -76,11 +76,9 @@ class RankState(ABC):
         self, keys: KeyBatch, times: Int64Array | None = None
     ) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
         """The heads of the lists, for what will be written, and the lists; looked at with these event times (u)."""
-        heads = self._top.async_heads(keys)
-        yield heads
-        entries = self._top.async_rows(heads.get(), self._top.stamps_at(times, len(keys)))
-        yield entries
-        return heads.get(), entries.get()
+        read = self._top.async_read(keys, self._top.stamps_at(times, len(keys)))
+        yield read
+        return read.get()
 
     @abstractmethod
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:

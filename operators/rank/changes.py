@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import accumulates
+from asyncstate.codec.sorting import rows_by
 
 from ..core.arrays import BoolArray, Int64Array, place_among_equals, row_ids, take_rows
 from ..core.changelog import distinct_rows, net_changes, take_changes
@@ -93,7 +94,7 @@ def shown_changes(
     order = _order(table, slots, key_order, by_number=identity == "number")
     changes = net_changes(order, slots.before >= 0, slots.after >= 0, changed, emit_update_before)
     keys = table.key[np.maximum(slots.before, slots.after)]
-    changes = changes.select(np.lexsort((accumulates(changes.kinds), key_order[keys[changes.keys]])))
+    changes = changes.select(rows_by(key_order[keys[changes.keys]], accumulates(changes.kinds)))
     numbers = np.where(changes.new, slots.number_after[changes.keys], slots.number_before[changes.keys])
     return ShownChanges(take_changes(changes, [], old, new), keys[changes.keys], numbers, changes.kinds)
 
@@ -161,7 +162,7 @@ def _order(table: RankTable, slots: _Slots, key_order: Int64Array, by_number: bo
     key = key_order[table.key[np.maximum(slots.before, slots.after)]]
     number = np.where(stays, slots.number_after, slots.number_before)
     if by_number:
-        return np.lexsort((number, key))
+        return rows_by(key, number)
     # Of equal numbers (ties) the earlier one first.
     arrival = table.arrival[np.where(stays, slots.after, slots.before)]
-    return np.lexsort((arrival, number, stays, key))
+    return rows_by(key, stays, number, arrival)

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import accumulates
+from asyncstate.codec.sorting import rows_by
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, place_in_run, take_rows
 from ..core.netting import Identified, net_by_content, net_by_unique_key
@@ -163,7 +164,7 @@ def _from_worst_to_best(codes: Codes, stored: int, total: int) -> Int64Array:
 
 def _arrival_of_replaced(ids: Int64Array, there: BoolArray, arrival: Int64Array, codes: Codes) -> Int64Array:
     """The ``arrival`` of each row, or that of the row that it directly replaces where both are of equal order."""
-    events = np.argsort(ids, kind="stable")
+    events = rows_by(ids)
     begins = differs_from_last([ids], events)
     after_row = np.zeros(len(ids), np.bool_)
     after_row[1:] = there[events][:-1] & ~begins[1:]

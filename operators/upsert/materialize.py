@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
@@ -122,11 +123,9 @@ class UpsertMaterialize(Named, BundleOperator):
         return self._steps(bundle, ctx) if bundle.num_rows else None
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Generator[StateFuture[Any], None, None]:
-        heads = self._rows.async_heads(bundle.keys)
-        yield heads
-        stored = self._rows.async_rows(heads.get())
-        yield stored
-        self._merge(bundle, heads.get(), stored.get(), ctx)
+        read = self._rows.async_read(bundle.keys)
+        yield read
+        self._merge(bundle, *read.get(), ctx)
 
     def _merge(self, bundle: Bundle, heads: ListHeads, stored: ListColumns, ctx: BundleContext) -> None:
         columns = concat_rows(stored.columns, self._payload.of(bundle.batch))
@@ -135,7 +134,7 @@ class UpsertMaterialize(Named, BundleOperator):
         net = self._net(bundle, columns, key, size)
         self._missing.add(net.missing, bundle)
         rows = np.concatenate([np.flatnonzero(~net.removed), size + net.added])
-        rows = rows[np.argsort(key[rows], kind="stable")]
+        rows = rows[rows_by(key[rows])]
         changed = np.zeros(len(bundle.keys), np.bool_)
         changed[key[:size][net.removed]] = True
         changed[key[size + net.added]] = True

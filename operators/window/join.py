@@ -252,24 +252,23 @@ class WindowJoin(Named, BundleOperator):
                 side.state.remove_entries(found.entry_keys(found.namespaces <= over))
 
     def _put_out(self, part: DuePart, ctx: BundleContext) -> Iterator[None]:
-        inputs = [side.read(found) for side, found in zip(self._sides, part.ranges, strict=True)]
+        inputs = [_Read(side, found) for side, found in zip(self._sides, part.ranges, strict=True)]
         # A list's rows have one key and one slice; those that carry their window may begin at several times.
-        runs = [Runs.of(self._begins(found)) for found in part.ranges]
-        both = zip(*(of.first(one.keys) for of, one in zip(runs, inputs, strict=True)), strict=True)
-        sizes = [len(of.firsts) for of in runs]
-        keys = self._codec.group([pa.concat_arrays(pair) for pair in both], num_rows=sum(sizes))
+        runs = [Runs.of(one.lists.counts, alone=self.window is None) for one in inputs]
+        both = zip(*(one.lists.key_columns for one in inputs), strict=True)
+        sizes, num_lists = [len(of.lists) for of in runs], [len(one.lists.counts) for one in inputs]
+        keys = self._codec.group([pa.concat_arrays(pair) for pair in both], num_rows=sum(num_lists))
         starts = None if self.window is not None else np.concatenate([one.starts() for one in inputs])
-        apart = self._apart(keys, sizes)
-        slices = np.concatenate(
-            [found.namespaces[of.firsts] for of, found in zip(runs, part.ranges, strict=True)]
-        )
+        apart = self._apart(keys, num_lists)
+        lists = np.concatenate([runs[0].lists, runs[1].lists + num_lists[0]])
+        slices = np.concatenate([one.lists.namespaces for one in inputs])[lists]
         for ends, chosen in self._in_windows(part, slices):
-            groups = groups_of(keys, chosen, ends, starts, apart)
+            groups = groups_of(keys, lists[chosen], ends, None if starts is None else starts[chosen], apart)
             order = np.argsort(groups, kind="stable")
             chosen, groups, ends = chosen[order], groups[order], ends[order]
             is_left = chosen < sizes[0]
             left, right = (
-                Due.of(one.columns, of, chosen[of_side] - before, groups[of_side], ends[of_side])
+                Due.of(one.take, of, chosen[of_side] - before, groups[of_side], ends[of_side])
                 for one, of, of_side, before in zip(
                     inputs, runs, (is_left, ~is_left), (0, sizes[0]), strict=True
                 )
@@ -278,12 +277,6 @@ class WindowJoin(Named, BundleOperator):
             for put in final_rows(self.kind, left.keyed(looked_at), right.keyed(looked_at), self._residual):
                 self._emit(left, right, put, ctx)
                 yield
-
-    def _begins(self, found: TimeRange) -> BoolArray:
-        """Which rows (m) of a range begin a run."""
-        if self.window is None or not isinstance(found, ListRange):  # a range without rows is no ListRange
-            return np.ones(found.num_rows, np.bool_)
-        return found.begins
 
     def _apart(self, keys: KeyBatch, sizes: Sequence[int]) -> Int8Array | None:
         """Rows with a null in the key stand apart from those of the other input; 0 for all other rows."""
@@ -329,18 +322,6 @@ class _Arrival(NamedTuple):
     late: BoolArray
 
 
-class _Read(NamedTuple):
-    """Stored rows (n) of one input: its columns, and those of the key."""
-
-    names: Sequence[str]
-    columns: list[pa.Array]
-    keys: list[pa.Array]
-
-    def starts(self) -> Int64Array:
-        """Where the windows begin that the rows carry."""
-        return event_times(self.columns[self.names.index(START)])
-
-
 class _Side:
     """The rows of one input as they are stored: ``lists``, to change, and ``state``, to be read and removed by time."""
 
@@ -353,10 +334,29 @@ class _Side:
         self.state: TimeFirstListState = context.get_state(TimeFirstListDescriptor(name, schema, made_for))
         self.lists = ListSide(name, schema, context, state=self.state)
 
-    def read(self, found: TimeRange) -> _Read:
-        """Rows that were read by time."""
-        keys, stored = found.key_columns, found.columns
-        if not found.num_rows:
-            keys = [pa.array([], field.type) for field in self.spec.key_schema]
-            stored = [pa.array([], field.type) for field in self.payload.fields]
-        return _Read(self.spec.schema.names, self.payload.row([*keys, *stored]), keys)
+    def nothing(self) -> ListRange:
+        """No lists."""
+        keys, rows = (
+            [pa.array([], one.type) for one in of] for of in (self.spec.key_schema, self.payload.fields)
+        )
+        none = np.empty(0, np.int64)
+        return ListRange([], none, keys, rows, none, none)
+
+
+class _Read:
+    """The ``lists`` of one input that were read by time, and their rows (n)."""
+
+    def __init__(self, side: _Side, found: TimeRange) -> None:
+        self.lists = found if isinstance(found, ListRange) else side.nothing()
+        self._side = side
+        self._list_of = np.append(self.lists.lists, -1)  # the last is that of the row -1
+
+    def take(self, rows: Int64Array) -> list[pa.Array]:
+        """The input's columns of some rows; null where the index is -1."""
+        keys = take_rows(self.lists.key_columns, self._list_of[rows])
+        return self._side.payload.row([*keys, *take_rows(self.lists.columns, rows)])
+
+    def starts(self) -> Int64Array:
+        """Where the windows begin that the rows carry (n)."""
+        every = self.take(np.arange(self.lists.num_rows))
+        return event_times(every[self._side.spec.schema.names.index(START)])

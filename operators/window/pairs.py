@@ -11,9 +11,9 @@ Source: the join of a window's records in Flink's ``WindowJoinOperator``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,55 +21,56 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyBatch
 
-from ..core.arrays import BoolArray, Int8Array, Int64Array, count_up, take_rows
+from ..core.arrays import Int8Array, Int64Array, IntArray, count_up
 from ..join.matches import Emission, Matches, Residual, Rows, equal_keys, join
 from ..join.rules import JoinKind, rules
 
+Take: TypeAlias = Callable[[Int64Array], list[pa.Array]]
+"""The columns of some rows, by their indices; null where the index is -1."""
+
 
 class Runs(NamedTuple):
-    """Rows of one input in runs of one key and slice: the first row of each run, and how many it has."""
+    """Rows of one input in runs of one window: of each run the first row, how many it has, and the list it is in."""
 
     firsts: Int64Array
     counts: Int64Array
+    lists: Int64Array
 
     @staticmethod
-    def of(begins: BoolArray) -> Runs:
-        """Of rows (n), of which those in the mask ``begins`` are the first ones of their runs."""
-        firsts = np.flatnonzero(begins)
-        return Runs(firsts, np.diff(firsts, append=len(begins)))
-
-    def first(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """The first rows of all runs."""
-        return take_rows(columns, self.firsts)
+    def of(counts: Int64Array, alone: bool) -> Runs:
+        """Of lists that have so many rows each; ``alone``: each row is a run."""
+        every = np.arange(len(counts))
+        if not alone:
+            return Runs(np.cumsum(counts) - counts, counts, every)
+        lists = np.repeat(every, counts)
+        return Runs(np.arange(len(lists)), np.ones(len(lists), np.int64), lists)
 
 
 class Due(NamedTuple):
-    """Rows of one input in the order in which they meet others: n rows of ``columns``, by group."""
+    """Rows of one input in the order in which they meet others: n ``rows`` of those to ``take_from``, by group."""
 
-    columns: Sequence[pa.Array]
+    take_from: Take
     rows: Int64Array
     groups: Int64Array
     ends: Int64Array
 
     @staticmethod
-    def of(
-        columns: Sequence[pa.Array], runs: Runs, chosen: Int64Array, groups: Int64Array, ends: Int64Array
-    ) -> Due:
+    def of(take_from: Take, runs: Runs, chosen: Int64Array, groups: Int64Array, ends: Int64Array) -> Due:
         """The rows of ``chosen`` runs (m), in this order, with the groups and the windows' ends (m) of these."""
         counts = runs.counts[chosen]
         rows = np.repeat(runs.firsts[chosen], counts) + count_up(counts)
-        return Due(columns, rows, np.repeat(groups, counts), np.repeat(ends, counts))
+        return Due(take_from, rows, np.repeat(groups, counts), np.repeat(ends, counts))
 
     def keyed(self, with_columns: bool) -> Rows:
         """As what is to be matched."""
-        return Rows(take_rows(self.columns, self.rows) if with_columns else [], self.groups)
+        return Rows(self.take_from(self.rows) if with_columns else [], self.groups)
 
     def take(self, indices: Int64Array) -> list[pa.Array]:
         """Some of the rows; null where the index is -1."""
         chosen = np.full(len(indices), -1)
         there = indices >= 0
         chosen[there] = self.rows[indices[there]]
-        return take_rows(self.columns, chosen)
+        return self.take_from(chosen)
 
 
 def groups_of(
@@ -77,23 +78,30 @@ def groups_of(
 ) -> Int64Array:
     """The groups of m rows, numbered from 0 by window end, then in the order of the store.
 
-    ``rows`` (m) are rows of ``keys``, ``ends`` (m) their windows. Per row of ``keys`` (n) there may be the ``starts``
-    of the windows, which must be equal in a group, and numbers below 3 that keep rows ``apart``.
+    ``rows`` (m) are rows of ``keys``, ``ends`` (m) their windows. There may be the ``starts`` (m) of the windows, which
+    must be equal in a group, and, per row of ``keys`` (n), numbers that keep rows ``apart``.
     """
     pairs = keys.in_namespaces(ends, keys.inverse[rows])
     assert pairs.namespaces is not None
-    place = np.empty(len(pairs), np.int64)
-    place[np.argsort(pairs.namespaces, kind="stable")] = np.arange(len(pairs))
-    codes = place[pairs.inverse]
-    if starts is None and apart is None:
-        return codes
-    if starts is not None:
-        ticks, ranks = np.unique(starts, return_inverse=True)
-        codes = codes * len(ticks) + ranks[rows]
-    if apart is not None:
-        codes = codes * 3 + apart[rows]
-    groups: Int64Array = np.unique(codes, return_inverse=True)[1]
-    return groups
+    codes = subdivided(by_time(pairs.namespaces)[pairs.inverse], starts)
+    return subdivided(codes, None if apart is None else apart[rows])
+
+
+def by_time(namespaces: Int64Array) -> Int64Array:
+    """The place of each of u keys in the order of the store in their order by namespace, then in that of the store."""
+    place = np.empty(len(namespaces), np.int64)
+    place[np.argsort(namespaces, kind="stable")] = np.arange(len(namespaces))
+    return place
+
+
+def subdivided(groups: Int64Array, values: IntArray | None) -> Int64Array:
+    """The groups (n) that rows are in if those of one group must have equal ``values`` (n), too; numbered from 0 by
+    group, then by value. None: the groups themselves."""
+    if values is None:
+        return groups
+    distinct, ranks = np.unique(values, return_inverse=True)
+    parts: Int64Array = np.unique(groups * len(distinct) + ranks, return_inverse=True)[1]
+    return parts
 
 
 def final_rows(

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import (
@@ -26,7 +27,11 @@ from asyncstate.operator import (
     OperatorContext,
     OutputSpec,
 )
-from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
+from asyncstate.state.columnar.time_first_lists import (
+    ListRange,
+    TimeFirstListDescriptor,
+    TimeFirstListState,
+)
 
 from ..core.arrays import Int64Array, take_rows
 from ..core.checks import Named, check_choice, check_has_time, check_insert_only, check_number
@@ -37,7 +42,7 @@ from ..rank.best import BestRows
 from ..rank.numbers import RankFunction, RankTable
 from ..rank.plan import RankPlan, RankRows, RankSettings
 from .given import START, GivenWindows, check_given, given_ends
-from .pairs import groups_of
+from .pairs import by_time, subdivided
 from .plan import WINDOW_COLUMNS, window_columns, window_time_type
 from .time import OUT_OF_RANGE
 from .windows import SlicedWindow, check_sliced, due_until
@@ -150,7 +155,6 @@ class WindowRank(Named, BundleOperator):
         )
         self._best = BestRows(self._plan, context, top=self._top)
         self._reader = DueReader(self._top, self._windows, context.key_groups)
-        self._codec = context.key_codec
         self._spec = spec
         self._fired = due_until(context.previous_watermark)
         self._late = LateRows(self.late_output, context)
@@ -208,17 +212,17 @@ class WindowRank(Named, BundleOperator):
             yield
 
     def _put_out(self, part: DuePart, ctx: BundleContext) -> None:
-        (entries,) = part.ranges
-        keys = self._codec.group(entries.key_columns, num_rows=entries.num_rows)
-        every, starts = np.arange(entries.num_rows), self._plan.starts(entries.columns)
-        windows = groups_of(keys, every, entries.namespaces, starts, None)
-        order = np.argsort(windows, kind="stable")
-        numbers = self._plan.numbers(windows, self._plan.codes(entries.columns), order)
+        found = cast(ListRange, part.entries)
+        lists = found.lists
+        windows = subdivided(by_time(found.namespaces)[lists], self._plan.starts(found.columns))
+        order = rows_by(windows)
+        numbers = self._plan.numbers(windows, self._plan.codes(found.columns), order)
         shown = numbers > self.settings.offset
         rows, numbers = order[shown], numbers[shown]
-        columns = take_rows(self._plan.payload.row([*entries.key_columns, *entries.columns]), rows)
+        keys, stored = take_rows(found.key_columns, lists[rows]), take_rows(found.columns, rows)
+        columns = self._plan.payload.row([*keys, *stored])
         if self.window is not None:
-            ends = entries.namespaces[rows]
+            ends = found.namespaces[lists[rows]]
             columns += window_columns(self.window.window_start(ends), ends, self._spec)
         if self.rank_column is not None:
             columns.append(pa.array(numbers))

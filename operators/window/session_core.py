@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from asyncstate.codec.sorting import rows_by
+
 from ..core.arrays import Int64Array, IntArray
 
 
@@ -49,7 +51,7 @@ def merge_sessions(
     keys = np.concatenate([stored.keys, row_keys]).astype(np.int64)
     starts = np.concatenate([stored.starts, row_times])
     ends = np.concatenate([stored.ends, row_times + gap])
-    order = np.lexsort((starts, keys))
+    order = rows_by(keys, starts)
     keys, starts, ends = keys[order], starts[order], ends[order]
     is_stored = order < count
     reach = np.maximum(_last_end(keys, ends, is_stored), _last_end(keys, ends, ~is_stored))
@@ -81,12 +83,10 @@ def sessions_at(spans: Spans, row_keys: IntArray, row_times: Int64Array, gap: in
     count = len(spans.keys)
     if not count:
         return np.full(len(row_keys), -1, np.int64)
-    order = np.lexsort(
-        (
-            np.concatenate([np.zeros(count, np.int8), np.ones(len(row_keys), np.int8)]),
-            np.concatenate([spans.starts, row_times]),
-            np.concatenate([spans.keys, row_keys]),
-        )
+    order = rows_by(
+        np.concatenate([spans.keys, row_keys]),
+        np.concatenate([spans.starts, row_times]),
+        np.repeat([False, True], [count, len(row_keys)]),
     )
     last = np.maximum.accumulate(np.where(order < count, order, -1))  # sessions keep their order
     found = np.empty(len(order), np.int64)

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
@@ -144,7 +145,7 @@ class SessionRows(SessionAggregation):
             ctx.emit(self._whole_rows(over.keys, found, late), output=self._late_output)
         if not len(due):
             return completed_void_future()
-        due = due[np.lexsort((times[due], session[due]))]  # sessions ascend by key and start
+        due = due[rows_by(session[due], times[due])]  # sessions ascend by key and start
         return self.put_out_rows(self._whole_rows(over.keys, found, due), session[due], starts, ends, ctx)
 
     def _whole_rows(self, keys: KeyBatch, found: ListColumns, rows: Int64Array) -> list[pa.Array]:

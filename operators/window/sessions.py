@@ -75,10 +75,8 @@ class SessionAggregation:
         bundle = self._time.in_range(bundle)
         if not bundle.num_rows:
             return None
-        return self._sessions.async_heads(bundle.keys).then_compose(
-            lambda heads: self._sessions.async_rows(heads).then_compose(
-                lambda stored: self._merge(bundle, heads, stored, ctx)
-            )
+        return self._sessions.async_read(bundle.keys).then_compose(
+            lambda read: self._merge(bundle, *read, ctx)
         )
 
     def _merge(
@@ -186,10 +184,8 @@ class SessionAggregation:
     def _fire(self, part: DuePart, fired: int, ctx: BundleContext) -> StateFuture[None]:
         self._ends.remove_entries(part.entries.store_keys)
         keys = self._codec.group(part.entries.key_columns, num_rows=part.entries.num_rows)
-        return self._sessions.async_heads(keys).then_compose(
-            lambda heads: self._sessions.async_rows(heads).then_accept(
-                lambda stored: self._split(keys, heads, stored, part.last, fired, ctx)
-            )
+        return self._sessions.async_read(keys).then_accept(
+            lambda read: self._split(keys, *read, part.last, fired, ctx)
         )
 
     def _split(

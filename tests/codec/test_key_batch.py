@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.codec import KeyBatch, KeyCodec, encode_namespace
-from asyncstate.codec.key_batch import stable_order
 from asyncstate.errors import CodecError
 from tests.codec.strategies import columns, key_rows, record_values, same
 
@@ -139,12 +138,6 @@ def test_rows_under_null_do_not_matter() -> None:
     left = pa.array(np.array([7, 8, 9]), mask=np.array([True, True, False]))
     batch = codec_of([pa.int64()]).group([left])
     assert sorted(record_values(batch.columns[0]), key=str) == [9, None]
-
-
-@given(st.lists(st.integers(0, 200_000), max_size=50), st.sampled_from([200_001, 2**31]))
-def test_stable_order_is_a_stable_argsort(codes: list[int], bound: int) -> None:
-    array = np.array(codes, np.int32)
-    assert stable_order(array, bound).tolist() == np.argsort(array, kind="stable").tolist()
 
 
 def test_a_row_a_key_needs_no_sorting() -> None:

@@ -65,11 +65,17 @@ def read(state: TimeFirstListState, until: int, start: int) -> Lists:
             (column.to_pylist() for column in part.columns),
         )
         assert texts == [str(number) for number in numbers]
-        for store_key, time, key, number in zip(
-            part.store_keys, part.namespaces.tolist(), keys, numbers, strict=True
+        assert part.num_rows == len(numbers)
+        for store_key, time, key, start_at, count in zip(
+            part.store_keys,
+            part.namespaces.tolist(),
+            keys,
+            part.starts.tolist(),
+            part.counts.tolist(),
+            strict=True,
         ):
             groups.append((store_key[:2], time, key))
-            found.setdefault((time, key), []).append(number)
+            found.setdefault((time, key), []).extend(numbers[start_at : start_at + count])
     assert groups == sorted(groups)
     return found
 

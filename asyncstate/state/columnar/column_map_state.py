@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, UserKeyBatch, prefix_end
+from asyncstate.codec.columns import LARGE_BINARY
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
@@ -169,14 +170,15 @@ class ColumnMapState(ColumnState):
 
     def _time_range(self, entries: Page) -> MapTimeRange:
         store_keys = [key for key, _ in entries]
-        key_columns, ends = self._key_codec.decode_prefix(store_keys, TIME_FIRST_PREFIX_BYTES)
+        packed = pa.array(store_keys, LARGE_BINARY)
+        key_columns, ends = self._key_codec.decode_prefix(packed, TIME_FIRST_PREFIX_BYTES)
         columns, _ = self._codec.decode([row for _, row in entries])
         return MapTimeRange(
             store_keys=store_keys,
-            namespaces=namespaces_of(store_keys),
+            namespaces=namespaces_of(packed),
             key_columns=key_columns,
             columns=columns,
-            user_columns=self._user_keys.decode(store_keys, ends),
+            user_columns=self._user_keys.decode(packed, ends),
         )
 
     # -- what is refused ----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, RowCodec
+from asyncstate.codec.columns import LARGE_BINARY
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
 from asyncstate.requests import Page, StateSink
@@ -59,6 +60,11 @@ class TimeRange:
     def num_rows(self) -> int:
         """m."""
         return len(self.store_keys)
+
+    @property
+    def row_namespaces(self) -> Int64Array:
+        """The namespace of each row."""
+        return self.namespaces
 
     def piece(self, start: int, stop: int) -> TimeRange:
         """Entries ``start`` to ``stop``."""
@@ -196,10 +202,11 @@ class ColumnState:
         store_keys = [key for key, _ in entries]
         values: list[bytes | None] = [value for _, value in entries]
         columns, _ = self._codec.decode(values)
+        packed = pa.array(store_keys, LARGE_BINARY)
         return TimeRange(
             store_keys=store_keys,
-            namespaces=namespaces_of(store_keys),
-            key_columns=self._key_codec.decode(store_keys, TIME_FIRST_PREFIX_BYTES),
+            namespaces=namespaces_of(packed),
+            key_columns=self._key_codec.decode(packed, TIME_FIRST_PREFIX_BYTES),
             columns=columns,
         )
 

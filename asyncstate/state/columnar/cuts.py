@@ -25,6 +25,10 @@ class Entries(Protocol):
     def store_keys(self) -> list[bytes]:
         """The store key of each (n)."""
 
+    @property
+    def num_rows(self) -> int:
+        """How many rows they are."""
+
     def piece(self, start: int, stop: int) -> Any:
         """Entries ``start`` to ``stop``, of the same class."""
 
@@ -39,7 +43,7 @@ def cut_alike(
 ) -> Iterator[tuple[E, ...]]:
     """Parts of all ``scans``, given as pages: a piece of each scan, all of them with the same places.
 
-    A part ends where one of the scans has ``rows_max`` entries (judged by a page); it has more only if more are at one
+    A part ends where one of the scans has ``rows_max`` rows (judged by a page); it has more only if more are at one
     place. ``joined`` puts pages together, also none. Entries of parts that have been given may be removed from the
     store.
     """
@@ -74,10 +78,10 @@ class _Run(Generic[E]):
         self._rows = 0
 
     def read_on(self) -> None:
-        """Read until there are more entries than a part may have."""
+        """Read until there are more rows than a part may have."""
         for page in self._pages:
             self._held.append(page)
-            self._rows += len(page.store_keys)
+            self._rows += page.num_rows
             if self._rows > max(self._rows_max(page), self._least):
                 self.boundary = self._place(page.store_keys[-1])
                 return
@@ -87,7 +91,7 @@ class _Run(Generic[E]):
         """The entries of the places before ``boundary``."""
         held = self._joined(self._held)
         cut = bisect_left(held.store_keys, boundary, key=self._place)
-        self._held = [held.piece(cut, self._rows)]
-        self._rows -= cut
+        self._held = [held.piece(cut, len(held.store_keys))]
+        self._rows = self._held[0].num_rows
         self._least = 2 * self._rows
         return held.piece(0, cut)  # type: ignore[no-any-return]

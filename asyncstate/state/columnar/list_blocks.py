@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ import pyarrow as pa
 
 from asyncstate.codec.columns import (
     LARGE_BINARY,
+    ByteArray,
     binary_from,
     binary_parts,
     binary_rows,
@@ -30,6 +32,7 @@ from asyncstate.codec.columns import (
     join_binary,
     matrix_binary,
     matrix_rows,
+    valid_mask,
 )
 from asyncstate.errors import CodecError
 
@@ -48,7 +51,8 @@ VARIABLE = 0xFFFFFFFF
 _HEADER_BYTES = 16
 _LENGTH = np.dtype("<u4")
 _LENGTH_BYTES = 4
-_NO_BLOCK = bytes(_HEADER_BYTES)
+
+_Headers: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int64Array]
 
 
 @dataclass(frozen=True)
@@ -105,10 +109,15 @@ class ListHeads:
 
 def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str, moment: int = 0) -> ListHeads:
     """The heads of lists; CodecError naming ``owner`` if one is cut short."""
-    data = b"".join([_NO_BLOCK if block is None else block[:_HEADER_BYTES] for block in blocks])
-    if len(data) != _HEADER_BYTES * len(blocks):
-        raise _damaged(owner)
-    return ListHeads(store_keys, blocks, *_headers(data, np.arange(len(blocks)) * _HEADER_BYTES), moment)
+    stored = pa.array(blocks, LARGE_BINARY)
+    there = valid_mask(stored)
+    if there is None:
+        return ListHeads(store_keys, blocks, *_headers_of(stored, owner), moment)
+    numbers = np.zeros((4, len(blocks)), np.int64)
+    if there.any():
+        numbers[:, there] = _headers_of(stored.drop_null(), owner)
+    chunks, sealed_rows, rows, width = numbers
+    return ListHeads(store_keys, blocks, chunks, sealed_rows, rows, width, moment)
 
 
 def empty_heads(store_keys: list[bytes]) -> ListHeads:
@@ -135,26 +144,24 @@ def numbered_keys(store_keys: list[bytes], chunks: Int64Array) -> list[bytes]:
 
 def read_rows(blocks: Sequence[bytes], owner: str) -> tuple[pa.LargeBinaryArray, Int64Array]:
     """All rows of the blocks, and the number of rows a block; CodecError if a block does not add up."""
-    data = b"".join(blocks)
-    sizes = np.fromiter(map(len, blocks), np.int64, len(blocks))
-    ends = np.cumsum(sizes)
-    if bool((sizes < _HEADER_BYTES).any()):
-        raise _damaged(owner)
-    tables = ends - sizes + _HEADER_BYTES
-    _, _, rows, width = _headers(data, ends - sizes)
+    stored = pa.array(blocks, LARGE_BINARY)
+    offsets, data = binary_parts(stored)
+    _, _, rows, width = _headers_of(stored, owner)
+    tables, ends = offsets[:-1] + _HEADER_BYTES, offsets[1:]
     variable = width == VARIABLE
     bodies = tables + np.where(variable, rows * _LENGTH_BYTES, 0)
     # Checked before anything of that size is made: damaged headers may ask for gigabytes.
     if bool((bodies + np.where(variable, 0, rows * width) > ends).any()):
         raise _damaged(owner)
-    lengths = _row_lengths(np.frombuffer(data, np.uint8), tables, rows, width)
-    offsets = _offsets(lengths)
+    lengths = _row_lengths(data, tables, rows, width)
+    row_offsets = _offsets(lengths)
     last_row = np.cumsum(rows)
-    before = offsets[last_row - rows]
-    if bool((bodies + offsets[last_row] - before != ends).any()):
+    before = row_offsets[last_row - rows]
+    if bool((bodies + row_offsets[last_row] - before != ends).any()):
         raise _damaged(owner)
-    starts = offsets[:-1] + np.repeat(bodies - before, rows)
-    return binary_slices(data, starts, starts + lengths), rows
+    # The rows of a block lie one behind the other, and so do all once headers and tables are left out.
+    _, joined = binary_parts(binary_slices(data, bodies, ends))
+    return binary_from(row_offsets, pa.py_buffer(joined)), rows
 
 
 class NewBlocks:
@@ -204,6 +211,9 @@ class NewBlocks:
 
     def _widths(self, starts: Int64Array, old_rows: Int64Array, old_width: Int64Array) -> Int64Array:
         """The common length of the rows of each unit, VARIABLE if they differ (after a change of schema)."""
+        alike = len(self._lengths) and self._lengths.min() == self._lengths.max()
+        if alike and bool(((old_rows == 0) | (old_width == self._lengths[0])).all()):
+            return np.full(len(starts), self._lengths[0])
         lowest = np.minimum.reduceat(self._lengths, starts)
         highest = np.maximum.reduceat(self._lengths, starts)
         return np.where((lowest == highest) & ((old_rows == 0) | (old_width == lowest)), lowest, VARIABLE)
@@ -237,10 +247,11 @@ class _OldTails:
     """The rows that stand in the heads of u lists, as pieces of one buffer."""
 
     def __init__(self, heads: ListHeads) -> None:
-        blocks = [block or b"" for block in heads.blocks]
-        sizes = np.fromiter(map(len, blocks), np.int64, len(blocks))
-        self._blocks = b"".join(blocks)
         self._heads = heads
+        self._blocks, sizes = b"", np.zeros(len(heads.blocks), np.int64)
+        if heads.rows.any():  # most lists of a window are new ones
+            blocks = [block or b"" for block in heads.blocks]
+            self._blocks, sizes = b"".join(blocks), np.fromiter(map(len, blocks), np.int64, len(blocks))
         self._ends = np.cumsum(sizes)
         self._tables = self._ends - sizes + np.minimum(sizes, _HEADER_BYTES)
         self._bodies = self._tables + np.where(heads.width == VARIABLE, heads.rows * _LENGTH_BYTES, 0)
@@ -276,8 +287,15 @@ def _with_made_up_tables(
     return pa.array(made, LARGE_BINARY)
 
 
-def _headers(data: bytes, starts: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-    headers = gather_bytes(np.frombuffer(data, np.uint8), starts, _HEADER_BYTES)
+def _headers_of(blocks: pa.LargeBinaryArray, owner: str) -> _Headers:
+    offsets, data = binary_parts(blocks)
+    if bool((np.diff(offsets) < _HEADER_BYTES).any()):
+        raise _damaged(owner)
+    return _headers(data, offsets[:-1])
+
+
+def _headers(data: ByteArray, starts: Int64Array) -> _Headers:
+    headers = gather_bytes(data, starts, _HEADER_BYTES)
     fields = headers.view(_LENGTH).astype(np.int64)
     return fields[:, 0], fields[:, 1], fields[:, 2], fields[:, 3]
 

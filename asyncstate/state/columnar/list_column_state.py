@@ -100,6 +100,14 @@ class ListColumnState:
         """A future of the same."""
         return self.async_heads(keys).then_compose(lambda heads: self.async_rows(heads, stamps, renew))
 
+    def async_read(
+        self, keys: KeyBatch, stamps: Int64Array | None = None
+    ) -> StateFuture[tuple[ListHeads, ListColumns]]:
+        """A future of the heads of ``keys``, to write with, and of all their rows; ``stamps`` as in ``get``."""
+        return self.async_heads(keys).then_compose(
+            lambda heads: self.async_rows(heads, stamps).then_apply(lambda rows: (heads, rows))
+        )
+
     def prefetch(self, keys: KeyBatch) -> None:
         """Start loading the heads of ``keys`` while other work goes on."""
         self._sink.prefetch(keys.store_keys(self._id))

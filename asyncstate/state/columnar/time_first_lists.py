@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import ClassVar, cast
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import RowCodec
+from asyncstate.codec.columns import LARGE_BINARY
 from asyncstate.operator import MIN_WATERMARK, BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.columnar.columns import TimeRange, row_codec
@@ -55,33 +55,56 @@ class TimeFirstListDescriptor(StateDescriptor["TimeFirstListState"]):
 
 @dataclass(frozen=True)
 class ListRange(TimeRange):
-    """Rows of time-first lists, in order of (key group, namespace, key), then as appended: m rows.
+    """Whole time-first lists, in order of (key group, namespace, key): u lists of m rows.
 
-    ``store_keys`` (m) has the key of each row's list. ``begins`` (m) marks the first row of each list, ``chunks`` (m)
-    counts the sealed chunks of the row's list. No list is in part in a range.
+    ``store_keys``, ``namespaces``, ``key_columns``, ``counts`` (of rows) and ``chunks`` (their number) are of the lists
+    (u each), ``columns`` of their rows (m), list by list and as appended.
     """
 
-    begins: BoolArray
+    counts: Int64Array
     chunks: Int64Array
 
+    @property
+    def num_rows(self) -> int:
+        """m."""
+        return int(self.counts.sum())
+
+    @property
+    def row_namespaces(self) -> Int64Array:
+        """See ``TimeRange`` (m)."""
+        return np.repeat(self.namespaces, self.counts)
+
+    @property
+    def lists(self) -> Int64Array:
+        """The index of each row's list (m)."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @property
+    def starts(self) -> Int64Array:
+        """The index of the first row of each list (u)."""
+        return np.cumsum(self.counts) - self.counts
+
     def piece(self, start: int, stop: int) -> ListRange:
-        """See ``TimeRange``; whole lists."""
-        return ListRange(*self._piece(start, stop), self.begins[start:stop], self.chunks[start:stop])
+        """See ``TimeRange``; lists ``start`` to ``stop``."""
+        store_keys, namespaces, key_columns, _ = self._piece(start, stop)
+        first, rows = int(self.counts[:start].sum()), int(self.counts[start:stop].sum())
+        columns = [column.slice(first, rows) for column in self.columns]
+        numbers = self.counts[start:stop], self.chunks[start:stop]
+        return ListRange(store_keys, namespaces, key_columns, columns, *numbers)
 
     def followed_by(self, more: Sequence[TimeRange]) -> ListRange:
         """See ``TimeRange``."""
         parts = [self, *cast(Sequence[ListRange], more)]
         return ListRange(
             *self._followed_by(more),
-            np.concatenate([part.begins for part in parts]),
+            np.concatenate([part.counts for part in parts]),
             np.concatenate([part.chunks for part in parts]),
         )
 
     def entry_keys(self, chosen: BoolArray | None = None) -> list[bytes]:
-        """The store keys of the heads, then of the chunks, of the lists whose rows are ``chosen`` (m; None: all)."""
-        begins = self.begins if chosen is None else self.begins & chosen
-        heads = list(compress(self.store_keys, begins.tolist()))
-        return heads + numbered_keys(heads, self.chunks[begins])
+        """The store keys of the heads, then of the chunks, of the ``chosen`` lists (u; None: of all)."""
+        heads, chunks = super().entry_keys(chosen), self.chunks if chosen is None else self.chunks[chosen]
+        return heads + numbered_keys(heads, chunks) if chunks.any() else heads
 
 
 class TimeFirstListState(ListColumnState):
@@ -96,10 +119,9 @@ class TimeFirstListState(ListColumnState):
         self._page_size = context.page_size
 
     def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[ListRange]:
-        """The rows of all lists with start <= namespace <= ``until``, page by page.
+        """All lists with start <= namespace <= ``until``, page by page.
 
-        An entry of a range is a row here. Nothing may be appended to the lists before the end; those that have been
-        given may be removed.
+        Nothing may be appended to the lists before the end; those that have been given may be removed.
         """
         found = block_lists(self._pages(start, until, self._page_size), self._owner)
         return map(self._range, found)
@@ -119,15 +141,13 @@ class TimeFirstListState(ListColumnState):
     def _range(self, found: FoundLists) -> ListRange:
         stored = self._stored(*found)
         columns, _ = self._codec.decode(stored.rows)
-        lists, store_keys = stored.key_index, found.heads.store_keys
-        begins = np.ones(len(lists), np.bool_)
-        begins[1:] = lists[1:] != lists[:-1]
-        keys = self._key_codec.decode(store_keys, TIME_FIRST_PREFIX_BYTES)
+        store_keys = found.heads.store_keys
+        packed = pa.array(store_keys, LARGE_BINARY)
         return ListRange(
-            store_keys=list(map(store_keys.__getitem__, lists.tolist())),
-            namespaces=namespaces_of(store_keys)[lists],
-            key_columns=[column.take(pa.array(lists)) for column in keys],
+            store_keys=store_keys,
+            namespaces=namespaces_of(packed),
+            key_columns=self._key_codec.decode(packed, TIME_FIRST_PREFIX_BYTES),
             columns=columns,
-            begins=begins,
-            chunks=found.heads.chunks[lists],
+            counts=np.bincount(stored.key_index, minlength=len(store_keys)),
+            chunks=found.heads.chunks,
         )

@@ -119,10 +119,8 @@ class IntervalSide:
             columns = [pa.array([], field.type) for field in self._schema]
             nothing = ListColumns(columns, np.empty(0, np.int32), np.empty(0, np.int64))
             return completed_future(self._found(cells, cell_keys, over, empty_heads([]), nothing))
-        return self._lists.async_heads(cells).then_compose(
-            lambda heads: self._lists.async_rows(heads).then_apply(
-                lambda entries: self._found(cells, cell_keys, over, heads, entries)
-            )
+        return self._lists.async_read(cells).then_apply(
+            lambda read: self._found(cells, cell_keys, over, *read)
         )
 
     def _found(

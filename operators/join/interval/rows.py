@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import event_times
 from asyncstate.state.columnar.time_first_lists import TimeFirstListState
 
@@ -66,7 +67,7 @@ def by_cell(cells: KeyBatch, chosen: BoolArray) -> tuple[Int64Array, Int64Array]
     places = np.flatnonzero(chosen)
     index = cells.inverse[places].astype(np.int64)
     if bool((index[1:] < index[:-1]).any()):
-        order = np.argsort(index, kind="stable")
+        order = rows_by(index)
         index, places = index[order], places[order]
     return index, places
 

@@ -74,9 +74,7 @@ class UnmatchedRows:
             left = [column.filter(pa.array(stays)) for column in waiting.columns]
             self._lists.put(cells, left, waiting.key_index[stays], heads)
 
-        return self._lists.async_heads(cells).then_compose(
-            lambda heads: self._lists.async_rows(heads).then_accept(lambda waiting: remove(heads, waiting))
-        )
+        return self._lists.async_read(cells).then_accept(lambda read: remove(*read))
 
     def due(self, before: int, over: int) -> Iterator[list[pa.Array]]:
         """Payload columns of the rows with before < time <= ``over``, by time, then as stored; in parts."""

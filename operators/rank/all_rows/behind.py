@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import CodecError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
@@ -109,7 +110,7 @@ class Behind:
         """Replace the lists of the ``changed`` pairs by ``table``, whose rows are of the pairs ``pair``."""
         if changed.any():
             rows = np.flatnonzero(changed[pair])
-            rows = rows[np.lexsort((table.arrival[rows], pair[rows]))]
+            rows = rows[rows_by(pair[rows], table.arrival[rows])]
             self._rows.put(
                 found.pairs.select(changed),
                 [*take_rows(table.columns, rows), pa.array(table.arrival[rows])],
@@ -210,7 +211,7 @@ class Behind:
         pairs = keys.in_namespaces(hashes, table.key)
         heads = self._rows.async_heads(pairs)
         yield heads
-        order = np.lexsort((table.arrival, pairs.inverse))
+        order = rows_by(pairs.inverse, table.arrival)
         columns = [*take_rows(table.columns, order), pa.array(table.arrival[order])]
         self._rows.append(pairs, columns, pairs.inverse[order], heads.get())
         first = np.flatnonzero(place_in_run(table.key) == 0)
@@ -321,11 +322,9 @@ class Behind:
 def _read(
     state: ListColumnState, keys: KeyBatch
 ) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
-    heads = state.async_heads(keys)
-    yield heads
-    rows = state.async_rows(heads.get())
-    yield rows
-    return heads.get(), rows.get()
+    read = state.async_read(keys)
+    yield read
+    return read.get()
 
 
 def _int64(column: pa.Array) -> Int64Array:

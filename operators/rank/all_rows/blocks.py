@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from asyncstate.codec.sorting import rows_by
+
 from ...core.arrays import BoolArray, Int64Array, place_in_run, take_rows
 from ...core.ordering import differs_from_last, sorted_by
 from ..numbers import RankTable
@@ -77,7 +79,7 @@ class Bounds:
 
     def joined(self, more: Bounds) -> Bounds:
         """These and ``more``, in order."""
-        order = np.lexsort((-np.concatenate([self.block, more.block]), np.concatenate([self.key, more.key])))
+        order = rows_by(np.concatenate([self.key, more.key]), -np.concatenate([self.block, more.block]))
         pairs = zip(self.columns, more.columns, strict=True)
         return Bounds(
             take_rows([pa.concat_arrays(pair) for pair in pairs], order),
@@ -137,7 +139,7 @@ def cut_blocks(key: Int64Array, sizes: BlockSizes) -> Int64Array:
 
 def live_events(owner: npt.NDArray[np.integer], arrival: Int64Array, added: BoolArray) -> Int64Array:
     """Of a log of rows that came (``added``) and went, one event of each row that is left, by (owner, arrival)."""
-    order = np.lexsort((~added, arrival, owner))
+    order = rows_by(owner, arrival, ~added)
     begins = differs_from_last([owner, arrival], order)
     starts = np.flatnonzero(begins)
     sums = np.add.reduceat(np.where(added[order], 1, -1), starts) if len(starts) else starts
@@ -152,7 +154,7 @@ def occurs_in(
 ) -> BoolArray:
     """Whether each (owner, arrival) is among the others."""
     owners, arrivals = np.concatenate([owner, others]), np.concatenate([arrival, other_arrival])
-    order = np.lexsort((arrivals, owners))
+    order = rows_by(owners, arrivals)
     ids = np.empty(len(order), np.int64)
     ids[order] = np.cumsum(differs_from_last([owners, arrivals], order)) - 1
     found: BoolArray = np.isin(ids[: len(owner)], ids[len(owner) :])
