@@ -166,10 +166,12 @@ class StateDecoder:
             yield self._batch(columns, namespaces, [value for _, value in page], **more)
 
     def _lists(self, _: StoredEntries, found: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
-        for heads, positions, values in elements_of(found, self.state.kind == "list-column", self.owner):
-            columns, namespaces, ends = self._located(heads)
-            self._check_ends(heads, ends)
-            yield self._batch(columns, namespaces, values, position=pa.array(positions))
+        blocks = self.state.kind == "list-column"
+        for keys, heads, positions, values in elements_of(found, blocks, self.owner):
+            self._check_ends(keys, self._located(keys)[2])  # a chunk without its head would pass for one
+            if len(positions):
+                columns, namespaces = self._located(heads)[:2]
+                yield self._batch(columns, namespaces, values, position=pa.array(positions))
 
     def _timers(
         self, entries: StoredEntries, found: Iterator[tuple[bytes, bytes]]

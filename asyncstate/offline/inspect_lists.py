@@ -20,8 +20,8 @@ from asyncstate.state.stored_lists import BLOCKS, ELEMENTS, ListPiece, list_piec
 
 _PAGE_PIECES: Final = 256  # a chunk may have a thousand rows
 
-Read = tuple[list[bytes], Int64Array, Sequence[bytes]]
-"""For each element: the store key of its list's head, its position in the list, and its bytes."""
+Read = tuple[list[bytes], list[bytes], Int64Array, Sequence[bytes]]
+"""The store key of each piece's list; then for each element that of its list, its position there, and its bytes."""
 
 
 def elements_of(entries: Iterator[tuple[bytes, bytes]], blocks: bool, owner: str) -> Iterator[Read]:
@@ -36,7 +36,7 @@ def elements_of(entries: Iterator[tuple[bytes, bytes]], blocks: bool, owner: str
             heads += [piece.key] * count
             positions.append(np.arange(position, position + count, dtype=np.int64))
             position = 0 if piece.is_head else position + count
-        yield heads, np.concatenate(positions), values
+        yield [piece.key for piece in page], heads, np.concatenate(positions), values
 
 
 def _elements(pieces: list[ListPiece], owner: str) -> tuple[list[bytes], list[int]]:
