@@ -127,16 +127,16 @@ MUTATIONS: Final = (
         "execution/test_controllers.py",
     ),
     _mutation(
-        "asyncstate/execution/mailbox.py",
-        "if len(buffer.requests) >= limits.buffer_size:",
-        "if len(buffer.requests) > limits.buffer_size:",
+        "asyncstate/execution/record_reads.py",
+        "return len(self.requests) >= self._capacity",
+        "return len(self.requests) > self._capacity",
         "execution/test_controllers.py",
     ),
     _mutation(
-        "asyncstate/execution/pacing.py",
-        "for start in range(0, len(items), size)]",
-        "for start in range(0, len(items) - 1, size)]",
-        "execution/test_pacing.py",
+        "asyncstate/execution/reads.py",
+        "for at in range(start, len(keys), size)]",
+        "for at in range(start, len(keys) - 1, size)]",
+        "execution/test_parts.py",
         "execution/test_controllers.py",
     ),
     _mutation(

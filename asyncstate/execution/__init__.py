@@ -1,19 +1,18 @@
 """Execution controllers: how state requests are answered, sync or async.
 
-Owns: the mailbox, key accounting, the request buffer and the threads that read; anyio lives here only.
+Owns: the mailbox, the one way to list gets and the threads that read; anyio lives here only.
 Must not import runtime, Spark or operators.
 """
 
-from asyncstate.execution.accounting import KeyAccountingUnit
 from asyncstate.execution.asynchronous import AsyncExecutionController
-from asyncstate.execution.buffer import StateRequestBuffer
 from asyncstate.execution.calls import OutsideCalls
 from asyncstate.execution.controller import ControllerStatistics, ExecutionController
 from asyncstate.execution.limits import AsyncLimits, CallLimits
 from asyncstate.execution.loop import Completion, Completions
 from asyncstate.execution.pacing import ReadPacer, thread_waits
 from asyncstate.execution.read_ahead import BLOCK_ROWS, ComingRows, Interests
-from asyncstate.execution.read_threads import ListGet, ReadThreads
+from asyncstate.execution.read_threads import ReadThreads
+from asyncstate.execution.reads import ListGet
 from asyncstate.execution.record import AnyRow, BatchFrame, BroadcastRecord, OutputRow, Record, SideRow
 from asyncstate.execution.sync import SyncExecutionController
 
@@ -31,7 +30,6 @@ __all__ = [
     "ControllerStatistics",
     "ExecutionController",
     "Interests",
-    "KeyAccountingUnit",
     "ListGet",
     "OutputRow",
     "OutsideCalls",
@@ -39,7 +37,6 @@ __all__ = [
     "ReadThreads",
     "Record",
     "SideRow",
-    "StateRequestBuffer",
     "SyncExecutionController",
     "thread_waits",
 ]

@@ -1,7 +1,10 @@
 """Asynchronous execution: reads of many keys wait together, records of different keys overtake each other.
 
-Owns: ``AsyncExecutionController``: how requests and outside calls of the records in flight are answered.
-Invariant: whatever is handed to another thread comes back as a Completion, which the mailbox thread takes in.
+Owns: ``AsyncExecutionController``: when records in flight are waited for, and how their requests and outside calls are
+answered.
+Invariants: all code of the operator runs on the thread that calls ``submit`` and ``drain``; whatever is handed to
+another thread comes back as a Completion, which that one takes in.
+No deadlock: requests made by a running chain are taken even when the in-flight limit is reached.
 
 Source: FLIP-425 and Flink's ``AsyncExecutionController``.
 """
@@ -10,26 +13,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from types import CoroutineType
+from typing import Any, Final, NoReturn, TypeVar
 
 from asyncstate.errors import OperatorError, StoreError
-from asyncstate.execution.bundle_reads import BundleChunk, BundleReads
+from asyncstate.execution.bundle_reads import BundleReads
 from asyncstate.execution.calls import OutsideCall, OutsideCalls
-from asyncstate.execution.controller import AsyncStatistics
+from asyncstate.execution.controller import AsyncStatistics, ExecutionController
+from asyncstate.execution.failures import throw_into
 from asyncstate.execution.limits import AsyncLimits
 from asyncstate.execution.loop import Completion
-from asyncstate.execution.mailbox import MailboxController
+from asyncstate.execution.mailbox import Mailbox
 from asyncstate.execution.pacing import ReadPacer
-from asyncstate.execution.range_reads import RangeChunk, RangeReads, RangeRequest, reads_in
-from asyncstate.execution.read_ahead import (
-    AheadBlock,
-    AheadChunk,
-    ComingRecords,
-    ComingRows,
-    Interests,
-    ReadAhead,
-)
-from asyncstate.execution.read_threads import ListGet, ReadThreads
+from asyncstate.execution.range_reads import RangeReads, RangeRequest, reads_in
+from asyncstate.execution.read_ahead import AheadBlock, ComingRecords, ComingRows, Interests, ReadAhead
+from asyncstate.execution.read_threads import ReadThreads
+from asyncstate.execution.reads import ListGet, Reads
+from asyncstate.execution.record import Record
 from asyncstate.execution.record_reads import RecordReads
 from asyncstate.execution.stalls import unanswered
 from asyncstate.futures import (
@@ -39,6 +39,7 @@ from asyncstate.futures import (
     completed_future,
     failed_future,
     pending_future,
+    require_own,
     settle,
 )
 from asyncstate.requests import Decoder, Page, StateRequest
@@ -46,24 +47,29 @@ from asyncstate.storage import MISSING, WriteOverlay
 from asyncstate.storage.overlay import TIMED_EVERY
 from asyncstate.storage.read_cache import Peeked
 
+_AGE_CHECK_RECORDS: Final = 64
+
 T = TypeVar("T")
 
 
-class AsyncExecutionController(MailboxController):
-    """Buffers reads, sends them off as sorted list gets, and completes futures as the answers arrive."""
+class AsyncExecutionController(ExecutionController):
+    """Gathers reads, sends them off as sorted list gets, and completes futures as the answers arrive."""
 
     __slots__ = (
         "_ahead",
         "_bundle_calls",
         "_bundles",
         "_completions",
-        "_pacer",
+        "_limits",
+        "_mailbox",
+        "_overlapping_epochs",
         "_peek",
         "_ranges",
-        "_read_at_once",
         "_reads",
         "_reads_hang",
+        "_records",
         "_scans_at_once",
+        "_submitted",
         "_threads",
         "_wait_seconds",
     )
@@ -78,40 +84,126 @@ class AsyncExecutionController(MailboxController):
         calls: OutsideCalls | None = None,
         interests: Interests | None = None,
     ) -> None:
-        super().__init__(overlay, uid, state_names, limits, calls)
-        self._pacer = pacer if pacer is not None else ReadPacer()
+        super().__init__(overlay, uid, state_names, calls)
+        self._limits = limits
+        self._mailbox = Mailbox(self._run, self.outputs, self.failures, limits.in_flight)
         self._completions = self.calls.completions
         self._threads = ReadThreads(overlay.read_store, limits.io_parallelism, self._completions)
-        self._reads = RecordReads(
-            overlay, self._pacer, self._answer, self._read_failed, self._send, limits.io_parallelism
-        )
-        self._bundles = BundleReads(overlay, self._pacer, self._send, limits.io_parallelism)
-        self._ahead = ReadAhead(
+        self._reads = reads = Reads(
             overlay,
-            self._pacer,
-            self._read_failed,
-            self._send,
+            pacer if pacer is not None else ReadPacer(),
+            self._threads.submit,
             limits.io_parallelism,
-            limits.in_flight,
-            interests,
+            self._read_failed,
+            gather=limits.batch_hot_reads,
         )
-        self._ranges = RangeReads(
-            overlay, self._pacer, self._answer_page, self._send_ranges, limits.io_parallelism
-        )
-        self._scans_at_once = 0
-        self._bundle_calls = 0
+        self._records = RecordReads(reads, self._answer, limits.buffer_size, limits.buffer_timeout_ms)
+        self._bundles = BundleReads(overlay, reads)
+        self._ahead = ReadAhead(overlay, reads, limits.in_flight, interests)
+        self._ranges = RangeReads(overlay, reads, self._answer_page)
+        self._submitted = self._scans_at_once = self._bundle_calls = self._overlapping_epochs = 0
         self._wait_seconds = 0.0
         self._reads_hang = False
         self._peek = overlay.peek
-        self._read_at_once = not limits.batch_hot_reads and not self._pacer.waits_for_device
         overlay.time_gets(self._read_took)
+
+    # -- taking records ------------------------------------------------------------------------------
+
+    def submit(self, record: Record) -> None:
+        """See ``ExecutionController``; waits while too many records are in flight."""
+        mailbox = self._mailbox
+        if mailbox.in_flight:
+            mailbox.take(record)
+            self._after_submit()
+            return
+        # Nothing is in flight: the record may put out rows directly, and enters the books only when it first waits.
+        record.out = self.outputs
+        self._run(record)
+        if mailbox.in_flight:
+            mailbox.let_go(record)
+            self._after_submit()
+            return
+        if self._unhandled:
+            self.failures.raise_for(record)
+        record.out = None
+
+    def _after_submit(self) -> None:
+        """Send off what is due and wait while the limits are reached."""
+        self._submitted += 1
+        if self._records.full:
+            self.flush()
+        elif self._submitted % _AGE_CHECK_RECORDS == 0:
+            if self._records.overdue:
+                self.flush()
+            self._poll()
+        mailbox = self._mailbox
+        if mailbox.full:
+            mailbox.note_peaks()
+            while mailbox.full:
+                self._progress()
+
+    def drain(self) -> None:
+        """See ``ExecutionController``."""
+        mailbox = self._mailbox
+        while mailbox.in_flight:
+            self._progress()
+        mailbox.release()
+        if self._unhandled:
+            self.failures.raise_all()
+
+    @property
+    def may_spill(self) -> bool:
+        """See ``ExecutionController``. Reads ahead of bundles look for what was spilled meanwhile."""
+        return not (self._mailbox.in_flight or self._bundles.unanswered)
+
+    def end_epoch(self) -> None:
+        """See ``ExecutionController``. Serial: wait for the epoch; else its records and the next one's overlap.
+
+        What ends a micro-batch, or a phase of it, drains in either mode, so nothing has to remember where epochs end.
+        Source: Flink's modes SERIAL_BETWEEN_EPOCH and PARALLEL_BETWEEN_EPOCH.
+        """
+        if self._limits.serial_epochs:
+            self.drain()
+        elif self._mailbox.in_flight:
+            self._overlapping_epochs += 1
+
+    def settle(self, future: StateFuture[Any]) -> None:
+        """See ``ExecutionController``."""
+        while not future.done:
+            self._progress()
+        self._raise_failure(future)
+
+    def _suspend(
+        self, record: Record, coroutine: CoroutineType[Any, Any, Any], awaited: StateFuture[Any]
+    ) -> None:
+        self._mailbox.hold(record)
+        record.coroutine = coroutine
+
+        def resume(_: StateFuture[Any]) -> None:
+            try:
+                self._step(record, coroutine)
+            except Exception as error:
+                self.failures.raise_named(error, record)
+            self._mailbox.let_go(record)
+
+        try:
+            awaited.on_settled(resume)
+        except Exception as error:
+            throw_into(coroutine, error)
+
+    def _await_returned(self, record: Record, returned: StateFuture[Any]) -> None:
+        if returned._owner is not record:
+            require_own(returned, returned._owner, "returned")
+        if not self._mailbox.in_flight:
+            raise self.failures.never(record, "returned")
+        record.returned = returned
 
     # -- the sink's calls ----------------------------------------------------------------------------
 
     def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
         """See ``StateSink``: from memory at once, else with the next list get."""
         value: Peeked
-        if self._read_at_once:
+        if self._reads.at_once:
             try:
                 value = self.get(key)
             except Exception as error:
@@ -131,33 +223,31 @@ class AsyncExecutionController(MailboxController):
         record = self.current
         assert record is not None
         future: StateFuture[T] = pending_future(record)
-        self._hold(record)
-        self._buffer.add(StateRequest(key, decode, future, record))
+        self._mailbox.hold(record)
+        self._records.add(StateRequest(key, decode, future, record))
         self._ahead.waited(key, record.encoded_key)
         return future
 
     def _read_took(self, key: bytes, value: bytes | None, seconds: float) -> None:
         """One of some gets of the store at once: see whether that is still the thing to do."""
-        self._pacer.measured_one(seconds)
+        self._reads.took(seconds)
         # An absent key is found out by a filter in memory, for little.
         if value is not None and self.current is not None:
             self._ahead.waited(key, self.current.encoded_key, TIMED_EVERY)
-        self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
         """See ``StateSink``: at once while reads are quick, else when the blocks that it reads have been loaded.
 
         One scan in some is timed, as gets are.
         """
-        if not self._read_at_once and self.current is not None:
+        if not self._reads.at_once and self.current is not None:
             return self._scan_later(start, end, limit)
         self._scans_at_once += 1
         if self._scans_at_once % TIMED_EVERY:
             return completed_future(self.scan(start, end, limit))
         started = time.perf_counter()
         page = self.scan(start, end, limit)
-        self._pacer.measured_one((time.perf_counter() - started) / reads_in(page))
-        self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
+        self._reads.took((time.perf_counter() - started) / reads_in(page))
         return completed_future(page)
 
     def _scan_later(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
@@ -173,27 +263,19 @@ class AsyncExecutionController(MailboxController):
             self.failures.read_failed(error, start)
             raise
         request.future = future = pending_future(record)
-        self._hold(record)
+        self._mailbox.hold(record)
         if ranges.has_full_chunk:
             ranges.send()
         return future
 
     def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
         """See ``StateSink``: a bundle's list get, from the prefetch if there was one."""
-        try:
-            return self._bundles.get(keys)
-        except Exception as error:
-            self.failures.read_failed(error, keys[0])
-            raise
-
-    @property
-    def _answers_are_out(self) -> bool:
-        return self._bundles.unanswered > 0
+        return self._bundles.get(keys)
 
     @property
     def reads_ahead(self) -> bool:
         """See ``ExecutionController``: while the store is slow."""
-        return self._pacer.waits_for_device
+        return self._reads.pacer.waits_for_device
 
     def prefetch(self, keys: list[bytes]) -> None:
         """See ``StateSink``."""
@@ -215,45 +297,24 @@ class AsyncExecutionController(MailboxController):
         """Send off what is buffered; short of that, nothing waits."""
         if self._ranges.can_send:
             self._ranges.send()
-        if not self._buffer.requests:
-            return
-        self._note_peaks()
-        self._read_at_once = not self._limits.batch_hot_reads and not self._pacer.waits_for_device
-        self._reads.read(self._buffer.take())
-
-    def _send(self, gets: Sequence[ListGet]) -> None:
-        for get in gets:
-            self.overlay.count_list_get(len(get.keys))
-        self._send_ranges(gets)
-
-    def _send_ranges(self, gets: Sequence[ListGet]) -> None:
-        self._threads.submit(gets, min(self._threads_wanted, self._reads_outstanding + len(gets)))
-
-    @property
-    def _threads_wanted(self) -> int:
-        return self._pacer.threads(self._limits.io_parallelism)
-
-    @property
-    def _reads_outstanding(self) -> int:
-        """List gets that have been sent off and not come back."""
-        return len(self._completions) - self.calls.in_flight
+        if self._records.requests:
+            self._mailbox.note_peaks()
+            self._records.send()
 
     def _progress(self) -> None:
         """Do one thing that brings waiting records on; raise if there is nothing to wait for."""
         # While every thread has something to read, waiting fills the buffer: larger list gets, fewer turns.
-        to_send = self._buffer.requests or self._ranges.can_send
-        if to_send and self._reads_outstanding < self._threads_wanted:
+        to_send = self._records.requests or self._ranges.can_send
+        if to_send and self._reads.outstanding < self._reads.threads:
             self.flush()
-        elif self._ready:
-            self._run_ready()
-        elif self._completions:
+        elif not self._mailbox.run_ready():
+            if not self._completions:
+                self._mailbox.raise_stuck()
             self._await_completion()
-        else:
-            self._raise_stuck()
 
     def _await_completion(self) -> None:
-        self._note_peaks()
-        reads = self._reads_outstanding > 0
+        self._mailbox.note_peaks()
+        reads = self._reads.outstanding > 0
         seconds = self._limits.watchdog_timeout_ms / 1000 if reads else self.calls.watchdog_seconds
         started = time.perf_counter()
         completion = self._completions.next(seconds)
@@ -283,37 +344,21 @@ class AsyncExecutionController(MailboxController):
             self._complete(completion)
 
     def _complete(self, completion: Completion) -> None:
-        ticket = completion.ticket
-        if type(ticket) is OutsideCall:
-            self._call_ended(ticket, completion)
-        elif completion.error is not None:
-            self._read_failed(ticket, completion.error)
-        elif isinstance(ticket, RangeChunk):
-            self._pacer.answered(len(ticket.positions), completion.seconds)
-            self._ranges.arrived(ticket)
-            if self._ready:
-                self._run_ready()
+        if type(completion.ticket) is OutsideCall:
+            self._call_ended(completion.ticket, completion)
         else:
-            self._pacer.answered(len(completion.values), completion.seconds)
-            if isinstance(ticket, BundleChunk):
-                ticket.arrived(completion.values)
-            elif isinstance(ticket, AheadChunk):
-                self._ahead.arrived(ticket, completion.values)
-            else:
-                self._answer(ticket, completion.values)
+            self._reads.answered(completion)
+        self._mailbox.run_ready()
 
-    def _read_failed(self, ticket: Any, error: BaseException) -> NoReturn:
+    def _read_failed(self, get: ListGet, error: BaseException) -> NoReturn:
         """Errors of the store are not for operators to recover from."""
-        if isinstance(ticket, BundleChunk | AheadChunk):
-            self.failures.read_failed(error, ticket.first_key)
-            self.failures.raise_named(error, None)
-        first = ticket.requests[0] if isinstance(ticket, RangeChunk) else ticket[0]
-        self.failures.read_failed(error, first.key)
-        self.failures.raise_named(error, first.record)
+        store_key, record = get.wanted.about(get.start)
+        self.failures.read_failed(error, store_key)
+        self.failures.raise_named(error, record)
 
     def _answer(self, requests: Sequence[StateRequest], values: list[bytes | None]) -> None:
         """Complete futures in key order; each runs its record's callbacks here."""
-        remember = self.overlay.remember
+        remember, settle_for, let_go = self.overlay.remember, self._settle_for, self._mailbox.let_go
         for request, value in zip(requests, values, strict=True):
             remember(request.key, value)
             record = request.record
@@ -324,15 +369,9 @@ class AsyncExecutionController(MailboxController):
             except Exception as error:
                 self.failures.read_failed(error, request.key)
                 state, decoded = FAILED, error
-            try:
-                settle(request.future, state, decoded)
-            except Exception as error:
-                self.failures.raise_named(error, record)
-            record.pending -= 1
-            if record.pending == 0:
-                self._end(record)
-        if self._ready:
-            self._run_ready()
+            settle_for(record, request.future, state, decoded)
+            let_go(record)
+        self._mailbox.run_ready()
 
     def _answer_page(self, request: RangeRequest) -> None:
         """What the page of ``request`` waited for is in memory: read on, and complete its future if that was all."""
@@ -343,11 +382,15 @@ class AsyncExecutionController(MailboxController):
         except Exception as error:
             self.failures.read_failed(error, request.key)
             self.failures.raise_named(error, record)
+        self._settle_for(record, request.future, DONE, request.entries)
+        self._mailbox.let_go(record)
+
+    def _settle_for(self, record: Record | None, future: StateFuture[Any], state: int, outcome: Any) -> None:
+        """Settle a future of ``record``, or of the bundle; what its callbacks raise is named for it."""
         try:
-            settle(request.future, DONE, request.entries)
+            settle(future, state, outcome)
         except Exception as error:
             self.failures.raise_named(error, record)
-        self._let_go(record)
 
     # -- outside calls -------------------------------------------------------------------------------
 
@@ -358,7 +401,7 @@ class AsyncExecutionController(MailboxController):
         if record is None:
             self._bundle_calls += 1
         else:
-            self._hold(record)
+            self._mailbox.hold(record)
         return call.future
 
     def _await_calls(self) -> None:
@@ -372,16 +415,11 @@ class AsyncExecutionController(MailboxController):
         if completion.error is not None:
             self.failures.call_failed(completion.error, call.name)
             state, outcome = FAILED, completion.error
-        try:
-            settle(call.future, state, outcome)
-        except Exception as error:
-            self.failures.raise_named(error, call.record)
+        self._settle_for(call.record, call.future, state, outcome)
         if call.record is None:
             self._bundle_calls -= 1
         else:
-            self._let_go(call.record)
-        if self._ready:
-            self._run_ready()
+            self._mailbox.let_go(call.record)
 
     # -- the rest ------------------------------------------------------------------------------------
 
@@ -390,17 +428,17 @@ class AsyncExecutionController(MailboxController):
         try:
             self.calls.close()
         finally:
-            self._drop_coroutines()
+            self._mailbox.close()
             self._threads.close(0.0 if self._reads_hang else self._limits.watchdog_timeout_ms / 1000)
 
     def _overlapped(self) -> AsyncStatistics:
-        self._note_peaks()
+        self._mailbox.note_peaks()
         return AsyncStatistics(
             ahead=self._ahead.statistics(),
             ranges=self._ranges.statistics(),
             io_wait_seconds=self._wait_seconds,
             overlapping_epochs=self._overlapping_epochs,
-            in_flight_peak=self._peak_in_flight,
+            in_flight_peak=self._mailbox.in_flight_peak,
             io_threads_peak=self._threads.threads_peak,
-            blocked_keys_peak=self._peak_blocked,
+            blocked_keys_peak=self._mailbox.blocked_peak,
         )

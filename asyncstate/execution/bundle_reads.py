@@ -1,6 +1,6 @@
-"""Reads of whole bundles: here while the store answers quickly, else side by side on the I/O threads.
+"""Reads of whole bundles.
 
-Owns: ``BundleReads`` and the chunks a bundle's list get is cut into.
+Owns: ``BundleReads`` and ``BundleRead``.
 Invariant: only keys that memory does not know go to the store. Below this batch's writes nothing changes during a
 micro-batch, so what is answered ahead of time stays good; the writes up to the moment at which the bundle asks, spilled
 or not, are laid over it.
@@ -8,87 +8,55 @@ or not, are laid over it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from asyncstate.execution.pacing import ReadPacer
-from asyncstate.execution.read_here import read_here
-from asyncstate.execution.read_threads import ListGet
+from asyncstate.execution.reads import Reads, Values, Wanted
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.storage import WriteOverlay
 
-Values = list[bytes | None]
-_FIRST_KEYS: Final = 128  # as many as the store takes in one list get anyway
-Send = Callable[[Sequence[ListGet]], None]
-"""Have the I/O threads read keys; each answer comes back with the ticket given."""
 
+class BundleRead(Wanted):
+    """A list get of a whole bundle; its future has the values of ``asked`` in key order when the last one is there.
 
-class BundleRead:
-    """A list get of a whole bundle; its future has the values in key order when the last one is there.
-
-    ``wanted`` are the keys that memory did not know, ``done`` how many of them, from the first on, need not be sent
-    off any more, ``missing`` how many answers are outstanding.
+    ``keys`` are those that memory did not know.
     """
 
-    __slots__ = ("_overlay", "_positions", "done", "future", "keys", "missing", "spills", "values", "wanted")
+    __slots__ = ("_overlay", "_positions", "asked", "future", "spills", "values")
 
-    def __init__(self, overlay: WriteOverlay, keys: list[bytes]) -> None:
+    def __init__(self, overlay: WriteOverlay, asked: list[bytes]) -> None:
         self._overlay = overlay
-        self.keys = keys
+        self.asked = asked
         self.spills = overlay.spills
-        self.values, self._positions = overlay.peek_many(keys)
-        known = len(self._positions) < len(keys)
-        self.wanted = [keys[i] for i in self._positions] if known else keys
-        self.missing = len(self.wanted)
-        self.done = 0
+        self.values, self._positions = overlay.peek_many(asked)
+        known = len(self._positions) < len(asked)
+        super().__init__([asked[i] for i in self._positions] if known else asked)
         self.future: StateFuture[Any] = StateFuture()
         if not self.missing:
             self.future.complete(self.values)
 
-    def fill(self, start: int, values: Values) -> None:
-        """The store's answers for the wanted keys from ``start`` on."""
+    def arrived(self, start: int, values: Values) -> None:
+        """See ``Wanted``; the last one completes the read."""
         stop = start + len(values)
         self._overlay.count_bundle_read(values)
         if self.spills == self._overlay.spills:
-            self._overlay.remember_many(self.wanted[start:stop], values)
-        if len(values) == len(self.keys):
+            self._overlay.remember_many(self.keys[start:stop], values)
+        if len(values) == len(self.asked):
             self.values = values  # type: ignore[assignment]  # all are known; no copy
-        elif self.wanted is self.keys:
+        elif self.keys is self.asked:
             self.values[start:stop] = values
         else:
             for position, value in zip(self._positions[start:stop], values, strict=True):
                 self.values[position] = value
-        self.missing -= len(values)
-        if self.missing == 0:
+        if not self.missing:
             self.future.complete(self.values)
-
-
-@dataclass(frozen=True, slots=True)
-class BundleChunk:
-    """The ticket of one chunk: from which of the wanted keys on."""
-
-    read: BundleRead
-    start: int
-
-    @property
-    def first_key(self) -> bytes:
-        """The first store key of the chunk, for messages."""
-        return self.read.wanted[self.start]
-
-    def arrived(self, values: Values) -> None:
-        """The chunk is there; the last one completes the read."""
-        self.read.fill(self.start, values)
 
 
 class BundleReads:
     """List gets of one partition's bundles; at most one bundle is read ahead for each state."""
 
-    def __init__(self, overlay: WriteOverlay, pacer: ReadPacer, send: Send, parallelism: int) -> None:
+    def __init__(self, overlay: WriteOverlay, reads: Reads) -> None:
         self._overlay = overlay
-        self._pacer = pacer
-        self._send = send
-        self._parallelism = parallelism
+        self._reads = reads
         self._ahead: dict[tuple[int, bytes, bytes], BundleRead] = {}
         self.unanswered = 0
         """Answers that are out: until they are there nothing may be spilled."""
@@ -96,10 +64,8 @@ class BundleReads:
     def get(self, keys: list[bytes]) -> StateFuture[Values]:
         """A future of the values of ``keys`` (sorted, unique), with this batch's writes."""
         read = self._ahead.pop(_signature(keys), None)
-        if read is None or read.keys != keys:
-            read = BundleRead(self._overlay, keys)
-            self._read_here(read)
-            self._send_off(read)
+        if read is None or read.asked != keys:
+            read = self._read(keys)
             if read.future.done:
                 return completed_future(read.values)  # type: ignore[arg-type]  # all are known
         # What is written from here on is not for this answer: it shows the state as it is now.
@@ -115,40 +81,13 @@ class BundleReads:
 
     def prefetch(self, keys: list[bytes]) -> None:
         """Start reading ``keys`` if that can happen beside other work."""
-        if keys and self._pacer.waits_for_device:
-            read = self._ahead[_signature(keys)] = BundleRead(self._overlay, keys)
-            self._send_off(read)
+        if keys and self._reads.pacer.waits_for_device:
+            self._ahead[_signature(keys)] = self._read(keys)
 
-    def _read_here(self, read: BundleRead) -> None:
-        """Read on this thread while that is quick: all at once, or first a few keys to see how slow the store is."""
-        most = (
-            _FIRST_KEYS  # a store that has become slow since is found out by some keys, not by a whole bundle
-        )
-        while read.done < len(read.wanted) and not self._pacer.waits_for_device:
-            count = self._pacer.chunk_keys(len(read.wanted) - read.done, 1)
-            self._read_some(read, min(count, most))
-            most *= _FIRST_KEYS
-
-    def _read_some(self, read: BundleRead, count: int) -> None:
-        start = read.done
-        whole = start == 0 and count >= len(read.wanted)
-        keys = read.wanted if whole else read.wanted[start : start + count]
-        values, seconds = read_here(self._overlay, self._pacer, keys)
-        self._overlay.count_list_get(len(keys), seconds)
-        read.done += len(keys)
-        read.fill(start, values)
-
-    def _send_off(self, read: BundleRead) -> None:
-        """Have the I/O threads read what is left of ``read``, but now and then a few keys here, to measure."""
-        if read.done < len(read.wanted) and (probe := self._pacer.probe_keys()):
-            self._read_some(read, probe)
-        left = len(read.wanted) - read.done
-        if not left:
-            return
-        size = self._pacer.chunk_keys(left, self._pacer.threads(self._parallelism))
-        starts = range(read.done, len(read.wanted), size)
-        read.done = len(read.wanted)
-        self._send([ListGet(read.wanted[start : start + size], BundleChunk(read, start)) for start in starts])
+    def _read(self, keys: list[bytes]) -> BundleRead:
+        read = BundleRead(self._overlay, keys)
+        self._reads.read(read)
+        return read
 
 
 def _signature(keys: list[bytes]) -> tuple[int, bytes, bytes]:

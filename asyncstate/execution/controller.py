@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, Self
 
 from asyncstate.durations import Seconds
 from asyncstate.errors import FutureStateError, StateAccessError
 from asyncstate.execution.calls import CallStatistics, OutsideCall, OutsideCalls
-from asyncstate.execution.failures import AWAIT_HINT, Failures
+from asyncstate.execution.failures import AWAIT_HINT, Failures, throw_into
 from asyncstate.execution.range_reads import RangeReadStatistics
 from asyncstate.execution.read_ahead import ComingRows, ReadAheadStatistics
 from asyncstate.execution.record import AnyRow, Record
@@ -245,7 +245,7 @@ class ExecutionController(StateSink):
         if self._unhandled:
             self.failures.raise_all()
         if isinstance(result, StateFuture) and not result.done:
-            raise self._never(None, "returned")
+            raise self.failures.never(None, "returned")
 
     def end_epoch(self) -> None:
         """Everything taken so far belongs to an epoch that ends here, what comes after to the next one."""
@@ -440,7 +440,7 @@ class ExecutionController(StateSink):
                 raise self._is_no_answer(record, result) from None
             return
         if type(awaited) is not StateFuture:
-            self._throw(coroutine, self.failures.misused(record, f"{AWAIT_HINT}. It awaits {awaited!r}"))
+            throw_into(coroutine, self.failures.misused(record, f"{AWAIT_HINT}. It awaits {awaited!r}"))
         self._suspend(record, coroutine, awaited)
 
     def _is_no_answer(self, record: Record, result: Any) -> FutureStateError:
@@ -454,25 +454,6 @@ class ExecutionController(StateSink):
 
     def _is_generator(self, record: Record | None, result: Any) -> FutureStateError:
         return self.failures.misused(record, f"{result!r} is a generator; use await instead of yield")
-
-    def _never(self, record: Record | None, future: str) -> FutureStateError:
-        """The error for a future that the record's own code would have to complete, and does not."""
-        return self.failures.misused(
-            record,
-            f"{future} a future that nothing completes; derive it from a state request or from ctx.call, or complete "
-            "it in one of the record's own callbacks",
-        )
-
-    @staticmethod
-    def _throw(coroutine: CoroutineType[Any, Any, Any], error: Exception) -> NoReturn:
-        """Raise ``error`` where ``coroutine`` awaits, so that the traceback shows the line, and end it."""
-        try:
-            coroutine.throw(error)
-        except StopIteration:
-            pass  # it went on as if nothing had happened
-        finally:
-            coroutine.close()
-        raise error
 
     @abstractmethod
     def _suspend(

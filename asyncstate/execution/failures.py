@@ -11,7 +11,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, Final, NoReturn
 
 from asyncstate.errors import AsyncStateError, FutureStateError, OperatorError, StoreError
@@ -103,6 +103,14 @@ class Failures:
         self._named = FutureStateError(f"operator '{self.uid}'{key}: {text}")
         return self._named
 
+    def never(self, record: Record | None, future: str) -> FutureStateError:
+        """The error for a future that the record's own code would have to complete, and does not."""
+        return self.misused(
+            record,
+            f"{future} a future that nothing completes; derive it from a state request or from ctx.call, or complete "
+            "it in one of the record's own callbacks",
+        )
+
     def raise_if_of_store(self, error: BaseException | None) -> None:
         """Raise ``error`` by name if it is the store's and comes from the framework's own reads, of timers say."""
         if isinstance(error, StoreError) and error is not self._named:
@@ -127,6 +135,17 @@ class Failures:
         if record is not None:
             place.append(f"key {record.key!r}")
         return place
+
+
+def throw_into(coroutine: CoroutineType[Any, Any, Any], error: Exception) -> NoReturn:
+    """Raise ``error`` where ``coroutine`` awaits, so that the traceback shows the line, and end it."""
+    try:
+        coroutine.throw(error)
+    except StopIteration:
+        pass  # it went on as if nothing had happened
+    finally:
+        coroutine.close()
+    raise error
 
 
 def state_label(store_key: bytes, state_names: Mapping[int, str]) -> str:

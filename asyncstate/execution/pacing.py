@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
-
-T = TypeVar("T")
+from collections.abc import Callable
+from typing import Final
 
 _FIRST_KEYS: Final = 32
 _SLOW_US: Final = (
@@ -146,8 +144,3 @@ class ReadPacer:
         latency_us = self.latency_us if self.latency_us is not None else _LIMIT_US
         self._next_probe = now + _PROBE_KEYS * latency_us / 1e6 / _PROBE_SHARE
         return _PROBE_KEYS if due is not None else 0  # the device has only just been found slow
-
-    @staticmethod
-    def cut(items: Sequence[T], size: int) -> list[Sequence[T]]:
-        """``items`` in runs of ``size``."""
-        return [items[start : start + size] for start in range(0, len(items), size)]

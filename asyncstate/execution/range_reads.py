@@ -1,6 +1,6 @@
 """Pages of ranges of keys, read beside other work: their blocks are loaded by list gets before they are scanned.
 
-Owns: ``RangeReads``, which pages wait and for which blocks, and ``RangeChunk``, the ticket of a list get.
+Owns: ``RangeReads``, which pages wait and for which blocks.
 Invariant: every page that was asked for is answered once, by a scan on the mailbox thread; that its blocks are loaded
 before is a hint, so a block that is not there (any more) costs a wait and nothing else. No more positions are under way
 than the store can keep warm.
@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
-from asyncstate.execution.pacing import ReadPacer
-from asyncstate.execution.read_threads import ListGet
+from asyncstate.execution.reads import ListGet, Reads, Values, Wanted
 from asyncstate.figures import Count
 from asyncstate.futures import StateFuture
 from asyncstate.requests import Page
@@ -33,7 +32,6 @@ _AFTER: Final = b"\x00"
 _position = itemgetter(0)
 
 Answer = Callable[["RangeRequest"], None]
-Send = Callable[[Sequence[ListGet]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,25 +57,38 @@ class RangeRequest:
         self.missing = 0
 
 
-@dataclass(slots=True)
-class RangeChunk:
-    """The ticket of one list get: its positions, and of each the request that waits for it."""
+class RangeChunk(Wanted):
+    """Positions whose blocks are loaded by one list get, and of each the request that waits for it."""
 
-    positions: list[bytes]
-    requests: list[RangeRequest]
+    __slots__ = ("_landed", "_requests")
+
+    def __init__(
+        self,
+        positions: list[bytes],
+        requests: list[RangeRequest],
+        landed: Callable[[list[RangeRequest]], None],
+    ) -> None:
+        super().__init__(positions)
+        self._requests = requests
+        self._landed = landed
+
+    def arrived(self, start: int, values: Values) -> None:
+        """See ``Wanted``; there are no values."""
+        self._landed(self._requests)
+
+    def about(self, start: int) -> tuple[bytes, Any]:
+        """See ``Wanted``."""
+        request = self._requests[start]
+        return request.key, request.record
 
 
 class RangeReads:
     """Pages that wait. ``answer`` is called with each one whose blocks have been loaded, and calls ``go_on``."""
 
-    def __init__(
-        self, overlay: WriteOverlay, pacer: ReadPacer, answer: Answer, send: Send, parallelism: int
-    ) -> None:
+    def __init__(self, overlay: WriteOverlay, reads: Reads, answer: Answer) -> None:
         self._overlay = overlay
-        self._pacer = pacer
+        self._reads = reads
         self._answer = answer
-        self._send = send
-        self._parallelism = parallelism
         self._waiting: deque[tuple[bytes, RangeRequest]] = deque()
         self._under_way = 0
         self._chunk = 1
@@ -135,7 +146,7 @@ class RangeReads:
 
     def send(self) -> None:
         """Send off what waits, as far as there is room."""
-        chunks = []
+        gets: list[ListGet] = []
         size = self._chunk = self._chunk_positions()
         room = self._overlay.store.warm_positions_max - self._under_way
         while self._waiting and room > 0:
@@ -143,23 +154,26 @@ class RangeReads:
                 (self._waiting.popleft() for _ in range(min(size, room, len(self._waiting)))), key=_position
             )
             room -= len(taken)
-            chunks.append(RangeChunk([position for position, _ in taken], [request for _, request in taken]))
-        sent = sum(len(chunk.positions) for chunk in chunks)
+            chunk = RangeChunk(
+                [position for position, _ in taken], [request for _, request in taken], self._arrived
+            )
+            gets.append(ListGet(chunk.keys, chunk, 0, self._overlay.warm_store))
+        sent = sum(len(get.keys) for get in gets)
         self._under_way += sent
         self._warmed += sent
-        if chunks:
-            self._send([ListGet(chunk.positions, chunk, self._overlay.warm_store) for chunk in chunks])
+        if gets:
+            self._reads.send(gets)
 
     def _chunk_positions(self) -> int:
         """Positions a list get: as many as for keys, but all threads should share what can be warm at once."""
-        threads = self._pacer.threads(self._parallelism)
+        threads = self._reads.threads
         share = self._overlay.store.warm_positions_max // threads
-        return max(1, min(share, self._pacer.chunk_keys(len(self._waiting), threads)))
+        return max(1, min(share, self._reads.pacer.chunk_keys(len(self._waiting), threads)))
 
-    def arrived(self, chunk: RangeChunk) -> None:
-        """The positions of ``chunk`` are warm."""
-        self._under_way -= len(chunk.positions)
-        for request in chunk.requests:
+    def _arrived(self, requests: list[RangeRequest]) -> None:
+        """Of each of ``requests`` a position is warm."""
+        self._under_way -= len(requests)
+        for request in requests:
             request.missing -= 1
             if not request.missing:
                 self._answer(request)

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final
 
-from asyncstate.execution.pacing import ReadPacer
-from asyncstate.execution.read_here import read_here
-from asyncstate.execution.read_threads import ListGet
+from asyncstate.execution.reads import Reads, Values, Wanted
 from asyncstate.figures import Count
-from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
+from asyncstate.storage import WriteOverlay
 
 BLOCK_ROWS: Final = 1_000
 """Rows that are read ahead together."""
@@ -31,9 +29,6 @@ _INTERESTS_MAX: Final = 64
 _PLACES_MAX: Final = 10 * BLOCK_ROWS
 _ID_AT: Final = 2
 _PREFIX_BYTES: Final = 3  # key group and state id
-
-Send = Callable[[Sequence[ListGet]], None]
-Fail = Callable[["AheadChunk", BaseException], NoReturn]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,29 +57,44 @@ Interests = dict[tuple[int, Place], Interest]
 """By kind of rows; kept between the micro-batches of an operator, whose records do alike."""
 
 
+class AheadRead(Wanted):
+    """The keys of one place for the rows of a block. A store that has become slow should be noticed within it."""
+
+    __slots__ = ("_ahead", "_interest", "spills")
+
+    growth = 1
+
+    def __init__(self, ahead: ReadAhead, interest: Interest, keys: list[bytes], spills: int) -> None:
+        super().__init__(keys)
+        self._ahead = ahead
+        self._interest = interest
+        self.spills = spills
+
+    def arrived(self, start: int, values: Values) -> None:
+        """See ``Wanted``."""
+        self._ahead.arrived(self, self.keys[start : start + len(values)], values)
+
+    def enough(self, values: Values) -> bool:
+        """See ``Wanted``: a quick store finds out by a filter in memory that a key is absent."""
+        if values.count(None) <= _ABSENT_SHARE * len(values):
+            return False
+        self._interest.wanted = False
+        return True
+
+
 @dataclass(slots=True)
 class AheadBlock:
-    """Rows that are read ahead together, by key group and key; ``missing`` of its list gets have not come back."""
+    """Rows that are read ahead together, by key group and key; ``read``: what has been, or is on the way, of where."""
 
     kind: int
     groups: Sequence[bytes]
     keys: Sequence[bytes]
-    read: dict[Place, list[bytes]] = field(default_factory=dict)
-    missing: int = 0
-
-
-@dataclass(slots=True)
-class AheadChunk:
-    """The ticket of one list get."""
-
-    block: AheadBlock
-    keys: list[bytes]
-    spills: int
+    read: dict[Place, AheadRead] = field(default_factory=dict)
 
     @property
-    def first_key(self) -> bytes:
-        """The first store key of the chunk, for messages."""
-        return self.keys[0]
+    def missing(self) -> bool:
+        """Whether some of it is on the way."""
+        return any(read.missing for read in self.read.values())
 
 
 class ReadAhead:
@@ -99,21 +109,11 @@ class ReadAhead:
     """
 
     def __init__(
-        self,
-        overlay: WriteOverlay,
-        pacer: ReadPacer,
-        fail: Fail,
-        send: Send,
-        parallelism: int,
-        rows_ahead: int,
-        interests: Interests | None = None,
+        self, overlay: WriteOverlay, reads: Reads, rows_ahead: int, interests: Interests | None = None
     ) -> None:
         self.rows_ahead = rows_ahead
         self._overlay = overlay
-        self._pacer = pacer
-        self._fail = fail
-        self._send = send
-        self._parallelism = parallelism
+        self._reads = reads
         self._interests: Interests = interests if interests is not None else {}
         self._waited: Counter[Place] = Counter()
         self._on_the_way: set[bytes] = set()
@@ -130,7 +130,7 @@ class ReadAhead:
     @property
     def rows_under_way(self) -> int:
         """For how many rows beside those at hand reads may be under way: none while the store is quick."""
-        return self.rows_ahead if self._pacer.waits_for_device else 0
+        return self.rows_ahead if self._reads.pacer.waits_for_device else 0
 
     def wanted(self, kind: int) -> list[Place]:
         """Where to read ahead for rows of this kind."""
@@ -160,69 +160,36 @@ class ReadAhead:
                 rows = zip(block.groups, block.keys, strict=True)
                 keys = dict.fromkeys([group + state_id + key + suffix for group, key in rows])
                 coming = [key for key in self._overlay.unknown(keys) if key not in self._on_the_way]
-                if len(coming) < _UNKNOWN_SHARE * len(block.keys) and not self._pacer.waits_for_device:
-                    self._interest_in(block.kind, place).wanted = False
+                interest = self._interest_in(block.kind, place)
+                if len(coming) < _UNKNOWN_SHARE * len(block.keys) and not self._reads.pacer.waits_for_device:
+                    interest.wanted = False
                     continue
                 coming.sort()
-                block.read[place] = coming
-                left = self._read_while_quick(block, place, coming)
-                if left and (probe := self._pacer.probe_keys()):
-                    left = self._read_here(block, left, probe)[0]
-                if left:
-                    self._send_off(block, left)
+                read = block.read[place] = AheadRead(self, interest, coming, self._overlay.spills)
+                self._read(read)
 
-    def _read_while_quick(self, block: AheadBlock, place: Place, keys: list[bytes]) -> list[bytes]:
-        """Read on this thread while the store is quick; returns the keys that should go to the threads."""
-        while keys and not self._pacer.waits_for_device:
-            # No more at once than pays: a store that has become slow should be noticed.
-            count = min(LIST_GET_KEYS, self._pacer.chunk_keys(len(keys), 1))
-            keys, values = self._read_here(block, keys, count)
-            if values.count(None) > _ABSENT_SHARE * len(values):
-                self._interest_in(block.kind, place).wanted = False
-                return []
-        return keys
-
-    def _send_off(self, block: AheadBlock, keys: list[bytes]) -> None:
-        self._keys_read += len(keys)
-        self._on_the_way.update(keys)
-        threads = self._pacer.threads(self._parallelism)
+    def _read(self, read: AheadRead) -> None:
         # All blocks under way share the threads, so a list get may be as long as if they were one.
-        blocks = max(1, self.rows_ahead // BLOCK_ROWS)
-        size = self._pacer.chunk_keys(len(keys) * blocks, threads)
-        chunks = [list(chunk) for chunk in self._pacer.cut(keys, size)]
-        block.missing += len(chunks)
-        spills = self._overlay.spills
-        self._send([ListGet(chunk, AheadChunk(block, chunk, spills)) for chunk in chunks])
+        self._reads.read(read, together=max(1, self.rows_ahead // BLOCK_ROWS))
+        self._keys_read += len(read.keys)
+        if read.missing:
+            self._on_the_way.update(read.keys[-read.missing :])
 
-    def _read_here(
-        self, block: AheadBlock, keys: list[bytes], count: int
-    ) -> tuple[list[bytes], list[bytes | None]]:
-        """Read the first ``count`` keys on this thread, from which the pacer learns; the other keys, and the values."""
-        first = keys[:count]
-        self._keys_read += len(first)
-        try:
-            values, seconds = read_here(self._overlay, self._pacer, first)
-        except Exception as error:
-            self._fail(AheadChunk(block, first, self._overlay.spills), error)
-        self._overlay.count_list_get(len(first), seconds)
-        self._overlay.keep_read_ahead(first, values)
-        return keys[count:], values
-
-    def arrived(self, chunk: AheadChunk, values: list[bytes | None]) -> None:
-        """An answer is there. One older than a spill of writes is dropped: it may contradict what was spilled."""
-        self._on_the_way.difference_update(chunk.keys)
-        chunk.block.missing -= 1
-        if chunk.spills == self._overlay.spills:
-            self._overlay.keep_read_ahead(chunk.keys, values)
+    def arrived(self, read: AheadRead, keys: Sequence[bytes], values: Values) -> None:
+        """Answers are there. What is older than a spill of writes is dropped: it may contradict what was spilled."""
+        if self._on_the_way:
+            self._on_the_way.difference_update(keys)
+        if read.spills == self._overlay.spills:
+            self._overlay.keep_read_ahead(keys, values)
 
     def end(self, block: AheadBlock) -> None:
         """The block's rows have been handed over: what they did not ask for is dropped, and counted."""
-        used_share = _USED_SHARE if self._pacer.waits_for_device else _USED_SHARE_QUICK
-        for place, keys in block.read.items():
-            unused = self._overlay.drop_read_ahead(keys)
+        used_share = _USED_SHARE if self._reads.pacer.waits_for_device else _USED_SHARE_QUICK
+        for place, read in block.read.items():
+            unused = self._overlay.drop_read_ahead(read.keys)
             self._keys_unused += unused
             interest = self._interest_in(block.kind, place)
-            if unused > (1 - used_share) * len(keys):
+            if unused > (1 - used_share) * len(read.keys):
                 interest.wanted = False
                 interest.rest = interest.next_rest
                 interest.next_rest = min(2 * interest.next_rest, _REST_BLOCKS_MAX)

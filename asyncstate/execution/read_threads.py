@@ -15,20 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 from asyncstate.errors import StoreError
 from asyncstate.execution.loop import Completion, Completions
-
-Values = list[bytes | None]
-
-
-class ListGet(NamedTuple):
-    """Keys to read together, and the ticket of the Completion. ``read``: how, if not for their values."""
-
-    keys: list[bytes]
-    ticket: Any
-    read: Callable[[list[bytes]], Any] | None = None
+from asyncstate.execution.reads import ListGet, Values
 
 
 class ReadThreads:
@@ -45,7 +35,7 @@ class ReadThreads:
     def submit(self, gets: Sequence[ListGet], threads: int) -> None:
         """Have ``gets`` read, on at least ``threads`` threads. Raises StoreError when none can be started."""
         for get in gets:
-            self._completions.expect(get.ticket)
+            self._completions.expect(get)
             self._waiting.put(get)
         wanted = min(threads, self.limit) - len(self._threads)
         if wanted > 0:
@@ -90,8 +80,8 @@ class ReadThreads:
         while (get := take()) is not None:
             started = time.perf_counter()
             try:
-                completion = Completion(get.ticket, (get.read or read)(get.keys), None)
+                completion = Completion(get, (get.read or read)(get.keys), None)
                 completion.seconds = time.perf_counter() - started
             except BaseException as failure:
-                completion = Completion(get.ticket, None, failure)
+                completion = Completion(get, None, failure)
             answer(completion)

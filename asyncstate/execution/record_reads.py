@@ -1,70 +1,78 @@
-"""Buffered reads of single records: here while that is quick, else side by side on the I/O threads.
+"""Reads of single records: gathered, and sent off together.
 
-Owns: ``RecordReads``, how a full buffer becomes list gets.
-Invariant: every request is answered once, here or by the completion of the chunk it was sent off in.
+Owns: ``RecordReads``, the requests that wait to be sent off, and ``RecordRead``, some that were.
+Invariant: requests leave it sorted by store key, so that a list get of neighbours walks each block once.
+
+Source: Flink's ``StateRequestBuffer``.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from operator import attrgetter
+from typing import Any, Final
 
-from asyncstate.execution.pacing import ReadPacer
-from asyncstate.execution.read_here import read_here
-from asyncstate.execution.read_threads import ListGet
+from asyncstate.execution.reads import Reads, Values, Wanted
 from asyncstate.requests import StateRequest
-from asyncstate.storage import WriteOverlay
 
-Requests = Sequence[StateRequest]
-Answer = Callable[[Requests, list[bytes | None]], None]
-Send = Callable[[Sequence[ListGet]], None]
-Fail = Callable[[Requests, BaseException], NoReturn]
+Answer = Callable[[Sequence[StateRequest], Values], None]
+_BY_KEY: Final = attrgetter("key")
+
+
+class RecordRead(Wanted):
+    """Requests that are read together."""
+
+    __slots__ = ("_answer", "_requests")
+
+    def __init__(self, requests: list[StateRequest], answer: Answer) -> None:
+        super().__init__([request.key for request in requests])
+        self._requests = requests
+        self._answer = answer
+
+    def arrived(self, start: int, values: Values) -> None:
+        """See ``Wanted``."""
+        self._answer(self._requests[start : start + len(values)], values)
+
+    def about(self, start: int) -> tuple[bytes, Any]:
+        """See ``Wanted``."""
+        return self.keys[start], self._requests[start].record
 
 
 class RecordReads:
-    """List gets for requests that are sorted by store key."""
+    """Requests in order of arrival, at most ``capacity`` before the controller has to send them off.
 
-    def __init__(
-        self,
-        overlay: WriteOverlay,
-        pacer: ReadPacer,
-        answer: Answer,
-        fail: Fail,
-        send: Send,
-        parallelism: int,
-    ) -> None:
-        self._overlay = overlay
-        self._pacer = pacer
+    ``answer`` is called with those that were read, in key order, and their values.
+    """
+
+    __slots__ = ("_answer", "_capacity", "_oldest", "_reads", "_timeout", "requests")
+
+    def __init__(self, reads: Reads, answer: Answer, capacity: int, timeout_ms: int) -> None:
+        self.requests: list[StateRequest] = []
+        self._reads = reads
         self._answer = answer
-        self._fail = fail
-        self._send = send
-        self._parallelism = parallelism
+        self._capacity = capacity
+        self._timeout = timeout_ms / 1000
+        self._oldest = 0.0
 
-    def read(self, requests: Requests) -> None:
-        """Answer ``requests``, now or when the threads have read them."""
-        pacer = self._pacer
-        if not pacer.waits_for_device:
-            requests = self._read_here(requests)
-        elif probe := pacer.probe_keys():
-            requests = [*self._read_here(requests[:probe]), *requests[probe:]]
-        if requests:
-            size = pacer.chunk_keys(len(requests), pacer.threads(self._parallelism))
-            chunks = pacer.cut(requests, size)
-            self._send([ListGet([request.key for request in chunk], chunk) for chunk in chunks])
+    def add(self, request: StateRequest) -> None:
+        """Append; the age of all is that of the first."""
+        if not self.requests:
+            self._oldest = time.monotonic()
+        self.requests.append(request)
 
-    def _read_here(self, requests: Requests) -> Requests:
-        """Answer requests on this thread while that is quick; returns those that should go to the threads."""
-        pacer, overlay = self._pacer, self._overlay
-        while requests:
-            size = pacer.chunk_keys(len(requests), 1)
-            chunk, requests = requests[:size], requests[size:]
-            keys = [request.key for request in chunk]
-            try:
-                values, _ = read_here(overlay, pacer, keys)
-            except Exception as error:
-                self._fail(chunk, error)
-            overlay.count_list_get(len(keys))
-            self._answer(chunk, values)
-            if pacer.waits_for_device:
-                break
-        return requests
+    @property
+    def full(self) -> bool:
+        """True when the requests should be sent off without waiting for more."""
+        return len(self.requests) >= self._capacity
+
+    @property
+    def overdue(self) -> bool:
+        """True when the first request has waited longer than the timeout."""
+        return bool(self.requests) and time.monotonic() - self._oldest > self._timeout
+
+    def send(self) -> None:
+        """Have all requests read, by store key."""
+        requests, self.requests = self.requests, []
+        requests.sort(key=_BY_KEY)
+        self._reads.read(RecordRead(requests, self._answer))

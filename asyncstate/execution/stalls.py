@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from asyncstate.execution.bundle_reads import BundleChunk
 from asyncstate.execution.calls import OutsideCall
 from asyncstate.execution.failures import state_label
 from asyncstate.execution.loop import Outstanding
-from asyncstate.execution.range_reads import RangeChunk
-from asyncstate.execution.read_ahead import AheadChunk
+from asyncstate.execution.reads import ListGet
 
 _SHOWN: Final = 3
 
@@ -44,9 +42,10 @@ def unanswered(uid: str, state_names: Mapping[int, str], outstanding: Sequence[O
 def _describe(ticket: Any, state_names: Mapping[int, str]) -> str:
     if isinstance(ticket, OutsideCall):
         return f"call of {ticket.name}" + ("" if ticket.record is None else f", key {ticket.record.key!r}")
-    if isinstance(ticket, BundleChunk | AheadChunk):
-        return f"{state_label(ticket.first_key, state_names)}, store key {ticket.first_key.hex()}"
-    requests = ticket.requests if isinstance(ticket, RangeChunk) else ticket
-    first = requests[0]
-    others = f" and {len(requests) - 1} more" if len(requests) > 1 else ""
-    return f"{state_label(first.key, state_names)}, key {first.record.key!r}{others}"
+    get: ListGet = ticket
+    store_key, record = get.wanted.about(get.start)
+    state = state_label(store_key, state_names)
+    if record is None:
+        return f"{state}, store key {store_key.hex()}"
+    others = f" and {len(get.keys) - 1} more" if len(get.keys) > 1 else ""
+    return f"{state}, key {record.key!r}{others}"

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 from asyncstate.errors import OperatorError
 from asyncstate.execution.calls import OutsideCall
 from asyncstate.execution.controller import ExecutionController
+from asyncstate.execution.failures import throw_into
 from asyncstate.execution.record import Record
 from asyncstate.execution.stalls import unanswered
 from asyncstate.futures import StateFuture, completed_future, failed_future
@@ -41,7 +42,7 @@ class SyncExecutionController(ExecutionController):
         """See ``ExecutionController``."""
         if not future.done:
             self.failures.raise_all()
-            raise self._never(None, "returned")
+            raise self.failures.never(None, "returned")
         self._raise_failure(future)
 
     def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
@@ -88,7 +89,7 @@ class SyncExecutionController(ExecutionController):
     def _suspend(
         self, record: Record, coroutine: CoroutineType[Any, Any, Any], awaited: StateFuture[Any]
     ) -> NoReturn:
-        self._throw(coroutine, self._never(record, "awaits"))
+        throw_into(coroutine, self.failures.never(record, "awaits"))
 
     def _await_returned(self, record: Record, returned: StateFuture[Any]) -> NoReturn:
-        raise self._never(record, "returned")
+        raise self.failures.never(record, "returned")

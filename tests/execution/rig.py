@@ -7,6 +7,7 @@ Invariant: a rig runs records as ``run_partition`` does, but its store may be ma
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,7 @@ class Rig:
     """Records with a key (an int) and a piece of work, run in one of the ``MODES``. A context manager.
 
     ``store`` is what earlier micro-batches committed; ``commit`` adds to it what this one has written.
+    ``clock``: by which some reads are made on this thread, to measure, while others are on threads.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Rig:
         store: KeyedStore | None = None,
         limits: AsyncLimits = _BATCHED,
         calls: CallLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store if store is not None else MemoryStore()
         self.overlay = WriteOverlay(self.store, 0)
@@ -89,7 +92,7 @@ class Rig:
         if mode == "sync":
             self.controller = SyncExecutionController(self.overlay, "op", {}, outside)
         else:
-            pacer = ReadPacer()
+            pacer = ReadPacer(clock)
             if mode == "threads":
                 pacer.measured(1, 1.0)
             limits = replace(limits, batch_hot_reads=mode != "hot")

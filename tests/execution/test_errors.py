@@ -398,7 +398,7 @@ class TestWatchdog:
         limits = AsyncLimits(watchdog_timeout_ms=50, io_parallelism=2, buffer_size=1)
         with threads_end():
             try:
-                with Rig("threads", store=store, limits=limits) as rig:
+                with Rig("threads", store=store, limits=limits, clock=lambda: 0.0) as rig:
                     state = rig.state(VALUE)
                     store.hang()
                     with pytest.raises(

@@ -168,12 +168,6 @@ class TestPortions:
         assert size == 16 or (size - 1) * threads < keys
         assert size == 64 or size * threads >= keys
 
-    @given(st.lists(st.integers(), max_size=50), st.integers(1, 60))
-    def test_cut_keeps_everything_in_order(self, items: list[int], size: int) -> None:
-        runs = ReadPacer.cut(items, size)
-        assert [item for run in runs for item in run] == items
-        assert all(1 <= len(run) <= size for run in runs)
-
 
 class TestProbes:
     @pytest.mark.parametrize("latency_us", [30, 1_000, 5_000])

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.errors import StoreError
-from asyncstate.execution import BLOCK_ROWS, ListGet, ReadPacer
-from asyncstate.execution.read_ahead import AheadBlock, AheadChunk, ComingRecords, ReadAhead
+from asyncstate.execution import BLOCK_ROWS, Completion, ListGet, ReadPacer
+from asyncstate.execution.read_ahead import AheadBlock, ComingRecords, ReadAhead
+from asyncstate.execution.reads import Reads
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row, Timer
 from asyncstate.state import MapStateDescriptor, ValueStateDescriptor
 from asyncstate.storage import MemoryStore, WriteOverlay
@@ -46,13 +47,17 @@ class Bench:
 
     def __init__(self, pacer: ReadPacer | None = None, rows_ahead: int = 2 * BLOCK_ROWS) -> None:
         self.store = MemoryStore([(GROUP + A + key(n), b"a%d" % n) for n in range(0, 10_000, 2)])
-        self.overlay = WriteOverlay(self.store)
         self.sent: list[ListGet] = []
         self.answered = 0
-        self.ahead = ReadAhead(self.overlay, pacer or Slow(), self.failed, self.sent.extend, 4, rows_ahead)
+        self.begin(WriteOverlay(self.store), pacer or Slow(), rows_ahead)
 
-    def failed(self, chunk: AheadChunk, error: BaseException) -> NoReturn:
-        raise StoreError(f"{chunk.first_key!r}") from error
+    def begin(self, overlay: WriteOverlay, pacer: ReadPacer, rows_ahead: int) -> None:
+        self.overlay = overlay
+        self.reads = Reads(overlay, pacer, lambda gets, threads: self.sent.extend(gets), 4, self.failed)
+        self.ahead = ReadAhead(overlay, self.reads, rows_ahead)
+
+    def failed(self, get: ListGet, error: BaseException) -> NoReturn:
+        raise StoreError(f"{get.wanted.about(get.start)[0]!r}") from error
 
     def wait(self, block: Any) -> None:
         self.answer()
@@ -61,9 +66,8 @@ class Bench:
     def answer(self) -> None:
         sent, self.sent[:] = list(self.sent), []
         for get in sent:
-            assert isinstance(get.ticket, AheadChunk)
             self.answered += len(get.keys)
-            self.ahead.arrived(get.ticket, self.store.get_many(get.keys))
+            self.reads.answered(Completion(get, self.store.get_many(get.keys), None, 1.0))
 
     def rows(self, numbers: Sequence[int]) -> ComingRecords:
         return ComingRecords(self.ahead, self.wait, 0, [GROUP] * len(numbers), [key(n) for n in numbers])
@@ -101,9 +105,9 @@ def test_what_records_waited_for_is_read_for_the_rows_to_come() -> None:
     reads = bench.overlay.statistics().store_reads
     assert bench.overlay.peek(GROUP + A + key(4)) == b"a4"
     assert bench.overlay.peek(GROUP + A + key(5)) is None, "absence is read ahead, too"
+    assert bench.overlay.statistics().store_reads == reads
     rows.at(BLOCK_ROWS)
     assert bench.read == 4 * BLOCK_ROWS
-    assert bench.overlay.statistics().store_reads == reads
 
 
 def test_of_a_quick_store_the_rows_at_hand_are_read_on_this_thread() -> None:
@@ -278,8 +282,7 @@ class Broken(MemoryStore):
 
 def test_a_probe_that_fails_says_what_it_read() -> None:
     bench = Bench()
-    bench.overlay = WriteOverlay(Broken())
-    bench.ahead = ReadAhead(bench.overlay, Probing(), bench.failed, bench.sent.extend, 4, 0)
+    bench.begin(WriteOverlay(Broken()), Probing(), 0)
     bench.want(A)
     with pytest.raises(StoreError, match=re.escape(repr(GROUP + A + key(2)))):
         bench.ahead.read(AheadBlock(0, [GROUP], [key(2)]))
@@ -287,8 +290,7 @@ def test_a_probe_that_fails_says_what_it_read() -> None:
 
 def test_an_answer_from_before_a_spill_is_not_believed() -> None:
     bench = Bench()
-    bench.overlay = WriteOverlay(bench.store, bound=WriteBound(1 << 20, MemoryStore, "memory"))
-    bench.ahead = ReadAhead(bench.overlay, Slow(), bench.failed, bench.sent.extend, 4, 0)
+    bench.begin(WriteOverlay(bench.store, bound=WriteBound(1 << 20, MemoryStore, "memory")), Slow(), 0)
     bench.want(A)
     block = AheadBlock(0, [GROUP], [key(2)])
     bench.ahead.read(block)
@@ -300,8 +302,7 @@ def test_an_answer_from_before_a_spill_is_not_believed() -> None:
 
 def test_a_spill_ends_what_was_read_ahead() -> None:
     bench = Bench()
-    bench.overlay = WriteOverlay(bench.store, 0, bound=WriteBound(1 << 20, MemoryStore, "memory"))
-    bench.ahead = ReadAhead(bench.overlay, Slow(), bench.failed, bench.sent.extend, 4, 0)
+    bench.begin(WriteOverlay(bench.store, 0, bound=WriteBound(1 << 20, MemoryStore, "memory")), Slow(), 0)
     bench.want(A)
     block = AheadBlock(0, [GROUP], [key(2)])
     bench.ahead.read(block)

@@ -11,8 +11,18 @@ import pytest
 
 from asyncstate.errors import StoreError
 from asyncstate.execution import Completion, Completions, ListGet, ReadThreads, read_threads
+from asyncstate.execution.reads import Values, Wanted
 
-Values = list[bytes | None]
+
+class Nobody(Wanted):
+    """The threads only hand it back."""
+
+    def arrived(self, start: int, values: Values) -> None:
+        raise AssertionError("on a thread that reads")
+
+
+def _get(*keys: bytes) -> ListGet:
+    return ListGet([*keys], Nobody([*keys]))
 
 
 def _echo(keys: list[bytes]) -> Values:
@@ -33,7 +43,7 @@ def _next(completions: Completions) -> Completion:
     return completion
 
 
-def test_list_gets_run_side_by_side_and_come_back_with_their_ticket() -> None:
+def test_list_gets_run_side_by_side_and_come_back_as_they_were() -> None:
     completions = Completions()
     both = threading.Barrier(2, timeout=30)
 
@@ -41,22 +51,24 @@ def test_list_gets_run_side_by_side_and_come_back_with_their_ticket() -> None:
         both.wait()
         return _echo(keys)
 
+    gets = [_get(b"a"), _get(b"b", b"c")]
     with _threads(ReadThreads(read, 2, completions)) as threads:
-        threads.submit([ListGet([b"a"], 1), ListGet([b"b", b"c"], 2)], 2)
-        done = {completion.ticket: completion for completion in (_next(completions), _next(completions))}
-    assert {ticket: completion.values for ticket, completion in done.items()} == {1: [b"a"], 2: [b"b", b"c"]}
-    assert all(completion.error is None and completion.seconds > 0 for completion in done.values())
+        threads.submit(gets, 2)
+        done = sorted((_next(completions), _next(completions)), key=lambda each: gets.index(each.ticket))
+    assert all(completion.ticket is get for completion, get in zip(done, gets, strict=True))
+    assert [completion.values for completion in done] == [[b"a"], [b"b", b"c"]]
+    assert all(completion.error is None and completion.seconds > 0 for completion in done)
     assert len(completions) == 0
 
 
 def test_every_list_get_is_answered_once_whatever_the_number_of_threads() -> None:
     completions = Completions()
-    tickets = [f"ticket {number}" for number in range(500)]
+    gets = [_get(b"%d" % number) for number in range(500)]
     with _threads(ReadThreads(_echo, 8, completions)) as threads:
         for wanted, start in enumerate(range(0, 500, 100), 1):
-            threads.submit([ListGet([b"k"], ticket) for ticket in tickets[start : start + 100]], wanted * 3)
+            threads.submit(gets[start : start + 100], wanted * 3)
         assert threads.threads_peak == 8
-        assert sorted(_next(completions).ticket for _ in tickets) == sorted(tickets)
+        assert {id(_next(completions).ticket) for _ in gets} == {id(get) for get in gets}
         assert completions.next(0) is None
 
 
@@ -67,8 +79,8 @@ def test_an_error_is_carried_not_raised() -> None:
         raise OSError(f"cannot read {keys}")
 
     with _threads(ReadThreads(read, 1, completions)) as threads:
-        for number in range(2):  # the thread goes on
-            threads.submit([ListGet([b"k"], f"ticket {number}")], 1)
+        for _ in range(2):  # the thread goes on
+            threads.submit([_get(b"k")], 1)
             assert isinstance(_next(completions).error, OSError)
 
 
@@ -91,7 +103,7 @@ def test_close_ends_every_thread_and_drops_what_waits() -> None:
         return _echo(keys)
 
     threads = ReadThreads(read, 2, completions)
-    threads.submit([ListGet([b"%d" % number], f"ticket {number}") for number in range(50)], 2)
+    threads.submit([_get(b"%d" % number) for number in range(50)], 2)
     for _ in range(2):
         assert started.acquire(timeout=30)
     assert not threads.close(0.0)  # two reads hang
@@ -112,4 +124,4 @@ def test_a_machine_without_threads_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         _threads(ReadThreads(_echo, 4, Completions())) as threads,
         pytest.raises(StoreError, match=r"can't start new thread.*async-state\.io-parallelism"),
     ):
-        threads.submit([ListGet([b"k"], "ticket")], 4)
+        threads.submit([_get(b"k")], 4)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import permutations
+from typing import NoReturn
 
 import pytest
 
+from asyncstate.execution import Completion, ListGet, ReadPacer
 from asyncstate.execution.bundle_reads import BundleReads
-from asyncstate.execution.pacing import ReadPacer
-from asyncstate.execution.read_threads import ListGet
+from asyncstate.execution.reads import Reads, Values
 from asyncstate.storage import MemoryStore, WriteBound, WriteOverlay
 
 
@@ -24,6 +24,23 @@ class AlwaysSlow(ReadPacer):
         return 0
 
 
+class Bench:
+    """BundleReads whose list gets wait in ``sent`` until the test answers them."""
+
+    def __init__(self, overlay: WriteOverlay) -> None:
+        self.sent: list[ListGet] = []
+        self._reads = Reads(
+            overlay, AlwaysSlow(), lambda gets, threads: self.sent.extend(gets), 4, self._fail
+        )
+        self.bundles = BundleReads(overlay, self._reads)
+
+    def _fail(self, get: ListGet, error: BaseException) -> NoReturn:
+        raise error
+
+    def answer(self, get: ListGet, values: Values) -> None:
+        self._reads.answered(Completion(get, values, None))
+
+
 KEYS = [b"%03d" % n for n in range(100)]
 STEPS = ("write", "spill", "answer")
 
@@ -34,18 +51,14 @@ def test_a_bundle_read_ahead_sees_what_was_spilled_meanwhile(
     order: tuple[str, ...], cache_bytes: int
 ) -> None:
     """In whatever order; and so does the bundle after it, which finds in the cache what that one has read."""
-    sent: list[ListGet] = []
-
-    def send(gets: Sequence[ListGet]) -> None:
-        sent.extend(gets)
-
     store = MemoryStore((key, b"old") for key in KEYS)
     overlay = WriteOverlay(store, cache_bytes, None, WriteBound(1, MemoryStore, "memory"))
-    reads = BundleReads(overlay, AlwaysSlow(), send, 4)
+    bench = Bench(overlay)
+    reads, sent = bench.bundles, bench.sent
     overlay.put(b"900", b"makes a run")
     overlay.spill()
     reads.prefetch(KEYS)
-    answers = [(get.ticket, store.get_many(get.keys)) for get in sent]  # what the threads find
+    answers = [(get, store.get_many(get.keys)) for get in sent]  # what the threads find
     expected: list[bytes | None] = [b"old"] * 100
     for step in order:
         if step == "write":
@@ -55,32 +68,32 @@ def test_a_bundle_read_ahead_sees_what_was_spilled_meanwhile(
         elif step == "spill":
             overlay.spill()
         else:
-            for ticket, values in answers:
-                ticket.arrived(values)
+            for get, values in answers:
+                bench.answer(get, values)
     assert reads.get(KEYS).get() == expected
     sent.clear()
     following = reads.get(KEYS[::2])
     for get in sent:
-        get.ticket.arrived(overlay.read_store(get.keys))
+        bench.answer(get, overlay.read_store(get.keys))
     assert following.get() == expected[::2]
     assert [overlay.get(key) for key in KEYS] == expected
 
 
 def test_a_spill_between_reading_ahead_and_the_bundle() -> None:
     """The bundle sees what was written before it asked, in memory or not, and nothing that is written later."""
-    sent: list[ListGet] = []
     store = MemoryStore((key, b"old") for key in KEYS)
     overlay = WriteOverlay(store, 0, None, WriteBound(1, MemoryStore, "memory"))
-    reads = BundleReads(overlay, AlwaysSlow(), sent.extend, 4)
+    bench = Bench(overlay)
+    reads, sent = bench.bundles, bench.sent
     reads.prefetch(KEYS)
     overlay.put(KEYS[0], b"new")
     for get in sent[:-1]:
-        get.ticket.arrived(store.get_many(get.keys))
+        bench.answer(get, store.get_many(get.keys))
     overlay.spill()
     overlay.put(KEYS[1], b"newer")
     waiting = reads.get(KEYS)
     assert reads.unanswered == 1  # nothing may be spilled now
     overlay.put(KEYS[2], b"too late")
-    sent[-1].ticket.arrived(store.get_many(sent[-1].keys))
+    bench.answer(sent[-1], store.get_many(sent[-1].keys))
     assert waiting.get() == [b"new", b"newer"] + [b"old"] * 98
     assert reads.unanswered == 0

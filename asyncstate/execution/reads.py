@@ -1,0 +1,171 @@
+"""Reads of what memory does not know: here while the store answers quickly, else side by side on other threads.
+
+Owns: ``Reads``, the one way from keys to list gets; ``Wanted``, keys that are read together; and ``ListGet``.
+Invariant: every key that is wanted is answered once, here or by the list get it was sent off in, unless a read fails,
+which ends the micro-batch. Whatever reads take is told to the pacer here, so its opinion is looked up here alone.
+Must not import the controllers.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, NoReturn
+
+from asyncstate.execution.loop import Completion
+from asyncstate.execution.pacing import ReadPacer
+from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
+
+Values = list[bytes | None]
+
+
+class Wanted(ABC):
+    """Store keys (sorted) that are read together, and what becomes of their values. ``missing`` have not arrived."""
+
+    __slots__ = ("keys", "missing")
+
+    growth: ClassVar[int] = LIST_GET_KEYS
+    """How many times as long each list get made here may be as the one before."""
+
+    def __init__(self, keys: list[bytes]) -> None:
+        self.keys = keys
+        self.missing = len(keys)
+
+    @abstractmethod
+    def arrived(self, start: int, values: Values) -> None:
+        """Take the values of the keys from position ``start`` on, which do not count as missing any more."""
+
+    def enough(self, values: Values) -> bool:
+        """Asked after each list get here, while the store is quick: whether its ``values`` show that the keys behind
+        them are not worth reading."""
+        return False
+
+    def about(self, start: int) -> tuple[bytes, Any]:
+        """What messages name for the keys from ``start`` on: a store key, and the record that asked (or None)."""
+        return self.keys[start], None
+
+
+class ListGet(NamedTuple):
+    """Keys to read together: those of ``wanted`` from ``start`` on. It is the ticket of its Completion.
+
+    ``read``: how, if not for their values.
+    """
+
+    keys: list[bytes]
+    wanted: Wanted
+    start: int = 0
+    read: Callable[[list[bytes]], Any] | None = None
+
+
+Submit = Callable[[Sequence[ListGet], int], None]
+"""Have list gets read on at least so many threads; each comes back as a Completion."""
+Fail = Callable[[ListGet, BaseException], NoReturn]
+
+
+class Reads:
+    """List gets of one partition's store, as the pacer has them run.
+
+    ``at_once`` is what the pacer says of single gets: whether they should be made when they are asked for. It is looked
+    up whenever the pacer has learned something. With ``gather`` they never are.
+    """
+
+    __slots__ = ("_fail", "_gather", "_overlay", "_submit", "_threads_max", "at_once", "outstanding", "pacer")
+
+    def __init__(
+        self,
+        overlay: WriteOverlay,
+        pacer: ReadPacer,
+        submit: Submit,
+        threads_max: int,
+        fail: Fail,
+        gather: bool = False,
+    ) -> None:
+        self.pacer = pacer
+        self.outstanding = 0
+        """List gets that have been sent off and not come back."""
+        self._overlay = overlay
+        self._submit = submit
+        self._threads_max = threads_max
+        self._fail = fail
+        self._gather = gather
+        self._look()
+
+    @property
+    def threads(self) -> int:
+        """Threads that should read now."""
+        return self.pacer.threads(self._threads_max)
+
+    def read(self, wanted: Wanted, together: int = 1) -> None:
+        """Read here while that is quick; what is left, ``wanted.missing`` keys, is sent off.
+
+        Of these now and then a few are read here nevertheless, to measure. List gets that are sent off may be as long
+        as if ``together`` times as many keys were.
+        """
+        start = self._read_while_quick(wanted)
+        left = len(wanted.keys) - start
+        if left and (probe := self.pacer.probe_keys()):
+            start += len(self._read_here(wanted, start, probe))
+            left = len(wanted.keys) - start
+        if left:
+            self._send_off(wanted, start, self.pacer.chunk_keys(left * together, self.threads))
+
+    def _read_while_quick(self, wanted: Wanted) -> int:
+        """Where in the keys the rest begins."""
+        start, end = 0, len(wanted.keys)
+        most = LIST_GET_KEYS  # a store that has become slow since is found out by some keys, not by all
+        while start < end and not self.pacer.waits_for_device:
+            values = self._read_here(wanted, start, min(most, self.pacer.chunk_keys(end - start, 1)))
+            start += len(values)
+            if wanted.enough(values):
+                end = start
+                wanted.keys, wanted.missing = wanted.keys[:end], 0
+            most *= wanted.growth
+        return start
+
+    def _read_here(self, wanted: Wanted, start: int, count: int) -> Values:
+        """A list get on this thread; the pacer learns from it, and from no other's how slow the store is."""
+        keys = wanted.keys[start : start + count]
+        started = time.perf_counter()
+        try:
+            values = self._overlay.store.get_many(keys, LIST_GET_KEYS)
+        except Exception as error:
+            self._fail(ListGet(keys, wanted, start), error)
+        seconds = time.perf_counter() - started
+        self.pacer.measured(len(keys), seconds)
+        self._look()
+        self._overlay.count_list_get(len(keys), seconds)
+        wanted.missing -= len(keys)
+        wanted.arrived(start, values)
+        return values
+
+    def _send_off(self, wanted: Wanted, start: int, size: int) -> None:
+        keys = wanted.keys
+        gets = [ListGet(keys[at : at + size], wanted, at) for at in range(start, len(keys), size)]
+        for get in gets:
+            self._overlay.count_list_get(len(get.keys))
+        self.send(gets)
+
+    def send(self, gets: Sequence[ListGet]) -> None:
+        """Have other threads make ``gets``."""
+        self.outstanding += len(gets)
+        self._submit(gets, min(self.threads, self.outstanding))
+
+    def answered(self, completion: Completion) -> None:
+        """A list get is back."""
+        get: ListGet = completion.ticket
+        self.outstanding -= 1
+        if completion.error is not None:
+            self._fail(get, completion.error)
+        self.pacer.answered(len(get.keys), completion.seconds)
+        self._look()
+        get.wanted.missing -= len(get.keys)
+        get.wanted.arrived(get.start, completion.values)
+
+    def took(self, seconds: float) -> None:
+        """A read of one key, made outside of here on the calling thread, took so long."""
+        self.pacer.measured_one(seconds)
+        self._look()
+
+    def _look(self) -> None:
+        self.at_once = not (self._gather or self.pacer.waits_for_device)
