@@ -197,8 +197,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/write_meter.py",
-        "self._rows > _RECOUNT_ROWS * self._entries or ",
-        "",
+        "_RECOUNT_ROWS: Final = 2 ",
+        "_RECOUNT_ROWS: Final = 1_000 ",
         "storage/test_spilling.py",
     ),
     _mutation(
