@@ -362,6 +362,7 @@ MUTATIONS: Final = (
         "operators/match/matcher.py",
         "if row < stop and times[row] < deadline:",
         "if row < stop and times[row] <= deadline:",
+        "operators/test_match.py",
         "operators/test_match_model.py",
     ),
     _mutation(
@@ -400,6 +401,7 @@ MUTATIONS: Final = (
         "operators/match/operator.py",
         "needed = live[owners] | (begun > (begun - begins)[starts][owners])",
         "needed = live[owners] | begins",
+        "operators/test_match.py",
         "operators/test_match_model.py",
     ),
     _mutation(

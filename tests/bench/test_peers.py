@@ -108,7 +108,7 @@ def test_the_comparison_runs_tiny(tmp_path: Path) -> None:
 def test_an_unknown_query_is_refused_with_those_there_are() -> None:
     done = CliRunner().invoke(app, ["peers", "--work", "f", "--queries", "q4,q99"])
     assert done.exit_code == 2
-    assert "q99: choose from q4, q5" in done.output
+    assert "q99: choose from q3, q4, q5" in done.output
 
 
 def test_a_wrong_result_fails_the_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

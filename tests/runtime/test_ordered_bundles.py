@@ -182,7 +182,7 @@ def expected(orders: Any, cuts: list[Cut]) -> tuple[list[dict[int, list[tuple[in
 
 @given(st.sampled_from(ORDERS), CUTS)
 @example(
-    ORDERS[3], [Cut([Row(0, 0, score, 0, 1) for score in (1, 2, None, 1, 2)], 0, 1)]
+    ORDERS[3], [Cut([Row(0, 0, score, 0, 0) for score in (1, 2, None, 1, 2)], 0, 1)]
 )  # a place, five rows
 @settings(max_examples=settings().max_examples // 4)
 def test_parts_are_in_order_and_cut_at_the_same_places(
