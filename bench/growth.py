@@ -24,6 +24,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from bench.options import numbers
 from bench.report import write_json
 
 _MIB = 1 << 20
@@ -81,7 +82,7 @@ def growth(
         keys, rows, micro_batches = "2000", 500, 3
     console = Console()
     results = []
-    for size in map(int, keys.split(",")):
+    for size in numbers(keys, "--keys"):
         with (
             console.status(f"{size:,} keys"),
             tempfile.TemporaryDirectory(prefix="asyncstate-growth-", dir=folder) as at,

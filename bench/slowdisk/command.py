@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from asyncstate.errors import AsyncStateError
+from bench.options import chosen
 from bench.report import write_json
 
 _AIMED_AT = "by-hand,p1,p2,p3,p4,aggregate,deduplicate"
@@ -50,8 +51,8 @@ def slow_disk(
     if tiny:
         plan = Plan(2_000, 400, 50, 0.1, 1, seed)
         workloads, devices = "by-hand,p1,aggregate", "disk,1ms"
-    chosen = _chosen(workloads, list(WORKLOADS), "--workloads")
-    places = _chosen(devices, list(DEVICES), "--devices")
+    names = chosen(workloads, list(WORKLOADS), "--workloads")
+    places = chosen(devices, list(DEVICES), "--devices")
     with tempfile.TemporaryDirectory(prefix="asyncstate-slow-disk-", dir=folder) as scratch:
         library = None
         try:
@@ -60,7 +61,7 @@ def slow_disk(
             console.print(f"no rows with added latency: {error}", markup=False, highlight=False)
         with console.status("measuring") as status:
             try:
-                results = list(run(chosen, places, plan, Path(scratch), library, status.update))
+                results = list(run(names, places, plan, Path(scratch), library, status.update))
             except AsyncStateError as error:
                 console.print(str(error), style="red", markup=False, highlight=False)
                 raise typer.Exit(_CANNOT_RUN) from None
@@ -73,13 +74,3 @@ def slow_disk(
         write_json(results, output / "slow-disk.json", **facts, machine=platform.platform())
         write_slow_disk_plot(results, output / "slow-disk.png", f"Async against sync state: {title}")
         console.print(f"written: {output / 'slow-disk.json'}, {output / 'slow-disk.png'}", highlight=False)
-
-
-def _chosen(names: str, known: list[str], option: str) -> list[str]:
-    """The names in ``names``, in the order of ``known``."""
-    wanted = set(known) if names == "all" else {name.strip() for name in names.split(",")}
-    if unknown := wanted - set(known):
-        raise typer.BadParameter(
-            f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}", param_hint=option
-        )
-    return [name for name in known if name in wanted]

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from asyncstate.errors import AsyncStateError
+from bench.options import chosen
 from bench.report import write_json
 
 _WRONG_RESULT, _CANNOT_RUN = 1, 2
@@ -36,19 +37,14 @@ def two_phase(
     console = Console()
     if tiny:
         cases, rows, rounds = "few,windows", 2_000, 1
-    wanted = set(CASES) if cases == "all" else {name.strip() for name in cases.split(",")}
-    if unknown := wanted - set(CASES):
-        raise typer.BadParameter(
-            f"{', '.join(sorted(unknown))}: choose from {', '.join(CASES)}", param_hint="--cases"
-        )
+    names = chosen(cases, list(CASES), "--cases")
     plan = Plan(rows, rounds, cores, seed)
     with tempfile.TemporaryDirectory(prefix="asyncstate-two-phase-") as scratch:
         try:
             with console.status("starting Spark") as status:
                 spark = local_session("asyncstate-two-phase", Path(scratch), cores)
                 try:
-                    chosen = [name for name in CASES if name in wanted]
-                    results = list(run(spark, chosen, plan, Path(scratch), status.update))
+                    results = list(run(spark, names, plan, Path(scratch), status.update))
                 finally:
                     spark.stop()
         except WrongResultError as error:
