@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.config import Config
@@ -21,6 +22,7 @@ from asyncstate.storage import (
     EMPTY_LINEAGE,
     Changes,
     CheckpointFiles,
+    GiveAway,
     KeyedStore,
     Lease,
     LocalStores,
@@ -78,6 +80,11 @@ class PartitionStore:
         return self._lease.base.lineage
 
     @property
+    def cached(self) -> Any:
+        """What the process that gave the store up had cached of that content, None if that is not known."""
+        return self._lease.cached
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing is stored of the partition."""
         return self.lineage == EMPTY_LINEAGE
@@ -128,9 +135,11 @@ class PartitionStore:
 
 
 @contextmanager
-def open_store(spec: TaskSpec, partition: int, kept: OpenStores | None = None) -> Iterator[PartitionStore]:
+def open_store(
+    spec: TaskSpec, partition: int, kept: OpenStores | None = None, give_away: GiveAway | None = None
+) -> Iterator[PartitionStore]:
     """Lease the store of ``partition`` at the spec's base version; given back at the end, when it stays open in
-    ``kept``.
+    ``kept``. ``give_away``: what goes with it to another process that asks for it there.
 
     Raises StoreError when no local folder can be used, CheckpointCorruptionError for a damaged checkpoint file.
     """
@@ -139,7 +148,9 @@ def open_store(spec: TaskSpec, partition: int, kept: OpenStores | None = None) -
     limit_bytes = 0 if in_memory or kept is None else spec.config.open_stores_size_bytes
     stores = LocalStores(spec.local_dir, spec.job_id, files, open_stores=kept, open_bytes_max=limit_bytes)
     base = _base(spec, partition)
-    with stores.acquire(spec.uid, partition, base, rocksdb_options(spec.config), in_memory) as lease:
+    with stores.acquire(
+        spec.uid, partition, base, rocksdb_options(spec.config), in_memory, give_away
+    ) as lease:
         yield PartitionStore(spec, partition, lease, files)
 
 

@@ -63,9 +63,9 @@ def run_partition(
     started = time.perf_counter()
     memory = worker_memory() if memory is None else memory
     with (
-        open_store(spec, partition, memory.stores) as opened,
+        open_store(spec, partition, memory.stores, memory.columns_of(spec, partition)) as opened,
         memory.lend_entries(spec, partition, opened.lineage) as cache,
-        memory.lend_columns(spec, partition, opened.lineage) as columns,
+        memory.lend_columns(spec, partition, opened.lineage, opened.cached) as columns,
     ):
         store = opened.store if store_through is None else store_through(opened.store)
         overlay = WriteOverlay(store, cache.limit_bytes, cache.entries, opened.write_bound)

@@ -14,7 +14,7 @@ from typing import Final
 from asyncstate.execution import Interests, ReadPacer, thread_waits
 from asyncstate.runtime.spec import TaskSpec
 from asyncstate.state import ColumnCache, Trial, Trials
-from asyncstate.storage import CachedEntries, CacheLoan, OpenStores, PartitionKey, WorkerCache
+from asyncstate.storage import CachedEntries, CacheLoan, GiveAway, OpenStores, PartitionKey, WorkerCache
 
 _INTERESTS_MAX: Final = 1_000
 
@@ -39,11 +39,24 @@ class WorkerMemory:
         """What is cached of the content ``lineage``, for one micro-batch."""
         return self.entries.lend(partition_key(spec, partition), lineage, spec.config.cache_size_bytes)
 
-    def lend_columns(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[ColumnCache]:
-        """What is cached of column states at the content ``lineage``, for one micro-batch."""
+    def lend_columns(
+        self, spec: TaskSpec, partition: int, lineage: str, known_elsewhere: ColumnCache | None = None
+    ) -> CacheLoan[ColumnCache]:
+        """What is cached of column states at the content ``lineage``, for one micro-batch: here, or by another process,
+        ``known_elsewhere``."""
         # ``batch-hot-reads`` is for reads that wait: what is answered without the store would hide one.
         limit_bytes = 0 if spec.config.batch_hot_reads else spec.config.column_cache_size_bytes
-        return self.columns.lend(partition_key(spec, partition), lineage, limit_bytes)
+        return self.columns.lend(partition_key(spec, partition), lineage, limit_bytes, known_elsewhere)
+
+    def columns_of(self, spec: TaskSpec, partition: int) -> GiveAway:
+        """Gives away what is cached of column states, for the process that takes the partition's store."""
+        key = partition_key(spec, partition)
+
+        def give_away() -> tuple[str, ColumnCache] | None:
+            known = self.columns.give_away(key)
+            return known if known is not None and known[1].worth_giving_away else None
+
+        return give_away
 
     def trial(self, spec: TaskSpec, partition: int, state: str) -> Trial:
         """Whether keeping decoded values of ``state`` pays."""

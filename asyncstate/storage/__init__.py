@@ -13,6 +13,7 @@ from asyncstate.storage.commit import commit_partition, snapshot_if_due, upload_
 from asyncstate.storage.contract import EMPTY_VERSION, Change, Changes, KeyedStore, StoreStatistics
 from asyncstate.storage.delta import verify_file
 from asyncstate.storage.files import CheckpointFiles, LocalFiles
+from asyncstate.storage.handing_over import GiveAway
 from asyncstate.storage.lease import Lease, LocalStores
 from asyncstate.storage.manifest import (
     EMPTY_LINEAGE,
@@ -52,6 +53,7 @@ __all__ = [
     "DeltaRef",
     "Fetcher",
     "FileRef",
+    "GiveAway",
     "KeyedStore",
     "Lease",
     "LocalFiles",

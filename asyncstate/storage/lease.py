@@ -7,6 +7,7 @@ rebuilt. Must not import the overlay or anything of execution.
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import time
@@ -14,13 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from asyncstate.errors import StoreError
 from asyncstate.storage.base import PartitionBase
 from asyncstate.storage.compaction import copies, hand_on, is_copy, pending_of
 from asyncstate.storage.contract import KeyedStore
 from asyncstate.storage.files import CheckpointFiles
+from asyncstate.storage.handing_over import GiveAway, read_cached
 from asyncstate.storage.local_folders import default_local_dir, folder_name, make_owned, make_private
 from asyncstate.storage.manifest import DeltaRef
 from asyncstate.storage.memory import MemoryStore
@@ -41,7 +43,8 @@ class Lease:
     """Exclusive use of one local store at exactly the base version; a context manager that gives it back.
 
     ``store`` is what the operator reads. ``rocks`` is the RocksDB store behind it, of which snapshots are
-    made. ``keep_open`` is offered both when they are given back.
+    made. ``keep_open`` is offered both when they are given back. ``cached``: what the process that gave the store up
+    had cached of this very content; None if that is not known.
     """
 
     def __init__(
@@ -52,12 +55,14 @@ class Lease:
         store: KeyedStore,
         restored: RestoreStatistics,
         keep_open: Callable[[Slot, RocksDBStore], bool],
+        cached: Any = None,
     ) -> None:
         self._slot = slot
         self.base = base
         self.rocks = rocks
         self.store = store
         self.restored = restored
+        self.cached = cached
         self._keep_open = keep_open
         self._given_back = False
         self._scratch: RocksDBStore | None = None
@@ -168,12 +173,13 @@ class LocalStores:
         base: PartitionBase,
         options: RocksDBOptions | None = None,
         in_memory: bool = False,
+        give_away: GiveAway | None = None,
     ) -> Lease:
         """Take a slot and bring its store to ``base``.
 
         ``in_memory`` loads the content into a MemoryStore, O(state) a lease; the checkpoint files are the
-        same. Raises CheckpointCorruptionError naming a damaged checkpoint file, StoreError when no slot can
-        be used.
+        same. ``give_away``: what goes with the store if it stays open and another process asks for it. Raises
+        CheckpointCorruptionError naming a damaged checkpoint file, StoreError when no slot can be used.
         """
         folder = self._root / _checked(uid, "operator uid") / str(partition)
         with _explained(folder):
@@ -183,7 +189,7 @@ class LocalStores:
             was_copy = slot.copy_mark.exists()
             try:
                 hand_on([slot, *others], base)
-                lease = self._open(slot, opened, base, options or RocksDBOptions(), in_memory)
+                lease = self._open(slot, opened, base, options or RocksDBOptions(), in_memory, give_away)
                 self._drop_leftovers(others, base, is_replaced=was_copy and lease.restored.way in _ON)
                 _compact_copy(lease.rocks, others, base)
             except BaseException:
@@ -235,6 +241,7 @@ class LocalStores:
         base: PartitionBase,
         options: RocksDBOptions,
         in_memory: bool,
+        give_away: GiveAway | None,
     ) -> Lease:
         started = time.monotonic()
         fetcher = Fetcher(self._files, base.version, slot.kept)
@@ -253,12 +260,14 @@ class LocalStores:
         shutil.rmtree(slot.kept, ignore_errors=True)
         slot.kept.mkdir()
         slot.copy_mark.unlink(missing_ok=True)
+        cached = read_cached(slot.cached, base.lineage) if slot.taken_over else None
+        slot.cached.unlink(missing_ok=True)
         restored = RestoreStatistics(way, applied, fetcher.bytes_fetched, time.monotonic() - started)
         store = MemoryStore(rocks.iterate(), base.version) if in_memory else rocks
-        return Lease(slot, base, rocks, store, restored, self._keep)
-
-    def _keep(self, slot: Slot, rocks: RocksDBStore) -> bool:
-        return self._open_stores.keep(slot, rocks, self._open_bytes_max)
+        keep = functools.partial(
+            self._open_stores.keep, limit_bytes=self._open_bytes_max, give_away=give_away
+        )
+        return Lease(slot, base, rocks, store, restored, keep, cached)
 
     def _drop_leftovers(self, others: list[Slot], base: PartitionBase, is_replaced: bool) -> None:
         """Remove stores that nobody will use, and what processes that died had spilled. ``is_replaced``: by its copy,

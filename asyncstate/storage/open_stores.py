@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from asyncstate.errors import StoreError
+from asyncstate.storage.handing_over import GiveAway, write_cached
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.slots import Slot
 
@@ -32,6 +33,15 @@ class _Kept:
     rocks: RocksDBStore
     asked: int
     size_bytes: int
+    give_away: GiveAway | None
+
+    def hand_over(self) -> None:
+        """Let another process have it that has asked for it, and what is cached of it here."""
+        with suppress(Exception):  # who has asked can do without, but not wait for a thread that has ended
+            known = None if self.give_away is None else self.give_away()
+            if known is not None:
+                write_cached(self.slot.cached, *known)
+        self.close()
 
     def close(self) -> None:
         """Let others have it. What cannot be closed stays locked: nobody may open the folder beside it."""
@@ -79,16 +89,19 @@ class OpenStores:
         kept.close()  # the folder was deleted, and another may stand there
         return None
 
-    def keep(self, slot: Slot, rocks: RocksDBStore, limit_bytes: int) -> bool:
+    def keep(
+        self, slot: Slot, rocks: RocksDBStore, limit_bytes: int, give_away: GiveAway | None = None
+    ) -> bool:
         """Keep ``rocks`` open and ``slot`` locked; False if they take more than ``limit_bytes`` or cannot be asked for.
 
-        Others are closed that are beyond the limit, those first that were not used for the longest time.
+        ``give_away``: what goes with them to the process that asks for them; another thread calls it. Others are
+        closed that are beyond the limit, those first that were not used for the longest time.
         """
         size_bytes = _STORE_BYTES + rocks.tables_bytes()
         asked = slot.listen() if size_bytes <= limit_bytes else None
         if asked is None:
             return False
-        kept = _Kept(slot, rocks.handed_on(), asked, size_bytes)
+        kept = _Kept(slot, rocks.handed_on(), asked, size_bytes, give_away)
         with self._lock:
             beyond = self._beyond(limit_bytes - size_bytes)
             self._watch().register(asked, selectors.EVENT_READ, str(slot.folder))
@@ -140,11 +153,18 @@ class OpenStores:
         return self._asked
 
     def shut(self, folder: Path) -> None:
-        """Close the store of the slot ``folder``, if it is kept: somebody has asked for it, or nobody will."""
+        """Close the store of the slot ``folder``, if it is kept: nobody will ask for it."""
         with self._lock:
             kept = self._removed(str(folder))
         if kept is not None:
             kept.close()
+
+    def hand_over(self, folder: Path) -> None:
+        """Give up the slot ``folder``, if it is kept: another process has asked for it."""
+        with self._lock:
+            kept = self._removed(str(folder))
+        if kept is not None:
+            kept.hand_over()
 
     def forget(self) -> None:
         """In a process that was forked: all this is the parent's. The threads of RocksDB are not here, so that its
@@ -164,7 +184,7 @@ def _hand_over(of: weakref.ref[OpenStores], asked: selectors.BaseSelector) -> No
                 asked.close()
                 os.close(key.fd)
                 return
-            stores.shut(Path(key.data))
+            stores.hand_over(Path(key.data))
             del stores
 
 

@@ -37,10 +37,12 @@ class SlotRecord(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Slot:
-    """The folder ``folder``; ``lock`` is the open lock file while this process uses it."""
+    """The folder ``folder``; ``lock`` is the open lock file while this process uses it. ``taken_over``: another process
+    has just given it up to this one."""
 
     folder: Path
     lock: int | None = None
+    taken_over: bool = False
 
     @property
     def db(self) -> Path:
@@ -56,6 +58,11 @@ class Slot:
     def kept(self) -> Path:
         """Where delta files lie under their base names that a store of this slot need not fetch."""
         return self.folder / "kept"
+
+    @property
+    def cached(self) -> Path:
+        """What its holder had cached of the store, for the one to whom it gave the slot up."""
+        return self.folder / "CACHED"
 
     @property
     def copy_mark(self) -> Path:
@@ -133,6 +140,7 @@ class Slot:
         except OSError:
             return False  # nobody listens
         try:
+            self.cached.unlink(missing_ok=True)  # what is there is for somebody else, who died
             with suppress(OSError):  # of those who ask at once, one is enough
                 os.write(asking, b"?")
             closed = select.poll()
@@ -140,7 +148,8 @@ class Slot:
             closed.poll(wait_seconds_max * 1_000)
         finally:
             os.close(asking)
-        return self.try_lock()
+        self.taken_over = self.try_lock()
+        return self.taken_over
 
     @property
     def _asking(self) -> str:

@@ -77,16 +77,19 @@ class WorkerCache(Generic[E]):
         self._kept: dict[PartitionKey, tuple[str, E]] = {}
         self._lent: dict[CacheLoan[E], int] = {}
 
-    def lend(self, key: PartitionKey, lineage: str, limit_bytes: int) -> CacheLoan[E]:
+    def lend(
+        self, key: PartitionKey, lineage: str, limit_bytes: int, known_elsewhere: E | None = None
+    ) -> CacheLoan[E]:
         """Hand out what is known of the content ``lineage``; entries of another content are dropped.
 
-        ``limit_bytes`` bounds all that is kept and lent. The task gets what is free of it, but at least an equal
-        share, for which others lose what they have not used for the longest time.
+        ``known_elsewhere``: what the process knows of it that had the partition before. ``limit_bytes`` bounds all that
+        is kept and lent. The task gets what is free of it, but at least an equal share, for which others lose what they
+        have not used for the longest time.
         """
         with self._lock:
             known, entries = self._kept.pop(key, ("", None))
             if entries is None or known != lineage:
-                entries = self._make()
+                entries = self._make() if known_elsewhere is None else known_elsewhere
             available = max(0, limit_bytes - sum(self._lent.values()))
             share = available // (len(self._kept) + 1)
             self._shrink_kept(available - share)
@@ -106,6 +109,11 @@ class WorkerCache(Generic[E]):
             self._kept.pop(key, None)  # another attempt's
             if entries.worth_keeping:
                 self._kept[key] = (lineage, entries)
+
+    def give_away(self, key: PartitionKey) -> tuple[str, E] | None:
+        """The lineage and the entries of a partition that another process has from now on."""
+        with self._lock:
+            return self._kept.pop(key, None)
 
     def end(self, loan: CacheLoan[E]) -> None:
         """The loan's task has ended."""

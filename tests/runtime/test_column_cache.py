@@ -16,8 +16,9 @@ from asyncstate.errors import OperatorError
 from asyncstate.execution import ReadPacer
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.runtime.stores import PartitionStore
-from asyncstate.runtime.worker_memory import worker_memory
+from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
 from asyncstate.state import ColumnState, ColumnStateDescriptor
+from asyncstate.state.column_cache import cache as cache_module
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate, GroupAggregate, collect, count, max_, sum_
 
@@ -103,8 +104,9 @@ def enabled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(autouse=True)
-def _of_its_own() -> Iterator[None]:
-    """What other tests have left in this process takes room, too."""
+def _of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What other tests have left in this process takes room, too. Tables are small and yet worth giving away."""
+    monkeypatch.setattr(cache_module, "_BYTES_A_KEY", 1 << 30)
     worker_memory().columns.clear()
     yield
     worker_memory().columns.clear()
@@ -131,7 +133,9 @@ pushes = st.lists(
     st.tuples(st.sampled_from(KEYS), st.sampled_from(["add", "add", "drop", "peek"]), st.integers(0, 40)),
     max_size=30,
 )
-fates = st.sampled_from(["commit", "commit", "commit", "fail", "replay", "restart", "rescale", "elsewhere"])
+fates = st.sampled_from(
+    ["commit", "commit", "fail", "replay", "restart", "rescale", "elsewhere", "handed over", "handed over"]
+)
 SIZES = ["0b", "1b", "4kb", "1mb"]
 
 
@@ -147,6 +151,7 @@ def test_rows_and_state_follow_a_model_whatever_becomes_of_attempts(
     options = {"bundle_size": str(bundle_size), "write_cache_size": write_cache}
     held: Held = {}
     harness = _harness(Changes(), enabled, cache, **options)
+    workers = [harness.worker, WorkerMemory(worker_memory().pacer)]
     try:
         for pushed, fate in story:
             before = harness._manifest
@@ -166,7 +171,9 @@ def test_rows_and_state_follow_a_model_whatever_becomes_of_attempts(
                 harness.close()
                 harness = newer
             if fate == "elsewhere":  # the partition went to another worker, where nothing is known of it
-                worker_memory().columns.clear()
+                harness.worker.columns.clear()
+            if fate == "handed over":  # to another worker, with what is known of it
+                harness.worker = workers[harness.worker is workers[0]]
             if harness.parallelism > 1:  # each partition has bundles of its own
                 pushed = list({row[0]: row for row in pushed}.values())
             harness.push(pushed)
@@ -175,6 +182,8 @@ def test_rows_and_state_follow_a_model_whatever_becomes_of_attempts(
             assert _contents(harness) == held
     finally:
         harness.close()
+        for worker in workers:
+            worker.stores.close()
 
 
 def _contents(harness: OperatorHarness) -> Held:
@@ -270,6 +279,37 @@ def test_a_new_state_is_read_from_nowhere_and_a_restored_one_once(enabled: bool)
                 restored.push(_rows(range(20)))
                 restored.end_batch()
                 assert restored.statistics()["store_reads"] == expected
+
+
+def test_what_is_known_goes_with_the_store_to_the_worker_that_takes_it(enabled: bool) -> None:
+    workers = [WorkerMemory(worker_memory().pacer) for _ in range(2)]
+    with _harness(Changes(), enabled, "1mb", parallelism=2) as harness:
+        for number in range(6):
+            harness.worker = workers[number % 2]
+            harness.push(_rows(range(20 + number)))
+            harness.end_batch()
+            figures = harness.statistics()
+            assert figures["store_reads"] == 0
+            assert figures["column_cache_hits"] == 2 * (20 + number)
+            assert figures["column_cache_carried"] == (2 * (19 + number) if number else 0)
+            assert workers[1 - number % 2].columns.size_bytes == 0
+    for worker in workers:
+        worker.stores.close()
+
+
+def test_few_keys_are_read_rather_than_all_that_is_known_copied(
+    enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_BYTES_A_KEY", 1_000)
+    workers = [WorkerMemory(worker_memory().pacer) for _ in range(2)]
+    with _harness(Changes(), enabled, "1mb") as harness:
+        for number, (keys, reads) in enumerate([(5_000, 0), (5_000, 0), (3, 0), (3, 6), (5_000, 10_000)]):
+            harness.worker = workers[number % 2]
+            harness.push(_rows(range(keys)))
+            harness.end_batch()
+            assert harness.statistics()["store_reads"] == reads
+    for worker in workers:
+        worker.stores.close()
 
 
 def test_an_empty_first_micro_batch_leaves_the_state_new(enabled: bool) -> None:

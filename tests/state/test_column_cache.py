@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from asyncstate.errors import CodecError
 from asyncstate.futures import StateFuture
 from asyncstate.state import ColumnCache, Columns, ColumnState, ColumnStateDescriptor, with_column_cache
 from asyncstate.state.column_cache.table import CachedTable, Rows
+from asyncstate.storage.handing_over import read_cached, write_cached
 from tests.state.fakes import FakeSink
 
 Key = tuple[Any, ...]
@@ -62,12 +65,25 @@ rows = st.tuples(
     st.one_of(st.none(), st.lists(st.integers(0, 3), max_size=2)),
 )
 batches = st.dictionaries(numbers, rows, min_size=1)
-WEAK = {
-    "good": lambda keys: keys.hashes,
-    "one": lambda keys: np.zeros(len(keys), np.uint64),
-    "one home": lambda keys: keys.hashes & np.uint64((1 << 32) - 1),
-    "one tag": lambda keys: keys.hashes & ~np.uint64((1 << 32) - 1),
-}
+
+
+def _good(keys: KeyBatch) -> Any:
+    return keys.hashes
+
+
+def _one(keys: KeyBatch) -> Any:
+    return np.zeros(len(keys), np.uint64)
+
+
+def _one_home(keys: KeyBatch) -> Any:
+    return keys.hashes & np.uint64((1 << 32) - 1)
+
+
+def _one_tag(keys: KeyBatch) -> Any:
+    return keys.hashes & ~np.uint64((1 << 32) - 1)
+
+
+WEAK = {"good": _good, "one": _one, "one home": _one_home, "one tag": _one_tag}
 
 
 def _columns(types: Sequence[pa.DataType], values: Sequence[Sequence[Any]]) -> list[pa.Array]:
@@ -117,6 +133,7 @@ steps = st.one_of(
     st.tuples(st.just("read"), batches),
     st.tuples(st.just("shrink"), st.integers(0, 4)),
     st.tuples(st.just("clean"), st.none()),
+    st.tuples(st.just("hand over"), st.none()),
 )
 
 
@@ -138,11 +155,17 @@ def test_a_table_is_a_dict_over_what_is_stored(
                 _store(stored, gone)
             assert len(table) <= argument or table.whole
             continue
-        if what == "clean":
+        if what in ("clean", "hand over"):
             for dirty in table.dirty():
                 _store(stored, dirty)
             table.clean()
             assert not table.dirty()
+        if what == "hand over":
+            with tempfile.TemporaryDirectory() as folder:
+                write_cached(Path(folder, "cached"), "L", table)
+                assert read_cached(Path(folder, "cached"), "M") is None
+                table = read_cached(Path(folder, "cached"), "L")
+        if argument is None:
             continue
         held = _picked(kind, argument)
         keys = _batch(codec, list(held))

@@ -108,6 +108,7 @@ class CachedColumnState(ColumnState):
         known = table.take(rows)
         wanted = np.zeros(0, np.int64) if table.whole else np.flatnonzero(unknown)
         self._level.hits += len(keys) - len(wanted)
+        self._cache.asked += len(keys)
         self._cache.hits += len(keys) - len(wanted)
         self._cache.read_bytes += sum(column.nbytes for column in known.columns)
         if len(wanted):

@@ -9,6 +9,7 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -44,7 +45,7 @@ class CachedTable:
         key_types: Sequence[pa.DataType],
         schema: pa.Schema,
         whole: bool,
-        hashes: Hashes = lambda keys: keys.hashes,
+        hashes: Hashes = attrgetter("hashes"),
     ) -> None:
         self.key_types = list(key_types)
         self.schema = schema
@@ -115,6 +116,7 @@ class CachedTable:
 
     def write(self, keys: KeyBatch, columns: Sequence[pa.Array] | None) -> None:
         """Set the rows of ``keys`` (u) to ``columns``, None: remove them; dirty until ``clean``."""
+        self._like = keys.with_columns([], keys.groups[:0])
         rows = self.find(keys)
         new = rows < 0
         if new.any():
@@ -132,7 +134,6 @@ class CachedTable:
 
     def _added(self, keys: KeyBatch) -> Int64Array:
         """New rows for ``keys`` (u), which have none."""
-        self._like = keys
         rows = np.arange(self._count, self._count + len(keys))
         if rows.size and self._count + len(keys) > len(self._marks):
             self._resize(max(int(_GROWTH * len(self._marks)), self._count + len(keys), _CAPACITY_MIN))
@@ -164,9 +165,9 @@ class CachedTable:
         return [self._out(rows) for rows in self._dirty_rows()]
 
     def clean(self) -> None:
-        """All is stored now, or has been handed on to be."""
+        """All is stored now, or has been handed on to be; what is left can be pickled."""
         self._written = []
-        self._last = None
+        self._last = self._like = None
         self._marks[: self._count] &= ~_DIRTY
 
     def _dirty_rows(self) -> list[Int64Array]:
@@ -180,7 +181,7 @@ class CachedTable:
         return [rows for rows in pieces if len(rows)]
 
     def _out(self, rows: Int64Array) -> Rows:
-        assert self._like is not None, "no row without a key"
+        assert self._like is not None, "only rows that were written are dirty"
         keys = self._like.with_columns([column.take(rows, None) for column in self._keys], self._groups[rows])
         columns, present = self.take(rows).columns, (self._marks[rows] & _PRESENT) != 0
         return Rows(keys, columns, present)
