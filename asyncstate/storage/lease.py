@@ -190,7 +190,7 @@ class LocalStores:
             try:
                 hand_on([slot, *others], base)
                 lease = self._open(slot, opened, base, options or RocksDBOptions(), in_memory, give_away)
-                self._drop_leftovers(others, base, is_replaced=was_copy and lease.restored.way in _ON)
+                self._drop_leftovers(lease, others, is_replaced=was_copy and lease.restored.way in _ON)
                 _compact_copy(lease.rocks, others, base)
             except BaseException:
                 slot.unlock()
@@ -269,19 +269,27 @@ class LocalStores:
         )
         return Lease(slot, base, rocks, store, restored, keep, cached)
 
-    def _drop_leftovers(self, others: list[Slot], base: PartitionBase, is_replaced: bool) -> None:
+    def _drop_leftovers(self, lease: Lease, others: list[Slot], is_replaced: bool) -> None:
         """Remove stores that nobody will use, and what processes that died had spilled. ``is_replaced``: by its copy,
-        that is, so that what stands on the way to ``base`` goes, too."""
+        that is, so that what stands on the way to the base goes, too; who has it open gives what is cached of it."""
+        base = lease.base
+
+        def is_superseded(slot: Slot) -> bool:
+            return is_replaced and _distance(slot, base)[0] == _ON_THE_WAY
 
         def is_useless(slot: Slot) -> bool:
-            return _is_stale(slot, base) or (is_replaced and _distance(slot, base)[0] == _ON_THE_WAY)
+            return _is_stale(slot, base) or is_superseded(slot)
 
         for slot in others:
-            useless = is_useless(slot)
+            useless, superseded = is_useless(slot), is_superseded(slot)
             if useless:
                 self._open_stores.shut(slot.folder)
-            if (useless or slot.scratch.exists()) and slot.try_lock():
+            elif not slot.scratch.exists():
+                continue
+            if slot.try_lock() or (superseded and slot.try_take_over()):
                 try:
+                    if slot.taken_over:
+                        lease.cached = read_cached(slot.cached, base.lineage)
                     if is_useless(slot):  # it may have been used between the two
                         slot.clear()
                     shutil.rmtree(slot.scratch, ignore_errors=True)

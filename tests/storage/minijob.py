@@ -12,6 +12,7 @@ from pathlib import Path
 
 from asyncstate.storage import (
     Checkpoint,
+    GiveAway,
     Lease,
     LocalStores,
     Manifest,
@@ -63,6 +64,7 @@ class MiniJob:
         self.checkpoint.claim("job")
         self.snapshot_every_deltas = snapshot_every_deltas
         self.options = SMALL
+        self.give_away: GiveAway | None = None
         self.ways: list[str] = []
         self._attempts = itertools.count()
 
@@ -71,7 +73,9 @@ class MiniJob:
     ) -> Lease:
         """A lease on one partition at the manifest's version."""
         base = partition_base(manifest, self.uid, partition, parallelism)
-        lease = self.stores.acquire(self.uid, partition, base, self.options, in_memory=memory)
+        lease = self.stores.acquire(
+            self.uid, partition, base, self.options, in_memory=memory, give_away=self.give_away
+        )
         self.ways.append(lease.restored.way)
         return lease
 

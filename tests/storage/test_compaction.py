@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.storage import LocalStores, Manifest, RocksDBStore
+from asyncstate.storage import LocalStores, Manifest, OpenStores, RocksDBStore, partition_base
 from asyncstate.storage.compaction import CopiesUnderWay, CopyRecord, copies
 from asyncstate.storage.slots import Slot
 from tests.storage.minijob import SMALL, MiniJob, applied, key
@@ -146,6 +146,29 @@ def test_what_a_dead_process_has_begun_is_begun_again(tmp_path: Path) -> None:
         watched.batch(number)
         watched.finish_copies()
     assert str(dead.db) in watched.paths
+
+
+def test_a_copy_takes_along_what_is_cached_of_the_store_that_it_replaces(tmp_path: Path) -> None:
+    """That one is open in another worker, which gives it up."""
+    workers = [OpenStores(), OpenStores()]
+    first = MiniJob(tmp_path, 100, open_stores=workers[0])
+    first.options = LARGE
+    number = 0
+    while not list(tmp_path.rglob("COPY")):
+        first.batch(writes_of(number))
+        copies.join(tmp_path)
+        number += 1
+    second = MiniJob(tmp_path, 100, open_stores=workers[1])
+    second.options = LARGE
+    base = partition_base(newest(first), "op", 0, 1)
+    (held,) = workers[0]._kept
+    workers[0]._kept[held].give_away = lambda: (base.lineage, "cached")
+    with second.lease(newest(second), 0, 1) as lease:
+        assert str(Path(lease.rocks.path).parent) != held
+        assert lease.cached == "cached"
+        assert not Path(held).exists()
+    for stores in workers:
+        stores.close()
 
 
 def test_a_copy_of_what_was_rolled_back_is_not_used(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -11,14 +13,18 @@ import tempfile
 import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.errors import StoreError
-from asyncstate.storage import LocalStores, OpenStores, RocksDBStore, partition_base
+from asyncstate.storage import LocalStores, Manifest, OpenStores, RocksDBStore, handing_over, partition_base
 from asyncstate.storage.slots import Slot
 from tests.storage.minijob import PLENTY_BYTES, MiniJob, Writes, applied, key
 
@@ -156,6 +162,94 @@ def test_beyond_the_bound_those_longest_unused_are_closed(tmp_path: Path, kept: 
     assert held == {"0", "2", "3"}
     stores(0).acquire("op", 0, EMPTY).release()
     assert {Path(name).parent.name for name in kept._kept} == {"2", "3"}
+
+
+# -- what is cached goes along -----------------------------------------------------------------------------------------
+
+CACHED = {"keys": np.arange(1_000), "texts": pa.array(["a", None, "ccc"])}
+
+
+@pytest.fixture
+def others() -> Iterator[OpenStores]:
+    """What another worker keeps open."""
+    stores = OpenStores()
+    yield stores
+    stores.close()
+
+
+@dataclass
+class Handed:
+    """Two workers over one checkpoint, the second one not begun; ``cached`` is what the first one has."""
+
+    first: MiniJob
+    second: MiniJob
+    manifest: Manifest
+    cached: tuple[str, Any] | None
+
+    def taken(self) -> Any:
+        """What comes along when the second worker takes the store."""
+        self.first.give_away = lambda: self.cached
+        with self.first.lease(self.manifest, 0, 1):
+            pass
+        with self.second.lease(self.manifest, 0, 1) as lease:
+            assert dict(lease.store.iterate()) == {A: b"1"}
+            assert lease.restored.way == "kept"
+            return lease.cached
+
+
+@pytest.fixture
+def handed(tmp_path: Path, kept: OpenStores, others: OpenStores) -> Handed:
+    first = MiniJob(tmp_path, open_stores=kept)
+    manifest = first.batch({A: b"1"})
+    second = MiniJob(tmp_path, open_stores=others)
+    return Handed(first, second, manifest, (partition_base(manifest, "op", 0, 1).lineage, CACHED))
+
+
+def test_what_is_cached_goes_with_the_store(handed: Handed, tmp_path: Path) -> None:
+    taken = handed.taken()
+    assert taken["texts"].equals(CACHED["texts"])
+    assert (taken["keys"] == CACHED["keys"]).all()
+    taken["keys"][0] = 7  # memory of its own
+    assert not list(tmp_path.rglob("CACHED*"))
+
+
+def test_what_is_cached_of_another_content_stays_behind(handed: Handed, tmp_path: Path) -> None:
+    handed.cached = "another", CACHED
+    assert handed.taken() is None
+    handed.cached = None
+    assert handed.taken() is None
+    assert not list(tmp_path.rglob("CACHED*"))
+
+
+@pytest.mark.parametrize("what", ["a full disk", "what cannot be pickled"])
+def test_the_store_comes_without_what_cannot_be_written(
+    handed: Handed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    assert handed.cached is not None
+    if what == "a full disk":
+        monkeypatch.setattr(handing_over, "_write", full)
+    else:
+        handed.cached = handed.cached[0], lambda: None
+    for _ in range(2):  # the thread that hands over lives on
+        assert handed.taken() is None
+        handed.first, handed.second = handed.second, handed.first
+    assert not list(tmp_path.rglob("CACHED"))
+
+
+def test_what_somebody_left_for_another_is_not_read(handed: Handed, tmp_path: Path) -> None:
+    """It asked, and died before it read: what it was given may be of another version of the code."""
+    assert handed.cached is not None
+    (slot,) = (path.parent for path in tmp_path.rglob("VERSION"))
+    (slot / "CACHED").write_bytes(pickle.dumps((handed.cached[0], [])) + pickle.dumps("old"))
+    handed.cached = None
+    assert handed.taken() is None
+    (slot / "CACHED").write_bytes(pickle.dumps(("L", [])) + pickle.dumps("old"))
+    with handed.second.lease(handed.manifest, 0, 1) as lease:  # its own
+        assert lease.cached is None
+    assert not (slot / "CACHED").exists()
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
