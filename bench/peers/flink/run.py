@@ -261,14 +261,15 @@ def changes_as_parquet(
 ) -> Path:
     """A folder of Flink's files of JSON as one Parquet file, as ``rows_as_parquet``.
 
-    Rows of a key are in the files of one task, which are numbered.
+    Rows of a key are in the files of one task, which are numbered. Within a file their order is that in which DuckDB
+    reads it, which it keeps only where nothing is partitioned.
     """
     read = f"""
         SELECT line, row_number() OVER (
             ORDER BY CAST(regexp_extract(filename, '-(\\d+)$', 1) AS BIGINT), number
         ) AS number
         FROM (
-            SELECT line, filename, row_number() OVER (PARTITION BY filename) AS number
+            SELECT line, filename, row_number() OVER () AS number
             FROM read_csv('{rows}/part-*', filename = true, {_LINES})
         )"""
     paths = {name: f'$."{name}"' for name in columns}
