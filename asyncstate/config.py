@@ -319,7 +319,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         size(0, 1 << 40),
         "Memory of a worker process, over all its partitions, for rows of column states (of bundle-grain operators, "
-        "one row a key, without a ttl), kept as columns from micro-batch to micro-batch; see "
+        "one row a key), kept as columns from micro-batch to micro-batch; see "
         "[state-cache.md](state-cache.md#column-states). `0b` turns it off.",
     ] = 128 << 20
     open_stores_size_bytes: Annotated[

@@ -227,6 +227,37 @@ MUTATIONS: Final = (
         "state/test_column_cache.py",
     ),
     _mutation(
+        "asyncstate/state/column_cache/expiring.py",
+        "gone = touched[unknown & expired[touched]]",
+        "gone = touched[expired[touched]]",
+        "runtime/test_column_cache.py",
+    ),
+    _mutation(
+        "asyncstate/state/column_cache/expiring.py",
+        "shown = found.present & self._expiry.shown(stored)",
+        "shown = found.present",
+        "runtime/test_column_cache.py",
+    ),
+    # what of it goes to another worker
+    _mutation(
+        "asyncstate/storage/handing_over.py",
+        "    if of != lineage:\n",
+        "    if not of:\n",
+        "storage/test_open_stores.py",
+    ),
+    _mutation(
+        "asyncstate/storage/slots.py",
+        "            self.cached.unlink(missing_ok=True)  #",
+        "            pass  #",
+        "storage/test_open_stores.py",
+    ),
+    _mutation(
+        "asyncstate/storage/lease.py",
+        "lease.cached = read_cached(slot.cached, base.lineage)",
+        "pass",
+        "storage/test_compaction.py",
+    ),
+    _mutation(
         "asyncstate/runtime/driver.py",
         "return base if stored is None or stored.applied is None else stored.applied",
         "return base",

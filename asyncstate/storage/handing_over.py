@@ -25,6 +25,7 @@ def write_cached(path: Path, lineage: str, cached: object) -> None:
     """Write what is ``cached`` of the content ``lineage``; on a full disk nothing."""
     temporary = path.with_suffix(".tmp")
     try:
+        path.parent.mkdir(exist_ok=True)
         with temporary.open("wb") as file:
             _write(file, lineage, cached)
         temporary.replace(path)

@@ -256,12 +256,12 @@ class LocalStores:
         else:
             rocks = _rebuilt(slot, base, fetcher, options)
             way, applied = ("rescaled" if base.rescaled else "rebuilt"), len(base.deltas)
+        cached = read_cached(slot.cached, base.lineage) if slot.taken_over else None
+        slot.taken_over = False  # from now on it is this process that has it
         shutil.rmtree(slot.scratch, ignore_errors=True)
         shutil.rmtree(slot.kept, ignore_errors=True)
         slot.kept.mkdir()
         slot.copy_mark.unlink(missing_ok=True)
-        cached = read_cached(slot.cached, base.lineage) if slot.taken_over else None
-        slot.cached.unlink(missing_ok=True)
         restored = RestoreStatistics(way, applied, fetcher.bytes_fetched, time.monotonic() - started)
         store = MemoryStore(rocks.iterate(), base.version) if in_memory else rocks
         keep = functools.partial(

@@ -61,8 +61,8 @@ class Slot:
 
     @property
     def cached(self) -> Path:
-        """What its holder had cached of the store, for the one to whom it gave the slot up."""
-        return self.folder / "CACHED"
+        """What its holder had cached of the store, for the one to whom it gave the slot up. It goes with the lease."""
+        return self.scratch / "cached"
 
     @property
     def copy_mark(self) -> Path:

@@ -17,10 +17,11 @@ from asyncstate.execution import ReadPacer
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.runtime.stores import PartitionStore
 from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
-from asyncstate.state import ColumnState, ColumnStateDescriptor
+from asyncstate.state import ColumnState, ColumnStateDescriptor, StateTtl, TtlUpdate, TtlVisibility
 from asyncstate.state.column_cache import cache as cache_module
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate, GroupAggregate, collect, count, max_, sum_
+from tests.state.ttl_column_probe import ColumnBench, ColumnProbe
 
 INPUT = pa.schema([("key", pa.string()), ("op", pa.string()), ("value", pa.int64())])
 OUTPUT = pa.schema(
@@ -245,6 +246,86 @@ def test_deltas_are_the_same_bytes_with_and_without_it(name: str, seed: int, bun
                     outcome.append(changed)
             outcomes.append(outcome)
     assert all(outcome == outcomes[0] for outcome in outcomes)
+
+
+TTL_STORIES = st.lists(
+    st.tuples(
+        st.integers(0, 70),  # milliseconds after the one before
+        st.sampled_from(["put", "put", "read", "peek", "remove"]),
+        st.lists(
+            st.tuples(st.integers(0, 9), st.sampled_from([-30, 0, 20])), max_size=12
+        ),  # key, milliseconds ahead
+        st.sampled_from(["same", "same", "handed over", "elsewhere", "restart"]),
+    ),
+    min_size=2,
+    max_size=7,
+)
+
+
+@pytest.mark.parametrize("domain", ["processing", "event"])
+@settings(max_examples=max(1, settings().max_examples // 3))
+@given(
+    story=TTL_STORIES,
+    update=st.sampled_from(TtlUpdate),
+    visibility=st.sampled_from(TtlVisibility),
+    cache=st.sampled_from(SIZES[1:]),
+)
+def test_with_a_ttl_everything_is_as_without_it(
+    enabled: bool,
+    domain: str,
+    story: list[tuple[int, str, list[tuple[int, int]], str]],
+    update: TtlUpdate,
+    visibility: TtlVisibility,
+    cache: str,
+) -> None:
+    ttl = StateTtl(100_000, domain, update, visibility)
+    ended: list[tuple[int, str, list[tuple[int, int]], str]] = [(40, "nothing", [(0, 0)], "same")] * 6
+    outcomes = [_ttl_outcome(ttl, domain, [*story, *ended], enabled, size) for size in ("0b", cache)]
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[1][-1][1] == {}  # nothing is left in the end
+
+
+def _ttl_outcome(ttl: StateTtl, domain: str, story: Any, enabled: bool, cache: str) -> list[Any]:
+    """What each micro-batch puts out, stores and removes."""
+    options = {"async-state.column-cache-size": cache, "async-state.iterate-response-batch-size": "2"}
+    workers = [WorkerMemory(worker_memory().pacer) for _ in range(2)]
+    bench = ColumnBench(ColumnProbe(ttl), domain, async_enabled=enabled, options=options, worker=workers[0])
+    now, outcome = 1_000, []
+    for pause, op, rows, fate in story:
+        now += pause
+        if fate == "handed over":
+            bench.harness.worker = workers[bench.harness.worker is workers[0]]
+        elif fate == "elsewhere":
+            bench.harness.worker.columns.clear()
+        elif fate == "restart":
+            newer = bench.restored()
+            bench.harness.close()
+            bench = newer
+        found = bench.run(now, op, [(key, 1, ahead) for key, ahead in rows])
+        outcome.append((sorted(found), bench.entries, bench.expired))
+    bench.harness.close()
+    for worker in workers:
+        worker.stores.close()
+    return outcome
+
+
+def test_keys_with_a_ttl_are_answered_from_memory_and_cleaned_up_there(enabled: bool) -> None:
+    rows = [(key, 1, None) for key in range(100)]
+    with _harness(
+        GroupAggregate([count().alias("n")], ttl="1 second"), enabled, "1mb", SALES, parallelism=2
+    ) as harness:
+        for _ in range(3):
+            harness.push(rows)
+            harness.end_batch()
+            harness.advance_processing_time("500 milliseconds")
+            assert harness.statistics()["store_reads"] == 0
+        assert harness.statistics()["column_cache_hits"] == 100
+        harness.advance_processing_time("2 seconds")
+        harness.push(rows[:1])
+        assert [row[2] for row in harness.end_batch()] == [1]
+        assert harness.statistics()["counter.ttl_expired"] == 99
+        assert harness.statistics()["scans"] == 0  # no key group was read to find them
+        assert len(harness.state_entries()) == 1
 
 
 @contextmanager

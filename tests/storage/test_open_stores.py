@@ -210,7 +210,7 @@ def test_what_is_cached_goes_with_the_store(handed: Handed, tmp_path: Path) -> N
     assert taken["texts"].equals(CACHED["texts"])
     assert (taken["keys"] == CACHED["keys"]).all()
     taken["keys"][0] = 7  # memory of its own
-    assert not list(tmp_path.rglob("CACHED*"))
+    assert not list(tmp_path.rglob("cached*"))
 
 
 def test_what_is_cached_of_another_content_stays_behind(handed: Handed, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_what_is_cached_of_another_content_stays_behind(handed: Handed, tmp_path
     assert handed.taken() is None
     handed.cached = None
     assert handed.taken() is None
-    assert not list(tmp_path.rglob("CACHED*"))
+    assert not list(tmp_path.rglob("cached*"))
 
 
 @pytest.mark.parametrize("what", ["a full disk", "what cannot be pickled"])
@@ -236,20 +236,19 @@ def test_the_store_comes_without_what_cannot_be_written(
     for _ in range(2):  # the thread that hands over lives on
         assert handed.taken() is None
         handed.first, handed.second = handed.second, handed.first
-    assert not list(tmp_path.rglob("CACHED"))
+    assert not list(tmp_path.rglob("cached"))
 
 
-def test_what_somebody_left_for_another_is_not_read(handed: Handed, tmp_path: Path) -> None:
+def test_what_was_left_for_another_is_not_read(handed: Handed, tmp_path: Path) -> None:
     """It asked, and died before it read: what it was given may be of another version of the code."""
     assert handed.cached is not None
-    (slot,) = (path.parent for path in tmp_path.rglob("VERSION"))
-    (slot / "CACHED").write_bytes(pickle.dumps((handed.cached[0], [])) + pickle.dumps("old"))
-    handed.cached = None
-    assert handed.taken() is None
-    (slot / "CACHED").write_bytes(pickle.dumps(("L", [])) + pickle.dumps("old"))
-    with handed.second.lease(handed.manifest, 0, 1) as lease:  # its own
-        assert lease.cached is None
-    assert not (slot / "CACHED").exists()
+    left = next(Slot(path.parent).cached for path in tmp_path.rglob("VERSION"))
+    for _ in ("asked for", "its own"):
+        left.parent.mkdir()
+        left.write_bytes(pickle.dumps((handed.cached[0], [])) + pickle.dumps("old"))
+        with handed.second.lease(handed.manifest, 0, 1) as lease:
+            assert lease.cached is None
+        assert not left.exists()
 
 
 # -- several processes -------------------------------------------------------------------------------------------------

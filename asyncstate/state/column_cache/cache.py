@@ -8,7 +8,7 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -127,6 +127,11 @@ class ColumnCache:
             column_cache_bytes_peak=max(self._peak_bytes, self.size_bytes),
             column_cache_bytes_limit=self._limit_bytes,
         )
+
+    @property
+    def tables(self) -> Mapping[int, CachedTable]:
+        """What is known of each state, by state id."""
+        return self._tables
 
     # -- between micro-batches --------------------------------------------------------------------
 

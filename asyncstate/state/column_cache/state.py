@@ -1,7 +1,6 @@
 """A column state that is answered from memory where that knows.
 
-Owns: ``CachedColumnState`` and ``with_column_cache``, which says what states can be cached: those of one row a key,
-without namespaces and without a time to live. Ranges are read of all others, by the store's order.
+Owns: ``CachedColumnState``.
 Invariant: a read shows the writes made before it was asked for, whenever it is answered.
 Must not import storage, execution or operators.
 """
@@ -9,21 +8,19 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, UserKeyBatch
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.operator import OperatorContext, StateDescriptor
+from asyncstate.operator import OperatorContext
 from asyncstate.requests import LevelOne
 from asyncstate.state.column_cache.cache import ColumnCache
 from asyncstate.state.column_cache.index import BoolArray, Int64Array, UInt64Array
 from asyncstate.state.column_cache.table import CachedTable, Rows
 from asyncstate.state.columnar.column_state import Columns, ColumnState
-
-S = TypeVar("S")
 
 
 class _Asked(NamedTuple):
@@ -181,6 +178,11 @@ class CachedColumnState(ColumnState):
             table.write(keys, columns)
             self._cache.make_room()
 
+    @property
+    def known(self) -> CachedTable | None:
+        """The table of what is known; None while nothing is."""
+        return self._cache.tables.get(self._id)
+
     # -- what leaves the cache --------------------------------------------------------------------
 
     def hand_on(self, rows: Rows) -> None:
@@ -241,15 +243,3 @@ class _Writes(LevelOne):
     def finish(self) -> None:
         """See ``LevelOne``."""
         self._state.finish()
-
-
-def with_column_cache(
-    state: S, descriptor: StateDescriptor[S], context: OperatorContext, cache: ColumnCache, is_new: bool
-) -> S:
-    """``state`` as ``cache`` answers it, if it can be cached. ``is_new``: nothing is stored of it."""
-    is_cached = type(state) is ColumnState and not getattr(descriptor, "time_first", True)
-    return (
-        cast(S, CachedColumnState.over(cast(ColumnState, state), context, cache, is_new))
-        if is_cached
-        else state
-    )

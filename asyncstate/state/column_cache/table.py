@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
@@ -21,6 +22,7 @@ from asyncstate.state.column_cache.stored import StoredColumn, stored_column
 from asyncstate.state.columnar.column_state import Columns
 
 Hashes = Callable[[KeyBatch], UInt64Array]
+UInt16Array = npt.NDArray[np.uint16]
 
 _CAPACITY_MIN: Final = 64
 _GROWTH: Final = 1.5
@@ -107,6 +109,19 @@ class CachedTable:
         present = ((self._marks.take(at) & _PRESENT) != 0) & (rows >= 0)
         shown = None if present.all() else present
         return Columns([column.take(at, shown) for column in self._values], present)
+
+    def present_rows(self) -> tuple[Int64Array, UInt16Array]:
+        """All rows that are there (n), and their key groups (n)."""
+        rows = np.flatnonzero(self._marks[: self._count] & _PRESENT)
+        return rows, self._groups[rows]
+
+    def keys_of(self, rows: Int64Array) -> list[pa.Array]:
+        """The key columns of ``rows`` (n)."""
+        return [column.take(rows, None) for column in self._keys]
+
+    def values(self, index: int, rows: Int64Array) -> pa.Array:
+        """Field ``index`` of ``rows`` (n), all of which are present."""
+        return self._values[index].take(rows, None)
 
     # -- writing ----------------------------------------------------------------------------------
 

@@ -1,0 +1,202 @@
+"""A column state with a time to live that is answered from memory where that knows.
+
+Owns: ``CachedTtlColumnState``.
+Invariant: reads show and renew, and the clean-up removes, what they do without the cache, and the same is stored.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch, prefix_end
+from asyncstate.codec.columns import LARGE_BINARY
+from asyncstate.futures import StateFuture
+from asyncstate.operator import OperatorContext
+from asyncstate.state.column_cache.cache import ColumnCache
+from asyncstate.state.column_cache.state import CachedColumnState
+from asyncstate.state.column_cache.table import CachedTable, UInt16Array
+from asyncstate.state.columnar.column_state import Columns, ColumnState
+from asyncstate.state.expiring.column_expiry import ColumnExpiry
+from asyncstate.state.expiring.stamped_codec import StampedCodec
+from asyncstate.state.expiring.ttl_columns import TtlColumnState
+from asyncstate.state.ranges import range_pages
+
+BoolArray = npt.NDArray[np.bool_]
+Int64Array = npt.NDArray[np.int64]
+
+_PREFIX_BYTES: Final = 3  # key group and state id
+
+
+class CachedTtlColumnState(TtlColumnState):
+    """A TtlColumnState whose rows are cached, each with its stamp as a column in front of its own."""
+
+    _rows: CachedColumnState
+    _ended: _Ended | None
+
+    @classmethod
+    def over(
+        cls, state: TtlColumnState, context: OperatorContext, cache: ColumnCache, is_new: bool
+    ) -> CachedTtlColumnState:
+        """``state``, cached from now on. ``is_new``: nothing is stored of it."""
+        cached = cls(state._sink, state._id, state._codec, context, state._expiry)
+        stamped = ColumnState(state._sink, state._id, StampedCodec(state._codec, state._expiry), context)
+        cached._rows = CachedColumnState.over(stamped, context, cache, is_new)
+        cached._ended = None
+        return cached
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
+        """See ``ColumnState``."""
+        return self._answer(keys, stamps, renew)(self._rows.get(keys))
+
+    def async_get(
+        self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
+    ) -> StateFuture[Columns]:
+        """See ``ColumnState``."""
+        answer = self._answer(keys, stamps, renew)
+        return self._rows.async_get(keys).then_apply(answer)
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        """See ``ColumnState``."""
+        self._rows.prefetch(keys)
+
+    def _answer(self, keys: KeyBatch, stamps: Int64Array | None, renew: bool) -> Callable[[Columns], Columns]:
+        moment = self._written.moment
+
+        def answer(found: Columns) -> Columns:
+            stored = found.numpy(0).astype(np.int64, copy=False)
+            if renew and self._expiry.renews:
+                at = self._expiry.stamps(None, len(keys)) if stamps is None else stamps
+                self._renew_rows(keys, found, found.present & self._expiry.due(stored, at), at, moment)
+            shown = found.present & self._expiry.shown(stored)
+            return _only(shown, found)
+
+        return answer
+
+    def _renew_rows(
+        self, keys: KeyBatch, found: Columns, due: BoolArray, at: Int64Array, moment: int
+    ) -> None:
+        """Give the rows that are ``due`` (u) the stamps ``at`` (u); not those written since ``moment``."""
+        if due.any():
+            due[due] = ~self._written.since(keys.select(due).store_keys(self._id), moment)
+            mask = pa.array(due)
+            self.put(keys.select(due), [column.filter(mask) for column in found.columns[1:]], at[due])
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
+        """See ``ColumnState``."""
+        at = self._expiry.stamps(None, len(keys)) if stamps is None else stamps
+        self._rows.put(keys, [pa.array(at), *columns])
+        self._note_keys(keys)
+
+    def remove(self, keys: KeyBatch) -> None:
+        """See ``ColumnState``."""
+        self._rows.remove(keys)
+        self._note_keys(keys)
+
+    def remove_entries(self, store_keys: Sequence[bytes]) -> None:
+        """See ``ColumnState``."""
+        self._rows.remove_entries(store_keys)
+        self._note(store_keys)
+
+    def _note_keys(self, keys: KeyBatch) -> None:
+        if self._expiry.renews:
+            self._written.note(keys.store_keys(self._id))
+
+    # -- the clean-up -----------------------------------------------------------------------------
+
+    def sweep(self, group: bytes) -> int:
+        """See ``TtlColumnState``."""
+        table = self._rows.known
+        if table is None:
+            return super().sweep(group)
+        removed = 0 if table.whole else self._sweep_unknown(group, table)
+        return removed + self._sweep_known(int.from_bytes(group, "big"), table)
+
+    def _sweep_known(self, group: int, table: CachedTable) -> int:
+        """Of a key group, what has expired of the rows that are in memory; the number of rows."""
+        if self._ended is None or self._ended.drops != table.drops:
+            self._ended = _Ended.of(table, self._expiry)
+        rows = self._ended.rows_of(group)
+        if not len(rows):
+            return 0
+        expired = self._expiry.expired(table.values(0, rows).to_numpy())
+        # Row numbers are good until something is written.
+        over, late = table.keys_of(rows[expired]), table.keys_of(rows[~expired])
+        columns = [table.values(at, rows[~expired]) for at in range(1, len(table.schema))]
+        count = int(expired.sum())
+        if count < len(rows):
+            self._write_late(late, columns, len(rows) - count)
+        if count:
+            keys = self._key_codec.group(over, num_rows=count)
+            self._rows.remove(keys)
+            for beside in self._beside:
+                beside.remove_with(keys.store_keys(self._id))
+        return count
+
+    def _write_late(self, key_columns: list[pa.Array], columns: list[pa.Array], count: int) -> None:
+        """Give ``count`` rows that were written when no time was known the time that is known now."""
+        keys = self._key_codec.group(key_columns, num_rows=count)
+        order = pa.array(keys.last_rows())
+        stamps = pa.array(self._expiry.stamps(None, count))
+        self._rows.put(keys, [stamps, *(column.take(order) for column in columns)])
+
+    def _sweep_unknown(self, group: bytes, table: CachedTable) -> int:
+        """Of a key group, what has expired of the rows that are only stored; the number of rows."""
+        state = group + bytes([self._id])
+        removed = 0
+        for page in range_pages(self._sink, state, prefix_end(state), self._page_size):
+            rows = pa.array([value for _, value in page], LARGE_BINARY)
+            stamps = self._expiry.read(rows)
+            expired, untimed = self._expiry.expired(stamps), self._expiry.untimed(stamps)
+            touched = np.flatnonzero(expired | untimed)
+            if not len(touched):
+                continue
+            store_keys = [page[at][0] for at in touched.tolist()]
+            columns = self._key_codec.decode(pa.array(store_keys, LARGE_BINARY), _PREFIX_BYTES)
+            unknown = table.find(self._key_codec.group(columns, num_rows=len(touched))) < 0
+            gone = touched[unknown & expired[touched]]
+            removed += self._remove_expired([page[at][0] for at in gone.tolist()])
+            late = touched[unknown & untimed[touched]]
+            stamps = self._expiry.stamps(None, len(late))
+            self._restamp([page[at][0] for at in late.tolist()], rows.take(pa.array(late)), stamps)
+        return removed
+
+
+class _Ended(NamedTuple):
+    """The rows of a table whose time is over, or that have none yet, by key group: found once for all key groups, when
+    the clean-up begins. Good until rows are dropped (``drops``)."""
+
+    rows: Int64Array
+    groups: UInt16Array
+    drops: int
+
+    @staticmethod
+    def of(table: CachedTable, expiry: ColumnExpiry) -> _Ended:
+        rows, groups = table.present_rows()
+        stamps = table.values(0, rows).to_numpy()
+        ended = np.flatnonzero(expiry.expired(stamps) | expiry.untimed(stamps))
+        ended = ended[np.argsort(groups[ended], kind="stable")]
+        return _Ended(rows[ended], groups[ended], table.drops)
+
+    def rows_of(self, group: int) -> Int64Array:
+        """Those of one key group."""
+        start, end = np.searchsorted(self.groups, [group, group + 1])
+        return self.rows[start:end]
+
+
+def _only(shown: BoolArray, found: Columns) -> Columns:
+    """What is ``shown`` (u) of rows with stamps, without these."""
+    columns = found.columns[1:]
+    if not np.array_equal(shown, found.present):
+        at = pa.array(np.arange(len(shown)), mask=~shown)
+        columns = [column.take(at) for column in columns]
+    return Columns(columns, shown)
