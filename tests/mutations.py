@@ -228,8 +228,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/state/column_cache/expiring.py",
-        "gone = touched[unknown & expired[touched]]",
-        "gone = touched[expired[touched]]",
+        "        return table.find(self._key_codec.group(columns, num_rows=len(store_keys))) < 0",
+        "        return np.ones(len(store_keys), np.bool_)",
         "runtime/test_column_cache.py",
     ),
     _mutation(

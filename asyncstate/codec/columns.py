@@ -86,6 +86,13 @@ def valid_mask(column: pa.Array) -> BoolArray | None:
     return mask
 
 
+def spread(columns: Sequence[pa.Array], present: BoolArray) -> list[pa.Array]:
+    """``columns`` of the rows that are ``present`` (n) alone, one behind the other, as columns of n rows; the others
+    are null."""
+    indices = pa.array(np.cumsum(present) - 1, mask=~present)
+    return [column.take(indices) for column in columns]
+
+
 def to_storage(column: pa.Array) -> Array:
     """Values of a fixed-width column, (n,) or (n, 2) for decimal128; nulls are zero; may be read-only."""
     valid = valid_mask(column)

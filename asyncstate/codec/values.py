@@ -23,6 +23,7 @@ from asyncstate.codec.columns import (
     ByteArray,
     binary_parts,
     plain_columns,
+    spread,
     valid_mask,
 )
 from asyncstate.codec.evolution import check_evolution, source_indices
@@ -112,9 +113,7 @@ class RowCodec:
         present = valid_mask(rows)
         if present is None:
             return self._decode_present(rows), np.ones(len(rows), np.bool_)
-        columns = self._decode_present(rows.drop_null())
-        indices = pa.array(np.cumsum(present) - 1, mask=~present)
-        return [column.take(indices) for column in columns], present
+        return spread(self._decode_present(rows.drop_null()), present), present
 
     def _decode_present(self, rows: pa.LargeBinaryArray) -> list[pa.Array]:
         if len(rows) == 0:

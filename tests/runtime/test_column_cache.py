@@ -113,6 +113,15 @@ def _of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     worker_memory().columns.clear()
 
 
+@pytest.fixture
+def workers(enabled: bool) -> Iterator[list[WorkerMemory]]:
+    """Two workers of one machine."""
+    both = [WorkerMemory(worker_memory().pacer) for _ in range(2)]
+    yield both
+    for worker in both:
+        worker.stores.close()
+
+
 def _harness(
     operator: Any, enabled: bool, cache: str, schema: pa.Schema = INPUT, **options: Any
 ) -> OperatorHarness:
@@ -362,8 +371,9 @@ def test_a_new_state_is_read_from_nowhere_and_a_restored_one_once(enabled: bool)
                 assert restored.statistics()["store_reads"] == expected
 
 
-def test_what_is_known_goes_with_the_store_to_the_worker_that_takes_it(enabled: bool) -> None:
-    workers = [WorkerMemory(worker_memory().pacer) for _ in range(2)]
+def test_what_is_known_goes_with_the_store_to_the_worker_that_takes_it(
+    enabled: bool, workers: list[WorkerMemory]
+) -> None:
     with _harness(Changes(), enabled, "1mb", parallelism=2) as harness:
         for number in range(6):
             harness.worker = workers[number % 2]
@@ -374,23 +384,18 @@ def test_what_is_known_goes_with_the_store_to_the_worker_that_takes_it(enabled: 
             assert figures["column_cache_hits"] == 2 * (20 + number)
             assert figures["column_cache_carried"] == (2 * (19 + number) if number else 0)
             assert workers[1 - number % 2].columns.size_bytes == 0
-    for worker in workers:
-        worker.stores.close()
 
 
 def test_few_keys_are_read_rather_than_all_that_is_known_copied(
-    enabled: bool, monkeypatch: pytest.MonkeyPatch
+    enabled: bool, workers: list[WorkerMemory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_module, "_BYTES_A_KEY", 1_000)
-    workers = [WorkerMemory(worker_memory().pacer) for _ in range(2)]
     with _harness(Changes(), enabled, "1mb") as harness:
         for number, (keys, reads) in enumerate([(5_000, 0), (5_000, 0), (3, 0), (3, 6), (5_000, 10_000)]):
             harness.worker = workers[number % 2]
             harness.push(_rows(range(keys)))
             harness.end_batch()
             assert harness.statistics()["store_reads"] == reads
-    for worker in workers:
-        worker.stores.close()
 
 
 def test_an_empty_first_micro_batch_leaves_the_state_new(enabled: bool) -> None:

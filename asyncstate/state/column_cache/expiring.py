@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, prefix_end
+from asyncstate.codec import KeyBatch
 from asyncstate.codec.columns import LARGE_BINARY
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
@@ -25,7 +25,6 @@ from asyncstate.state.columnar.column_state import Columns, ColumnState
 from asyncstate.state.expiring.column_expiry import ColumnExpiry
 from asyncstate.state.expiring.stamped_codec import StampedCodec
 from asyncstate.state.expiring.ttl_columns import TtlColumnState
-from asyncstate.state.ranges import range_pages
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -116,10 +115,8 @@ class CachedTtlColumnState(TtlColumnState):
     def sweep(self, group: bytes) -> int:
         """See ``TtlColumnState``."""
         table = self._rows.known
-        if table is None:
-            return super().sweep(group)
-        removed = 0 if table.whole else self._sweep_unknown(group, table)
-        return removed + self._sweep_known(int.from_bytes(group, "big"), table)
+        removed = 0 if table is not None and table.whole else super().sweep(group)
+        return removed if table is None else removed + self._sweep_known(int.from_bytes(group, "big"), table)
 
     def _sweep_known(self, group: int, table: CachedTable) -> int:
         """Of a key group, what has expired of the rows that are in memory; the number of rows."""
@@ -138,8 +135,7 @@ class CachedTtlColumnState(TtlColumnState):
         if count:
             keys = self._key_codec.group(over, num_rows=count)
             self._rows.remove(keys)
-            for beside in self._beside:
-                beside.remove_with(keys.store_keys(self._id))
+            self._remove_beside(keys.store_keys(self._id))
         return count
 
     def _write_late(self, key_columns: list[pa.Array], columns: list[pa.Array], count: int) -> None:
@@ -149,26 +145,13 @@ class CachedTtlColumnState(TtlColumnState):
         stamps = pa.array(self._expiry.stamps(None, count))
         self._rows.put(keys, [stamps, *(column.take(order) for column in columns)])
 
-    def _sweep_unknown(self, group: bytes, table: CachedTable) -> int:
-        """Of a key group, what has expired of the rows that are only stored; the number of rows."""
-        state = group + bytes([self._id])
-        removed = 0
-        for page in range_pages(self._sink, state, prefix_end(state), self._page_size):
-            rows = pa.array([value for _, value in page], LARGE_BINARY)
-            stamps = self._expiry.read(rows)
-            expired, untimed = self._expiry.expired(stamps), self._expiry.untimed(stamps)
-            touched = np.flatnonzero(expired | untimed)
-            if not len(touched):
-                continue
-            store_keys = [page[at][0] for at in touched.tolist()]
-            columns = self._key_codec.decode(pa.array(store_keys, LARGE_BINARY), _PREFIX_BYTES)
-            unknown = table.find(self._key_codec.group(columns, num_rows=len(touched))) < 0
-            gone = touched[unknown & expired[touched]]
-            removed += self._remove_expired([page[at][0] for at in gone.tolist()])
-            late = touched[unknown & untimed[touched]]
-            stamps = self._expiry.stamps(None, len(late))
-            self._restamp([page[at][0] for at in late.tolist()], rows.take(pa.array(late)), stamps)
-        return removed
+    def _only_stored(self, store_keys: list[bytes]) -> BoolArray:
+        """See ``TtlColumnState``: what is in memory is newer, and swept there."""
+        table = self._rows.known
+        if table is None:
+            return super()._only_stored(store_keys)
+        columns = self._key_codec.decode(pa.array(store_keys, LARGE_BINARY), _PREFIX_BYTES)
+        return table.find(self._key_codec.group(columns, num_rows=len(store_keys))) < 0
 
 
 class _Ended(NamedTuple):

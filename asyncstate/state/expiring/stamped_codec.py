@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import RowCodec
-from asyncstate.codec.columns import LARGE_BINARY, valid_mask
+from asyncstate.codec.columns import LARGE_BINARY, spread, valid_mask
 from asyncstate.codec.key_fields import payload_matrix
 from asyncstate.state.expiring.column_expiry import ColumnExpiry, without_stamps
 from asyncstate.state.expiring.expiry import STAMP_BYTES
@@ -62,5 +62,4 @@ class StampedCodec(RowCodec):
         columns = [pa.array(self._expiry.read(rows)), *self._rows.decode(without_stamps(rows))[0]]
         if present is None:
             return columns, np.ones(len(rows), np.bool_)
-        indices = pa.array(np.cumsum(present) - 1, mask=~present)
-        return [column.take(indices) for column in columns], present
+        return spread(columns, present), present

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import add
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, RowCodec, prefix_end
-from asyncstate.codec.columns import LARGE_BINARY, binary_rows, matrix_rows, valid_mask
+from asyncstate.codec.columns import LARGE_BINARY, binary_rows, matrix_rows, spread, valid_mask
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import Page, StateSink
@@ -84,7 +83,8 @@ class TtlColumnState(ColumnState):
             if not shown.all():
                 rows = rows.filter(pa.array(shown))
                 present[present] = shown
-            return _spread(self._codec.decode(without_stamps(rows))[0], present)
+            columns, _ = self._codec.decode(without_stamps(rows))
+            return Columns(columns if present.all() else spread(columns, present), present)
 
         return read
 
@@ -146,33 +146,37 @@ class TtlColumnState(ColumnState):
     def sweep(self, group: bytes) -> int:
         """Remove the expired rows of a key group, and the lists that they take along; the number of rows."""
         state = group + bytes([self._id])
-        removed = 0
-        for page in range_pages(self._sink, state, prefix_end(state), self._page_size):
-            keys = [key for key, _ in page]
-            rows = pa.array([value for _, value in page], LARGE_BINARY)
-            stamps = self._expiry.read(rows)
-            removed += self._remove_expired(_chosen(keys, self._expiry.expired(stamps)))
-            untimed = self._expiry.untimed(stamps)
-            if untimed.any():
-                now = self._expiry.stamps(None, int(untimed.sum()))
-                self._restamp(_chosen(keys, untimed), rows.filter(pa.array(untimed)), now)
+        return sum(map(self._sweep_page, range_pages(self._sink, state, prefix_end(state), self._page_size)))
+
+    def _sweep_page(self, page: Page) -> int:
+        rows = pa.array([value for _, value in page], LARGE_BINARY)
+        stamps = self._expiry.read(rows)
+        expired, untimed = self._expiry.expired(stamps), self._expiry.untimed(stamps)
+        touched = expired | untimed
+        if not touched.any():
+            return 0
+        keys = [key for key, _ in page]
+        touched[touched] = self._only_stored(_chosen(keys, touched))
+        removed = self._remove_expired(_chosen(keys, touched & expired))
+        late = touched & untimed
+        now = self._expiry.stamps(None, int(late.sum()))
+        self._restamp(_chosen(keys, late), rows.filter(pa.array(late)), now)
         return removed
+
+    def _only_stored(self, store_keys: list[bytes]) -> BoolArray:
+        """Which rows of a page (n) are nowhere else, so that this is where they are swept."""
+        return np.ones(len(store_keys), np.bool_)
 
     def _remove_expired(self, keys: list[bytes]) -> int:
         if keys:
             self._sink.delete_many(keys)
-            for beside in self._beside:
-                beside.remove_with(keys)
+            self._remove_beside(keys)
         return len(keys)
+
+    def _remove_beside(self, keys: list[bytes]) -> None:
+        for beside in self._beside:
+            beside.remove_with(keys)
 
 
 def _chosen(keys: Sequence[bytes], chosen: BoolArray) -> list[bytes]:
     return [keys[index] for index in np.flatnonzero(chosen).tolist()]
-
-
-def _spread(columns: list[pa.Array], present: BoolArray) -> Columns:
-    """The rows that there are, one behind the other in ``columns``, as those of all keys."""
-    if not present.all():
-        indices: Any = pa.array(np.cumsum(present) - 1, mask=~present)
-        columns = [column.take(indices) for column in columns]
-    return Columns(columns, present)
