@@ -1,12 +1,13 @@
 """What of an aggregation can be done before the exchange: its local phase, described for any engine.
 
-Owns: ``LocalFunction``, ``LocalColumn``, ``LocalPhase``: which rows are put together and what is computed over them;
-``LocalLimit``: which rows need not travel.
+Owns: ``LocalFunction``, ``LocalColumn``, ``LocalValues``, ``LocalPhase``: which rows are put together and what is
+computed over them; ``LocalLimit``: which rows need not travel.
 Invariant: rows made by a local phase can be merged in any grouping and any order; a local phase that finds nothing to
 put together gives a row a row.
 Must not import anything of the project.
 
-Source: the local half of Flink's two-phase aggregation (``MiniBatchLocalGroupAggFunction``, ``LocalSlicingWindowAgg``).
+Source: the local half of Flink's two-phase aggregation (``MiniBatchLocalGroupAggFunction``, ``LocalSlicingWindowAgg``);
+for distinct values Spark's ``RewriteDistinctAggregates``, which gives each set of them rows of its own, too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ import pyarrow as pa
 
 _PREFIX = "__asyncstate_local"
 LOCAL_ROWS = f"{_PREFIX}_rows"
-"""The column of a local row that has the number of input rows it stands for: int64, at least 1."""
+"""The column of a local row that has the number of input rows it stands for: int64, at least 1; 0 for a row that only
+has values of another set than the first."""
+LOCAL_SET = f"{_PREFIX}_set"
+"""Of distinct values: which set of columns the values of a local row are of, int32."""
+LOCAL_MET = f"{_PREFIX}_met"
+"""Of distinct values: bit c is set if any row with the values meets condition c, int64."""
+CONDITIONS_MAX = 63
+"""As many conditions as ``LOCAL_MET`` has bits for."""
 
 LOW_BITS = 32
 """How many bits of an int64 ``SUM_LOW`` adds up; ``SUM_HIGH`` adds the others."""
@@ -66,22 +74,55 @@ class LocalSlices:
 
 
 @dataclass(frozen=True)
+class LocalValues:
+    """The distinct values that rows have: of each of ``sets`` of columns, and which of the boolean ``conditions`` any
+    row with them meets."""
+
+    sets: tuple[tuple[str, ...], ...]
+    conditions: tuple[str, ...] = ()
+
+    def column(self, index: int, place: int) -> str:
+        """The column of local rows that has the values of ``sets[index][place]``."""
+        return f"{_PREFIX}_value_{index}_{place}"
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """All of them, with the input's column that each has the values of."""
+        return [
+            (self.column(index, place), name)
+            for index, names in enumerate(self.sets)
+            for place, name in enumerate(names)
+        ]
+
+
+@dataclass(frozen=True)
 class LocalPhase:
     """Rows of one input with equal keys become one row of ``columns``, in each part of the input for itself.
 
     With an event time the row has the highest one under the input's own column name, and rows without an event time
     are put together apart from the others; with ``slices`` only rows of the same slice are put together.
+
+    With ``values`` there is a row for each combination of values instead, of each set for itself. Those of the first
+    set have ``columns`` and the number of rows; those of the others have nothing but values, all else is 0 or null: an
+    input row is in one row of each set.
     """
 
     columns: tuple[LocalColumn, ...]
     slices: LocalSlices | None = None
+    values: LocalValues | None = None
 
     def row_schema(self, schema: pa.Schema, key: Sequence[str], event_time: str | None) -> pa.Schema:
         """What the rows look like that come out: key columns, event time, their number, the columns."""
         names = [*key, *([event_time] if event_time and event_time not in key else [])]
         fields = [schema.field(name).with_nullable(True) for name in names]
         columns = [pa.field(local_name(index), column.type) for index, column in enumerate(self.columns)]
-        return pa.schema([*fields, pa.field(LOCAL_ROWS, pa.int64()), *columns])
+        return pa.schema([*fields, pa.field(LOCAL_ROWS, pa.int64()), *columns, *self._value_fields(schema)])
+
+    def _value_fields(self, schema: pa.Schema) -> list[pa.Field]:
+        if self.values is None:
+            return []
+        fields = [pa.field(LOCAL_SET, pa.int32()), pa.field(LOCAL_MET, pa.int64())]
+        return fields + [pa.field(name, schema.field(of).type) for name, of in self.values.columns]
 
 
 class LimitColumn(NamedTuple):

@@ -9,13 +9,26 @@ Must not import Spark.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import RowKind
-from asyncstate.local_phase import LOCAL_ROWS, LOW_BITS, LocalColumn, LocalFunction, LocalPhase, local_name
+from asyncstate.codec import KeyBatch
+from asyncstate.local_phase import (
+    LOCAL_MET,
+    LOCAL_ROWS,
+    LOCAL_SET,
+    LOW_BITS,
+    LocalColumn,
+    LocalFunction,
+    LocalPhase,
+    LocalValues,
+    local_name,
+)
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.rows import microseconds
 from asyncstate.runtime.spec import InputBatch
@@ -29,28 +42,84 @@ _NO_TIME = np.iinfo(np.int64).min
 def put_together(given: InputBatch, spec: InputSpec, max_parallelism: int) -> InputBatch:
     """``given`` after the local phase of ``spec``."""
     assert spec.local is not None
-    batch = given.batch
+    batch, values = given.batch, spec.local.values
     codec = spec.key_codec(max_parallelism)
     keys = codec.group([batch.column(name) for name in spec.key], num_rows=batch.num_rows)
     keys = keys.in_namespaces(_parts(batch, spec, spec.local))
-    groups = pa.array(keys.inverse, pa.int32())
-    signs = _signs(given)
-    order = pa.array(np.sort(keys.first_rows()))  # of each group its first row, in order of arrival
-    ids = groups.take(order)
-    columns = dict(zip(spec.key, (column.take(ids) for column in keys.columns), strict=True))
-    if spec.event_time is not None:
-        columns.setdefault(spec.event_time, _reduced(groups, batch.column(spec.event_time), "max"))
+    if values is None:
+        made = [_aggregates(given, spec, _Rows(keys))]
+    else:
+        sets = [_Rows(keys.with_user_keys([batch.column(name) for name in names])) for names in values.sets]
+        made = [_with_values(given, spec, rows, values, at) for at, rows in enumerate(sets)]
+    schema = spec.row_schema
+    rows = pa.concat_batches([_filled(columns, schema) for columns in made])
+    return InputBatch(rows, None, given.input_index)
+
+
+class _Rows:
+    """The rows of each unique key: ``groups`` (n), numbered in order of arrival of their first rows; ``size`` groups."""
+
+    def __init__(self, keys: KeyBatch) -> None:
+        self.columns = keys.columns
+        self.size = len(keys)
+        self._order = np.argsort(keys.first_rows())
+        numbers = np.empty(self.size, np.int32)
+        numbers[self._order] = np.arange(self.size)
+        self.groups = pa.array(numbers[keys.inverse])
+
+    def unique(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """Columns of the unique keys, a row a group."""
+        order = pa.array(self._order)
+        return [column.take(order) for column in columns]
+
+
+def _aggregates(given: InputBatch, spec: InputSpec, rows: _Rows) -> dict[str, pa.Array]:
+    """The columns that every phase has, by name."""
+    assert spec.local is not None
+    batch, groups, signs = given.batch, rows.groups, _signs(given)
+    columns = _keys(batch, spec, rows)
     columns[LOCAL_ROWS] = _reduced(groups, pa.array(np.ones(batch.num_rows, np.int64)), "sum")
     for index, column in enumerate(spec.local.columns):
         columns[local_name(index)] = _aggregated(column, batch, groups, signs)
-    schema = spec.row_schema
-    return InputBatch(
-        pa.RecordBatch.from_arrays(
-            [columns[name].cast(schema.field(name).type) for name in schema.names], schema=schema
-        ),
-        None,
-        given.input_index,
-    )
+    return columns
+
+
+def _keys(batch: pa.RecordBatch, spec: InputSpec, rows: _Rows) -> dict[str, pa.Array]:
+    columns = dict(zip(spec.key, rows.unique(rows.columns[: len(spec.key)]), strict=True))
+    if spec.event_time is not None:
+        columns.setdefault(spec.event_time, _reduced(rows.groups, batch.column(spec.event_time), "max"))
+    return columns
+
+
+def _with_values(
+    given: InputBatch, spec: InputSpec, rows: _Rows, values: LocalValues, at: int
+) -> dict[str, pa.Array]:
+    """The columns of the rows of a set of values, by name."""
+    columns = _aggregates(given, spec, rows) if at == 0 else _keys(given.batch, spec, rows)
+    found = rows.unique(rows.columns[len(spec.key) :])
+    columns |= {values.column(at, place): column for place, column in enumerate(found)}
+    columns.setdefault(LOCAL_ROWS, pa.array(np.zeros(rows.size, np.int64)))
+    columns[LOCAL_SET] = pa.array(np.full(rows.size, at, np.int32))
+    columns[LOCAL_MET] = _met(given.batch, rows, values.conditions)
+    return columns
+
+
+def _met(batch: pa.RecordBatch, rows: _Rows, conditions: Sequence[str]) -> pa.Array:
+    met = np.zeros(rows.size, np.int64)
+    for bit, name in enumerate(conditions):
+        flags = _reduced(rows.groups, batch.column(name).fill_null(False), "any")
+        met |= flags.to_numpy(zero_copy_only=False).astype(np.int64) << bit
+    return pa.array(met)
+
+
+def _filled(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """The columns as a batch of ``schema``, with nulls for those that are not there."""
+    size = len(columns[LOCAL_ROWS])
+    arrays = [
+        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(size, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _parts(batch: pa.RecordBatch, spec: InputSpec, phase: LocalPhase) -> Int64Array:
@@ -105,6 +174,10 @@ def _extreme(groups: pa.Array, values: pa.Array, function: LocalFunction) -> pa.
 
 
 def _reduced(groups: pa.Array, values: pa.Array, function: str) -> pa.Array:
-    """``function`` over the values that are not null, a row a group in order of arrival; null without a value."""
+    """``function`` over the values that are not null, a row a group by its number; null without a value."""
     table = pa.table({"group": groups, "value": values}).group_by("group", use_threads=False)
-    return table.aggregate([("value", function)]).column(f"value_{function}").combine_chunks()
+    found = table.aggregate([("value", function)]).combine_chunks()
+    # Groups come nearly in order of their first rows: where hashes of many collide, Arrow numbers them otherwise.
+    place = np.empty(found.num_rows, np.int64)
+    place[found.column("group").to_numpy()] = np.arange(found.num_rows)
+    return found.column(f"value_{function}").combine_chunks().take(pa.array(place))

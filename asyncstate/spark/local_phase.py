@@ -16,20 +16,23 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as sf
 from pyspark.sql.types import DataType, StringType, TimestampNTZType
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
 from asyncstate.errors import SchemaError
 from asyncstate.local_phase import (
+    LOCAL_MET,
     LOCAL_ROWS,
+    LOCAL_SET,
     LOW_BITS,
     LimitColumn,
     LocalColumn,
     LocalFunction,
     LocalLimit,
     LocalPhase,
+    LocalValues,
     local_name,
 )
 from asyncstate.operator import InputSpec
@@ -43,6 +46,7 @@ _PART: Final = "__asyncstate_local_part"
 def runs_locally(df: DataFrame, spec: InputSpec, phase: LocalPhase) -> bool:
     """True where Catalyst's equality and order of the columns are those of the state: not under other collations."""
     columns = {*spec.key, *(column.column for column in phase.columns)}
+    columns |= set() if phase.values is None else {name for names in phase.values.sets for name in names}
     return all(_binary(field.dataType) for field in df.schema if field.name in columns)
 
 
@@ -53,16 +57,35 @@ def _binary(kind: DataType) -> bool:
 def put_together(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
     """The rows of ``df`` after the local phase of ``spec``; they come in at most ``parallelism`` partitions."""
     assert spec.local is not None
-    groups = [sf.expr(quoted(name)) for name in spec.key]
-    if spec.event_time is not None:
-        groups.append(sf.expr(f"{_part(df, spec, spec.local)} as {_PART}"))
     if spec.changelog:
         df = _checked_kinds(df, spec)
-    found = df.groupBy(*groups).agg(*_aggregates(spec, spec.local))
-    if not groups:
+    keys = [quoted(name) for name in spec.key]
+    if spec.event_time is not None:
+        df = df.selectExpr("*", f"{_part(df, spec, spec.local)} as {_PART}")
+        keys.append(_PART)
+    values = spec.local.values
+    grouped = df.groupBy(*map(sf.expr, keys)) if values is None else _by_values(df, keys, values)
+    found = grouped.agg(*map(sf.expr, _aggregates(spec, spec.local)))
+    if not keys and values is None:
         found = found.where(f"{LOCAL_ROWS} > 0")  # over no rows SQL has one row
     # An exchange of Spark's own has as many partitions as the session says, by default 200.
     return found.coalesce(parallelism)
+
+
+def _by_values(df: DataFrame, keys: list[str], values: LocalValues) -> GroupedData:
+    """Rows of equal keys and values, of each set of columns for itself.
+
+    Under names of their own, since a column may be in several sets and in the key.
+    """
+    df = df.selectExpr("*", *(f"{quoted(of)} as {name}" for name, of in values.columns))
+    names = [name for name, _ in values.columns]
+    if len(values.sets) == 1:
+        return df.groupBy(*map(sf.expr, [*keys, *names]))
+    sets = [
+        [sf.expr(name) for name in [*keys, *(values.column(index, place) for place in range(len(columns)))]]
+        for index, columns in enumerate(values.sets)
+    ]
+    return df.groupingSets(sets, *map(sf.expr, [*keys, *names]))
 
 
 def can_limit(df: DataFrame, limit: LocalLimit) -> bool:
@@ -97,13 +120,29 @@ def _part(df: DataFrame, spec: InputSpec, phase: LocalPhase) -> str:
     return f"{time} div {step} - if({time} % {step} < 0, 1, 0) - if(pmod({time}, {step}) < {offset}, 1, 0)"
 
 
-def _aggregates(spec: InputSpec, phase: LocalPhase) -> list[Column]:
-    texts = [f"count(1) as {LOCAL_ROWS}"]
+def _aggregates(spec: InputSpec, phase: LocalPhase) -> list[str]:
+    columns = {LOCAL_ROWS: "count(1)"}
+    columns |= {local_name(at): _aggregate(column, spec) for at, column in enumerate(phase.columns)}
+    values = phase.values
+    if values is not None and len(values.sets) > 1:  # only rows of the first set have them
+        first = f"grouping({values.column(0, 0)}) = 0"
+        columns = {name: f"if({first}, {text}, null)" for name, text in columns.items()}
+        columns[LOCAL_ROWS] = f"coalesce({columns[LOCAL_ROWS]}, 0L)"
+    if values is not None:
+        columns |= {LOCAL_SET: _set_of(values), LOCAL_MET: _met(values)}
     if spec.event_time is not None and spec.event_time not in spec.key:
-        texts.append(f"max({quoted(spec.event_time)}) as {quoted(spec.event_time)}")
-    for index, column in enumerate(phase.columns):
-        texts.append(f"{_aggregate(column, spec)} as {local_name(index)}")
-    return [sf.expr(text) for text in texts]
+        columns[quoted(spec.event_time)] = f"max({quoted(spec.event_time)})"
+    return [f"{text} as {name}" for name, text in columns.items()]
+
+
+def _set_of(values: LocalValues) -> str:
+    others = range(1, len(values.sets))
+    return "0" + "".join(f" + {at} * (1 - grouping({values.column(at, 0)}))" for at in others)
+
+
+def _met(values: LocalValues) -> str:
+    bits = [f"if({quoted(name)}, {1 << at}L, 0L)" for at, name in enumerate(values.conditions)]
+    return f"bit_or({' | '.join(bits)})" if bits else "0L"
 
 
 def _aggregate(column: LocalColumn, spec: InputSpec) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
@@ -83,9 +84,11 @@ class DistinctState:
         self._state = state
         self._kind = kind
 
-    def async_read(self, batch: pa.RecordBatch, keys: KeyBatch) -> StateFuture[ReadValues]:
-        """A future of what is known of the values of the rows: one list get."""
-        pairs = keys.with_user_keys([batch.column(name) for name in self._values.columns])
+    def async_read(
+        self, batch: pa.RecordBatch, keys: KeyBatch, index: npt.NDArray[np.integer] | None = None
+    ) -> StateFuture[ReadValues]:
+        """A future of what is known of the values of the rows: one list get. ``index`` as in ``with_user_keys``."""
+        pairs = keys.with_user_keys([batch.column(name) for name in self._values.columns], index)
         return self._state.async_get(pairs).then_apply(lambda stored: ReadValues(pairs, self._counts(stored)))
 
     def update(self, read: ReadValues, batch: pa.RecordBatch, signs: Int8Array | None) -> list[Int8Array]:

@@ -10,7 +10,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,22 +28,13 @@ from ..core.arrays import Int64Array, place_in_run
 from ..core.changelog import arrival_order, distinct, net_changes, take_changes
 from ..core.checks import check_choice, check_distinct_names
 from ..core.expiring import key_times
-from ..core.segments import Groups
-from .aggregator import State
 from .declared import Aggregate, columns_of
 from .local_layout import LocalLayout
 from .operator import AggregateOperator
 from .plan import AggregatePlan
-from .states import Addition, AggregateStates, Change
+from .states import Addition, AggregateStates, Change, LocalRows
 
 _SEEN_SCHEMA = pa.schema([pa.field("seen", pa.bool_(), nullable=False)])
-
-
-class GathersStates(Protocol):
-    """Rows that are states already."""
-
-    def gather(self, batch: pa.RecordBatch, groups: Groups) -> State:
-        """The states of each group (u)."""
 
 
 class GroupAggregate(AggregateOperator):
@@ -124,7 +115,7 @@ class GroupAggregate(AggregateOperator):
         self._states = AggregateStates(
             self._aggregation, self._state, context, ttl=self.ttl is not None, valued=True
         )
-        self._local: GathersStates | None = (
+        self._local: LocalRows | None = (
             LocalLayout(self._aggregation, spec.changelog) if spec.local is not None else None
         )
 
@@ -164,8 +155,7 @@ class GroupAggregate(AggregateOperator):
             read = self._state.async_get(bundle.keys, stamps)
             return read.then_accept(lambda old: self._mark_new(bundle, old, ctx))
         if self._local is not None:
-            partial = self._local.gather(bundle.batch, Groups.of(bundle.keys))
-            changed = self._states.async_merge(bundle.keys, partial, stamps)
+            changed = self._states.async_merge(Addition.of(bundle, stamps=stamps), self._local)
         else:
             changed = self._states.async_add(Addition.of(bundle, stamps=stamps), ctx)
         return changed.then_accept(lambda change: self._put_out(bundle, change, ctx))
@@ -183,7 +173,7 @@ class GroupAggregate(AggregateOperator):
         else:  # what stays the same is put out too, to keep alive what was made of it
             changed = np.ones(len(keys), np.bool_)
         order = arrival_order(keys)
-        changes = net_changes(order, old.present, change.present, changed, self.emit_update_before)
+        changes = net_changes(order, change.was_present, change.present, changed, self.emit_update_before)
         if len(changes.keys):
             ctx.emit(take_changes(changes, keys.columns, before, after), changes.kinds)
 

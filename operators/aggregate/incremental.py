@@ -19,6 +19,7 @@ from asyncstate.errors import SchemaError
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columnar.columns import ColumnStateDescriptor
 
+from ..core.arrays import Int8Array
 from ..core.segments import Groups
 from .accumulators import Count, Extreme, Sum
 from .aggregator import State
@@ -26,7 +27,7 @@ from .declared import Aggregate, columns_of
 from .group import GroupAggregate
 from .operator import AggregateOperator
 from .plan import AggregatePlan
-from .states import Addition, AggregateStates, Change
+from .states import Addition, AggregateStates, Change, LocalValueRows
 
 
 class IncrementalGroupAggregate(AggregateOperator):
@@ -177,7 +178,16 @@ class _Parts:
     def __init__(self, plan: AggregatePlan) -> None:
         self._plan = plan
 
-    def gather(self, batch: pa.RecordBatch, groups: Groups) -> State:
+    def values(self, batch: pa.RecordBatch) -> Sequence[LocalValueRows]:
+        """None: the first part has each value once."""
+        return ()
+
+    def gather(
+        self,
+        batch: pa.RecordBatch,
+        groups: Groups,
+        values: Sequence[tuple[pa.RecordBatch, Sequence[Int8Array]]] = (),
+    ) -> State:
         """The states of each group (u)."""
         return self._plan.combine(
             [batch.column(_column_of(name)) for name in self._plan.state_schema.names], groups

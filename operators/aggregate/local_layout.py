@@ -10,24 +10,47 @@ Source: Flink's ``MiniBatchLocalGroupAggFunction`` and ``MiniBatchGlobalGroupAgg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pyarrow as pa
 
-from asyncstate.local_phase import LOCAL_ROWS, LocalColumn, LocalPhase, LocalSlices, local_columns
+from asyncstate.local_phase import (
+    CONDITIONS_MAX,
+    LOCAL_MET,
+    LOCAL_ROWS,
+    LOCAL_SET,
+    LocalColumn,
+    LocalPhase,
+    LocalSlices,
+    LocalValues,
+    local_columns,
+)
 
+from ..core.arrays import Int8Array
 from ..core.segments import Groups
+from .aggregator import KeyedRows, MergingAggregator, State
+from .distinct import DistinctValues
 from .plan import AggregatePlan
+from .states import LocalValueRows
 
 
 class LocalLayout:
-    """The columns of a local phase that each part of a plan takes; ``phase`` is None if a part cannot have one."""
+    """The columns of a local phase that each part of a plan takes; ``phase`` is None if a part cannot have one.
+
+    Parts over distinct values take none: their values have rows of their own, and each goes to the part as an input row
+    if it is new to the state.
+    """
 
     def __init__(self, plan: AggregatePlan, changelog: bool, slices: LocalSlices | None = None) -> None:
-        self._parts = plan.parts
+        self._plan = plan
         columns: list[LocalColumn] = []
         self._indices: list[range] = []
-        complete = not plan.distincts  # which row is the first with its value only the state can tell
-        for number, part in enumerate(plan.parts):
-            own = part.local()
+        self._values = _values_of(plan.distincts)
+        # How often a value was added and taken back is more than a local row of it says.
+        complete = not plan.distincts or (not changelog and self._values is not None)
+        for number, (part, source) in enumerate(zip(plan.parts, plan.value_sources, strict=True)):
+            own = part.local() if source is None else _none_if(not isinstance(part, MergingAggregator))
             if own is None:
                 complete = False
                 break
@@ -35,14 +58,48 @@ class LocalLayout:
                 own = ()  # the number of rows, which each local row has anyway
             self._indices.append(range(len(columns), len(columns) + len(own)))
             columns += own
-        self.phase = LocalPhase(tuple(columns), slices) if complete else None
+        self.phase = LocalPhase(tuple(columns), slices, self._values) if complete else None
 
-    def gather(self, batch: pa.RecordBatch, groups: Groups) -> list[pa.Array]:
-        """The states of each group (u) of local rows (n)."""
-        return [
-            column
-            for part, own in zip(self._parts, self._indices, strict=True)
-            for column in part.gather(
-                local_columns(batch, own) if own else [batch.column(LOCAL_ROWS)], groups
-            )
-        ]
+    def values(self, batch: pa.RecordBatch) -> list[LocalValueRows]:
+        """See ``LocalRows``."""
+        if self._values is None:
+            return []
+        sets, met = batch.column(LOCAL_SET).to_numpy(), batch.column(LOCAL_MET).to_numpy()
+        flags = {name: pa.array((met >> bit) & 1 == 1) for bit, name in enumerate(self._values.conditions)}
+        found = []
+        for index, names in enumerate(self._values.sets):
+            columns = {
+                name: batch.column(self._values.column(index, place)) for place, name in enumerate(names)
+            }
+            rows = pa.RecordBatch.from_pydict({**flags, **columns})
+            found.append(LocalValueRows(rows, np.flatnonzero(sets == index)))
+        return found
+
+    def gather(
+        self,
+        batch: pa.RecordBatch,
+        groups: Groups,
+        values: Sequence[tuple[pa.RecordBatch, Sequence[Int8Array]]] = (),
+    ) -> State:
+        """See ``LocalRows``."""
+        state: State = []
+        for part, own, source in zip(self._plan.parts, self._indices, self._plan.value_sources, strict=True):
+            if source is None:
+                columns = local_columns(batch, own) if own else [batch.column(LOCAL_ROWS)]
+                state += part.gather(columns, groups)
+            else:
+                rows, signs = values[source[0]]
+                state += part.prepare(KeyedRows(rows, groups, signs[source[1]]))
+        return state
+
+
+def _none_if(refused: bool) -> tuple[LocalColumn, ...] | None:
+    return None if refused else ()
+
+
+def _values_of(distincts: Sequence[DistinctValues]) -> LocalValues | None:
+    """All distinct values with all of their conditions; None without any, or with more conditions than fit."""
+    conditions = {name for values in distincts for name in values.conditions if name is not None}
+    if not distincts or len(conditions) > CONDITIONS_MAX:
+        return None
+    return LocalValues(tuple(values.columns for values in distincts), tuple(sorted(conditions)))

@@ -40,7 +40,7 @@ class AggregatePlan:
     off. A set of states is one array a field of ``state_schema``; column 0, ``count1``, counts the rows. With
     ``retract`` minima and maxima stay as they were and the caller brings them up to date with ``multisets``, one a
     distinct (column, condition). ``distincts`` are the sets of values of which each counts once; none where rows come
-    as states, ``gathered``.
+    as states, ``gathered``. ``value_sources`` tells for each part which of them it gets.
 
     Raises SchemaError naming ``owner`` and the column for what does not fit.
     """
@@ -59,7 +59,7 @@ class AggregatePlan:
         self._functions = functions_of(aggregates)
         self._retract = retract
         self.parts = parts.all
-        self._sources = parts.sources
+        self.value_sources = parts.sources
         self._float_sums = parts.float_sums
         self.distincts = [] if gathered else parts.distincts
         stops = np.cumsum([len(part.fields) for part in self.parts]).tolist()
@@ -108,7 +108,7 @@ class AggregatePlan:
         distinct values and of their condition."""
         return [
             rows if source is None else rows._replace(signs=distinct[source[0]][source[1]])
-            for source in self._sources
+            for source in self.value_sources
         ]
 
     def prepare(self, sources: Sequence[KeyedRows]) -> list[Any]:

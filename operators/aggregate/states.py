@@ -62,10 +62,39 @@ class Change(NamedTuple):
     prepared: Sequence[Any] = ()
 
     @property
+    def was_present(self) -> BoolArray:
+        """Which keys (u) had rows before: not those of which a bundle before had values alone."""
+        present: BoolArray = self.old.numpy(0).astype(np.int64) > 0
+        return present
+
+    @property
     def present(self) -> BoolArray:
         """Which keys (u) have rows now."""
         present: BoolArray = self.new.states[0].to_numpy() > 0
         return present
+
+
+class LocalValueRows(NamedTuple):
+    """Local rows (n) as input rows with distinct values, and which of them have any, ``at`` (m)."""
+
+    batch: pa.RecordBatch
+    at: Int64Array
+
+
+class LocalRows(Protocol):
+    """How rows that a local phase, or another operator, has put together are read."""
+
+    def values(self, batch: pa.RecordBatch) -> Sequence[LocalValueRows]:
+        """The rows (n) of each of the distinct values."""
+
+    def gather(
+        self,
+        batch: pa.RecordBatch,
+        groups: Groups,
+        values: Sequence[tuple[pa.RecordBatch, Sequence[Int8Array]]] = (),
+    ) -> State:
+        """The states of each group (u); ``values``: the rows of each of the distinct values, and for each condition
+        which of them (n) count."""
 
 
 class _KeptBeside(Protocol):
@@ -128,18 +157,39 @@ class AggregateStates:
             lambda beside: read.then_compose(lambda old: self._async_change(rows, groups, old, beside, ctx))
         )
 
-    def async_merge(
-        self, keys: KeyBatch, partial: State, stamps: Int64Array | None = None
-    ) -> StateFuture[Change]:
-        """As ``async_add``, for rows that are states (u) already: of what is not there only the number is known."""
+    def async_merge(self, rows: Addition, local: LocalRows) -> StateFuture[Change]:
+        """As ``async_add``, for rows that were put together: of what is not there only the number is known.
 
-        def merge(old: Columns) -> Change:
-            change = Change(old, Changed(self._plan.merge(old.columns, partial), {}, {}))
-            self._missing.count(rows_missing(change.new.states))
-            self._write(keys, change, stamps)
-            return change
+        A key's values and its other rows may be in different bundles: until both have come its count of rows may be 0.
+        """
+        groups = Groups.of(rows.keys)
+        read = self._state.async_get(rows.keys, rows.stamps)
+        if not self._distincts:
+            partial = local.gather(rows.batch, groups)  # while the read is under way
+            return read.then_apply(lambda old: self._merged(rows, old, partial))
+        values = local.values(rows.batch)
+        own = [batch.take(pa.array(at)) for batch, at in values]
+        parts = list(zip(self._distincts, values, own, strict=True))
+        known = combine_all(
+            [state.async_read(batch, rows.keys, rows.keys.inverse[at]) for state, (_, at), batch in parts]
+        )
 
-        return self._state.async_get(keys, stamps).then_apply(merge)
+        def merge(found: Sequence[ReadValues], old: Columns) -> Change:
+            found = self._without_expired(rows.keys, old, _Beside((), found)).values
+            shown = []
+            for (state, (batch, at), chosen), read in zip(parts, found, strict=True):
+                signs = state.update(read, chosen, None)
+                shown.append((batch, [_spread(one, at, batch.num_rows) for one in signs]))
+            return self._merged(rows, old, local.gather(rows.batch, groups, shown))
+
+        return known.then_compose(lambda found: read.then_apply(lambda old: merge(found, old)))
+
+    def _merged(self, rows: Addition, old: Columns, partial: State) -> Change:
+        change = Change(old, Changed(self._plan.merge(old.columns, partial), {}, {}))
+        self._missing.count(rows_missing(change.new.states))
+        there = np.ones(len(rows.keys), np.bool_) if self._distincts else change.present
+        self._write(rows, change, there)
+        return change
 
     @property
     def keeps_more(self) -> bool:
@@ -232,11 +282,12 @@ class AggregateStates:
     # -- what is written -------------------------------------------------------------------------------
 
     def _written(self, rows: Addition, change: Change) -> Change:
-        self._write(rows.keys, change, rows.stamps)
+        self._write(rows, change, change.present)
         return change
 
-    def _write(self, keys: KeyBatch, change: Change, stamps: Int64Array | None) -> None:
-        before, after, states = change.old.present, change.present, change.new.states
+    def _write(self, rows: Addition, change: Change, after: BoolArray) -> None:
+        """Write the states of the keys that are there ``after`` (u)."""
+        keys, stamps, before, states = rows.keys, rows.stamps, change.old.present, change.new.states
         if not after.all():
             dead = keys.select(~after)
             for beside in self._beside:
@@ -254,6 +305,13 @@ class _Beside(NamedTuple):
 
     heads: Sequence[ListHeads] = ()
     values: Sequence[ReadValues] = ()
+
+
+def _spread(signs: Int8Array, at: Int64Array, size: int) -> Int8Array:
+    """The signs of the rows ``at`` (m) among all (n): 0 for the others."""
+    spread = np.zeros(size, np.int8)
+    spread[at] = signs
+    return spread
 
 
 def rows_missing(states: State) -> int:

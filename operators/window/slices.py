@@ -126,8 +126,7 @@ class SliceAggregation:
         if not rows.batch.num_rows:
             return None
         if self._local is not None:
-            partial = self._local.gather(rows.batch, Groups.of(rows.keys))
-            changed = self._states.async_merge(rows.keys, partial)
+            changed = self._states.async_merge(rows, self._local)
         else:
             changed = self._states.async_add(rows, ctx)
         return changed.then_accept(lambda _: None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from itertools import product
 from typing import Any
@@ -13,10 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncstate.clock import ManualClock
 from asyncstate.errors import AsyncStateError
-from asyncstate.local_phase import LocalFunction
+from asyncstate.local_phase import CONDITIONS_MAX, LocalFunction
 from asyncstate.operator import InputSpec
-from asyncstate.testing import OperatorHarness
+from asyncstate.runtime.put_together import put_together
+from asyncstate.runtime.spec import InputBatch
+from asyncstate.state import StateTtl
+from asyncstate.testing import OperatorHarness, exchange
 from operators import (
     Aggregate,
     GroupAggregate,
@@ -66,6 +72,15 @@ EXTREMES: list[Aggregate] = [
     min_("n").where("flag").alias("least"),
     max_("x").where("flag").alias("most"),
     max_("s").where("flag").alias("last"),
+]
+DISTINCTS: list[Aggregate] = [
+    *(count(column).distinct().alias(f"{column}_values") for column in SCHEMA.names if column != "k"),
+    count("s").distinct().where("flag").alias("flagged_texts"),
+    count("k").distinct().alias("keys"),
+    count("flag").distinct().where("flag").alias("trues"),
+    sum_("small").distinct(),
+    avg("small").distinct().where("flag").alias("mean_of_values"),
+    max_("n").distinct(),
 ]
 Row = tuple[Any, ...]
 BIG = 2**63 - 1
@@ -135,14 +150,22 @@ def same(left: Sequence[Row], right: Sequence[Row]) -> bool:
 # -- GroupAggregate -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("retract", [False, True], ids=["inserts", "changelog"])
+@pytest.mark.parametrize(
+    ("aggregates", "retract"),
+    [(SUMS + EXTREMES, False), (SUMS, True), (SUMS + EXTREMES + DISTINCTS, False), (DISTINCTS[5:6], False)],
+    ids=["inserts", "changelog", "distinct", "one-distinct"],
+)
 @settings(max_examples=8)
 @given(steps=STEPS, async_enabled=st.booleans(), turns=st.lists(st.booleans(), min_size=4, max_size=4))
 def test_rows_and_bytes_are_those_of_one_phase(
-    retract: bool, steps: list[list[Any]], async_enabled: bool, turns: list[bool]
+    aggregates: list[Aggregate],
+    retract: bool,
+    steps: list[list[Any]],
+    async_enabled: bool,
+    turns: list[bool],
 ) -> None:
     """Also where each micro-batch runs in one phase or in two as it likes."""
-    operator = GroupAggregate(SUMS if retract else SUMS + EXTREMES)
+    operator = GroupAggregate(aggregates)
     settings = {"changelog": retract, "async_enabled": async_enabled}
     one, two = make(operator, False, **settings), make(operator, True, **settings)
     changing = make(operator, False, **settings)
@@ -177,6 +200,21 @@ def test_modes_and_stores_agree_byte_by_byte() -> None:
             results.append((harness.output, harness.state_entries()))
     assert len(results[0][0]) == 3 + 2 * 2 * 3  # a +I a key, then a -U and a +U in each of the others
     assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("keys", [300, 5_000])
+def test_many_keys_at_once(ways: dict[str, Any], keys: int) -> None:
+    """So many that their hashes collide in Arrow's grouping."""
+    schema = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("odd", pa.bool_())])
+    rows = [(n * 7_919 % keys, n, n % 3 == 0) for n in range(2 * keys)]
+    aggregates = [count().where("odd").alias("odds"), sum_("n"), max_("n"), count("n").distinct()]
+    with make(GroupAggregate(aggregates), True, schema, **ways) as harness:
+        harness.push(rows)
+        expected = {}
+        for key, n, odd in rows:
+            odds, total, _, values = expected.get(key, (0, 0, 0, 0))
+            expected[key] = (odds + odd, total + n, n, values + 1)
+        assert {row[1]: row[2:] for row in harness.end_batch()} == expected
 
 
 def test_fewer_rows_reach_the_operator_and_all_are_counted(ways: dict[str, Any]) -> None:
@@ -282,6 +320,90 @@ def test_an_event_time_that_is_part_of_the_key(ways: dict[str, Any]) -> None:
         assert harness.watermark == 6
 
 
+# -- distinct values ----------------------------------------------------------------------------------------
+
+VALUES = pa.schema([("k", pa.string()), ("u", pa.int64()), ("v", pa.int64()), ("odd", pa.bool_())])
+VALUES_ALL = [
+    count().alias("rows"),
+    sum_("v").alias("total"),
+    count("u").distinct().alias("us"),
+    count("v").distinct().alias("vs"),
+    count("v").distinct().where("odd").alias("odds"),
+]
+
+
+def expected_of(rows: Sequence[Row]) -> dict[str, Row]:
+    """What ``VALUES_ALL`` are, by key."""
+    found = {}
+    for key in {row[0] for row in rows}:
+        own = [row for row in rows if row[0] == key]
+        us, vs = {row[1] for row in own} - {None}, {row[2] for row in own} - {None}
+        odds = {row[2] for row in own if row[3]} - {None}
+        found[key] = (len(own), sum(row[2] or 0 for row in own), len(us), len(vs), len(odds))
+    return found
+
+
+def test_only_values_reach_the_operator(ways: dict[str, Any]) -> None:
+    rows = [("a", n % 3, n % 2, n % 2 == 1) for n in range(60)] + [("b", 1, None, None)]
+    with make(GroupAggregate(VALUES_ALL), True, VALUES, **ways) as harness:
+        harness.push(rows)
+        assert harness.end_batch() == [("+I", "a", 60, 30, 3, 2, 1), ("+I", "b", 1, None, 1, 0, 0)]
+        figures = harness.statistics()
+        assert (figures["local_rows_in"], figures["rows_in"], figures["keys"]) == (61, (3 + 2) + (1 + 1), 2)
+
+
+@pytest.mark.parametrize("ttl", [None, "1 hour"])
+def test_values_that_come_in_another_bundle_than_the_rest_of_their_key(
+    ways: dict[str, Any], ttl: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind an exchange rows come in any order: here the values of the second set first, with nothing else."""
+
+    def reversed_rows(*args: Any) -> InputBatch:
+        made = put_together(*args)
+        return replace(made, batch=made.batch.take(pa.array(range(made.batch.num_rows))[::-1]))
+
+    monkeypatch.setattr(exchange, "put_together", reversed_rows)
+    options = {"async-state.bundle-size": "1000"}
+    operator = GroupAggregate(VALUES_ALL, ttl=None if ttl is None else StateTtl(ttl))
+    rows: list[Row] = []
+    with make(operator, True, VALUES, options=options, **ways) as harness:
+        for batch in range(3):
+            more = [("ab"[n % 2], n % 7, n * (batch + 1), n % 3 == 0) for n in range(3_000)]
+            rows += more
+            harness.push(more)
+            changes = harness.end_batch()
+            assert harness.statistics()["rows_in"] > 3_000
+            last = {row[1]: row[2:] for row in changes if row[0] in ("+I", "+U")}
+            assert last == expected_of(rows)
+            net: Counter[Row] = Counter()
+            for kind, *row in changes:
+                net[tuple(row)] += 1 if kind in ("+I", "+U") else -1
+            assert sum(net.values()) == (2 if batch == 0 else 0)
+            assert [row[0] for row in changes].count("+I") == (2 if batch == 0 else 0)
+
+
+def test_values_of_a_key_that_has_expired_are_new(ways: dict[str, Any]) -> None:
+    clock = ManualClock()
+    operator = GroupAggregate(VALUES_ALL, ttl=StateTtl("1 minute"))
+    with make(operator, True, VALUES, clock=clock, **ways) as harness:
+        harness.push([("a", 1, 1, True), ("a", 2, 1, False)])
+        assert harness.end_batch() == [("+I", "a", 2, 2, 2, 1, 1)]
+        clock.advance(ms=61_000)
+        harness.push([("a", 2, 1, False)])
+        assert harness.end_batch() == [("+I", "a", 1, 1, 1, 1, 0)]
+
+
+def test_more_conditions_than_travel_together() -> None:
+    names = [f"c{number}" for number in range(CONDITIONS_MAX + 1)]
+    schema = pa.schema([("k", pa.string()), *((name, pa.bool_()) for name in names)])
+    for used, possible in ((names[:-1], True), (names, False)):
+        operator = GroupAggregate([count("k").distinct().where(name).alias(name) for name in used])
+        assert (operator.local_phase([InputSpec(schema, ("k",))]) is not None) == possible
+    with make(GroupAggregate([count("k").distinct().where(names[-2])]), True, schema) as harness:
+        harness.push([("a", *(number == CONDITIONS_MAX - 1 for number in range(len(names))))])
+        assert harness.end_batch() == [("+I", "a", 1)]
+
+
 # -- sums ---------------------------------------------------------------------------------------------------
 
 NUMBERS = pa.schema([("k", pa.int64()), ("n", pa.int64())])
@@ -347,6 +469,33 @@ def well_formed(batches: list[Batch]) -> list[Batch]:
     return [Batch([op for op in batch.ops if op[1][0] != 77], batch.watermark) for batch in batches]
 
 
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text)
+@settings(max_examples=4)
+@given(data=st.data(), async_enabled=st.booleans())
+def test_windows_of_distinct_values_are_those_of_one_phase(
+    window: SlicedWindow, data: st.DataObject, async_enabled: bool
+) -> None:
+    """Windows that share slices are kept whole, each with the values of all of its slices."""
+    operator = WindowAggregate(
+        window, [*WINDOW_ALL, count("v").distinct(), sum_("v").distinct().where("odd")]
+    )
+    settings = {"changelog": False, "event_time": "ts", "async_enabled": async_enabled}
+    two = make(operator, True, WINDOW_SCHEMA, **settings)
+    other = make(operator, False, WINDOW_SCHEMA, **settings)
+    try:
+        for batch in data.draw(schedules(False)):
+            other = other.restore(other.snapshot(), options=phases(data.draw(st.booleans())))
+            found = run_windows(two, batch)
+            assert run_windows(other, batch) == found
+            assert two.state_entries() == other.state_entries()
+            late = "counter.late_rows"
+            assert two.statistics()[late] == other.statistics()[late]
+        assert two.state_entries() == {}
+    finally:
+        two.close()
+        other.close()
+
+
 @pytest.mark.parametrize("retract", [False, True], ids=["inserts", "changelog"])
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text)
 @settings(max_examples=4)
@@ -402,6 +551,7 @@ def test_late_rows_and_rows_without_a_time_are_counted_as_rows(ways: dict[str, A
     ("operator", "changelog"),
     [
         (GroupAggregate([count(), min_("n")]), True),
+        (GroupAggregate([count("n").distinct()]), True),
         (GroupAggregate([sum_("wide")]), False),
         (GroupAggregate([avg("wide").where("flag")]), False),
         (WindowAggregate(session("1 second"), [count()]), False),

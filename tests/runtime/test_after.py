@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.local_phase import LimitColumn, LocalLimit
-from asyncstate.runtime import After, Best, Kept, Renamed
+from asyncstate.local_phase import (
+    LOCAL_ROWS,
+    LimitColumn,
+    LocalColumn,
+    LocalFunction,
+    LocalLimit,
+    LocalPhase,
+    local_name,
+)
+from asyncstate.operator import InputSpec
+from asyncstate.runtime import After, Best, Combined, Kept, Renamed
 
 SCHEMA = pa.schema(
     [
@@ -104,3 +113,23 @@ def test_steps_follow_each_other() -> None:
 def test_keeping_all_rows_copies_none(number: int) -> None:
     batch = batch_of([("a", 1, 1, "")] * number)
     assert Kept(lambda rows: pa.array([True] * rows.num_rows, pa.bool_()))(batch) is batch
+
+
+@pytest.mark.parametrize("keys", [200, 20_000])
+def test_rows_of_many_keys_put_together(keys: int) -> None:
+    """Arrow numbers groups whose hashes collide in another order than that of their first rows."""
+    numbers = [(place * place * 7_919 + place) % keys for place in range(2 * keys)]
+    rows = batch_of([(f"key {number}", place, 1, None) for place, number in enumerate(numbers)])
+    columns = (
+        LocalColumn(LocalFunction.SUM_LOW, pa.int64(), "number"),
+        LocalColumn(LocalFunction.MAX, pa.int64(), "number"),
+    )
+    spec = InputSpec(pa.schema(list(SCHEMA)[:5]), ("k",), local=LocalPhase(columns))
+    made = Combined(spec, 128)(rows).to_pydict()
+    expected: dict[str, tuple[int, int, int]] = {}
+    for place, number in enumerate(numbers):
+        count, total, _ = expected.get(f"key {number}", (0, 0, 0))
+        expected[f"key {number}"] = (count + 1, total + place, place)
+    assert made["k"] == list(expected)
+    found = zip(made[LOCAL_ROWS], made[local_name(0)], made[local_name(1)], strict=True)
+    assert list(found) == list(expected.values())

@@ -59,6 +59,7 @@ COLUMNS = f"""
     if(id % 4 = 0, null, concat('s', id % 13)) as {quoted(ODD)},
     cast(cast(id % 3 as string) as binary) as b,
     if(id % 8 = 0, null, id % 3 = 0) as flag,
+    id % 50 > 40 as late,
     date_add(date'2024-02-28', cast(id % 5 as int)) as day,
     if(id % 9 = 8, null, timestamp_micros(id * 700000 - 3000000)) as at,
     timestamp_ntz'1969-12-31 23:59:57' + make_dt_interval(0, 0, 0, id * 0.7) as local_at
@@ -81,6 +82,16 @@ EXTREMES = [
     max_(ODD).where("flag").alias("last"),
     min_("y").alias("least"),
     max_("y").alias("most"),
+]
+DISTINCTS = [
+    *(
+        count(name).distinct().alias(f"{name}_values")
+        for name in ("tiny", "x", "y", "d", "b", "day", "local_at")
+    ),
+    count(ODD).distinct().where("flag").alias("some_texts"),
+    count(ODD).distinct().where("late").alias("late_texts"),
+    sum_("tiny").distinct().alias("sum_of_tinies"),
+    avg("wide").distinct().where("flag").alias("mean_of_wides"),
 ]
 
 
@@ -153,6 +164,49 @@ def net_of(results: Iterable[Counter[str]]) -> Counter[str]:
     for result in results:
         total.update(result)
     return Counter({row: times for row, times in total.items() if times})
+
+
+def test_distinct_values_of_all_types_and_a_change_of_phases_at_a_restart(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
+) -> None:
+    operator = GroupAggregate([*SUMS, max_("tiny").alias("most"), *DISTINCTS])
+    mode = {"async-state.enabled": async_enabled}
+    one = Run(job_at(make_job, tmp_path / "one", False, **mode), operator, key="k")
+    for batch_id, two in enumerate((True, False, True)):
+        run = Run(job_at(make_job, tmp_path / "two", two, **mode), operator, key="k")
+        df = rows(spark, 150 * batch_id, 150 * batch_id + 200)
+        expected, found = one(df, batch_id), run(df, batch_id)
+        assert run.results[-1] == one.results[-1]
+        if two:
+            assert found["local_rows_in"] == expected["rows_in"] == 200
+            values = [("tiny",), ("x",), ("y",), ("d",), ("b",), ("day",), ("local_at",), (ODD,), ("wide",)]
+            assert found["rows_in"] == sum(
+                df.selectExpr("k", *map(quoted, names)).distinct().count() for names in values
+            )
+    assert stored_state(tmp_path / "one") == stored_state(tmp_path / "two")
+
+
+def test_distinct_values_of_a_window_and_of_one_column_without_a_key(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
+) -> None:
+    """One set of values needs no rows of its own for the rest."""
+    aggregates = [count().alias("c"), sum_("n").alias("total"), count(ODD).distinct().alias("texts")]
+    time = {"event_time": "at", "watermark_delay": "1 second"}
+    window = WindowAggregate(hop("6 seconds", "2 seconds"), aggregates)
+    for operator, settings in ((GroupAggregate(aggregates), {"key": None}), (window, {"key": "k", **time})):
+        folder = tmp_path / type(operator).__name__
+        one, two = runs(make_job, folder, operator, async_enabled, **settings)
+        for batch_id, (start, end) in enumerate([(0, 0), (0, 60), (30, 90), (90, 90)]):
+            df = rows(spark, start, end)
+            expected, found = one(df, batch_id), two(df, batch_id)
+            assert two.results[-1] == one.results[-1]
+            assert found["local_rows_in"] == expected["rows_in"] == end - start
+            assert found.get("counter.late_rows", 0) == expected.get("counter.late_rows", 0)
+        one.job.finish()
+        two.job.finish()
+        assert two.results[-1] == one.results[-1]
+        assert sum(map(Counter.total, two.results)) > 0
+        assert stored_state(folder / "one") == stored_state(folder / "two")
 
 
 @pytest.mark.parametrize(
