@@ -146,6 +146,9 @@ def _sums(mode: _Mode) -> dict[str, float]:
 
 def _exchanged(df: DataFrame, case: Case) -> int:
     """The rows behind a partial aggregation, which are not in the job's own figures."""
+    if case.values:
+        columns = (df.selectExpr("spark_partition_id()", "k", name) for name in ("user", "item"))
+        return sum(one.distinct().count() for one in columns)
     part = "unix_seconds(time) div 10" if case.windows else "0"
     return df.selectExpr("spark_partition_id()", "k", part).distinct().count()
 

@@ -210,7 +210,7 @@ def test_many_keys_at_once(ways: dict[str, Any], keys: int) -> None:
     aggregates = [count().where("odd").alias("odds"), sum_("n"), max_("n"), count("n").distinct()]
     with make(GroupAggregate(aggregates), True, schema, **ways) as harness:
         harness.push(rows)
-        expected = {}
+        expected: dict[int, tuple[int, ...]] = {}
         for key, n, odd in rows:
             odds, total, _, values = expected.get(key, (0, 0, 0, 0))
             expected[key] = (odds + odd, total + n, n, values + 1)
