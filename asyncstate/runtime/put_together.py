@@ -57,7 +57,7 @@ def put_together(given: InputBatch, spec: InputSpec, max_parallelism: int) -> In
 
 
 class _Rows:
-    """The rows of each unique key: ``groups`` (n), numbered in order of arrival of their first rows; ``size`` groups."""
+    """The rows of each of ``size`` unique keys: ``groups`` (n), numbered in order of arrival of their first rows."""
 
     def __init__(self, keys: KeyBatch) -> None:
         self.columns = keys.columns

@@ -19,7 +19,10 @@ _WRONG_RESULT, _CANNOT_RUN = 1, 2
 
 def two_phase(
     cases: Annotated[
-        str, typer.Option(help="few, hot, many, unique, values, one-key, spread-values, windows; with commas, or 'all'.")
+        str,
+        typer.Option(
+            help="few, hot, many, unique, values, one-key, spread-values, windows; with commas, or 'all'."
+        ),
     ] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
     rounds: Annotated[int, typer.Option(min=1, help="Counted micro-batches a case and mode.")] = 7,
