@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -135,12 +135,17 @@ class LimitColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalLimit:
-    """Of an insert-only input without a key the first ``rows`` rows in ``order`` are enough, in each part for itself:
-    others of the part cannot be among the first ones of all. Of rows of equal order any will do.
-    Without columns any rows will do."""
+    """Of an insert-only input the rows with numbers up to ``rows`` in ``order`` are enough, of each key and combination
+    of the columns ``within``, in each part of the input for itself: others of the part cannot be among those of all.
+
+    ``function``: how rows of equal order are numbered, as SQL's functions of these names do; for ``row_number`` any
+    will do. Without an order any rows will do. Rows with a null in ``within`` all go.
+    """
 
     order: tuple[LimitColumn, ...]
     rows: int
+    function: Literal["row_number", "rank", "dense_rank"] = "row_number"
+    within: tuple[str, ...] = ()
 
 
 def local_name(index: int) -> str:

@@ -545,9 +545,10 @@ class BundleOperator(Operator):
         return None
 
     def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
-        """Which rows of the only input are enough, asked where it is insert-only and has no key; None: all.
+        """Which rows of the only input are enough, asked where it is insert-only; None: all.
 
-        Called on the driver, after ``bind``. A single partition gets all rows without a key, so this spares it most.
+        Called on the driver, after ``bind``. Where it has no key Spark chooses them; a single partition gets all rows
+        then, so this spares it most. Rows of another operator in the same graph are chosen in its task, of each key.
         """
         return None
 

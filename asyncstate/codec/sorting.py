@@ -7,7 +7,6 @@ Must not import anything of the project.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,36 +15,48 @@ import numpy.typing as npt
 Int64Array = npt.NDArray[np.int64]
 
 _BITS = 63
+_ALL = (1 << 64) - 1
 
 
 def rows_by(*arrays: npt.NDArray[Any]) -> Int64Array:
     """The rows (n) in the order of integer or boolean arrays (n each, one at least), the most significant one first.
 
-    What ``np.lexsort`` gives for the arrays the other way round. Where the numbers of a row fit into one together with
-    the row's index, these are sorted, which takes an eighth of the time.
+    What ``np.lexsort`` gives for the arrays the other way round, in a fifth of the time: rows are sorted as numbers,
+    the bits of their values before those of their places. What does not fit into 63 bits is sorted in turns, the least
+    significant bits first, as by a radix sort; then a row's place is that which the turn before gave it.
     """
     num_rows = len(arrays[0])
-    if num_rows < 2:
-        return np.arange(num_rows)
-    lows = [int(array.min()) for array in arrays]
-    widths = [(int(array.max()) - low).bit_length() for array, low in zip(arrays, lows, strict=True)]
-    row_width = (num_rows - 1).bit_length()
-    if sum(widths) + row_width > _BITS:
-        return np.lexsort(arrays[::-1])
-    packed = _packed(arrays, lows, widths) << row_width
-    packed |= np.arange(num_rows)
-    packed.sort()
-    return packed & ((1 << row_width) - 1)
+    place_width = (num_rows - 1).bit_length()
+    places = (1 << place_width) - 1
+    rows: Int64Array | None = None
+    numbers, used = np.arange(num_rows), place_width
+    for array in reversed(arrays):
+        values, width = _from_zero(array)
+        while width:
+            if used == _BITS:
+                rows = _sorted(numbers, places, rows)
+                numbers, used = np.empty(num_rows, np.int64), place_width
+                numbers[rows] = np.arange(num_rows)
+            taken = min(width, _BITS - used)
+            numbers |= (values & np.uint64((1 << taken) - 1)).view(np.int64) << used
+            values, width, used = values >> np.uint64(taken), width - taken, used + taken
+    return _sorted(numbers, places, rows)
 
 
-def _packed(arrays: Sequence[npt.NDArray[Any]], lows: Sequence[int], widths: Sequence[int]) -> Int64Array:
-    packed = np.zeros(len(arrays[0]), np.int64)
-    for array, low, width in zip(arrays, lows, widths, strict=True):
-        if width:  # otherwise all are equal
-            wide = array if array.dtype.itemsize == packed.itemsize else array.astype(np.int64)
-            packed <<= width
-            packed |= (wide - wide.dtype.type(low)).astype(np.int64)
-    return packed
+def _from_zero(array: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint64], int]:
+    """The numbers less the lowest of them, and how many bits the highest then has."""
+    if not len(array):
+        return array.astype(np.uint64), 0
+    low = int(array.min())
+    wide = array if array.dtype.itemsize == np.dtype(np.int64).itemsize else array.astype(np.int64)
+    return wide.view(np.uint64) - np.uint64(low & _ALL), (int(array.max()) - low).bit_length()
+
+
+def _sorted(numbers: Int64Array, places: int, rows: Int64Array | None) -> Int64Array:
+    """Sort numbers that end in places of ``rows``; None: of the rows as they came."""
+    numbers.sort()
+    numbers &= places
+    return numbers if rows is None else rows[numbers]
 
 
 def stable_order(codes: npt.NDArray[np.integer], bound: int) -> Int64Array:

@@ -89,40 +89,68 @@ class Combined:
 
 @dataclass(frozen=True)
 class Best:
-    """Of each key the first rows in an order, of equal ones those that came first."""
+    """Of each key the rows of a limit: of equal ones those that came first, or all where they share a number."""
 
     key: tuple[str, ...]
     limit: LocalLimit
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """See ``Step``."""
-        columns = [rows.column(name) for name in self.key]
-        codec = KeyCodec([column.type for column in columns], list(self.key), 1)
+        columns = [rows.column(name) for name in (*self.key, *self.limit.within)]
+        codec = KeyCodec([column.type for column in columns], [*self.key, *self.limit.within], 1)
         order, starts = codec.group(columns, num_rows=rows.num_rows).rows_sorted()
         if len(starts) == rows.num_rows:
             return rows
         codes = [_codes(rows.column(one.column), one)[order] for one in self.limit.order]
         groups = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
-        chosen = _best_of_each(groups, codes) if self.limit.rows == 1 else self._first(groups, codes)
-        return rows.take(pa.array(np.sort(order[chosen])))
+        chosen = np.zeros(rows.num_rows, np.bool_)
+        chosen[order[self._chosen(groups, codes)]] = True
+        for name in self.limit.within:
+            chosen |= rows.column(name).is_null().to_numpy(zero_copy_only=False)
+        return rows.filter(pa.array(chosen))
 
-    def _first(self, groups: Int64Array, codes: list[Int64Array]) -> Int64Array:
-        """The first ones of each group; equal ones in the order in which they came."""
-        at = rows_by(groups, *codes)
-        begins = np.flatnonzero(np.diff(groups, prepend=-1))
-        place = np.arange(len(at)) - np.repeat(begins, np.diff(begins, append=len(at)))
-        return at[place < self.limit.rows]
+    def _chosen(self, groups: Int64Array, codes: list[Int64Array]) -> Int64Array:
+        """Which rows (n), ordered by group (n) and arrival, the limit lets pass."""
+        if self.limit.rows > 1:
+            at, numbers = _numbered(groups, codes, self.limit.function)
+            return at[numbers <= self.limit.rows]
+        best = _best_of_each(groups, codes)
+        return best if self.limit.function != "row_number" else best[_begins(groups[best])]
+
+
+def _numbered(groups: Int64Array, codes: list[Int64Array], function: str) -> tuple[Int64Array, Int64Array]:
+    """The rows (n) group by group in order, equal ones as they came, and their numbers (n) from 1."""
+    at = rows_by(groups, *codes)
+    begins = _begins(groups)
+    sizes = np.diff(begins, append=len(at))
+    places = np.arange(len(at)) - np.repeat(begins, sizes)
+    if function == "row_number":
+        return at, places + 1
+    first = places == 0  # of equal ones
+    for column in codes:
+        first[1:] |= column[at[1:]] != column[at[:-1]]
+    if function == "rank":
+        return at, np.maximum.accumulate(np.where(first, np.arange(len(at)), 0)) - np.repeat(
+            begins, sizes
+        ) + 1
+    dense = np.cumsum(first)
+    return at, dense - np.repeat(dense[begins], sizes) + 1
 
 
 def _best_of_each(groups: Int64Array, codes: list[Int64Array]) -> Int64Array:
-    """The first one of each group: column by column those that are left."""
+    """The best rows of each group: column by column those that are left."""
     left = np.arange(len(groups))
     for column in codes:
         here = groups[left]
-        begins = np.flatnonzero(np.diff(here, prepend=-1))
+        begins = _begins(here)
         best = np.minimum.reduceat(column[left], begins)
         left = left[column[left] == np.repeat(best, np.diff(begins, append=len(left)))]
-    return left[np.flatnonzero(np.diff(groups[left], prepend=-1))]
+    return left
+
+
+def _begins(groups: Int64Array) -> Int64Array:
+    """Where each of the groups, which ascend, begins."""
+    return np.flatnonzero(np.diff(groups, prepend=-1))
 
 
 def _codes(column: pa.Array, one: LimitColumn) -> Int64Array:

@@ -80,16 +80,22 @@ def chosen_local_limit(operator: Operator, inputs: Sequence[InputSpec], config: 
         or given.ordering is not None
     ):
         return None
-    return operator.local_limit(inputs)
+    limit = operator.local_limit(inputs)
+    # Spark takes first rows of all rows alone, and not all of those that share the last number.
+    return None if limit is None or limit.within or limit.function != "row_number" else limit
 
 
 def local_phase_of_task(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalPhase | None:
     """The local phase where rows come from the task of another operator, in which it needs no further exchange."""
     if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
         return None
-    if inputs[0].sequence or (inputs[0].changelog and config.local_aggregation != "true"):
+    if inputs[0].sequence:
         return None
-    return operator.local_phase(inputs)
+    phase = operator.local_phase(inputs)
+    if phase is None or config.local_aggregation == "true":
+        return phase
+    # Values that do not repeat would be more rows than came: a row for each set of them.
+    return None if inputs[0].changelog or phase.values is not None else phase
 
 
 def local_limit_of_task(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalLimit | None:

@@ -71,7 +71,7 @@ def versions_of(
         ended[groups[kinds == RowKind.DELETE]] = True
         left = _left(kinds, row_ids(columns, groups))
         candidates = np.flatnonzero(added & (left > ended[groups]))
-        candidates = candidates[np.argsort(left[candidates], kind="stable")]
+        candidates = candidates[rows_by(left[candidates])]
         rows[groups[candidates]] = candidates
         holds = (rows >= 0) | ended
     return Versions(keys[first][holds], times[first][holds], rows[holds])

@@ -199,7 +199,7 @@ class KeptRows:
         owners = np.concatenate([old.owners[goes], new.owners[comes]])
         arrival = np.empty(len(bundle.keys), np.int64)
         arrival[arrival_order(bundle.keys)] = np.arange(len(bundle.keys))
-        order = np.argsort(arrival[owners], kind="stable")
+        order = rows_by(arrival[owners])
         ctx.emit(take_rows(columns, order), kinds[order])
 
 

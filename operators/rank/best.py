@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
@@ -142,7 +143,7 @@ class BestRows(RankState):
         rankings, owners = self._plan.rankings(stored.joined(new), num_keys)
         stored = replace(stored, key=rankings[: len(stored)])
         # Lists that were written before rankings stood apart in them have those of a key mixed.
-        stored = stored.take(np.argsort(stored.key, kind="stable"))
+        stored = stored.take(rows_by(stored.key))
         return stored, rows.with_table(replace(new, key=rankings[len(stored) :])), owners
 
     def _in_reach(

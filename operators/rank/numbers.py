@@ -111,7 +111,7 @@ def by_content(ids: Int64Array, kinds: Int8Array, arrival: Int64Array) -> Outcom
     ``ids`` (m) are equal for equal rows of a key: those of stored rows, then of n bundle rows of these ``kinds`` (n).
     """
     stored = len(ids) - len(kinds)
-    oldest_first = np.argsort(arrival[:stored], kind="stable")
+    oldest_first = rows_by(arrival[:stored])
     net = net_by_content(ids[:stored][oldest_first], ids[stored:], accumulates(kinds), refresh=True)
     alive = np.zeros(len(ids), np.bool_)
     alive[oldest_first] = ~net.removed
@@ -158,7 +158,7 @@ def _from_worst_to_best(codes: Codes, stored: int, total: int) -> Int64Array:
     """The place of each bundle row (n) among them; of equal ones the later one is the better."""
     levels = order_levels(codes, total)[stored:]
     places = np.empty(len(levels), np.int64)
-    places[np.argsort(-levels, kind="stable")] = np.arange(len(levels))
+    places[rows_by(-levels)] = np.arange(len(levels))
     return places
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture
-from asyncstate.local_phase import LimitColumn, LocalLimit
+from asyncstate.local_phase import LocalLimit
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
@@ -127,12 +127,8 @@ class Rank(Named, BundleOperator):
         return [self.settings.unique]
 
     def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
-        """The rows with numbers up to offset + n; all where ties share a number or a row may replace another one."""
-        settings = self.settings
-        if isinstance(settings.n, str) or settings.function != "row_number" or settings.unique is not None:
-            return None
-        order = tuple(LimitColumn(one.column, one.descending, one.nulls_first) for one in settings.order)
-        return LocalLimit(order, settings.offset + settings.n)
+        """The rows with numbers up to offset + n; all where a row may replace another one."""
+        return None if self.settings.unique is not None else self.settings.local_limit()
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

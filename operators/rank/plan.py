@@ -2,7 +2,7 @@
 
 Owns: ``RankSettings``, ``RankPlan`` and ``RankRows`` (a bundle's rows as they are ranked).
 Invariant: a state belongs to its ranking, so that a checkpoint is never read with another one.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``codec``, ``errors``, ``local_phase``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from asyncstate.changelog import accumulates
 from asyncstate.codec import RowCodec, check_key_type, hash_columns, type_to_text
 from asyncstate.codec.times import event_times
 from asyncstate.errors import SchemaError
+from asyncstate.local_phase import LimitColumn, LocalLimit
 from asyncstate.operator import BelongsTo, Bundle, InputSpec
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids
@@ -41,6 +42,13 @@ class RankSettings:
     apart: str | None = None
     """A column of timestamps, without nulls: rows of a key that differ in it are ranked apart; only where the best rows
     are kept."""
+
+    def local_limit(self, within: tuple[str, ...] = ()) -> LocalLimit | None:
+        """The rows that can be among those with numbers up to offset + n; None where the operator needs all."""
+        if isinstance(self.n, str) or self.newest_first:
+            return None
+        order = tuple(LimitColumn(one.column, one.descending, one.nulls_first) for one in self.order)
+        return LocalLimit(order, self.offset + self.n, self.function, within)
 
 
 @dataclass(frozen=True)

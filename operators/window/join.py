@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import event_times
 from asyncstate.operator import (
     Bundle,
@@ -264,7 +265,7 @@ class WindowJoin(Named, BundleOperator):
         slices = np.concatenate([one.lists.namespaces for one in inputs])[lists]
         for ends, chosen in self._in_windows(part, slices):
             groups = groups_of(keys, lists[chosen], ends, None if starts is None else starts[chosen], apart)
-            order = np.argsort(groups, kind="stable")
+            order = rows_by(groups)
             chosen, groups, ends = chosen[order], groups[order], ends[order]
             is_left = chosen < sizes[0]
             left, right = (
@@ -292,7 +293,7 @@ class WindowJoin(Named, BundleOperator):
         if self.window is None or not self.window.shares_slices:
             yield slices, np.arange(len(slices))
             return
-        by_time = np.argsort(slices, kind="stable")
+        by_time = rows_by(slices)
         for ends, chosen in windows_of(slices[by_time], self.window, part.first, part.last):
             yield ends, by_time[chosen]
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 
 from ..core.arrays import Int8Array, Int64Array, IntArray, count_up
 from ..join.matches import Emission, Matches, Residual, Rows, equal_keys, join
@@ -90,7 +91,7 @@ def groups_of(
 def by_time(namespaces: Int64Array) -> Int64Array:
     """The place of each of u keys in the order of the store in their order by namespace, then in that of the store."""
     place = np.empty(len(namespaces), np.int64)
-    place[np.argsort(namespaces, kind="stable")] = np.arange(len(namespaces))
+    place[rows_by(namespaces)] = np.arange(len(namespaces))
     return place
 
 
@@ -138,6 +139,6 @@ def _with_alone(
 ) -> tuple[Int64Array, Int64Array]:
     """The right rows that stand ``alone``, each behind what its group has put out."""
     groups = np.concatenate([left.key_index[emission.driving], right.key_index[alone]])
-    order = np.argsort(groups, kind="stable")
+    order = rows_by(groups)
     driving = np.concatenate([emission.driving, np.full(len(alone), -1)])
     return driving[order], np.concatenate([emission.other, alone])[order]

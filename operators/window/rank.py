@@ -2,7 +2,8 @@
 
 Owns: the operators. What is ranked how is decided by ``rank``, whose best rows are kept for each window.
 Invariant: what they put out is final: insert-only, each window once.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
+``local_phase``.
 
 Source: Flink's ``WindowRankOperator`` and ``RowTimeWindowDeduplicateOperator``.
 """
@@ -19,6 +20,7 @@ import pyarrow as pa
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
+from asyncstate.local_phase import LocalLimit
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -41,7 +43,7 @@ from ..core.ordering import OrderBy, order_columns
 from ..rank.best import BestRows
 from ..rank.numbers import RankFunction, RankTable
 from ..rank.plan import RankPlan, RankRows, RankSettings
-from .given import START, GivenWindows, check_given, given_ends
+from .given import END, START, GivenWindows, check_given, given_ends
 from .pairs import by_time, subdivided
 from .plan import WINDOW_COLUMNS, window_columns, window_time_type
 from .time import OUT_OF_RANGE
@@ -64,6 +66,9 @@ class WindowRank(Named, BundleOperator):
     1 ms); then the number, if it is asked for. All rows are +I, in rank order, at the end of the micro-batch whose
     watermark reaches the window's end - 1 us, by window end, then in the order of the store (key group, key), then by
     window start.
+
+    Without ``window``, behind another operator of a graph, only rows come that can be among the first ones: the best of
+    each window in each task. Late ones among the others are not counted.
 
     The input must be insert-only. Rows whose windows were all over before the micro-batch are counted (``late_rows``)
     and dropped, or go to the side output that ``late_output`` names. Dropped and counted are also those
@@ -143,6 +148,12 @@ class WindowRank(Named, BundleOperator):
     def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
         """See ``Operator``."""
         return [inputs[0].key]
+
+    def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
+        """Of rows that carry their windows the best ones of each; all where late rows are asked for."""
+        if self.window is not None or self.late_output is not None:
+            return None
+        return self._ranking(inputs[0]).settings.local_limit((START, END))
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
@@ -215,7 +216,7 @@ class SessionAggregation:
         """Put out the ``due`` ones of the ``stored`` sessions (m) of ``keys``; ``left`` (m) marks those that stay."""
         if not len(due):
             return
-        due = due[np.argsort(stored.columns[1].to_numpy()[due], kind="stable")]
+        due = due[rows_by(stored.columns[1].to_numpy()[due])]
         rows, owners = pa.array(due), pa.array(stored.key_index[due])
         starts, stops, *states = [column.take(rows) for column in stored.columns]
         key_columns = [column.take(owners) for column in keys.columns]

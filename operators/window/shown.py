@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.codec.sorting import rows_by
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, completed_void_future
@@ -213,7 +214,7 @@ class ShownWindows:
         # A row is known by the bounds of its window: one with another start is another row.
         stays = was_shown & windows.present & (old_starts == windows.starts)
         changed = distinct(old, new, len(ends))
-        order = np.argsort(ends, kind="stable")
+        order = rows_by(ends)
         for before, after in ((was_shown, stays), (stays & False, windows.present & ~stays)):
             changes = net_changes(order, before, after, changed, self._emission.update_before)
             if len(changes.keys):

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalSlices
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
@@ -167,7 +168,7 @@ class SliceAggregation:
 
     def _emit(self, part: DuePart, ctx: BundleContext) -> None:
         entries = part.entries
-        by_time = np.argsort(entries.namespaces, kind="stable")
+        by_time = rows_by(entries.namespaces)
         if not self._window.shares_slices:
             self._put_out(entries.key_columns, entries.namespaces, entries.columns, by_time, ctx)
             return
@@ -179,7 +180,7 @@ class SliceAggregation:
             assert merged.namespaces is not None
             indices = pa.array(taken)
             states = [column.take(indices) for column in entries.columns]
-            order = np.argsort(merged.namespaces, kind="stable")
+            order = rows_by(merged.namespaces)
             combined = self._aggregation.combine(states, Groups.of(merged))
             self._put_out(merged.columns, merged.namespaces, combined, order, ctx)
 

@@ -79,16 +79,33 @@ class Reversed:
     rows=st.lists(st.tuples(st.sampled_from(["a", "b", None]), EDGE, SMALL, TEXT), min_size=1, max_size=20),
     order=ORDERS,
     limit=st.integers(1, 3),
+    function=st.sampled_from(["row_number", "rank", "dense_rank"]),
+    within=st.sampled_from([(), ("small",), ("small", "text")]),
 )
-def test_the_best_rows_of_each_key_are_left(rows: Any, order: list[LimitColumn], limit: int) -> None:
+def test_the_best_rows_of_each_key_are_left(
+    rows: Any, order: list[LimitColumn], limit: int, function: Any, within: tuple[str, ...]
+) -> None:
     batch = batch_of(rows)
-    found = Best(("k",), LocalLimit(tuple(order), limit))(batch)
+    found = Best(("k",), LocalLimit(tuple(order), limit, function, within))(batch)
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in batch.to_pylist():
+        groups.setdefault((row["k"], *(row[name] for name in within)), []).append(row)
     expected = []
-    for key in {row[0] for row in rows}:
-        mine = [row for row in batch.to_pylist() if row["k"] == key]
-        expected += [row["place"] for row in sorted(mine, key=lambda row: sort_key(row, order))[:limit]]
+    for (_, *values), mine in groups.items():
+        keys = sorted(sort_key(row, order) for row in mine)
+        for row in mine:
+            before = keys[: keys.index(sort_key(row, order))]
+            better = [key[:-1] for key in before if key[:-1] != sort_key(row, order)[:-1]]
+            numbers = {"row_number": len(before), "rank": len(better), "dense_rank": distinct_of(better)}
+            if None in values or numbers[function] < limit:
+                expected.append(row["place"])
     assert found.column("place").to_pylist() == sorted(expected)
     assert found.schema == SCHEMA
+
+
+def distinct_of(keys: list[Any]) -> int:
+    """How many different ones there are among sorted keys."""
+    return sum(at == 0 or key != keys[at - 1] for at, key in enumerate(keys))
 
 
 def test_without_a_key_the_best_of_all() -> None:

@@ -26,8 +26,10 @@ from operators import (
     Rank,
     TemporalSort,
     WindowAggregate,
+    WindowRank,
     count,
     desc,
+    hop,
     max_,
     sum_,
     tumble,
@@ -227,6 +229,14 @@ def best_payments(orders: Stream, payments: Stream, into: Callable[[str], Any]) 
     best.to(into("best"), name="best")
 
 
+def best_of_windows(orders: Stream, payments: Stream, into: Callable[[str], Any]) -> None:
+    """Of each window those that share the first two numbers."""
+    window = WindowAggregate(hop("6 seconds", "2 seconds"), [sum_("amount").alias("total")])
+    totals = orders.apply(window, key="customer", event_time="ts", watermark_delay="2 seconds", uid="totals")
+    best = WindowRank(desc("total"), 2, function="dense_rank", rank_column="place")
+    totals.drop("row_kind").apply(best, uid="best").to(into("best"), name="best")
+
+
 def sums_of_payments(orders: Stream, payments: Stream, into: Callable[[str], Any]) -> None:
     """Rows of a key are put together there."""
     paid = orders.join(payments, Join("inner"), key=("id", "order_id"), uid="paid").drop("row_kind")
@@ -338,6 +348,7 @@ def stages_into_a_join(orders: Stream, payments: Stream, into: Callable[[str], A
             ],
         ),
         (best_payments, ["the best rows of each key in the task of 'paid'"]),
+        (best_of_windows, ["the best rows of each key in the task of 'totals'"]),
         (sums_of_payments, ["rows of a key put together in the task of 'paid'"]),
     ],
 )

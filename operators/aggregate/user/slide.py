@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from asyncstate.codec.sorting import rows_by
+
 from ...core.arrays import BoolArray, Int8Array, Int64Array, count_up
 
 
@@ -47,7 +49,7 @@ class Moves(NamedTuple):
         )
         signs = np.repeat(np.array([1, -1], np.int8), [int(come.sum()), int(leave.sum())])
         moment = np.concatenate([np.repeat(at, come), np.repeat(at, leave)])
-        order = np.argsort(moment, kind="stable")
+        order = rows_by(moment)
         if counted is not None:
             order = order[counted[rows[order]]]
         done = np.cumsum(np.bincount(moment[order], minlength=len(first)))

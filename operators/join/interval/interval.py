@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from asyncstate.codec.sorting import rows_by
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 
 from ...core.arrays import Int64Array
@@ -101,7 +102,7 @@ class TimedRows:
     def __init__(self, keys: npt.NDArray[np.integer], times: Int64Array) -> None:
         self._ticks, ranks = np.unique(times, return_inverse=True)
         codes = self._codes(keys, ranks)
-        self.order: Int64Array = np.argsort(codes, kind="stable")
+        self.order: Int64Array = rows_by(codes)
         self._sorted = codes[self.order]
 
     @property

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec.sorting import rows_by
+
 from ...core.arrays import BoolArray, Int64Array
 from ..matches import Matches, Residual, Rows
 from ..rules import JoinKind, rules
@@ -89,5 +91,5 @@ def _with_alone(
     if not len(alone):
         return driving, stored
     rows = np.concatenate([driving, alone])
-    order = np.argsort(rows, kind="stable")
+    order = rows_by(rows)
     return rows[order], np.concatenate([stored, np.full(len(alone), -1)])[order]

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads
@@ -81,7 +82,7 @@ class UnmatchedRows:
         reader = DueReader(self._lists, self._grid, self._groups)
         for part in reader.parts(self._grid.cell_of(before + 1), self._grid.cell_of(over)):
             columns, times = self._form.unpack(part.entries.columns)
-            order = np.argsort(times, kind="stable")
+            order = rows_by(times)
             begin, end = np.searchsorted(times[order], [before, over], "right")
             if begin < end:
                 yield list(take_rows(columns, order[begin:end]))

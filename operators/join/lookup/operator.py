@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind, accumulates
 from asyncstate.codec import SchemaLike, read_schema
+from asyncstate.codec.sorting import rows_by
 from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, as_completed, combine_all
@@ -275,7 +276,7 @@ class LookupJoin(Named, BundleOperator):
         rows = np.flatnonzero(asks)
         keys, of_row = self._distinct(bundle, rows)
         out = _Out(bundle.batch.columns, bundle.kinds)
-        order, starts = np.argsort(of_row, kind="stable"), np.append(0, np.cumsum(np.bincount(of_row)))
+        order, starts = rows_by(of_row), np.append(0, np.cumsum(np.bincount(of_row)))
         nothing = [pa.array([], field.type) for field in self.columns]
         self._emit(out, self._silent(asks), np.empty(0, np.int64), nothing, ctx)
 
@@ -296,7 +297,7 @@ class LookupJoin(Named, BundleOperator):
     ) -> None:
         """Put out ``rows`` in their order; the first of them with the rows ``answers`` of ``found`` (-1: none)."""
         answers = np.append(answers, np.full(len(rows) - len(answers), -1, np.int64))
-        order = np.argsort(rows, kind="stable")
+        order = rows_by(rows)
         joined = [*take_rows(out.columns, rows[order]), *take_rows(found, answers[order])]
         ctx.emit(joined, out.kinds[rows[order]])
 
@@ -355,7 +356,7 @@ class LookupJoin(Named, BundleOperator):
         kinds = bundle.kinds[caused]
         taken = np.where(accumulates(kinds[: len(back)]), RowKind.UPDATE_BEFORE, kinds[: len(back)])
         kinds = np.concatenate([taken, kinds[len(back) :]]).astype(np.int8)
-        order = np.argsort(caused, kind="stable")
+        order = rows_by(caused)
         ctx.emit(take_rows([*left, *found], order), kinds[order])
 
     def _store(
@@ -377,7 +378,7 @@ class LookupJoin(Named, BundleOperator):
             return
         stays = np.append(~gone, np.ones(len(of_new), np.bool_)) & changed[key]
         rows = np.flatnonzero(stays)
-        rows = rows[np.argsort(key[rows], kind="stable")]
+        rows = rows[rows_by(key[rows])]
         first = np.append(True, new.rows[1:] != new.rows[:-1])[: len(new.rows)]
         marks = [pa.array(first), pa.array(new.at >= 0)]
         added = [*take_rows(self._payload.of(bundle.batch), new.rows), *new.found, *marks]

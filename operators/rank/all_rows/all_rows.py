@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads
@@ -206,7 +207,7 @@ class AllRows(RankState):
         bounds = ranking.bounds.select(changed[ranking.bounds.key])
         counters = np.flatnonzero(bounds.has(len(keys)))
         key = np.concatenate([table.key[rows], bounds.key, counters])
-        order = np.argsort(key, kind="stable")
+        order = rows_by(key)
         columns = [
             *concat_rows(take_rows(table.columns, rows), self._places(bounds, len(counters))),
             pa.array(np.concatenate([table.arrival[rows], bounds.arrival, 0 * counters])),
@@ -228,7 +229,7 @@ class AllRows(RankState):
 
 def _arrived(rows: RankTable, next_arrival: Int64Array) -> RankTable:
     """The rows of a bundle, numbered on from the ones that their keys had."""
-    order = np.argsort(rows.key, kind="stable")
+    order = rows_by(rows.key)
     arrival = np.empty(len(rows), np.int64)
     arrival[order] = next_arrival[rows.key[order]] + place_in_run(rows.key[order])
     return RankTable(rows.columns, rows.key, arrival)

@@ -182,7 +182,7 @@ class Behind:
         length = heads.get().counts + np.bincount(owners, minlength=len(lists))
         long = length > 2 * rows + self._sizes.spare_events
         short = np.flatnonzero(~long[owners])
-        short = short[np.argsort(owners[short], kind="stable")]
+        short = short[rows_by(owners[short])]
         if len(short):
             self._order.append(
                 lists.select(~long),
@@ -306,7 +306,7 @@ class Behind:
         heads = self._order.async_heads(lists)
         yield heads
         owners = lists.inverse[len(read) :]
-        order = np.argsort(owners, kind="stable")
+        order = rows_by(owners)
         self._order.put(lists, take_rows(events, order), owners[order], heads.get())
         first = np.flatnonzero(place_in_run(owners) == 0)
         new = Bounds(
