@@ -1,8 +1,8 @@
 """Rows of one input that are gathered until the micro-batch has all of them, and then given out key by key.
 
 Owns: ``Gathering``: which rows wait, where, and how they are put together.
-Invariant: rows whose changes need each other come together. Those of a key are in one part; only where they are more
-than a part may have are they taken apart: with a sequence in its order, else by what identifies them, so that a row and
+Invariant: rows whose changes need each other come together. Those of a key are in one part; only where the key's own
+are more than a part may have are they taken apart: with a sequence in its order, else by what identifies them, so that a row and
 its retraction stay together. Rows that need no others and only wait for their input's turn come as they arrived.
 Must not import Spark or storage.
 
@@ -130,10 +130,18 @@ class Gathering:
             yield from self._cut_key(self._chosen(self._sorted(part)), limit)
 
     def _cut_key(self, rows: PreparedBatch, limit: int) -> Iterator[PreparedBatch]:
-        """Rows of a few keys, or of one with many rows."""
+        """Rows of a few keys, or of one with many rows, and of the keys that happen to be with it."""
         if rows.batch.num_rows <= 2 * limit:
             yield rows
-        elif self._spec.sequence:
+            return
+        hashes = self._key_hashes(rows.batch)
+        long = _occur(hashes, _Counts().add(hashes).above(limit))
+        if not long.all():
+            yield from _by_hash(rows.filter(~long), hashes[~long], limit)
+        if not long.any():
+            return
+        rows = rows.filter(long)
+        if self._spec.sequence:
             yield from rows.cut(limit)
         else:
             yield from _by_hash(rows, self._identity_hashes(rows.batch), limit)
@@ -176,16 +184,30 @@ class Gathering:
         if files.bytes[number] <= self._memory_bytes or self._spec.sequence:
             yield from self._cut(self._prepared(files.read(number)), rows_max)
             return
-        # One key has most of these rows, or there is none: what identifies them takes them apart.
+        # What identifies them takes the rows of long keys apart, and of all without keys; other keys stay together.
         finer = _Files(self._folder)
         try:
+            long = self._long_keys(files, number, rows_max)
             for table in files.read_some(number):
                 rows = self._prepared(table)
-                finer.write(rows, self._identity_hashes(rows.batch))
+                hashes = self._key_hashes(rows.batch)
+                taken_apart = _occur(hashes, long)
+                finer.write(
+                    rows, np.where(taken_apart, self._identity_hashes(rows.batch), _other_bits(hashes))
+                )
             for each in finer.filled():
                 yield from self._cut(self._prepared(finer.read(each)), rows_max)
         finally:
             finer.close()
+
+    def _long_keys(self, files: _Files, number: int, rows_max: RowsMax) -> _Hashes:
+        """The hashes of the keys with more rows in a file than a part may have."""
+        counts, limit = _Counts(), 0
+        for table in files.read_some(number):
+            batch = self._prepared(table).batch
+            counts.add(self._key_hashes(batch))
+            limit = max(limit, rows_max(batch))
+        return counts.above(limit)
 
     def _prepared(self, table: pa.Table) -> PreparedBatch:
         (batch,) = table.combine_chunks().to_batches()
@@ -240,11 +262,44 @@ class _Files:
         return self._folder / f"{number}.arrow"
 
 
+class _Counts:
+    """How often each hash occurs."""
+
+    def __init__(self) -> None:
+        self._hashes: _Hashes = np.empty(0, np.uint64)
+        self._counts: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def add(self, hashes: _Hashes) -> _Counts:
+        """Some more of them."""
+        new, counts = np.unique(hashes, return_counts=True)
+        self._hashes, places = np.unique(np.concatenate([self._hashes, new]), return_inverse=True)
+        before, self._counts = self._counts, np.zeros(len(self._hashes), np.int64)
+        np.add.at(self._counts, places, np.concatenate([before, counts]))
+        return self
+
+    def above(self, limit: int) -> _Hashes:
+        """Those that occur more often, ascending."""
+        return self._hashes[self._counts > limit]
+
+
+def _occur(hashes: _Hashes, among: _Hashes) -> npt.NDArray[np.bool_]:
+    """Which of the hashes (n) are ``among`` others, which ascend."""
+    if not len(among):
+        return np.zeros(len(hashes), np.bool_)
+    places = np.minimum(np.searchsorted(among, hashes), len(among) - 1)
+    found: npt.NDArray[np.bool_] = among[places] == hashes
+    return found
+
+
+def _other_bits(hashes: _Hashes) -> _Hashes:
+    """Hashes of hashes: those that have some bits in common, as in a partition and a file, have others now."""
+    return hashes * np.uint64(0x9E3779B97F4A7C15)
+
+
 def _by_hash(rows: PreparedBatch, hashes: _Hashes, limit: int) -> Iterator[PreparedBatch]:
     """The rows in parts of about ``limit``; rows of equal hash stay together, in their order."""
     parts = -(-rows.batch.num_rows // limit)
-    # The low bits are those that a partition and a file have in common; multiplied, all of them count.
-    numbers = ((hashes * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) % np.uint64(parts)
+    numbers = (_other_bits(hashes) >> np.uint64(32)) % np.uint64(parts)
     order = np.argsort(numbers, kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(parts + 1))
     for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):

@@ -131,6 +131,26 @@ def test_a_row_and_its_retraction_come_together_however_many_rows_a_key_has(
 
 
 @MEMORY
+@pytest.mark.parametrize("sequence", [(), ("id",)], ids=["as it came", "sequence"])
+def test_a_key_with_many_rows_takes_no_other_key_apart(
+    tmp_path: Path, memory: int, sequence: tuple[str, ...]
+) -> None:
+    """Rows of a key that fit into a part are in one, in the order in which they came, whatever key is beside them."""
+    others = [f"key {number % 300}" for number in range(1200)]
+    rows = [(0, row(key, number)) for number, pair in enumerate((key, "a") for key in others) for key in pair]
+    rows[0] = (3, rows[0][1])
+    waiting = gathering(tmp_path, memory, waits=True, sequence=sequence)
+    parts = run(waiting, [rows[:1000], rows[1000:]], 100)
+    delivered = [(key, number, part) for part, each in enumerate(parts) for _, (key, number, *_) in each]
+    assert Counter(one[:2] for one in delivered) == Counter(one[:2] for _, one in rows)
+    assert len({part for key, _, part in delivered if key == "a"}) > 5
+    for name in set(others):
+        mine = [(number, part) for key, number, part in delivered if key == name]
+        assert [number for number, _ in mine] == [at for at, key in enumerate(others) if key == name]
+        assert len({part for _, part in mine}) == 1
+
+
+@MEMORY
 def test_rows_without_a_key_are_taken_apart_by_what_identifies_them(tmp_path: Path, memory: int) -> None:
     rows = [(2 * (turn % 2), row("x", number, turn)) for turn in range(4) for number in range(50)]
     parts = run(gathering(tmp_path, memory, together=("id",), waits=True, key=()), [rows], 20)
