@@ -2,8 +2,9 @@
 
 Owns: ``Gathering``: which rows wait, where, and how they are put together.
 Invariant: rows whose changes need each other come together. Those of a key are in one part; only where the key's own
-are more than a part may have are they taken apart: with a sequence in its order, else by what identifies them, so that a row and
-its retraction stay together. Rows that need no others and only wait for their input's turn come as they arrived.
+are more than a part may have are they taken apart: with a sequence in its order, else by what identifies them, so that
+a row and its retraction stay together. Rows that need no others and only wait for their input's turn come as they
+arrived.
 Must not import Spark or storage.
 
 A micro-batch that fits into one part is given out as it came. Beyond ``memory_bytes`` rows lie in files, by the hash
