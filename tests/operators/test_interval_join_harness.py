@@ -22,7 +22,6 @@ from operators.join.interval.found import REWRITE_ROWS
 from tests.operators.direct import DirectRunner
 from tests.operators.interval_model import KINDS, LEFT, RIGHT, SECOND, IntervalModel, Push, Row
 
-MODES = ((False, "memory"), (False, "rocksdb"), (True, "memory"), (True, "rocksdb"))
 HOT_READS = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
 
 SQL = {
@@ -99,12 +98,11 @@ def test_all_modes_agree_with_the_model_and_leave_nothing(kind: Any) -> None:
                     "5 seconds",
                     watermark_delay=2 * SECOND,
                     async_enabled=enabled,
-                    store=store,
                     options=HOT_READS if enabled else None,
                     **own,
                 )
             )
-            for enabled, store in MODES
+            for enabled in (False, True)
         ]
         for pushes in random_batches(KINDS.index(kind), 4):
             watermark = harnesses[0].watermark
