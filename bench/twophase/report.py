@@ -16,7 +16,9 @@ _HEADINGS = (
     "moved\nrows",
     "left\nrows",
     "one\nms",
+    "CPU\nms",
     "two\nms",
+    "CPU\nms",
     "two\ntime",
     "two\nCPU",
     "auto\ntime",
@@ -26,7 +28,7 @@ _HEADINGS = (
 
 
 def two_phase_table(results: Sequence[TwoPhaseResult], title: str) -> Table:
-    """A row a case, within 80 characters: rows in Spark's exchange and at the operator, milliseconds, then what one
+    """A row a case: rows in Spark's exchange and at the operator, milliseconds, then what one
     phase costs by what the others do; ``on``: how often ``auto`` chose two phases.
     """
     table = Table(
@@ -41,7 +43,9 @@ def two_phase_table(results: Sequence[TwoPhaseResult], title: str) -> Table:
             f"{result.rows_exchanged:,}",
             f"{result.rows_operator:,}",
             f"{1_000 * result.one_seconds:,.0f}",
+            _milliseconds(result.one_cpu_seconds),
             f"{1_000 * result.two_seconds:,.0f}",
+            _milliseconds(result.two_cpu_seconds),
             _times(result.two_ratio),
             _times(result.two_cpu),
             _times(result.auto_ratio),
@@ -49,6 +53,10 @@ def two_phase_table(results: Sequence[TwoPhaseResult], title: str) -> Table:
             f"{result.auto_local:.0%}",
         )
     return table
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1_000 * seconds:,.0f}"
 
 
 def _times(ratio: float | None) -> str:
