@@ -456,18 +456,19 @@ def micro_table(results: Sequence[MicroResult], title: str) -> Table:
     )
     table.add_column("\noperator and mode", overflow="fold")  # not the figures: they need their width
     table.add_column("\nunit", no_wrap=True)
-    for heading in ("by hand\nus", "\nCPU us", "ours\nus", "\nCPU us", "\nratio", "\nspread", "\naim"):
+    for heading in ("by hand\nus", "CPU\nus", "ours\nus", "CPU\nus", "\nratio", "\nspread", "\naim"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         table.add_row(
             result.name,
             result.unit,
-            f"{result.floor_us:.2f}",
-            f"{result.floor_cpu_us:.2f}",
-            f"{result.ours_us:.2f}",
-            f"{result.ours_cpu_us:.2f}",
+            *map(_shown, (result.floor_us, result.floor_cpu_us, result.ours_us, result.ours_cpu_us)),
             f"{result.ratio:.2f}",
             f"{result.ratio_min:.2f}-{result.ratio_max:.2f}",
             f"{result.target:.1f}",
         )
     return table
+
+
+def _shown(microseconds: float) -> str:
+    return f"{microseconds:.2f}" if microseconds < 10 else f"{microseconds:,.1f}"

@@ -1,4 +1,4 @@
-"""IntervalJoin through the runtime: both modes, both stores, restore and rescale, SQL, and single cases."""
+"""IntervalJoin through the runtime: both modes, restore and rescale, SQL, and single cases."""
 
 from __future__ import annotations
 
@@ -121,14 +121,14 @@ def test_all_modes_agree_with_the_model_and_leave_nothing(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "anti", "semi"])
-def test_goes_on_after_restores_at_another_parallelism_mode_and_store(kind: Any) -> None:
+def test_goes_on_after_restores_at_another_parallelism_and_mode(kind: Any) -> None:
     """Which rows had a partner is not forgotten: each is put out once."""
     model = IntervalModel(kind, -3 * SECOND, 3 * SECOND)
     batches = list(random_batches(7, 5))
     changes = (
         {"parallelism": 3, "async_enabled": True},
         {"parallelism": 2},
-        {"parallelism": 1, "async_enabled": False, "store": "rocksdb"},
+        {"parallelism": 1, "async_enabled": False},
     )
     with ExitStack() as stack:
         harness = stack.enter_context(make(kind, "-3 seconds", "3 seconds", watermark_delay=SECOND))

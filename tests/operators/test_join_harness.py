@@ -1,4 +1,4 @@
-"""Join through the runtime: both modes, both stores, restore and rescale, checked with SQL."""
+"""Join through the runtime: both modes, restore and rescale, checked with SQL."""
 
 from __future__ import annotations
 
