@@ -100,19 +100,19 @@ def _result(
 def backfill_table(results: Sequence[BackfillResult], title: str) -> Table:
     """A row a grain, mode and write cache; fits 80 characters."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("grain, mode", "cache"):
+    for name in ("\ngrain, mode", "\ncache"):
         table.add_column(name, no_wrap=True)
     for name in (
-        "spills",
-        "seconds",
-        "ratio",
-        "spread",
-        "CPU seconds",
-        "CPU ratio",
-        "writes MiB",
-        "process MiB",
+        "\nspills",
+        "\ns",
+        "\nratio",
+        "\nspread",
+        "CPU\ns",
+        "CPU\nratio",
+        "writes\nMiB",
+        "process\nMiB",
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         table.add_row(
             f"{result.grain}, {result.mode}",

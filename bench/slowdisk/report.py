@@ -20,7 +20,7 @@ _HEADINGS = (
     "CPU\nus",
     "sync /\nasync",
     "reads/\nrecord",
-    "\nthreads",
+    "thr-\neads",
     "device\nus",
 )
 
@@ -30,7 +30,7 @@ def slow_disk_table(results: Sequence[SlowDiskResult], title: str) -> Table:
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
     )
-    table.add_column("\nworkload", no_wrap=True)
+    table.add_column("\nworkload", overflow="fold")  # not the figures: they need their width
     table.add_column("\ndevice", no_wrap=True)
     for heading in _HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)

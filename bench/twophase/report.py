@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
+from bench.report import short_count
 from bench.twophase.measure import TwoPhaseResult
 
 _HEADINGS = (
@@ -28,7 +29,7 @@ _HEADINGS = (
 
 
 def two_phase_table(results: Sequence[TwoPhaseResult], title: str) -> Table:
-    """A row a case: rows in Spark's exchange and at the operator, milliseconds, then what one
+    """A row a case, within 80 characters: rows in Spark's exchange and at the operator, milliseconds, then what one
     phase costs by what the others do; ``on``: how often ``auto`` chose two phases.
     """
     table = Table(
@@ -40,8 +41,8 @@ def two_phase_table(results: Sequence[TwoPhaseResult], title: str) -> Table:
     for result in results:
         table.add_row(
             result.case,
-            f"{result.rows_exchanged:,}",
-            f"{result.rows_operator:,}",
+            short_count(result.rows_exchanged),
+            short_count(result.rows_operator),
             f"{1_000 * result.one_seconds:,.0f}",
             _milliseconds(result.one_cpu_seconds),
             f"{1_000 * result.two_seconds:,.0f}",
