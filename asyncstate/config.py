@@ -342,11 +342,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "`async-state.cache-size`; at most `async-state.write-cache-size`. Only values that cannot be changed are "
         "kept, and only while it pays. `0b` turns it off.",
     ] = 4 << 20
-    store: Annotated[
-        Literal["rocksdb", "memory"],
-        Choice(("rocksdb", "memory")),
-        "Where a worker keeps its state while it runs; `memory` is for tests and small state.",
-    ] = "rocksdb"
     rocksdb_block_cache_size_bytes: Annotated[
         int, size(1 << 20, 1 << 40), "RocksDB's cache of blocks, filters and indexes, in each worker process."
     ] = 128 << 20
@@ -442,6 +437,12 @@ OPTIONS: dict[str, Option] = {
 _DEFAULTS: dict[str, object] = {info.name: info.default for info in msgspec.structs.fields(Config)}
 _FIELDS: dict[str, str] = {option.key: name for name, option in OPTIONS.items()}
 
+_REMOVED: Mapping[str, str] = {
+    "async-state.store": "a worker always keeps its state in RocksDB, where small state stays in memory "
+    "(async-state.rocksdb.block-cache-size, async-state.column-cache-size)",
+}
+"""Keys that there were, each with what is so now."""
+
 
 def default_text(name: str) -> str:
     """The default of a ``Config`` field as one would write it."""
@@ -511,7 +512,10 @@ def _is_ours(key: str) -> bool:
 
 
 def _unknown(spelling: str) -> ConfigurationError:
-    near = difflib.get_close_matches(spelling.removeprefix(SPARK_PREFIX), _FIELDS, n=1, cutoff=0.5)
+    key = spelling.removeprefix(SPARK_PREFIX)
+    if key in _REMOVED:
+        return ConfigurationError(f"{spelling} has been removed; leave it out: {_REMOVED[key]}")
+    near = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]}?" if near else ""
     return ConfigurationError(
         f"unknown configuration key {spelling}.{hint} The keys are: {', '.join(_FIELDS)}"

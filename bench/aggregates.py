@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +35,7 @@ from asyncstate.functions import (
 from asyncstate.operator import InputSpec, Operator, RecordContext, RecordOperator, Row
 from asyncstate.state import ValueState, ValueStateDescriptor
 from bench.job import Job
+from bench.processor_time import Spent
 from bench.report import write_json
 from operators import GroupAggregate, avg, count, udaf
 
@@ -183,12 +183,6 @@ def _batch(keys: np.ndarray, values: np.ndarray) -> pa.RecordBatch:
     )
 
 
-def _timed(job: Job, batches: Sequence[pa.RecordBatch]) -> tuple[float, float]:
-    """Seconds of a micro-batch and of its processor time."""
-    began = time.process_time()
-    return job.run(batches), time.process_time() - began
-
-
 def costs_of_ways(keys: int, rows_a_key: int, rounds: int, enabled: bool, seed: int) -> Iterator[Cost]:
     """Each way of writing a mean, over the same rows."""
     ways, times = _ways(), []
@@ -203,7 +197,7 @@ def costs_of_ways(keys: int, rows_a_key: int, rounds: int, enabled: bool, seed: 
             drawn = _batch(
                 random.permutation(np.repeat(np.arange(keys), rows_a_key)), random.integers(0, 1000, rows)
             )
-            times.append({name: _timed(job, [drawn]) for name, job in jobs.items()})
+            times.append({name: job.timed([drawn]) for name, job in jobs.items()})
     first = next(iter(ways))
     for name in ways:
         yield _cost(name, rows, [one[name] for one in times[1:]], [one[first][0] for one in times[1:]])
@@ -234,12 +228,12 @@ def costs_of_distinct(sizes: Sequence[int], added: int, rounds: int, enabled: bo
                 for number in range(rounds + 1):
                     start = size + number * added
                     fresh = random.permutation(np.arange(start, start + added))
-                    times.append(_timed(job, [_batch(np.zeros(added, np.int64), fresh)]))
+                    times.append(job.timed([_batch(np.zeros(added, np.int64), fresh)]))
             base = base or [wall for wall, _ in times[1:]]
             yield _cost(f"{name}, {size:,} values", added, times[1:], base)
 
 
-def _cost(name: str, rows: int, times: Sequence[tuple[float, float]], base: Sequence[float]) -> Cost:
+def _cost(name: str, rows: int, times: Sequence[Spent], base: Sequence[float]) -> Cost:
     return Cost(
         name=name,
         rows=rows,

@@ -7,7 +7,6 @@ Invariant: the function that is called returns at once, so the whole time is tha
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from asyncstate.operator import (
 )
 from asyncstate.runtime import InputBatch
 from asyncstate.state import Columns, ColumnStateDescriptor
+from bench.processor_time import Clocks, Spent
 from bench.rows import batches
 
 _ARROW_ROWS = 1_000
@@ -61,8 +61,8 @@ class CallAKey(BundleOperator):
         return combine_all([ctx.call(_answer, key) for key in bundle.keys.columns[0].to_pylist()])
 
 
-def calls_by_hand(keys: np.ndarray, at_once: int) -> float:
-    """The same calls on an event loop, ``at_once`` of them under way, as a user would write it. Seconds."""
+def calls_by_hand(keys: np.ndarray, at_once: int) -> Spent:
+    """The same calls on an event loop, ``at_once`` of them under way, as a user would write it."""
 
     async def gathered() -> None:
         slots = asyncio.Semaphore(at_once)
@@ -73,9 +73,9 @@ def calls_by_hand(keys: np.ndarray, at_once: int) -> float:
 
         await asyncio.gather(*map(one, keys.tolist()))
 
-    started = time.perf_counter()
+    clocks = Clocks()
     asyncio.run(gathered())
-    return time.perf_counter() - started
+    return clocks.spent()
 
 
 class CountBoth(BundleOperator):

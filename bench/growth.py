@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.options import numbers
+from bench.processor_time import Clocks
 from bench.report import write_json
 
 _MIB = 1 << 20
@@ -159,10 +159,11 @@ def measure(
     seconds, processor, waited = [], [], []
     for number in range(micro_batches):
         batch = _rows(random.integers(0, keys, rows), random)
-        began, used = time.perf_counter(), _processor_seconds()
+        clocks = Clocks()
         job.run([batch])
-        seconds.append(time.perf_counter() - began)
-        processor.append(_processor_seconds() - used)
+        spent = clocks.spent()
+        seconds.append(spent.seconds)
+        processor.append(spent.cpu_seconds)
         waited.append(job.statistics["compaction_seconds"])
         _report(number, seconds[-1], processor[-1], job.statistics)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -199,11 +200,6 @@ def _rows(keys: np.ndarray[Any, Any], random: np.random.Generator) -> pa.RecordB
 
 def _parts(figures: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in figures.items() if "bytes" in name}
-
-
-def _processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def _rss_bytes() -> int:

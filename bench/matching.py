@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from asyncstate.config import Config
 from asyncstate.operator import InputSpec, Operator
 from bench.job import Job
+from bench.processor_time import Spent
 from operators import Match, TemporalSort, last
 
 _SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", pa.timestamp("us"))])
@@ -50,15 +51,15 @@ class InOrder:
         self._job = Job(folder, operator, config, InputSpec(_SCHEMA, ("key",), event_time="at"))
         self._random = np.random.default_rng(seed)
 
-    def run(self, keys: np.ndarray) -> float:
-        """Seconds for a row of each of ``keys``."""
+    def run(self, keys: np.ndarray) -> Spent:
+        """What a micro-batch takes of a row of each of ``keys``."""
         start = self._job.batch_id * _SECOND
         times = np.sort(self._random.integers(start, start + _SECOND, len(keys)))
         values = self._random.integers(0, _VALUES, len(keys))
         columns = [pa.array(keys), pa.array(values), pa.array(times).cast(pa.timestamp("us"))]
         rows = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
         self._job.watermark = start + _SECOND - 1
-        return self._job.run([rows.slice(at, _BATCH_ROWS) for at in range(0, len(keys), _BATCH_ROWS)])
+        return self._job.timed([rows.slice(at, _BATCH_ROWS) for at in range(0, len(keys), _BATCH_ROWS)])
 
 
 def in_order(folder: Path, config: Config, seed: int) -> InOrder:

@@ -1,7 +1,8 @@
 """Micro-benchmarks: what the framework adds to raw rocksdict, at bundle grain and at record grain.
 
 Each measurement alternates the floor (plain rocksdict code a user would write by hand) and ours on the same keys,
-after a warm-up, and reports medians; the ratio is the figure. One core: nothing runs beside the loop.
+after a warm-up, and reports medians, by the clock and of processor time; the ratio, by the clock, is the figure. One
+core: nothing runs beside the loop.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import multiprocessing
 import statistics
 import struct
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -45,6 +45,7 @@ from bench.calls import CallAKey, CallARecord, CountBoth, both_inputs, calls_by_
 from bench.iteration import ENTRIES, OPERATORS, HandIterations, Iterations, MapEntries
 from bench.job import Job
 from bench.matching import MADE, InOrder, in_order
+from bench.processor_time import Clocks, Spent
 from bench.rows import INPUT, batches, draws
 from bench.state_path import cases, list_get, measured
 from operators import Deduplicate, GroupAggregate, count, sum_
@@ -54,14 +55,17 @@ _VALUES_A_KEY = 4
 
 
 class MicroResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One comparison: medians in microseconds a unit (unique key or record), and the median of paired ratios."""
+    """One comparison: medians in microseconds a unit (unique key or record), by the clock and of processors, and the
+    median of paired ratios. Where processor time alone was measured both are that."""
 
     name: str
     unit: str
     floor: str
     units: int
     floor_us: float
+    floor_cpu_us: float
     ours_us: float
+    ours_cpu_us: float
     ratio: float
     ratio_min: float
     ratio_max: float
@@ -123,29 +127,29 @@ class Floor:
         """Store a row for each of ``keys``."""
         self._ingest(self._pack(np.sort(keys)), [bytes(17)] * len(keys))
 
-    def bundle(self, keys: np.ndarray) -> float:
-        """Sorted list get, add with numpy, sorted SST file: the least a bundle can cost. Seconds."""
+    def bundle(self, keys: np.ndarray) -> Spent:
+        """Sorted list get, add with numpy, sorted SST file: the least a bundle can cost."""
         packed = self._pack(np.sort(keys))
-        started = time.perf_counter()
+        clocks = Clocks()
         values = list_get(self._db, packed)
         rows = np.frombuffer(b"".join([value or bytes(17) for value in values]), _ROW).copy()
         rows["count"] += 1
         rows["sum"] += 7
         self._write(packed, rows.view("V17").tolist())
-        seconds = time.perf_counter() - started
+        spent = clocks.spent()
         self._ingest_written()
-        return seconds
+        return spent
 
-    def records(self, keys: list[int]) -> float:
-        """A get and a put for each record, as a user would write it. Seconds."""
+    def records(self, keys: list[int]) -> Spent:
+        """A get and a put for each record, as a user would write it."""
         db, pack, unpack = self._db, struct.Struct(">q").pack, _COUNT.unpack
-        started = time.perf_counter()
+        clocks = Clocks()
         for key in keys:
             encoded = pack(key)
             raw = db.get(encoded)
             total = 0 if raw is None else unpack(raw)[1]
             db[encoded] = _COUNT.pack(0, total + 1)
-        return time.perf_counter() - started
+        return clocks.spent()
 
     def _ingest(self, keys: list[bytes], values: list[bytes]) -> None:
         self._write(keys, values)
@@ -199,13 +203,14 @@ def _config(enabled: bool) -> Config:
 
 
 def _paired(
-    floor: Callable[[np.ndarray], float],
-    ours: Callable[[np.ndarray], float],
+    floor: Callable[[np.ndarray], Spent],
+    ours: Callable[[np.ndarray], Spent],
     drawn: Iterator[np.ndarray],
     rounds: int,
-) -> tuple[list[float], list[float]]:
-    """Seconds of ``rounds`` alternating runs on the same keys, after one that does not count."""
-    floors, our = [], []
+) -> tuple[list[Spent], list[Spent]]:
+    """What is spent in ``rounds`` alternating runs on the same keys, after one that does not count."""
+    floors: list[Spent] = []
+    our: list[Spent] = []
     for number in range(rounds + 1):
         keys = next(drawn)
         gc.collect()
@@ -217,22 +222,32 @@ def _paired(
 
 
 def _result(
-    name: str, unit: str, floor: str, units: int, times: tuple[list[float], list[float]], target: float
+    name: str, unit: str, floor: str, units: int, times: tuple[list[Spent], list[Spent]], target: float
 ) -> MicroResult:
     floors, ours = times
-    ratios = [our / by_hand for by_hand, our in zip(floors, ours, strict=True)]
+    ratios = [our.seconds / by_hand.seconds for by_hand, our in zip(floors, ours, strict=True)]
+    floor_us, floor_cpu_us = _medians_us(floors, units)
+    ours_us, ours_cpu_us = _medians_us(ours, units)
     return MicroResult(
         name=name,
         unit=unit,
         floor=floor,
         units=units,
-        floor_us=statistics.median(floors) / units * 1e6,
-        ours_us=statistics.median(ours) / units * 1e6,
+        floor_us=floor_us,
+        floor_cpu_us=floor_cpu_us,
+        ours_us=ours_us,
+        ours_cpu_us=ours_cpu_us,
         ratio=statistics.median(ratios),
         ratio_min=min(ratios),
         ratio_max=max(ratios),
         target=target,
     )
+
+
+def _medians_us(spent: Sequence[Spent], units: int) -> tuple[float, float]:
+    """Microseconds a unit, by the clock and of processors."""
+    wall, cpu = (statistics.median(each) / units * 1e6 for each in zip(*spent, strict=True))
+    return wall, cpu
 
 
 def bundle_grain(state_keys: int, unique: int, rounds: int, seed: int) -> list[MicroResult]:
@@ -251,7 +266,7 @@ def bundle_grain(state_keys: int, unique: int, rounds: int, seed: int) -> list[M
                 job.run(batches(everything, 100_000))
                 times = _paired(
                     floor.bundle,
-                    lambda keys, job=job: job.run(batches(keys, 100_000)),  # type: ignore[misc]
+                    lambda keys, job=job: job.timed(batches(keys, 100_000)),  # type: ignore[misc]
                     draws(state_keys, unique, seed),
                     rounds,
                 )
@@ -272,7 +287,7 @@ def distinct(state_pairs: int, unique: int, rounds: int, seed: int) -> list[Micr
             job.run(_pair_rows(everything))
             times = _paired(
                 floor.bundle,
-                lambda pairs, job=job: job.run(_pair_rows(pairs)),  # type: ignore[misc]
+                lambda pairs, job=job: job.timed(_pair_rows(pairs)),  # type: ignore[misc]
                 draws(state_pairs, unique, seed),
                 rounds,
             )
@@ -292,13 +307,18 @@ def record_grain(state_keys: int, records: int, rounds: int, seed: int) -> list[
             job.run(batches(everything, 100_000))
             times = _paired(
                 lambda keys, floor=floor: floor.records(keys.tolist()),  # type: ignore[misc]
-                lambda keys, job=job: job.run(batches(keys, 100_000)),  # type: ignore[misc]
+                lambda keys, job=job: job.timed(batches(keys, 100_000)),  # type: ignore[misc]
                 draws(state_keys, records, seed),
                 rounds,
             )
         mode = "async" if enabled else "sync"
         results.append(_result(f"ValueState chain, {mode}", "record", "get and put", records, times, 1.3))
     return results
+
+
+def _cpu_alone(seconds: float) -> Spent:
+    """Where nothing else was measured."""
+    return Spent(seconds, seconds)
 
 
 def state_paths(rows: int, rounds: int, seed: int) -> list[MicroResult]:
@@ -310,7 +330,10 @@ def state_paths(rows: int, rounds: int, seed: int) -> list[MicroResult]:
         for enabled in (False, True):
             timing = measured(case, _config(enabled), rows, rounds, seed)
             if not enabled:  # in async mode reads go on beside the calls that ask for them
-                times = timing.floors_cpu, timing.state_cpu
+                times = (
+                    [_cpu_alone(each.cpu_seconds) for each in timing.floors],
+                    [*map(_cpu_alone, timing.state_cpu)],
+                )
                 results.append(_result(f"{case.name}, state path", "row", floor, rows, times, 1.5))
             name = f"{case.name}, {'async' if enabled else 'sync'}"
             results.append(_result(name, "row", floor, rows, (timing.floors, timing.ours), 2.0))
@@ -328,7 +351,7 @@ def iteration(entries: int, rounds: int) -> list[MicroResult]:
                 ours = Iterations(Path(folder), make(enabled), _config(enabled), keys)
                 decode = hand.decode_map if make is MapEntries else hand.decode_list
                 times = [(hand.scan(), decode(), ours.run()) for _ in range(rounds + 1)][1:]
-            scans, decodes, our = (list(column) for column in zip(*times, strict=True))
+            scans, decodes, our = ([*map(_cpu_alone, column)] for column in zip(*times, strict=True))
             mode = "async" if enabled else "sync"
             for floor, floors in (("scan", scans), ("decode", decodes)):
                 title = f"{name}, {mode}, {floor}"
@@ -349,7 +372,7 @@ def outside_calls(calls: int, rounds: int, seed: int) -> list[MicroResult]:
                 job = Job(Path(folder), make(), config, INPUT)
                 times = _paired(
                     lambda keys, most=config.call_limit: calls_by_hand(keys, most),  # type: ignore[misc]
-                    lambda keys, job=job: job.run(batches(keys, 100_000)),  # type: ignore[misc]
+                    lambda keys, job=job: job.timed(batches(keys, 100_000)),  # type: ignore[misc]
                     draws(10 * calls, calls, seed),
                     rounds,
                 )
@@ -369,8 +392,8 @@ def first_input(state_keys: int, rows: int, rounds: int, seed: int) -> list[Micr
             as_they_come = Job(Path(without), CountBoth(None), _config(enabled), [INPUT, INPUT])
             job = Job(Path(folder), CountBoth(1), _config(enabled), [INPUT, INPUT])
             times = _paired(
-                lambda keys, job=as_they_come: job.run(both_inputs(keys)),  # type: ignore[misc]
-                lambda keys, job=job: job.run(both_inputs(keys)),  # type: ignore[misc]
+                lambda keys, job=as_they_come: job.timed(both_inputs(keys)),  # type: ignore[misc]
+                lambda keys, job=job: job.timed(both_inputs(keys)),  # type: ignore[misc]
                 draws(state_keys, rows, seed),
                 rounds,
             )
@@ -431,18 +454,21 @@ def micro_table(results: Sequence[MicroResult], title: str) -> Table:
         padding=(0, 1, 0, 0),
         show_edge=False,
     )
-    table.add_column("operator and mode", overflow="fold")  # not the figures: they need their width
-    table.add_column("unit", no_wrap=True)
-    for heading in ("by hand", "ours", "ratio", "spread", "aim"):
+    table.add_column("\noperator and mode", overflow="fold")  # not the figures: they need their width
+    table.add_column("\nunit", no_wrap=True)
+    for heading in ("by hand\nus", "CPU\nus", "ours\nus", "CPU\nus", "\nratio", "\nspread", "\naim"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         table.add_row(
             result.name,
             result.unit,
-            f"{result.floor_us:.2f}",
-            f"{result.ours_us:.2f}",
+            *map(_shown, (result.floor_us, result.floor_cpu_us, result.ours_us, result.ours_cpu_us)),
             f"{result.ratio:.2f}",
             f"{result.ratio_min:.2f}-{result.ratio_max:.2f}",
             f"{result.target:.1f}",
         )
     return table
+
+
+def _shown(microseconds: float) -> str:
+    return f"{microseconds:.2f}" if microseconds < 10 else f"{microseconds:,.1f}"

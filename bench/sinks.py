@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncstate.spark.sinks import PostgresTarget, write_upserts
+from bench.processor_time import TreeClocks, TreeSpent, median_cpu
 from bench.report import write_json
 from bench.session import local_session
 
@@ -37,11 +37,13 @@ _TURNS = 2
 
 
 class SinkCost(msgspec.Struct, frozen=True):
-    """``ratio``: the speed beside writing by hand, median of the pairs; above 1 is quicker."""
+    """``ratio``: the speed beside writing by hand, median of the pairs; above 1 is quicker. ``cpu_ms`` is of
+    processors, Spark's processes among them and PostgreSQL's not; None where the system does not tell."""
 
     name: str
     changes: int
     wall_ms: float
+    cpu_ms: float | None
     ratio: float
 
 
@@ -89,8 +91,8 @@ def measure(
     """Rows as Spark has them, brought over and written, in turns; raises RuntimeError if the tables differ."""
     import psycopg
 
-    ours: list[float] = []
-    hand: list[float] = []
+    ours: list[TreeSpent] = []
+    hand: list[TreeSpent] = []
     with psycopg.connect(conninfo) as database:
         for table in ("by_us", "by_hand"):
             database.execute(f"DROP TABLE IF EXISTS {table}")
@@ -101,22 +103,29 @@ def measure(
         for number in range(rounds + 1):
             rows = of(changes_of(number, keys, seed))
             for times in (ours, hand) if number % _TURNS else (hand, ours):
-                start = time.perf_counter()
+                clocks = TreeClocks()
                 if times is ours:
                     write_upserts(number, rows, "id", target)
                 else:
                     by_hand(database, "by_hand", rows.toArrow())
-                times.append(time.perf_counter() - start)
+                times.append(clocks.spent())
         differing = database.execute(
             "(TABLE by_us EXCEPT TABLE by_hand) UNION (TABLE by_hand EXCEPT TABLE by_us)"
         )
         if differing.fetchone() is not None:
             raise RuntimeError("the two tables differ")
-    ratio = statistics.median(theirs / own for own, theirs in zip(ours[1:], hand[1:], strict=True))
+    pairs = list(zip(ours[1:], hand[1:], strict=True))
+    ratio = statistics.median(theirs.seconds / own.seconds for own, theirs in pairs)
     return [
-        SinkCost("write_upserts", keys, statistics.median(ours[1:]) * 1e3, ratio),
-        SinkCost("COPY and merge by hand", keys, statistics.median(hand[1:]) * 1e3, 1.0),
+        _cost("write_upserts", keys, ours[1:], ratio),
+        _cost("COPY and merge by hand", keys, hand[1:], 1.0),
     ]
+
+
+def _cost(name: str, keys: int, spent: list[TreeSpent], ratio: float) -> SinkCost:
+    cpu = median_cpu(spent)
+    wall_ms = statistics.median(each.seconds for each in spent) * 1e3
+    return SinkCost(name, keys, wall_ms, None if cpu is None else cpu * 1e3, ratio)
 
 
 def sinks(
@@ -148,10 +157,11 @@ def sinks(
         title_justify="left",
     )
     table.add_column("way")
-    for heading in ("ms", "speed"):
+    for heading in ("ms", "processor ms", "speed"):
         table.add_column(heading, justify="right")
     for cost in found:
-        table.add_row(cost.name, f"{cost.wall_ms:.0f}", f"{cost.ratio:.2f}x")
+        cpu = "" if cost.cpu_ms is None else f"{cost.cpu_ms:.0f}"
+        table.add_row(cost.name, f"{cost.wall_ms:.0f}", cpu, f"{cost.ratio:.2f}x")
     Console().print(table)
     if output is not None:
         write_json(found, output / "sinks.json", keys=keys)

@@ -45,6 +45,7 @@ from asyncstate.storage import (
 )
 from asyncstate.storage.rocksdb import rocksdb_options
 from bench.job import Job
+from bench.processor_time import Spent
 from operators import (
     ChangelogNormalize,
     Rank,
@@ -82,11 +83,10 @@ class Case:
 
 @dataclass
 class Timing:
-    """Seconds of each round: by hand and ours; and of processor time by hand and in our state path."""
+    """What each round took by hand and ours, and seconds of processor time in our state path."""
 
-    floors: list[float] = field(default_factory=list)
-    ours: list[float] = field(default_factory=list)
-    floors_cpu: list[float] = field(default_factory=list)
+    floors: list[Spent] = field(default_factory=list)
+    ours: list[Spent] = field(default_factory=list)
     state_cpu: list[float] = field(default_factory=list)
 
 
@@ -137,9 +137,8 @@ class Replay:
         self._round = 0
         self._entries: dict[bytes, bytes] = {}
 
-    def run(self, reads: RecordingStore, after: dict[bytes, bytes]) -> tuple[float, float]:
-        """Read as ``reads`` tells and write what makes the entries those of ``after``. Seconds, and those of processor
-        time."""
+    def run(self, reads: RecordingStore, after: dict[bytes, bytes]) -> Spent:
+        """Read as ``reads`` tells and write what makes the entries those of ``after``."""
         changed = {key: value for key, value in after.items() if self._entries.get(key) != value}
         changes: list[tuple[bytes, bytes | None]] = [*changed.items()]
         changes += [(key, None) for key in self._entries if key not in after]
@@ -151,11 +150,11 @@ class Replay:
         for scan in reads.scans:
             _unpacked(self._scan(*scan))
         path = self._write(changes) if changes else None
-        seconds = time.perf_counter() - started[0], time.thread_time() - started[1]
+        spent = Spent(time.perf_counter() - started[0], time.thread_time() - started[1])
         if path is not None:
             self._db.ingest_external_file([path])
         self._entries = after
-        return seconds
+        return spent
 
     def _scan(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:
         options = ReadOptions()
@@ -400,12 +399,11 @@ def measured(case: Case, config: Config, rows: int, rounds: int, seed: int) -> T
             batches, job.watermark = next(drawn)
             watch.seconds = 0.0
             gc.collect()
-            ours = job.run(batches)
+            ours = job.timed(batches)
             state_cpu = watch.seconds
-            floor, floor_cpu = replay.run(recorded[-1], dict(read_state(job.spec(), 1)))
+            floor = replay.run(recorded[-1], dict(read_state(job.spec(), 1)))
             if number >= 2:
                 timing.ours.append(ours)
                 timing.state_cpu.append(state_cpu)
                 timing.floors.append(floor)
-                timing.floors_cpu.append(floor_cpu)
     return timing

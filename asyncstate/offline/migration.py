@@ -175,17 +175,17 @@ class _Migration:
         base = partition_base(manifest, uid, number, self._operator.parallelism)
         with stores.acquire(uid, number, base, rocksdb_options(config)) as lease:
             changed = 0
-            for changes in self._changes(lease.rocks, number):
-                lease.rocks.apply(changes, manifest.batch_id)
+            for changes in self._changes(lease.store, number):
+                lease.store.apply(changes, manifest.batch_id)
                 changed += len(changes)
             self.entries += changed
             if not changed:
                 return self._operator.partition(number)
             attempt = uuid.uuid4().hex
             folder = snapshot_folder(uid, number, manifest.batch_id, attempt)
-            lease.rocks.settle()
+            lease.store.settle()
             present = self._operator.partition(number).files()
-            snapshot = create_snapshot(lease.rocks, attempt, checkpoint.files, folder, present)
+            snapshot = create_snapshot(lease.store, attempt, checkpoint.files, folder, present)
             return PartitionManifest(number, snapshot)
 
     def _changes(self, store: RocksDBStore, number: int) -> Iterator[list[Change]]:

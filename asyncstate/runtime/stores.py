@@ -131,7 +131,7 @@ class PartitionStore:
 
     def settle(self) -> None:
         """Wait for a compaction that has begun beside the micro-batch; closed, the store would lose its work."""
-        self._lease.rocks.settle()
+        self._lease.store.settle()
 
 
 @contextmanager
@@ -144,13 +144,10 @@ def open_store(
     Raises StoreError when no local folder can be used, CheckpointCorruptionError for a damaged checkpoint file.
     """
     files = checkpoint_files(spec.checkpoint, retries_of(spec.config))
-    in_memory = spec.config.store == "memory"
-    limit_bytes = 0 if in_memory or kept is None else spec.config.open_stores_size_bytes
+    limit_bytes = 0 if kept is None else spec.config.open_stores_size_bytes
     stores = LocalStores(spec.local_dir, spec.job_id, files, open_stores=kept, open_bytes_max=limit_bytes)
     base = _base(spec, partition)
-    with stores.acquire(
-        spec.uid, partition, base, rocksdb_options(spec.config), in_memory, give_away
-    ) as lease:
+    with stores.acquire(spec.uid, partition, base, rocksdb_options(spec.config), give_away) as lease:
         yield PartitionStore(spec, partition, lease, files)
 
 

@@ -28,7 +28,7 @@ from asyncstate.runtime.task import controller_of, operated
 from asyncstate.runtime.transfers import Transfers
 from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.storage import (
-    MemoryStore,
+    EmptyStore,
     PartitionManifest,
     RocksDBStore,
     WriteBound,
@@ -42,7 +42,7 @@ def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[Out
     Raises OperatorError for failures of the operator's code.
     """
     memory = worker_memory()
-    with controller_of(spec, WriteOverlay(MemoryStore()), memory) as controller:
+    with controller_of(spec, WriteOverlay(EmptyStore()), memory) as controller:
         runner, _ = yield from operated(spec, 0, controller, batches, "", Transfers(), memory)
         with controller.suspended():
             yield runner.statistics()
@@ -103,7 +103,7 @@ def _merged(first: CommitRecord, last: CommitRecord, digest: str) -> CommitRecor
 
 @contextmanager
 def _overlay(spec: TaskSpec) -> Iterator[tuple[WriteOverlay, Path]]:
-    """An empty memory store with room for writes over it, and a folder for what is more than memory may hold."""
+    """Nothing with room for writes over it, and a folder for what is more than memory may hold."""
     config = spec.config
     with ExitStack() as used:
         folder = Path(used.enter_context(_folder(spec)))
@@ -112,7 +112,7 @@ def _overlay(spec: TaskSpec) -> Iterator[tuple[WriteOverlay, Path]]:
             return used.enter_context(closing(RocksDBStore(folder / "db", rocksdb_options(config))))
 
         bound = WriteBound(config.write_cache_size_bytes, open_scratch, str(folder))
-        yield WriteOverlay(MemoryStore(), config.cache_size_bytes, bound=bound), folder
+        yield WriteOverlay(EmptyStore(), config.cache_size_bytes, bound=bound), folder
 
 
 def _folder(spec: TaskSpec) -> tempfile.TemporaryDirectory[str]:

@@ -1,10 +1,10 @@
 """Committed state: stores, this batch's writes over them, and the checkpoint that makes them durable.
 
-``contract`` says what a store is, ``memory`` and ``rocksdb`` are two; ``overlay`` holds a micro-batch's
-writes, which ``spilled`` keeps on disk when they are many. ``files`` and ``object_files`` say where a checkpoint
-lies, ``manifest``, ``ownership`` and ``checkpoint`` are the driver's view of durable versions; ``lease`` gives a
-task a local store at a version, ``commit`` turns the task's writes into files, ``snapshot`` and ``restore`` copy
-and rebuild. rocksdict is imported below this package only.
+``contract`` says what a store is, ``rocksdb`` is the one that keeps state, ``empty`` the one of runs that keep none;
+``overlay`` holds a micro-batch's writes, which ``spilled`` keeps on disk when they are many. ``files`` and
+``object_files`` say where a checkpoint lies, ``manifest``, ``ownership`` and ``checkpoint`` are the driver's view of
+durable versions; ``lease`` gives a task a local store at a version, ``commit`` turns the task's writes into files,
+``snapshot`` and ``restore`` copy and rebuild. rocksdict is imported below this package only.
 """
 
 from asyncstate.storage.base import PartitionBase, group_bounds, group_range, partition_base
@@ -12,6 +12,7 @@ from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.commit import commit_partition, snapshot_if_due, upload_delta
 from asyncstate.storage.contract import EMPTY_VERSION, Change, Changes, KeyedStore, StoreStatistics
 from asyncstate.storage.delta import verify_file
+from asyncstate.storage.empty import EmptyStore
 from asyncstate.storage.files import CheckpointFiles, LocalFiles
 from asyncstate.storage.handing_over import GiveAway
 from asyncstate.storage.lease import Lease, LocalStores
@@ -27,7 +28,6 @@ from asyncstate.storage.manifest import (
     StateSpec,
     extend_lineage,
 )
-from asyncstate.storage.memory import MemoryStore
 from asyncstate.storage.object_files import ObjectFiles, checkpoint_files
 from asyncstate.storage.open_stores import OpenStores
 from asyncstate.storage.overlay import LIST_GET_KEYS, OverlayStatistics, WriteOverlay
@@ -51,6 +51,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointFiles",
     "DeltaRef",
+    "EmptyStore",
     "Fetcher",
     "FileRef",
     "GiveAway",
@@ -59,7 +60,6 @@ __all__ = [
     "LocalFiles",
     "LocalStores",
     "Manifest",
-    "MemoryStore",
     "ObjectFiles",
     "OpenStores",
     "OperatorManifest",

@@ -69,7 +69,7 @@ def snapshot_if_due(
     folder = snapshot_folder(uid, partition, batch_id, attempt)
     # After a change of parallelism there are none: the sources' files hold other key groups.
     present = PartitionManifest(partition, base.snapshot, base.deltas).files()
-    return create_snapshot(lease.rocks, base.lineage, files, folder, present)
+    return create_snapshot(lease.store, base.lineage, files, folder, present)
 
 
 def upload_delta(
@@ -84,7 +84,7 @@ def upload_delta(
     """Upload the sorted changes as the attempt's delta file; None when there are none."""
     name = delta_name(uid, partition, batch_id, attempt)
     local = lease.kept_folder / Path(name).name
-    file = write_delta(changes, local, name, lease.rocks.options)
+    file = write_delta(changes, local, name, lease.store.options)
     if file is not None:
         files.put_file(local, name)
     return file

@@ -20,12 +20,10 @@ from typing import Any, Final
 from asyncstate.errors import StoreError
 from asyncstate.storage.base import PartitionBase
 from asyncstate.storage.compaction import copies, hand_on, is_copy, pending_of
-from asyncstate.storage.contract import KeyedStore
 from asyncstate.storage.files import CheckpointFiles
 from asyncstate.storage.handing_over import GiveAway, read_cached
 from asyncstate.storage.local_folders import default_local_dir, folder_name, make_owned, make_private
 from asyncstate.storage.manifest import DeltaRef
-from asyncstate.storage.memory import MemoryStore
 from asyncstate.storage.open_stores import OpenStores
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, advance, build_store
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
@@ -42,24 +40,21 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 class Lease:
     """Exclusive use of one local store at exactly the base version; a context manager that gives it back.
 
-    ``store`` is what the operator reads. ``rocks`` is the RocksDB store behind it, of which snapshots are
-    made. ``keep_open`` is offered both when they are given back. ``cached``: what the process that gave the store up
-    had cached of this very content; None if that is not known.
+    ``keep_open`` is offered the store when it is given back. ``cached``: what the process that gave the store up had
+    cached of this very content; None if that is not known.
     """
 
     def __init__(
         self,
         slot: Slot,
         base: PartitionBase,
-        rocks: RocksDBStore,
-        store: KeyedStore,
+        store: RocksDBStore,
         restored: RestoreStatistics,
         keep_open: Callable[[Slot, RocksDBStore], bool],
         cached: Any = None,
     ) -> None:
         self._slot = slot
         self.base = base
-        self.rocks = rocks
         self.store = store
         self.restored = restored
         self.cached = cached
@@ -81,7 +76,7 @@ class Lease:
         """An empty store beside the leased one, for what does not fit into memory; it goes with the lease."""
         with _explained(self._slot.scratch):
             self._slot.scratch.mkdir(exist_ok=True)
-        self._scratch = RocksDBStore(self._slot.scratch / "db", self.rocks.options)
+        self._scratch = RocksDBStore(self._slot.scratch / "db", self.store.options)
         return self._scratch
 
     def _drop_scratch(self) -> None:
@@ -102,25 +97,23 @@ class Lease:
             return
         self._given_back = True
         try:
-            if self.rocks.damaged:
+            if self.store.damaged:
                 with _explained(self._slot.folder):
                     self._slot.distrust()
             elif settle:
-                self.rocks.settle()
+                self.store.settle()
         finally:
-            self._give_back(settle and not self.rocks.damaged)
+            self._give_back(settle and not self.store.damaged)
 
     def _give_back(self, usable: bool) -> None:
         kept = False
         try:
             self._drop_scratch()
-            if self.store is not self.rocks:
-                self.store.close()
-            kept = usable and self._keep_open(self._slot, self.rocks)
+            kept = usable and self._keep_open(self._slot, self.store)
         finally:
             if not kept:
                 try:
-                    self.rocks.close()
+                    self.store.close()
                 finally:
                     self._slot.unlock()
 
@@ -172,13 +165,11 @@ class LocalStores:
         partition: int,
         base: PartitionBase,
         options: RocksDBOptions | None = None,
-        in_memory: bool = False,
         give_away: GiveAway | None = None,
     ) -> Lease:
         """Take a slot and bring its store to ``base``.
 
-        ``in_memory`` loads the content into a MemoryStore, O(state) a lease; the checkpoint files are the
-        same. ``give_away``: what goes with the store if it stays open and another process asks for it. Raises
+        ``give_away``: what goes with the store if it stays open and another process asks for it. Raises
         CheckpointCorruptionError naming a damaged checkpoint file, StoreError when no slot can be used.
         """
         folder = self._root / _checked(uid, "operator uid") / str(partition)
@@ -189,9 +180,9 @@ class LocalStores:
             was_copy = slot.copy_mark.exists()
             try:
                 hand_on([slot, *others], base)
-                lease = self._open(slot, opened, base, options or RocksDBOptions(), in_memory, give_away)
+                lease = self._open(slot, opened, base, options or RocksDBOptions(), give_away)
                 self._drop_leftovers(lease, others, is_replaced=was_copy and lease.restored.way in _ON)
-                _compact_copy(lease.rocks, others, base)
+                _compact_copy(lease.store, others, base)
             except BaseException:
                 slot.unlock()
                 raise
@@ -240,7 +231,6 @@ class LocalStores:
         opened: RocksDBStore | None,
         base: PartitionBase,
         options: RocksDBOptions,
-        in_memory: bool,
         give_away: GiveAway | None,
     ) -> Lease:
         started = time.monotonic()
@@ -263,11 +253,10 @@ class LocalStores:
         slot.kept.mkdir()
         slot.copy_mark.unlink(missing_ok=True)
         restored = RestoreStatistics(way, applied, fetcher.bytes_fetched, time.monotonic() - started)
-        store = MemoryStore(rocks.iterate(), base.version) if in_memory else rocks
         keep = functools.partial(
             self._open_stores.keep, limit_bytes=self._open_bytes_max, give_away=give_away
         )
-        return Lease(slot, base, rocks, store, restored, keep, cached)
+        return Lease(slot, base, rocks, restored, keep, cached)
 
     def _drop_leftovers(self, lease: Lease, others: list[Slot], is_replaced: bool) -> None:
         """Remove stores that nobody will use, and what processes that died had spilled. ``is_replaced``: by its copy,

@@ -27,7 +27,7 @@ from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.outputs import bound
 from asyncstate.runtime.rows import microseconds, python_rows
 from asyncstate.state import KeyedTimers
-from asyncstate.storage import MemoryStore, WriteOverlay
+from asyncstate.storage import EmptyStore, WriteOverlay
 from asyncstate.testing.rows import record_batch
 
 _UID = "operator"
@@ -115,7 +115,7 @@ class FakeContext:
         ]
         output = bound(_UID, operator, self._specs)
         calls = OutsideCalls(_UID, None, operator.open_calls, operator.close_calls)
-        self._controller = SyncExecutionController(WriteOverlay(MemoryStore(), 0), _UID, {}, calls)
+        self._controller = SyncExecutionController(WriteOverlay(EmptyStore(), 0), _UID, {}, calls)
         context = TaskContext(
             _UID, self._specs, output, resolve({}, {}), _GROUPS, range(_GROUPS), self._controller, []
         )

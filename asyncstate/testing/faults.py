@@ -17,8 +17,8 @@ class FaultyStore(KeyedStore):
     """A store whose reads can be made to fail, to give damaged bytes, to take their time, or to hang; each call is one
     read. To put it under an operator: ``OperatorHarness(..., store_through=...)`` with a function that makes one.
 
-    >>> from asyncstate.storage import MemoryStore
-    >>> store = FaultyStore(MemoryStore([(b"key", b"value")]))
+    >>> from asyncstate.storage import EmptyStore
+    >>> store = FaultyStore(EmptyStore())
     >>> store.corrupt(b"key", b"?")
     >>> store.get(b"key")
     b'?'

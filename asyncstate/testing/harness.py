@@ -90,7 +90,7 @@ __tracebackhide__ = True  # pytest shows the test's own line
 
 _UID = "operator"
 _JOB = "harness"
-_ARGUMENTS = ("async-state.enabled", "async-state.store", "async-state.max-parallelism")
+_ARGUMENTS = ("async-state.enabled", "async-state.max-parallelism")
 
 
 @functools.cache
@@ -154,7 +154,6 @@ class OperatorHarness:
         drop_seen: bool | Sequence[bool] = False,
         initial_state: InitialState = None,
         async_enabled: bool = False,
-        store: str = "rocksdb",
         store_through: Callable[[KeyedStore], KeyedStore] | None = None,
         parallelism: int = 1,
         max_parallelism: int = 128,
@@ -197,7 +196,6 @@ class OperatorHarness:
         self._config = resolve(
             {
                 "async-state.enabled": str(async_enabled).lower(),
-                "async-state.store": store,
                 "async-state.max-parallelism": str(max_parallelism),
                 **(options or {}),
             },
@@ -361,7 +359,6 @@ class OperatorHarness:
             "drop_seen": [spec.drop_seen for spec in self._specs],
             "initial_state": self._initial_state if self._stored(started) is None else None,
             "async_enabled": self._config.enabled,
-            "store": self._config.store,
             "parallelism": self.parallelism,
             "max_parallelism": self._config.max_parallelism,
             # What has an argument of its own stands above, as it is in force.
@@ -398,7 +395,6 @@ class OperatorHarness:
         return [
             ("operator", self._shown),
             ("mode", "async" if self._config.enabled else "sync"),
-            ("store", self._config.store),
             ("partitions", str(self.parallelism)),
             ("batch", f"{done} ({waiting} rows pushed)"),
             ("watermark", time_text(self.watermark, MIN_WATERMARK, MAX_WATERMARK)),

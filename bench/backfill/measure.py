@@ -100,10 +100,19 @@ def _result(
 def backfill_table(results: Sequence[BackfillResult], title: str) -> Table:
     """A row a grain, mode and write cache; fits 80 characters."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("grain, mode", "cache"):
+    for name in ("\ngrain, mode", "\ncache"):
         table.add_column(name, no_wrap=True)
-    for name in ("spills", "seconds", "ratio", "spread", "cpu ratio", "writes MiB", "process MiB"):
-        table.add_column(name, justify="right")
+    for name in (
+        "\nspills",
+        "\ns",
+        "\nratio",
+        "\nspread",
+        "CPU\ns",
+        "CPU\nratio",
+        "writes\nMiB",
+        "process\nMiB",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         table.add_row(
             f"{result.grain}, {result.mode}",
@@ -112,6 +121,7 @@ def backfill_table(results: Sequence[BackfillResult], title: str) -> Table:
             f"{result.seconds:.1f}",
             f"{result.ratio:.2f}",
             f"{result.ratio_min:.2f}-{result.ratio_max:.2f}",
+            f"{result.cpu_seconds:.1f}",
             f"{result.cpu_ratio:.2f}",
             f"{result.write_cache_bytes / _MIB:.0f}",
             f"{result.memory_bytes / _MIB:.0f}",

@@ -10,7 +10,6 @@ import contextlib
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,6 +22,7 @@ from asyncstate.spark.task import settle_worker
 from asyncstate.storage import LocalFiles, Retries
 from bench.checkpoints.driven import BATCH_ROWS, NEVER, aggregate, settings
 from bench.job import Job, JobBase
+from bench.processor_time import Clocks
 from bench.rows import INPUT, batches, draws
 
 BASE = "base.json"
@@ -43,9 +43,10 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
-    """``digest`` is of the output of the micro-batch, if there was one."""
+    """``digest`` is of the output of the micro-batch, if there was one; ``cpu_seconds`` of all threads."""
 
     seconds: float
+    cpu_seconds: float
     digest: str
 
 
@@ -90,18 +91,18 @@ def recover(task: Recovery) -> Recovered:
 
 
 def _first_read(job: Job) -> Recovered:
-    started = time.perf_counter()
+    clocks = Clocks()
     with task_stores.open_store(job.spec(), 0) as opened:
         if not opened.store.scan(b"", None, 1):
             raise AssertionError("the recovered state is empty")
-        return Recovered(seconds=time.perf_counter() - started, digest="")
+        return Recovered(**clocks.spent()._asdict(), digest="")
 
 
 def _micro_batch(task: Recovery, job: Job, output: Digest) -> Recovered:
     rows = next_rows(task.state_keys, task.changed_keys, task.seed)
-    started = time.perf_counter()
+    clocks = Clocks()
     job.run(rows)
-    return Recovered(seconds=time.perf_counter() - started, digest=output.hexdigest())
+    return Recovered(**clocks.spent()._asdict(), digest=output.hexdigest())
 
 
 def next_rows(state_keys: int, changed_keys: int, seed: int) -> list[pa.RecordBatch]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ import pyarrow as pa
 from bench.checkpoints.bare import without_checkpoint
 from bench.checkpoints.driven import BATCH_ROWS, DrivenJob, aggregate, fill_keys, settings
 from bench.job import Job
+from bench.processor_time import Clocks, Spent, TreeClocks, TreeSpent, median_cpu
 from bench.rows import INPUT, batches, draws
 
 AIM = 0.15
@@ -32,7 +32,8 @@ class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
 
     ``plain`` are micro-batches without a snapshot, ``snapshot`` those with one, ``every`` is the mean over a snapshot
     interval. ``spread`` is the least and the greatest ``plain`` share of a pair. ``cpu`` is ``plain`` in processor
-    time, which says more than time on a machine with other work, but nothing of waiting; None if not measured.
+    time, which says more than time on a machine with other work, but nothing of waiting; None where the system does not
+    tell.
     """
 
     name: str
@@ -41,7 +42,9 @@ class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int
     snapshots: int
     without_ms: float
+    without_cpu_ms: float | None
     plain_ms: float
+    plain_cpu_ms: float | None
     snapshot_ms: float
     plain: float
     snapshot: float
@@ -52,18 +55,22 @@ class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(NamedTuple):
-    """Seconds of one micro-batch, whether the checkpoint got a snapshot with it, and the share that it added in
-    processor time."""
+    """What one micro-batch took, and whether the checkpoint got a snapshot with it."""
 
-    without: float
-    checkpointed: float
+    without: Spent | TreeSpent
+    checkpointed: Spent | TreeSpent
     snapshot: bool
-    cpu: float | None = None
 
     @property
     def over(self) -> float:
         """What the checkpoint added, as a share."""
-        return self.checkpointed / self.without - 1
+        return self.checkpointed.seconds / self.without.seconds - 1
+
+    @property
+    def cpu_over(self) -> float | None:
+        """The same of processor time."""
+        with_it, without = self.checkpointed.cpu_seconds, self.without.cpu_seconds
+        return None if with_it is None or not without else with_it / without - 1
 
 
 def commit_cost(
@@ -73,11 +80,9 @@ def commit_cost(
     driven = DrivenJob(folder / "with", settings(folder / "with", enabled))
     bare = Job(folder / "without", aggregate(), settings(folder / "without", enabled), INPUT)
 
-    def run_bare(rows: Sequence[pa.RecordBatch]) -> float:
-        started = time.perf_counter()
+    def run_bare(rows: Sequence[pa.RecordBatch]) -> None:
         with without_checkpoint():
             bare.run(rows)
-        return time.perf_counter() - started
 
     for keys in fill_keys(state_keys):
         rows = batches(keys, BATCH_ROWS)
@@ -88,30 +93,27 @@ def commit_cost(
     for number in range(WARM_UP + rounds):
         rows = batches(next(drawn), BATCH_ROWS)
         before = driven.partition.snapshot
-        with_it, without = in_turns(number, partial(driven.run, rows), partial(run_bare, rows))
-        cpu = with_it.cpu_seconds / without.cpu_seconds - 1
-        pairs.append(Pair(without.seconds, with_it.seconds, driven.partition.snapshot != before, cpu))
+        with_it, without = in_turns(number, Clocks, partial(driven.run, rows), partial(run_bare, rows))
+        pairs.append(Pair(without, with_it, driven.partition.snapshot != before))
     name = "async" if enabled else "sync"
     interval = settings(folder).snapshot_interval
     return compared(name, changed, state_keys, pairs[WARM_UP:], interval, aim)
 
 
-class Timed(NamedTuple):
-    """What a call took, and what of this process's processors."""
-
-    seconds: float
-    cpu_seconds: float
-
-
-def in_turns(number: int, first: Callable[[], float], second: Callable[[], float]) -> tuple[Timed, Timed]:
-    """The times that both give, of which the second is called first in each odd turn."""
-    times = {}
+def in_turns(
+    number: int,
+    clocks: type[Clocks] | type[TreeClocks],
+    first: Callable[[], object],
+    second: Callable[[], object],
+) -> tuple[Spent | TreeSpent, Spent | TreeSpent]:
+    """What both take, of which the second is called first in each odd turn."""
+    spent = {}
     for which in (0, 1) if number % 2 == 0 else (1, 0):
         gc.collect()
-        before = time.process_time()
-        seconds = (first, second)[which]()
-        times[which] = Timed(seconds, time.process_time() - before)
-    return times[0], times[1]
+        started = clocks()
+        (first, second)[which]()
+        spent[which] = started.spent()
+    return spent[0], spent[1]
 
 
 def compared(
@@ -121,7 +123,7 @@ def compared(
     plain = [pair for pair in pairs if not pair.snapshot]
     with_snapshot = [pair for pair in pairs if pair.snapshot]
     overs = [pair.over for pair in plain]
-    cpus = [pair.cpu for pair in plain if pair.cpu is not None]
+    cpus = [pair.cpu_over for pair in plain if pair.cpu_over is not None]
     usual, rare = statistics.median(overs), statistics.median(pair.over for pair in with_snapshot)
     return CommitResult(
         name=name,
@@ -129,9 +131,11 @@ def compared(
         state_keys=state_keys,
         pairs=len(pairs),
         snapshots=len(with_snapshot),
-        without_ms=statistics.median(pair.without for pair in pairs) * 1e3,
-        plain_ms=statistics.median(pair.checkpointed for pair in plain) * 1e3,
-        snapshot_ms=statistics.median(pair.checkpointed for pair in with_snapshot) * 1e3,
+        without_ms=statistics.median(pair.without.seconds for pair in pairs) * 1e3,
+        without_cpu_ms=_cpu_ms([pair.without for pair in pairs]),
+        plain_ms=statistics.median(pair.checkpointed.seconds for pair in plain) * 1e3,
+        plain_cpu_ms=_cpu_ms([pair.checkpointed for pair in plain]),
+        snapshot_ms=statistics.median(pair.checkpointed.seconds for pair in with_snapshot) * 1e3,
         plain=usual,
         snapshot=rare,
         every=((interval - 1) * usual + rare) / interval,
@@ -139,3 +143,8 @@ def compared(
         cpu=statistics.median(cpus) if cpus else None,
         aim=aim,
     )
+
+
+def _cpu_ms(spent: Sequence[Spent | TreeSpent]) -> float | None:
+    cpu = median_cpu(spent)
+    return None if cpu is None else cpu * 1e3

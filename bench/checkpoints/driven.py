@@ -6,7 +6,6 @@ Invariant: a DrivenJob does what a Spark job of one partition does to its checkp
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,9 +57,8 @@ class DrivenJob:
         assert self.job.base is not None
         return self.job.base.partition(0)
 
-    def run(self, rows: Sequence[pa.RecordBatch]) -> float:
-        """Run one micro-batch and commit it; the seconds it took, from the driver's first look to its last."""
-        started = time.perf_counter()
+    def run(self, rows: Sequence[pa.RecordBatch]) -> None:
+        """Run one micro-batch and commit it, from the driver's first look to its last."""
         batch_id = self.job.batch_id
         base = self._ledger.base_of(batch_id)
         self.job.run(rows)
@@ -69,7 +67,6 @@ class DrivenJob:
         self._ledger.commit(
             self._ledger.manifest(batch_id, base, MIN_WATERMARK, 0, {}, operators, final=False)
         )
-        return time.perf_counter() - started
 
     def snapshot_with(self, rows: Sequence[pa.RecordBatch]) -> bool:
         """Run one micro-batch and tell whether the checkpoint got a snapshot with it."""

@@ -7,7 +7,6 @@ few bytes of its manifests in memory.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from asyncstate.spark.chain import RunPartition
 from bench.checkpoints.bare import memory_files, run_without_checkpoint
 from bench.checkpoints.commits import AIM, WARM_UP, CommitResult, Pair, compared, in_turns
 from bench.checkpoints.driven import BATCH_ROWS, aggregate, fill_keys, settings
+from bench.processor_time import TreeClocks
 from bench.rows import batches, draws
 from bench.session import local_session
 
@@ -83,21 +83,17 @@ class BothJobs:
         path = self._folder / f"input-{self._batch_id}.parquet"
         pq.write_table(pa.Table.from_batches(batches(keys, BATCH_ROWS)), path)
         rows = self._spark.read.parquet(str(path))
-        times = in_turns(self._batch_id, *(partial(self._timed, f, rows) for f in self._functions))
+        calls = (partial(function, rows, self._batch_id) for function in self._functions)
+        with_it, without = in_turns(self._batch_id, TreeClocks, *calls)
         self._batch_id += 1
         path.unlink()
-        return Pair(times[1].seconds, times[0].seconds, self._has_snapshot())
+        return Pair(without, with_it, self._has_snapshot())
 
     @property
     def rows_out(self) -> list[float]:
         """Rows that the last micro-batch put out, with a checkpoint and without."""
         statistics = [job.statistics for job in self._jobs]
         return [each.operators[_UID].sums["rows_out"] for each in statistics if each is not None]
-
-    def _timed(self, function: Callable[[DataFrame, int], None], rows: DataFrame) -> float:
-        started = time.perf_counter()
-        function(rows, self._batch_id)
-        return time.perf_counter() - started
 
     def _has_snapshot(self) -> bool:
         written = self._folder.glob(f"with/checkpoint/state/*/*/snap/{self._batch_id - 1:010d}-*")

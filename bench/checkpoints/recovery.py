@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from bench.checkpoints.bare import without_checkpoint
 from bench.checkpoints.child import BASE, Digest, Recovered, Recovery, next_rows
 from bench.checkpoints.driven import BATCH_ROWS, NEVER, DrivenJob, aggregate, fill_keys, settings
 from bench.job import Job, JobBase
+from bench.processor_time import Clocks, Spent
 from bench.rows import INPUT, batches, draws
 
 AIM = 10.0
@@ -33,7 +33,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """Medians in seconds. ``open_s`` ends with the first value read, ``first_batch_s`` with the first micro-batch of
     ``changed_keys``; both start with no local store. ``open_ratio`` and ``first_batch_ratio`` are ``replay_s`` by
-    them."""
+    them. ``cpu`` are seconds of processors."""
 
     name: str
     state_keys: int
@@ -43,10 +43,13 @@ class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_bytes: int
     delta_bytes: int
     replay_s: float
+    replay_cpu_s: float
     open_s: float
     open_s_max: float
+    open_cpu_s: float
     first_batch_s: float
     first_batch_s_max: float
+    first_batch_cpu_s: float
     open_ratio: float
     first_batch_ratio: float
     aim: float
@@ -65,7 +68,7 @@ def recovery(
     fill, changes = fill_keys(state_keys), [next(drawn) for _ in range(DELTAS)]
     made = _make(folder / "made", fill, changes)
     tell(f"recovery: replaying {len(fill) + DELTAS} micro-batches")
-    replay_s, expected = _replay(folder / "replayed", [*fill, *changes], next_rows(state_keys, changed, seed))
+    replayed, expected = _replay(folder / "replayed", [*fill, *changes], next_rows(state_keys, changed, seed))
     results = []
     for name, copied in (("files linked", False), ("files copied", True)):
         tell(f"recovery: {name}")
@@ -81,8 +84,7 @@ def recovery(
         runs = [(start(task), start(with_batch)) for _ in range(rounds + 1)]
         if any(first_batch.digest != expected for _, first_batch in runs):
             raise RecoveryError(f"{name}: the recovered state gives another output than the one replayed")
-        times = [(read.seconds, first_batch.seconds) for read, first_batch in runs[1:]]
-        results.append(_result(name, task, made, len(fill) + DELTAS, replay_s, times))
+        results.append(_result(name, task, made, len(fill) + DELTAS, replayed, runs[1:]))
     return results
 
 
@@ -100,23 +102,23 @@ def _make(folder: Path, fill: list[np.ndarray], changes: list[np.ndarray]) -> Pa
     return driven.partition
 
 
-def _replay(folder: Path, history: list[np.ndarray], rows: list[pa.RecordBatch]) -> tuple[float, str]:
-    """Seconds that the operator takes for the history, without a checkpoint; digest of its output for the next rows.
+def _replay(folder: Path, history: list[np.ndarray], rows: list[pa.RecordBatch]) -> tuple[Spent, str]:
+    """What the operator takes for the history, without a checkpoint; digest of its output for the next rows.
 
     What a replay takes besides does not count: reading the input, Spark, the exchange.
     """
     output = Digest()
     job = Job(folder, aggregate(), settings(folder), INPUT)
-    seconds = 0.0
+    spent: list[Spent] = []
     with without_checkpoint():
         for keys in history:
             replayed = batches(keys, BATCH_ROWS)
-            started = time.perf_counter()
+            clocks = Clocks()
             job.run(replayed)
-            seconds += time.perf_counter() - started
+            spent.append(clocks.spent())
         job.on_output = output.add
         job.run(rows)
-    return seconds, output.hexdigest()
+    return Spent(*map(sum, zip(*spent, strict=True))), output.hexdigest()
 
 
 def start(task: Recovery) -> Recovered:
@@ -134,27 +136,30 @@ def _result(
     name: str,
     task: Recovery,
     made: PartitionManifest,
-    replayed: int,
-    replay_s: float,
-    times: list[tuple[float, float]],
+    replayed_batches: int,
+    replayed: Spent,
+    runs: list[tuple[Recovered, Recovered]],
 ) -> RecoveryResult:
-    opens, first_batches = zip(*times, strict=True)
-    open_s, first_batch_s = statistics.median(opens), statistics.median(first_batches)
+    opens, first_batches = zip(*runs, strict=True)
+    open_s, first_batch_s = (statistics.median(run.seconds for run in way) for way in (opens, first_batches))
     assert made.snapshot is not None
     return RecoveryResult(
         name=name,
         state_keys=task.state_keys,
         changed_keys=task.changed_keys,
         deltas=len(made.deltas),
-        replayed_batches=replayed,
+        replayed_batches=replayed_batches,
         snapshot_bytes=sum(file.size_bytes for file in made.snapshot.files.values()),
         delta_bytes=sum(delta.file.size_bytes for delta in made.deltas),
-        replay_s=replay_s,
+        replay_s=replayed.seconds,
+        replay_cpu_s=replayed.cpu_seconds,
         open_s=open_s,
-        open_s_max=max(opens),
+        open_s_max=max(run.seconds for run in opens),
+        open_cpu_s=statistics.median(run.cpu_seconds for run in opens),
         first_batch_s=first_batch_s,
-        first_batch_s_max=max(first_batches),
-        open_ratio=replay_s / open_s,
-        first_batch_ratio=replay_s / first_batch_s,
+        first_batch_s_max=max(run.seconds for run in first_batches),
+        first_batch_cpu_s=statistics.median(run.cpu_seconds for run in first_batches),
+        open_ratio=replayed.seconds / open_s,
+        first_batch_ratio=replayed.seconds / first_batch_s,
         aim=AIM,
     )

@@ -59,8 +59,10 @@ def commits_table(results: Sequence[CommitResult]) -> Table:
     headings = (
         "changed\nkeys",
         "without\nms",
+        "CPU\nms",
         "with\nms",
-        "snapshot\nms",
+        "CPU\nms",
+        "snap\nms",
         "over\nplain",
         "over\nsnap",
         "over\nmean",
@@ -73,7 +75,9 @@ def commits_table(results: Sequence[CommitResult]) -> Table:
             result.name,
             f"{result.changed_keys:,}",
             f"{result.without_ms:,.0f}",
+            _milliseconds(result.without_cpu_ms),
             f"{result.plain_ms:,.0f}",
+            _milliseconds(result.plain_cpu_ms),
             f"{result.snapshot_ms:,.0f}",
             *(f"{100 * over:.1f}%" for over in (result.plain, result.snapshot, result.every)),
             "" if result.aim is None else f"{result.aim:.0%}",
@@ -81,9 +85,24 @@ def commits_table(results: Sequence[CommitResult]) -> Table:
     return table
 
 
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
 def recovery_table(results: Sequence[RecoveryResult]) -> Table:
     """A row a way of recovery, within 80 characters; seconds."""
-    headings = ("MiB", "replay\ns", "read\ns", "replay\n/read", "batch\ns", "replay\n/batch", "\naim")
+    headings = (
+        "\nMiB",
+        "replay\ns",
+        "CPU\ns",
+        "read\ns",
+        "CPU\ns",
+        "replay\n/read",
+        "batch\ns",
+        "CPU\ns",
+        "replay\n/batch",
+        "\naim",
+    )
     title = ""
     if results:
         some = results[0]
@@ -97,9 +116,12 @@ def recovery_table(results: Sequence[RecoveryResult]) -> Table:
             result.name,
             f"{(result.snapshot_bytes + result.delta_bytes) / _MIB:,.1f}",
             f"{result.replay_s:.1f}",
+            f"{result.replay_cpu_s:.1f}",
             f"{result.open_s:.2f}",
+            f"{result.open_cpu_s:.2f}",
             f"{result.open_ratio:,.0f}x",
             f"{result.first_batch_s:.2f}",
+            f"{result.first_batch_cpu_s:.2f}",
             f"{result.first_batch_ratio:,.0f}x",
             f"{result.aim:.0f}x",
         )

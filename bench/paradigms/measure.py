@@ -22,6 +22,7 @@ from asyncstate.operator import InputSpec
 from asyncstate.spark.task import settle_worker
 from bench.job import Job
 from bench.paradigms.base import ROWS, Form, Paradigm
+from bench.processor_time import Spent
 
 _ENTRIES = 3  # rows a key in the state that the measured micro-batches find
 _INPUT_ROWS = 50_000
@@ -31,7 +32,7 @@ class ParadigmResult(msgspec.Struct, frozen=True, kw_only=True):
     """One paradigm: medians in microseconds a record; ``speedup`` is futures sync by futures async, of pairs.
 
     ``calls_us`` and ``futures_us`` are of the two forms with sync state, ``async_us`` and ``await_us`` of futures and
-    ``async def`` with async state; ``await_us`` is None where there is no such form.
+    ``async def`` with async state; ``await_us`` is None where there is no such form. ``cpu`` are those of processors.
     """
 
     number: int
@@ -41,9 +42,14 @@ class ParadigmResult(msgspec.Struct, frozen=True, kw_only=True):
     futures_us: float
     async_us: float
     await_us: float | None
+    calls_cpu_us: float
+    futures_cpu_us: float
+    async_cpu_us: float
+    await_cpu_us: float | None
     speedup: float
     speedup_min: float
     speedup_max: float
+    cpu_speedup: float
 
 
 def rows(keys: np.ndarray, seed: int) -> list[pa.RecordBatch]:
@@ -71,12 +77,12 @@ def measure(
             way: _filled(Path(folder, way), paradigm(form), enabled, state_keys, seed)
             for way, (form, enabled) in ways.items()
         }
-        times: dict[str, list[float]] = {way: [] for way in ways}
+        times: dict[str, list[Spent]] = {way: [] for way in ways}
         for number, keys in zip(range(rounds + 1), _draws(state_keys, records, seed), strict=False):
             batch = rows(keys, seed + number)
             for way in ways if number % 2 else reversed(ways):
                 gc.collect()
-                times[way].append(jobs[way].run(batch) / records * 1e6)
+                times[way].append(jobs[way].timed(batch))
     return _result(paradigm, records, {way: counted[1:] for way, counted in times.items()})
 
 
@@ -93,19 +99,32 @@ def _draws(state_keys: int, records: int, seed: int) -> Iterator[np.ndarray]:
         yield random.integers(0, state_keys, records)
 
 
-def _result(paradigm: type[Paradigm], records: int, times: dict[str, list[float]]) -> ParadigmResult:
-    speedups = [sync / later for sync, later in zip(times["futures"], times["async"], strict=True)]
+def _result(paradigm: type[Paradigm], records: int, times: dict[str, list[Spent]]) -> ParadigmResult:
+    us, cpu_us = (
+        {
+            way: statistics.median(spent[clock] for spent in all_) / records * 1e6
+            for way, all_ in times.items()
+        }
+        for clock in (0, 1)
+    )
+    pairs = list(zip(times["futures"], times["async"], strict=True))
+    speedups = [sync.seconds / later.seconds for sync, later in pairs]
     return ParadigmResult(
         number=paradigm.number,
         name=paradigm.title,
         records=records,
-        calls_us=statistics.median(times["calls"]),
-        futures_us=statistics.median(times["futures"]),
-        async_us=statistics.median(times["async"]),
-        await_us=statistics.median(times["await"]) if "await" in times else None,
+        calls_us=us["calls"],
+        futures_us=us["futures"],
+        async_us=us["async"],
+        await_us=us.get("await"),
+        calls_cpu_us=cpu_us["calls"],
+        futures_cpu_us=cpu_us["futures"],
+        async_cpu_us=cpu_us["async"],
+        await_cpu_us=cpu_us.get("await"),
         speedup=statistics.median(speedups),
         speedup_min=min(speedups),
         speedup_max=max(speedups),
+        cpu_speedup=statistics.median(sync.cpu_seconds / later.cpu_seconds for sync, later in pairs),
     )
 
 
@@ -119,7 +138,7 @@ def run(
 
 
 def paradigms_table(results: Sequence[ParadigmResult], title: str) -> Table:
-    """The results as a table for people, within 80 characters; times in microseconds a record."""
+    """The results as a table for people, within 80 characters; microseconds a record, and below those of processors."""
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
     )
@@ -136,11 +155,18 @@ def paradigms_table(results: Sequence[ParadigmResult], title: str) -> Table:
     for result in results:
         table.add_row(
             f"{result.number} {result.name}",
-            f"{result.calls_us:.1f}",
-            f"{result.futures_us:.1f}",
-            f"{result.async_us:.1f}",
-            "" if result.await_us is None else f"{result.await_us:.1f}",
+            *_times(result.calls_us, result.futures_us, result.async_us, result.await_us),
             f"{result.speedup:.2f}x",
             f"{result.speedup_min:.2f}-{result.speedup_max:.2f}",
         )
+        table.add_row(
+            "  CPU",
+            *_times(result.calls_cpu_us, result.futures_cpu_us, result.async_cpu_us, result.await_cpu_us),
+            f"{result.cpu_speedup:.2f}x",
+            "",
+        )
     return table
+
+
+def _times(*microseconds: float | None) -> tuple[str, ...]:
+    return tuple("" if each is None else f"{each:.1f}" for each in microseconds)

@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from bench.micro import Floor, bundle_grain
 from bench.peers.modes import CASES, Case, rows, watermark
 from bench.peers.results import GROWTH_AIM, MODES_AIM, RAW_AIM, Figure, interval_of_median
 from bench.peers.turns import PeerError
+from bench.processor_time import Spent
 from operators import GroupAggregate, count, max_, sum_
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +86,8 @@ def raw(task: Task) -> list[Figure]:
             high=result.ratio_max,
             aim=RAW_AIM,
             at_most=True,
+            points={"by hand": result.floor_us, "ours": result.ours_us},
+            cpu_points={"by hand": result.floor_cpu_us, "ours": result.ours_cpu_us},
         )
         for result in bundle_grain(task.state_keys, task.rows, task.pairs, task.seed)
     ]
@@ -102,18 +104,26 @@ def growth(task: Task) -> list[Figure]:
         for number, (name, options) in enumerate(_GROWING.items())
     }
     jobs[_BY_HAND] = _GrowingByHand(Path(task.folder))
-    costs: dict[str, dict[int, list[float]]] = {name: {} for name in jobs}
+    spent: dict[str, dict[int, list[Spent]]] = {name: {} for name in jobs}
     for size in sorted(task.sizes):
         for job in jobs.values():
             job.grow(size)
         for number in range(task.pairs + 1):
             keys = random.integers(0, size, task.rows)
             for name, job in jobs.items():
-                seconds = job.update(keys)
+                once = job.update(keys)
                 if number:
-                    costs[name].setdefault(size, []).append(seconds / task.rows * 1e6)
+                    spent[name].setdefault(size, []).append(once)
     small, large = _compared_sizes(task.sizes)
-    return [_growth_figure(name, each, small, large) for name, each in costs.items()]
+    return [
+        _growth_figure(name, _costs(each, 0, task.rows), _costs(each, 1, task.rows), small, large)
+        for name, each in spent.items()
+    ]
+
+
+def _costs(spent: Mapping[int, Sequence[Spent]], clock: int, rows: int) -> dict[int, list[float]]:
+    """Microseconds a row by size, of the wall (0) or of processors (1)."""
+    return {size: [each[clock] / rows * 1e6 for each in of_size] for size, of_size in spent.items()}
 
 
 def _compared_sizes(sizes: Sequence[int]) -> tuple[int, int]:
@@ -121,7 +131,9 @@ def _compared_sizes(sizes: Sequence[int]) -> tuple[int, int]:
     return (1_000_000 if 1_000_000 in sizes else min(sizes)), max(sizes)
 
 
-def _growth_figure(name: str, costs: dict[int, list[float]], small: int, large: int) -> Figure:
+def _growth_figure(
+    name: str, costs: dict[int, list[float]], cpu: dict[int, list[float]], small: int, large: int
+) -> Figure:
     base = statistics.median(costs[small])
     return Figure(
         group="growth",
@@ -132,6 +144,7 @@ def _growth_figure(name: str, costs: dict[int, list[float]], small: int, large: 
         aim=None if name == _BY_HAND else GROWTH_AIM,
         at_most=True,
         points={str(size): statistics.median(each) for size, each in costs.items()},
+        cpu_points={str(size): statistics.median(each) for size, each in cpu.items()},
     )
 
 
@@ -151,8 +164,8 @@ class _Growing(ABC):
         """Store a row for each of ``keys``, which are new."""
 
     @abstractmethod
-    def update(self, keys: np.ndarray) -> float:
-        """One micro-batch; its seconds."""
+    def update(self, keys: np.ndarray) -> Spent:
+        """One micro-batch."""
 
 
 class _GrowingState(_Growing):
@@ -170,13 +183,15 @@ class _GrowingState(_Growing):
     def _add(self, keys: np.ndarray) -> None:
         self.update(keys)
 
-    def update(self, keys: np.ndarray) -> float:
+    def update(self, keys: np.ndarray) -> Spent:
         """See ``_Growing``."""
         self._number += 1
         values = (keys * 31 + self._number) % 1_000_003
         whole = pa.RecordBatch.from_pydict({"key": pa.array(keys), "value": pa.array(values)})
         gc.collect()
-        return self._job.run([whole.slice(start, _ARROW_ROWS) for start in range(0, len(keys), _ARROW_ROWS)])
+        return self._job.timed(
+            [whole.slice(start, _ARROW_ROWS) for start in range(0, len(keys), _ARROW_ROWS)]
+        )
 
 
 class _GrowingByHand(_Growing):
@@ -188,7 +203,7 @@ class _GrowingByHand(_Growing):
     def _add(self, keys: np.ndarray) -> None:
         self._floor.fill(keys)
 
-    def update(self, keys: np.ndarray) -> float:
+    def update(self, keys: np.ndarray) -> Spent:
         """See ``_Growing``; finding the distinct keys is not counted."""
         distinct = np.unique(keys)
         gc.collect()
@@ -202,7 +217,7 @@ def modes(task: Task) -> list[Figure]:
     """
     figures: list[Figure] = []
     for name, case in CASES.items():
-        ratios = _mode_ratios(case, task, Path(task.folder) / str(len(figures)))
+        ratios, costs = _mode_ratios(case, task, Path(task.folder) / str(len(figures)))
         low, high = interval_of_median(ratios)
         figures.append(
             Figure(
@@ -214,18 +229,20 @@ def modes(task: Task) -> list[Figure]:
                 aim=MODES_AIM,
                 at_most=False,
                 interval=True,
+                cpu_points=costs,
             )
         )
     return figures
 
 
-def _mode_ratios(case: Case, task: Task, folder: Path) -> list[float]:
-    """Sync processor seconds by async ones of each counted pair; who goes first turns round each time."""
+def _mode_ratios(case: Case, task: Task, folder: Path) -> tuple[list[float], dict[str, float]]:
+    """Sync processor seconds by async ones of each counted pair, and the medians of both in microseconds a row; who
+    goes first turns round each time."""
     count_of_rows = max(10, int(task.rows * case.share / _PIECES))
     keys = max(10, int(task.state_keys * (case.share if case.keys_share is None else case.keys_share)))
     jobs = {mode: Job(folder / str(mode), case.make(), _config(mode), case.specs) for mode in _MODES}
     random = np.random.default_rng(task.seed)
-    ratios = []
+    pairs: list[dict[bool, float]] = []
     for number in range(task.pairs * _PIECES + 2):  # the first fills the state, the second warms up
         chosen = np.arange(keys) if number == 0 else random.integers(0, keys, count_of_rows)
         given = rows(chosen, number)
@@ -234,12 +251,17 @@ def _mode_ratios(case: Case, task: Task, folder: Path) -> list[float]:
             job = jobs[mode]
             job.watermark = watermark(number)
             gc.collect()
-            started = time.process_time()
-            job.run([InputBatch(given, None, index) for index in range(case.inputs)])
-            seconds[mode] = time.process_time() - started
+            seconds[mode] = job.timed(
+                InputBatch(given, None, index) for index in range(case.inputs)
+            ).cpu_seconds
         if number > 1:
-            ratios.append(seconds[False] / seconds[True])
-    return ratios
+            pairs.append(seconds)
+    in_all = case.inputs * count_of_rows
+    costs = {
+        name: statistics.median(pair[mode] for pair in pairs) / in_all * 1e6
+        for name, mode in (("sync", False), ("async", True))
+    }
+    return [pair[False] / pair[True] for pair in pairs], costs
 
 
 def _config(asynchronous: bool) -> Config:

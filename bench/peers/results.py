@@ -62,9 +62,10 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """asyncstate beside itself or beside code by hand: a ratio with its spread, and its aim.
 
-    ``group`` is raw, growth, modes or nexmark. ``points`` (growth): state keys to microseconds a row. ``aim`` is None
-    where none was set. ``low`` and ``high`` are the extremes or, if it is an ``interval``, what the median lies between
-    with 95% confidence.
+    ``group`` is raw, growth, modes or nexmark. ``points`` are microseconds a row of what is compared, ``cpu_points``
+    those of processors: by state keys (growth), by hand and ours (raw), sync and async (modes, processors alone).
+    ``aim`` is None where none was set. ``low`` and ``high`` are the extremes or, if it is an ``interval``, what the
+    median lies between with 95% confidence.
     """
 
     group: str
@@ -76,6 +77,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     at_most: bool
     interval: bool = False
     points: dict[str, float] = {}
+    cpu_points: dict[str, float] = {}
 
     @property
     def met(self) -> bool | None:

@@ -11,6 +11,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -72,9 +73,9 @@ class Figures:
     def take(self, records: int, run: Callable[[], float]) -> None:
         """One round: ``run`` does ``records`` records and gives its seconds."""
         gc.collect()
-        reads, cpu = shim.reads(), _cpu_seconds()
+        reads, cpu = shim.reads(), time.process_time()
         self._us.append(run() / records * 1e6)
-        self._cpu_us.append((_cpu_seconds() - cpu) / records * 1e6)
+        self._cpu_us.append((time.process_time() - cpu) / records * 1e6)
         after = shim.reads()
         if after is not None and reads is not None:
             self._reads.append((after - reads) / records)
@@ -189,11 +190,6 @@ def _config(task: Task) -> Config:
             "async-state.rocksdb.direct-reads": True,
         }
     return resolve(options, {})
-
-
-def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system
 
 
 def _link_or_copy(source: str, target: str) -> None:

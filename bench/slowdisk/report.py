@@ -13,7 +13,16 @@ from rich.table import Table
 
 from bench.slowdisk.measure import SlowDiskResult
 
-_HEADINGS = ("sync\nus", "async\nus", "sync /\nasync", "reads/\nrecord", "\nthreads", "device\nus")
+_HEADINGS = (
+    "sync\nus",
+    "CPU\nus",
+    "async\nus",
+    "CPU\nus",
+    "sync /\nasync",
+    "reads/\nrecord",
+    "thr-\neads",
+    "device\nus",
+)
 
 
 def slow_disk_table(results: Sequence[SlowDiskResult], title: str) -> Table:
@@ -21,7 +30,7 @@ def slow_disk_table(results: Sequence[SlowDiskResult], title: str) -> Table:
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
     )
-    table.add_column("\nworkload", no_wrap=True)
+    table.add_column("\nworkload", overflow="fold")  # not the figures: they need their width
     table.add_column("\ndevice", no_wrap=True)
     for heading in _HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -36,7 +45,9 @@ def _figures(result: SlowDiskResult) -> tuple[str, ...]:
     measured, alone = result.asynchronous, result.device_us
     return (
         f"{result.sync.us_per_record:,.0f}",
+        f"{result.sync.cpu_us_per_record:,.0f}",
         f"{measured.us_per_record:,.1f}",
+        f"{measured.cpu_us_per_record:,.1f}",
         f"{result.speedup:.2f}x" if result.speedup < 10 else f"{result.speedup:.0f}x",
         "" if measured.reads_per_record is None else f"{measured.reads_per_record:.2f}",
         f"{measured.threads or ''}",

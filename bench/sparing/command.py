@@ -66,9 +66,15 @@ def sparing(
 def _table(results: Sequence[SparingResult], title: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("case", no_wrap=True)
-    for heading in ("usual ms", "sparing ms", "ratio"):
+    for heading in ("usual ms", "CPU ms", "sparing ms", "CPU ms", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
-        milliseconds = (1_000 * result.usual_seconds, 1_000 * result.sparing_seconds)
-        table.add_row(result.title, *(f"{one:,.0f}" for one in milliseconds), f"{result.ratio:.2f}x")
+        seconds = (
+            result.usual_seconds,
+            result.usual_cpu_seconds,
+            result.sparing_seconds,
+            result.sparing_cpu_seconds,
+        )
+        milliseconds = ("" if one is None else f"{1_000 * one:,.0f}" for one in seconds)
+        table.add_row(result.title, *milliseconds, f"{result.ratio:.2f}x")
     return table

@@ -7,7 +7,6 @@ Invariant: both ways give the same rows; the first round does not count.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from bench.processor_time import TreeClocks, TreeSpent, median_cpu
 from bench.sparing.workloads import CASES, Case, Way
 
 if TYPE_CHECKING:
@@ -35,12 +35,15 @@ class Plan:
 
 class SparingResult(msgspec.Struct, frozen=True, kw_only=True):
     """One case: seconds of the whole work, medians; ``ratio`` is the median over pairs of runs, above 1 where sparing
-    is quicker."""
+    is quicker. ``cpu`` are seconds of processors, of the JVM and its workers too; None where the system does not tell.
+    """
 
     case: str
     title: str
     usual_seconds: float
     sparing_seconds: float
+    usual_cpu_seconds: float | None
+    sparing_cpu_seconds: float | None
     ratio: float
 
 
@@ -71,30 +74,34 @@ def _measured(
     name: str, case: Case, df: DataFrame, plan: Plan, folder: Path, say: Callable[[str], object]
 ) -> SparingResult:
     ways = [case.usual, case.sparing]
-    seconds: list[list[float]] = [[], []]
+    spent: list[list[TreeSpent]] = [[], []]
     for number in range(1 + plan.rounds):
         say(f"{case.title}: round {number + 1} of {1 + plan.rounds}")
         digests = set()
         for which in (0, 1) if number % 2 else (1, 0):
             digest, taken = _timed(ways[which], df, folder / f"{number}-{which}", plan.cores)
             digests.add(digest)
-            seconds[which].append(taken)
+            spent[which].append(taken)
         if len(digests) > 1:
             raise WrongResultError(f"{case.title}: the two ways put out different rows")
-    usual, sparing = (taken[1:] for taken in seconds)
+    usual, sparing = (taken[1:] for taken in spent)
     return SparingResult(
         case=name,
         title=case.title,
-        usual_seconds=statistics.median(usual),
-        sparing_seconds=statistics.median(sparing),
-        ratio=statistics.median(one / other for one, other in zip(usual, sparing, strict=True)),
+        usual_seconds=statistics.median(one.seconds for one in usual),
+        sparing_seconds=statistics.median(one.seconds for one in sparing),
+        usual_cpu_seconds=median_cpu(usual),
+        sparing_cpu_seconds=median_cpu(sparing),
+        ratio=statistics.median(
+            one.seconds / other.seconds for one, other in zip(usual, sparing, strict=True)
+        ),
     )
 
 
-def _timed(way: Way, df: DataFrame, folder: Path, cores: int) -> tuple[int, float]:
-    started = time.perf_counter()
+def _timed(way: Way, df: DataFrame, folder: Path, cores: int) -> tuple[int, TreeSpent]:
+    clocks = TreeClocks()
     digest = way(df, folder, cores, _digest)
-    return digest, time.perf_counter() - started
+    return digest, clocks.spent()
 
 
 def _digest(rows: DataFrame) -> int:

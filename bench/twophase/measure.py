@@ -6,12 +6,9 @@ Invariant: the modes of a case read the same files and put out the same net rows
 
 from __future__ import annotations
 
-import os
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncstate.spark import MicroBatch, StreamingJob
+from bench.processor_time import TreeClocks, TreeSpent, median_cpu
 from bench.twophase.workloads import CASES, Case, write_input
 
 if TYPE_CHECKING:
@@ -56,6 +54,9 @@ class TwoPhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     one_seconds: float
     two_seconds: float
     auto_seconds: float
+    one_cpu_seconds: float | None
+    two_cpu_seconds: float | None
+    auto_cpu_seconds: float | None
     two_ratio: float
     auto_ratio: float
     two_cpu: float | None
@@ -72,8 +73,7 @@ class _Mode:
     job: StreamingJob
     on_batch: Callable[[DataFrame, int], None]
     output: list[Any]
-    seconds: list[float]
-    cpu: list[float | None]
+    spent: list[TreeSpent]
     local: list[bool]
 
 
@@ -127,15 +127,13 @@ def _mode(spark: SparkSession, case: Case, plan: Plan, folder: Path, value: str)
         if batch.batch_id < WARM_UP:
             output.extend(map(tuple, out.collect()))
 
-    return _Mode(job, on_batch, output, [], [], [])
+    return _Mode(job, on_batch, output, [], [])
 
 
 def _step(mode: _Mode, df: DataFrame, batch: int) -> None:
-    cpu, started = cpu_seconds(), time.perf_counter()
+    clocks = TreeClocks()
     mode.on_batch(df, batch)
-    mode.seconds.append(time.perf_counter() - started)
-    used = cpu_seconds()
-    mode.cpu.append(None if cpu is None or used is None else used - cpu)
+    mode.spent.append(clocks.spent())
     mode.local.append("local_rows_in" in _sums(mode))
 
 
@@ -168,7 +166,10 @@ def _netted(changelog: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
 
 
 def _result(case: Case, plan: Plan, exchanged: int, modes: dict[str, _Mode]) -> TwoPhaseResult:
-    seconds = {name: statistics.median(mode.seconds[WARM_UP:]) for name, mode in modes.items()}
+    counted = {name: mode.spent[WARM_UP:] for name, mode in modes.items()}
+    seconds = {name: statistics.median(each.seconds for each in spent) for name, spent in counted.items()}
+    wall = {name: [each.seconds for each in spent] for name, spent in counted.items()}
+    cpu = {name: [each.cpu_seconds for each in spent] for name, spent in counted.items()}
     return TwoPhaseResult(
         case=case.name,
         title=case.title,
@@ -178,36 +179,17 @@ def _result(case: Case, plan: Plan, exchanged: int, modes: dict[str, _Mode]) -> 
         one_seconds=seconds["one"],
         two_seconds=seconds["two"],
         auto_seconds=seconds["auto"],
-        two_ratio=_ratio(modes["one"].seconds, modes["two"].seconds) or 0.0,
-        auto_ratio=_ratio(modes["one"].seconds, modes["auto"].seconds) or 0.0,
-        two_cpu=_ratio(modes["one"].cpu, modes["two"].cpu),
-        auto_cpu=_ratio(modes["one"].cpu, modes["auto"].cpu),
+        one_cpu_seconds=median_cpu(counted["one"]),
+        two_cpu_seconds=median_cpu(counted["two"]),
+        auto_cpu_seconds=median_cpu(counted["auto"]),
+        two_ratio=_ratio(wall["one"], wall["two"]) or 0.0,
+        auto_ratio=_ratio(wall["one"], wall["auto"]) or 0.0,
+        two_cpu=_ratio(cpu["one"], cpu["two"]),
+        auto_cpu=_ratio(cpu["one"], cpu["auto"]),
         auto_local=statistics.mean(modes["auto"].local[WARM_UP:]),
     )
 
 
 def _ratio(first: Sequence[float | None], second: Sequence[float | None]) -> float | None:
-    pairs = list(zip(first, second, strict=True))[WARM_UP:]
-    ratios = [one / other for one, other in pairs if one is not None and other]
+    ratios = [one / other for one, other in zip(first, second, strict=True) if one is not None and other]
     return statistics.median(ratios) if ratios else None
-
-
-def cpu_seconds() -> float | None:
-    """Processor time so far of this process and all below it, the JVM and its workers; None without /proc."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            pid = int(stat.parent.name)
-            parents[pid] = int(fields[1])
-            ticks[pid] = sum(map(int, fields[11:15]))  # user and system, of children that have ended too
-    ours = os.getpid()
-    total = sum(ticks[pid] for pid in parents if _below(pid, ours, parents))
-    return total / os.sysconf("SC_CLK_TCK") if ticks else None
-
-
-def _below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
-    while pid not in (ancestor, 0):
-        pid = parents.get(pid, 0)
-    return pid == ancestor

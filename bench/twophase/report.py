@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
+from bench.report import short_count
 from bench.twophase.measure import TwoPhaseResult
 
 _HEADINGS = (
     "moved\nrows",
     "left\nrows",
     "one\nms",
+    "CPU\nms",
     "two\nms",
+    "CPU\nms",
     "two\ntime",
     "two\nCPU",
     "auto\ntime",
@@ -38,10 +41,12 @@ def two_phase_table(results: Sequence[TwoPhaseResult], title: str) -> Table:
     for result in results:
         table.add_row(
             result.case,
-            f"{result.rows_exchanged:,}",
-            f"{result.rows_operator:,}",
+            short_count(result.rows_exchanged),
+            short_count(result.rows_operator),
             f"{1_000 * result.one_seconds:,.0f}",
+            _milliseconds(result.one_cpu_seconds),
             f"{1_000 * result.two_seconds:,.0f}",
+            _milliseconds(result.two_cpu_seconds),
             _times(result.two_ratio),
             _times(result.two_cpu),
             _times(result.auto_ratio),
@@ -49,6 +54,10 @@ def two_phase_table(results: Sequence[TwoPhaseResult], title: str) -> Table:
             f"{result.auto_local:.0%}",
         )
     return table
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1_000 * seconds:,.0f}"
 
 
 def _times(ratio: float | None) -> str:

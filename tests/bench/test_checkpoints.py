@@ -22,6 +22,7 @@ from bench.checkpoints.driven import aggregate, settings
 from bench.checkpoints.onspark import BothJobs
 from bench.checkpoints.sizes import checkpoint_bytes
 from bench.job import Job
+from bench.processor_time import Spent
 from bench.rows import INPUT, batches
 
 
@@ -97,8 +98,12 @@ def test_bytes_are_all_that_is_written(tmp_path: Path) -> None:
 
 
 def test_the_mean_over_a_snapshot_interval_weighs_both_kinds() -> None:
-    plain = [Pair(1.0, 1.0 + over, snapshot=False) for over in (0.02, 0.04, 0.06)]
-    result = compared("x", 1, 1, [*plain, Pair(2.0, 3.0, snapshot=True)], 10, None)
+    plain = [
+        Pair(Spent(1.0, 2.0), Spent(1.0 + over, 2.0 + over), snapshot=False) for over in (0.02, 0.04, 0.06)
+    ]
+    with_snapshot = Pair(Spent(2.0, 2.0), Spent(3.0, 3.0), snapshot=True)
+    result = compared("x", 1, 1, [*plain, with_snapshot], 10, None)
+    assert [result.cpu, result.without_cpu_ms, result.plain_cpu_ms] == pytest.approx([0.02, 2000, 2040])
     assert [result.plain, result.snapshot] == pytest.approx([0.04, 0.5])
     assert result.every == pytest.approx((9 * 0.04 + 0.5) / 10)
     assert list(result.spread) == pytest.approx([0.02, 0.06])
@@ -107,7 +112,9 @@ def test_the_mean_over_a_snapshot_interval_weighs_both_kinds() -> None:
 def test_a_recovery_that_gives_other_output_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recoveries, "start", lambda task: Recovered(seconds=1.0, digest="other"))
+    monkeypatch.setattr(
+        recoveries, "start", lambda task: Recovered(seconds=1.0, cpu_seconds=1.0, digest="other")
+    )
     with pytest.raises(AsyncStateError, match="files linked: the recovered state gives another output"):
         recoveries.recovery(tmp_path, 100, 10, 1, 1, lambda _: None)
 

@@ -18,7 +18,7 @@ from bench.__main__ import app
 from bench.peers import measure, modes
 from bench.peers.child import Turns, run_ours, run_spark
 from bench.peers.inputs import check, write_input
-from bench.peers.itself import Task, measure_itself
+from bench.peers.itself import Task, measure_itself, raw
 from bench.peers.parts import PARTS
 from bench.peers.peers import PEERS
 from bench.peers.protocol import Run, Start, Timed
@@ -98,6 +98,7 @@ def test_the_comparison_runs_tiny(tmp_path: Path) -> None:
         ("ours-sync", "spark-changelog", 5.0)
     ]
     assert [figure["group"] for figure in document["itself"]] == ["growth"] * 4
+    assert all(figure["cpu_points"].keys() == figure["points"].keys() for figure in document["itself"])
     assert {"trigger", "sink", "output_mode", "conf_of_spark"} <= set(document["fairness"])
     assert "asyncstate, sync" in done.output
     assert "Spark, RocksDB, changelog" in done.output
@@ -221,6 +222,15 @@ def test_every_built_in_operator_runs_in_both_modes(tmp_path: Path) -> None:
     figures = measure_itself(task)
     assert [figure.name for figure in figures] == list(modes.CASES)
     assert all(figure.ratio > 0 and figure.aim == 1.0 and not figure.at_most for figure in figures)
+    assert all(list(figure.cpu_points) == ["sync", "async"] for figure in figures)
+
+
+def test_what_a_row_costs_by_hand_and_ours_is_told_by_both_clocks(tmp_path: Path) -> None:
+    task = Task(measurement="raw", folder=str(tmp_path), rows=50, state_keys=100, pairs=1, sizes=())
+    for figure in raw(task):
+        assert list(figure.points) == list(figure.cpu_points) == ["by hand", "ours"]
+        assert figure.ratio == pytest.approx(figure.points["ours"] / figure.points["by hand"])
+        assert all(cost > 0 for cost in figure.cpu_points.values())
 
 
 def test_figures_of_itself_are_shown_with_their_aims(tmp_path: Path) -> None:
@@ -234,6 +244,7 @@ def test_figures_of_itself_are_shown_with_their_aims(tmp_path: Path) -> None:
             aim=1.5,
             at_most=True,
             points={"1": 2.0, "20": 3.0},
+            cpu_points={"1": 1.5, "20": 0.25},
         ),
         Figure(
             group="modes", name="Join", ratio=0.94, low=0.9, high=0.99, aim=1.0, at_most=False, interval=True
@@ -242,7 +253,8 @@ def test_figures_of_itself_are_shown_with_their_aims(tmp_path: Path) -> None:
     even = msgspec.structs.replace(figures[1], name="Rank", high=1.01)
     figures.append(msgspec.structs.replace(figures[0], name="20 keys by 1, by hand", aim=None))
     assert [figure.met for figure in figures] == [True, False, None]
-    assert itself_table(figures, "itself").row_count == 3
+    table = itself_table(figures, "itself")
+    assert [next(iter(column.cells)) for column in table.columns[1:3]] == ["2.0 3.0", "1.5 0.25"]
     shown = list(itself_table([figures[1], even], "itself").columns[-1].cells)
     assert shown == ["[red]no[/red]", "even"]
     assert [path.name for path in write_plots([], figures, tmp_path, "title")] == ["peers-growth.png"]

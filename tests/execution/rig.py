@@ -29,7 +29,8 @@ from asyncstate.execution import (
     SyncExecutionController,
 )
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, StateDescriptor
-from asyncstate.storage import KeyedStore, MemoryStore, WriteOverlay
+from asyncstate.storage import KeyedStore, WriteOverlay
+from tests.memory_store import MemoryStore
 
 MODES = ["sync", "hot", "batched", "threads"]
 ASYNC_MODES = MODES[1:]

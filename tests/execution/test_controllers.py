@@ -23,7 +23,8 @@ from asyncstate.execution import (
 )
 from asyncstate.futures import StateFuture, combine_all
 from asyncstate.operator import RecordContext
-from asyncstate.storage import MemoryStore, WriteOverlay
+from asyncstate.storage import WriteOverlay
+from tests.memory_store import MemoryStore
 
 _NAMES = {8: "count"}
 _FRAME = BatchFrame(0, 0, None, pa.schema({"key": pa.int64(), "count": pa.int64()}))  # type: ignore[arg-type]

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from asyncstate.execution import AsyncExecutionController, AsyncLimits, BatchFrame, ReadPacer, Record
-from asyncstate.storage import MemoryStore, WriteOverlay
+from asyncstate.storage import WriteOverlay
+from tests.memory_store import MemoryStore
 
 _FRAME = BatchFrame(0, 0, None, pa.schema({"key": pa.int64()}))  # type: ignore[arg-type]
 

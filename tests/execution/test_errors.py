@@ -22,9 +22,9 @@ from asyncstate.state import (
     MapStateDescriptor,
     ValueStateDescriptor,
 )
-from asyncstate.storage import MemoryStore
 from asyncstate.testing import FaultyStore, OperatorHarness
 from tests.execution.rig import ASYNC_MODES, MODES, Rig, threads_end
+from tests.memory_store import MemoryStore
 
 VALUE = ValueStateDescriptor("total", pa.int64())
 LIST = ListStateDescriptor("seen", pa.int64())

@@ -18,7 +18,8 @@ from asyncstate.execution.reads import Reads, Values, Wanted
 from asyncstate.execution.record_reads import RecordReads
 from asyncstate.futures import StateFuture
 from asyncstate.requests import StateRequest
-from asyncstate.storage import MemoryStore, WriteOverlay
+from asyncstate.storage import WriteOverlay
+from tests.memory_store import MemoryStore
 
 _FRAME = BatchFrame(0, 0, None, pa.schema([]))  # type: ignore[arg-type]
 

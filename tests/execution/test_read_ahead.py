@@ -17,9 +17,10 @@ from asyncstate.execution.read_ahead import AheadBlock, ComingRecords, ReadAhead
 from asyncstate.execution.reads import Reads
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row, Timer
 from asyncstate.state import MapStateDescriptor, ValueStateDescriptor
-from asyncstate.storage import MemoryStore, WriteOverlay
+from asyncstate.storage import WriteOverlay
 from asyncstate.storage.spilled import WriteBound
 from asyncstate.testing import OperatorHarness
+from tests.memory_store import MemoryStore
 
 GROUP, A = b"\0\0", b"\x08"
 
@@ -369,13 +370,12 @@ def slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow_store")
-@pytest.mark.parametrize("store", ["rocksdb", "memory"])
 @pytest.mark.parametrize(
     "more", [{}, {"write-cache-size": "1mb", "cache-size": "0b"}, {"in-flight-limit": 7}]
 )
-def test_results_and_state_are_as_without(store: str, more: dict[str, Any]) -> None:
+def test_results_and_state_are_as_without(more: dict[str, Any]) -> None:
     batches = [[((n * 7919) % 3_000, n + batch) for n in range(6_000)] for batch in range(2)]
-    options = {"store": store, "cache-size": "64kb", **more}
+    options = {"cache-size": "64kb", **more}
     sync, stored, _ = _run(batches, False, **options)
     out, stored_async, figures = _run(batches, True, **options)
     assert out == sync
@@ -384,12 +384,12 @@ def test_results_and_state_are_as_without(store: str, more: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("store", "more"),
-    [("rocksdb", {}), ("memory", {"write-cache-size": "1mb"}), ("memory", {"in-flight-limit": 7})],
+    "more",
+    [{}, {"write-cache-size": "1mb"}, {"in-flight-limit": 7}],
 )
-def test_results_and_state_are_as_without_on_a_quick_store(store: str, more: dict[str, Any]) -> None:
+def test_results_and_state_are_as_without_on_a_quick_store(more: dict[str, Any]) -> None:
     batches = [[((n * 7919) % 6_007, n + batch) for n in range(5_000)] for batch in range(3)]
-    options = {"store": store, "cache-size": "0b", **more}
+    options = {"cache-size": "0b", **more}
     sync, stored, figures = _run(batches, False, **options)
     assert figures["store_reads"] > 10_000
     out, stored_async, figures = _run(batches, True, **options)
@@ -407,14 +407,14 @@ def test_results_and_state_are_as_without_on_a_quick_store(store: str, more: dic
 )
 def test_any_rows_give_what_sync_gives(shapes: list[tuple[int, int, int]]) -> None:
     batches = [[((n * 31 + salt) % keys, n * salt) for n in range(rows)] for rows, salt, keys in shapes]
-    sync = _run(batches, False, store="memory")[:2]
-    assert _run(batches, True, store="memory")[:2] == sync
+    sync = _run(batches, False)[:2]
+    assert _run(batches, True)[:2] == sync
 
 
 @pytest.mark.usefixtures("slow_store")
 def test_most_reads_of_a_record_are_there_when_it_comes() -> None:
     batches = [[(n, n) for n in range(10_000)] for _ in range(2)]
-    *_, figures = _run(batches, True, store="memory", **{"cache-size": "64kb"})
+    *_, figures = _run(batches, True, **{"cache-size": "64kb"})
     used = figures["read_ahead_keys"] - figures["read_ahead_unused"]
     # "first" for each row and "second" for half of them, but for the blocks that taught it
     assert 2 * 15_000 - 4 * BLOCK_ROWS <= used <= 2 * 25_000

@@ -10,7 +10,8 @@ import pytest
 from asyncstate.execution import Completion, ListGet, ReadPacer
 from asyncstate.execution.bundle_reads import BundleReads
 from asyncstate.execution.reads import Reads, Values
-from asyncstate.storage import MemoryStore, WriteBound, WriteOverlay
+from asyncstate.storage import WriteBound, WriteOverlay
+from tests.memory_store import MemoryStore
 
 
 class AlwaysSlow(ReadPacer):

@@ -40,7 +40,6 @@ DOCUMENTED_DEFAULTS = {
     "async-state.open-stores-size": 64 * 1024 * 1024,
     "async-state.write-cache-size": 256 * 1024 * 1024,
     "async-state.read-cache-size": 4 * 1024 * 1024,
-    "async-state.store": "rocksdb",
     "async-state.rocksdb.block-cache-size": 128 * 1024 * 1024,
     "async-state.rocksdb.direct-reads": False,
     "async-state.local-dir": None,
@@ -122,6 +121,16 @@ def test_an_unknown_key_names_the_nearest_and_all(spelling: str) -> None:
     assert all(key in text for key in DOCUMENTED_DEFAULTS)
 
 
+@pytest.mark.parametrize("value", ["memory", "rocksdb"])
+@pytest.mark.parametrize("spelling", ["async-state.store", "spark.async-state.store"])
+def test_a_key_that_was_removed_says_what_to_do(spelling: str, value: str) -> None:
+    for operator, session in (({spelling: value}, {}), ({}, {spelling: value})):
+        with pytest.raises(
+            ConfigurationError, match=f"^{spelling} has been removed; leave it out: .*in RocksDB"
+        ):
+            resolve(operator, session)
+
+
 def test_an_operator_option_that_is_no_key_at_all_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="unknown configuration key enabled"):
         resolve({"enabled": True}, {})
@@ -146,7 +155,6 @@ def test_an_operator_option_that_is_no_key_at_all_is_refused() -> None:
         ("io-parallelism", "Auto", 0),
         ("io-parallelism", "8", 8),
         ("epoch-mode", "parallel-between-epochs", "parallel-between-epochs"),
-        ("store", "memory", "memory"),
         ("checkpoint-dir", "s3://bucket/x", "s3://bucket/x"),
     ],
 )
@@ -178,7 +186,6 @@ def test_texts(key: str, text: object, value: object) -> None:
         ("cache-size", "-1b"),
         ("io-parallelism", "1000"),
         ("epoch-mode", "parallel"),
-        ("store", "forst"),
         ("checkpoint-dir", "  "),
         ("checkpoint-dir", None),
         ("parallelism", "40000"),

@@ -1,4 +1,4 @@
-"""Operators with a time to live through the runtime: both modes, both stores, restarts, what leaves the disk."""
+"""Operators with a time to live through the runtime: both modes, restarts, what leaves the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IntervalJoin through the runtime: both modes, both stores, restore and rescale, SQL, and single cases."""
+"""IntervalJoin through the runtime: both modes, restore and rescale, SQL, and single cases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from operators.join.interval.found import REWRITE_ROWS
 from tests.operators.direct import DirectRunner
 from tests.operators.interval_model import KINDS, LEFT, RIGHT, SECOND, IntervalModel, Push, Row
 
-MODES = ((False, "memory"), (False, "rocksdb"), (True, "memory"), (True, "rocksdb"))
 HOT_READS = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
 
 SQL = {
@@ -99,12 +98,11 @@ def test_all_modes_agree_with_the_model_and_leave_nothing(kind: Any) -> None:
                     "5 seconds",
                     watermark_delay=2 * SECOND,
                     async_enabled=enabled,
-                    store=store,
                     options=HOT_READS if enabled else None,
                     **own,
                 )
             )
-            for enabled, store in MODES
+            for enabled in (False, True)
         ]
         for pushes in random_batches(KINDS.index(kind), 4):
             watermark = harnesses[0].watermark
@@ -123,14 +121,14 @@ def test_all_modes_agree_with_the_model_and_leave_nothing(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "anti", "semi"])
-def test_goes_on_after_restores_at_another_parallelism_mode_and_store(kind: Any) -> None:
+def test_goes_on_after_restores_at_another_parallelism_and_mode(kind: Any) -> None:
     """Which rows had a partner is not forgotten: each is put out once."""
     model = IntervalModel(kind, -3 * SECOND, 3 * SECOND)
     batches = list(random_batches(7, 5))
     changes = (
         {"parallelism": 3, "async_enabled": True},
         {"parallelism": 2},
-        {"parallelism": 1, "async_enabled": False, "store": "rocksdb"},
+        {"parallelism": 1, "async_enabled": False},
     )
     with ExitStack() as stack:
         harness = stack.enter_context(make(kind, "-3 seconds", "3 seconds", watermark_delay=SECOND))

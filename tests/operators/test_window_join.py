@@ -364,7 +364,7 @@ def test_windows_that_rows_carry_may_end_anywhere() -> None:
 
 def test_sync_and_async_store_the_same_bytes() -> None:
     options = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
-    with make("full") as sync, make("full", async_enabled=True, store="rocksdb", options=options) as other:
+    with make("full") as sync, make("full", async_enabled=True, options=options) as other:
         for number in range(4):
             some = added(0, *((key, number, S * (3 * number + key)) for key in range(20)))
             some += [(1, "+I" if number % 2 else "-D", (key, 0, 0)) for key in range(3)]

@@ -76,9 +76,9 @@ class Scan(RecordOperator):
         ctx.emit(row.key, total)
 
 
-def _harness(operator: Any, enabled: bool, kind: str = "rocksdb", **options: Any) -> OperatorHarness:
+def _harness(operator: Any, enabled: bool, **options: Any) -> OperatorHarness:
     settings = {f"async-state.{name.replace('_', '-')}": value for name, value in options.items()}
-    return OperatorHarness(operator, SCHEMA, ["key"], async_enabled=enabled, store=kind, options=settings)
+    return OperatorHarness(operator, SCHEMA, ["key"], async_enabled=enabled, options=settings)
 
 
 def _batch(harness: OperatorHarness, rows: list[list[int]]) -> list[tuple[Any, ...]]:
@@ -238,17 +238,15 @@ ROWS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), max_size=25)
     cache_size=st.sampled_from(["0b", "1kb", "128mb"]),
     read_cache_size=st.sampled_from(["0b", "1kb", "4mb"]),
     enabled=st.booleans(),
-    kind=st.sampled_from(["rocksdb", "memory"]),
 )
 def test_any_history_gives_the_sums_of_what_was_committed(
     batches: list[tuple[list[tuple[int, int]], str]],
     cache_size: str,
     read_cache_size: str,
     enabled: bool,
-    kind: str,
 ) -> None:
     sums: dict[int, int] = {}
-    with _harness(Sum(), enabled, kind, cache_size=cache_size, read_cache_size=read_cache_size) as harness:
+    with _harness(Sum(), enabled, cache_size=cache_size, read_cache_size=read_cache_size) as harness:
         for rows, fate in batches:
             before = harness._manifest
             if fate == "fail":

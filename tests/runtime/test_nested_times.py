@@ -70,10 +70,10 @@ def test_columns_take_datetimes_too() -> None:
         assert harness.end_batch() == [("+I", 1, None, [[MOMENT_US]], MOMENT_US, "")]
 
 
-def run(operator: Any, store: str, async_enabled: bool) -> tuple[list[Any], dict[bytes, bytes]]:
+def run(operator: Any, async_enabled: bool) -> tuple[list[Any], dict[bytes, bytes]]:
     """Two micro-batches of a key's rows: the rows of the second, and what is stored before the windows end."""
     with OperatorHarness(
-        operator, SCHEMA, ["k"], event_time="at", watermark_delay=0, store=store, async_enabled=async_enabled
+        operator, SCHEMA, ["k"], event_time="at", watermark_delay=0, async_enabled=async_enabled
     ) as harness:
         harness.push([(1, deep(10), [[5]], 1)])
         harness.end_batch()
@@ -83,29 +83,27 @@ def run(operator: Any, store: str, async_enabled: bool) -> tuple[list[Any], dict
         return [*rows, *harness.finish()], entries
 
 
-@pytest.mark.parametrize("store", ["memory", "rocksdb"])
-def test_a_reduce_keeps_such_rows_in_state(store: str) -> None:
+def test_a_reduce_keeps_such_rows_in_state() -> None:
     operator = KeyedReduce(lambda old, new: (new.k, old.deep, old.times + new.times, new["at"]))
-    rows, entries = run(operator, store, False)
+    rows, entries = run(operator, False)
     assert [(plain(row[2]), row[3], row[4]) for row in rows] == [(plain(deep(10)), [[5], [6], None], 2)]
     assert entries
-    assert run(operator, store, True) == (rows, entries)
+    assert run(operator, True) == (rows, entries)
 
 
-@pytest.mark.parametrize("store", ["memory", "rocksdb"])
-def test_windows_keep_such_rows_in_state(store: str) -> None:
+def test_windows_keep_such_rows_in_state() -> None:
     output = pa.schema([("k", pa.int64()), ("deep", pa.list_(DEEP)), ("last", UTC_US)])
     operator = WindowApply(
         lambda key, window, rows: [(*key, [row.deep for row in rows], rows[-1].times[0][0])],
         tumble("1 second"),
         output,
     )
-    rows, entries = run(operator, store, False)
+    rows, entries = run(operator, False)
     assert [(row[1], list(map(plain, row[2])), row[3]) for row in rows] == [
         (1, [plain(deep(10)), plain(deep(20))], 6)
     ]
     assert entries
-    assert run(operator, store, True) == (rows, entries)
+    assert run(operator, True) == (rows, entries)
 
 
 def plain(value: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def stored_state(checkpoint: Path, version: int | None = None) -> Stored:
             entries = state[uid] = {}
             for partition in range(operator.parallelism):
                 base = partition_base(manifest, uid, partition, operator.parallelism)
-                with stores.acquire(uid, partition, base, in_memory=True) as lease:
+                with stores.acquire(uid, partition, base) as lease:
                     own = dict(lease.store.iterate())
                 twice = entries.keys() & own.keys()
                 assert all(key[:2] == BROADCAST_GROUP for key in twice), "a key is stored by one partition"

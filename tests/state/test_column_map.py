@@ -55,9 +55,7 @@ def entries_after(
 ) -> dict[bytes, bytes]:
     """What is stored when ``story`` has run, each micro-batch after a restart with the next parallelism."""
     MapProbe.model = Model()
-    harness = OperatorHarness(
-        MapProbe(), INPUT, ["key"], async_enabled=async_enabled, options=options, store="memory"
-    )
+    harness = OperatorHarness(MapProbe(), INPUT, ["key"], async_enabled=async_enabled, options=options)
     for number, batch in enumerate(story):
         harness.push(batch)
         harness.end_batch()
@@ -161,7 +159,6 @@ def test_distinct_counts_through_restarts_and_rescales(
             ["key"],
             async_enabled=async_enabled,
             options={"async-state.bundle-size": bundle},
-            store="memory",
             changelog=True,
         )
         output, stored = [], []

@@ -28,7 +28,6 @@ from tests.state.evolving import (
 )
 
 BOTH_MODES = pytest.mark.parametrize("async_enabled", [False, True], ids=["sync", "async"])
-BOTH_STORES = pytest.mark.parametrize("store", ["memory", "rocksdb"])
 
 
 def kinds(operator: Kinds, **given_: Any) -> OperatorHarness:
@@ -36,7 +35,7 @@ def kinds(operator: Kinds, **given_: Any) -> OperatorHarness:
 
 
 def run_chain(
-    types: list[pa.DataType], seed: int, async_enabled: bool, store: str, parallelism: list[int]
+    types: list[pa.DataType], seed: int, async_enabled: bool, parallelism: list[int]
 ) -> tuple[list[str], list[str], list[dict[bytes, bytes]]]:
     """A run for each version of the type, each a restart: what is shown, what should be, what is stored."""
     rng, model = random.Random(seed), Model()
@@ -51,7 +50,7 @@ def run_chain(
         operator = Kinds(kind, values)
         changes = {"parallelism": parallelism[number % len(parallelism)]}
         harness = (
-            kinds(operator, async_enabled=async_enabled, store=store, **changes)
+            kinds(operator, async_enabled=async_enabled, **changes)
             if last is None
             else last.restore(snapshot, operator=operator, **changes)  # type: ignore[arg-type]
         )
@@ -80,36 +79,34 @@ def test_chains_of_evolutions_of_every_kind(seed: int, versions: int) -> None:
     types = [random_type(rng)]
     for number in range(versions):
         types.append(evolved_type(rng, types[-1], f"n{number}"))
-    shown, expected, stored = run_chain(types, seed, False, "memory", [1, 2])
+    shown, expected, stored = run_chain(types, seed, False, [1, 2])
     assert shown == expected
-    assert run_chain(types, seed, True, "memory", [1, 2]) == (shown, expected, stored)
+    assert run_chain(types, seed, True, [1, 2]) == (shown, expected, stored)
 
 
-@BOTH_MODES
-def test_a_chain_in_rocksdb(async_enabled: bool) -> None:
+def test_a_chain_that_begins_with_two_partitions() -> None:
     types = [pa.struct([("f0", pa.int8()), ("f1", pa.struct([("x", pa.float32())]))])]
     rng = random.Random(7)
     for number in range(3):
         types.append(evolved_type(rng, types[-1], f"n{number}"))
-    shown, expected, stored = run_chain(types, 7, async_enabled, "rocksdb", [2, 1])
+    shown, expected, stored = run_chain(types, 7, False, [2, 1])
     assert shown == expected
-    assert run_chain(types, 7, not async_enabled, "memory", [2, 1])[2] == stored
+    assert run_chain(types, 7, True, [2, 1]) == (shown, expected, stored)
 
 
 @BOTH_MODES
 def test_plain_numbers_become_wider(async_enabled: bool) -> None:
     types = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
-    shown, expected, _ = run_chain(types, 3, async_enabled, "memory", [1])
+    shown, expected, _ = run_chain(types, 3, async_enabled, [1])
     assert shown == expected
 
 
 @BOTH_MODES
-@BOTH_STORES
-def test_long_lists_hold_elements_of_several_versions(store: str, async_enabled: bool) -> None:
+def test_long_lists_hold_elements_of_several_versions(async_enabled: bool) -> None:
     def version(kind: pa.DataType, harness: OperatorHarness | None, first: int) -> OperatorHarness:
         operator = Kinds(kind, [{"a": at, "b": "t" * 40} for at in range(first + 300)])
         made = (
-            kinds(operator, store=store, async_enabled=async_enabled)
+            kinds(operator, async_enabled=async_enabled)
             if harness is None
             else harness.restore(harness.snapshot(), operator=operator)
         )
@@ -188,17 +185,13 @@ def reopened(operator: Any, schemas: Any, key: Any, folder: Any, **more: Any) ->
 
 
 @BOTH_MODES
-@BOTH_STORES
 @pytest.mark.parametrize("ttl", [None, StateTtl("1 day")], ids=["for ever", "with a ttl"])
-def test_columns_of_several_versions(
-    tmp_path: Any, store: str, async_enabled: bool, ttl: StateTtl | None
-) -> None:
-    mode = {"store": store, "async_enabled": async_enabled}
+def test_columns_of_several_versions(tmp_path: Any, async_enabled: bool, ttl: StateTtl | None) -> None:
     old = [(key % 5, key, key / 2, {"a": key % 100}) for key in range(400)]
-    harness = reopened(Columns(ttl=ttl), NARROW, ["k"], tmp_path, **mode)
+    harness = reopened(Columns(ttl=ttl), NARROW, ["k"], tmp_path, async_enabled=async_enabled)
     harness.push(old)
     harness.end_batch()
-    harness = reopened(Columns(ttl=ttl), WIDE, ["k"], tmp_path, **mode, parallelism=2)
+    harness = reopened(Columns(ttl=ttl), WIDE, ["k"], tmp_path, async_enabled=async_enabled, parallelism=2)
     harness.push([(3, "text", 2**40, 0.1, {"a": 2**20, "b": "c"})])
     expected = [(3, 3, None, n, x, {"a": s["a"], "b": None}, 81) for k, n, x, s in old if k == 3]
     expected.append((3, 3, "text", 2**40, 0.1, {"a": 2**20, "b": "c"}, 81))

@@ -40,8 +40,9 @@ from asyncstate.offline import StateDecoder
 from asyncstate.offline.inspection import Inspection, partition_sizes, read_partition
 from asyncstate.offline.json_text import plain
 from asyncstate.operator import SortKey
-from asyncstate.storage import MemoryStore, StateSpec
+from asyncstate.storage import StateSpec
 from asyncstate.testing import OperatorHarness
+from tests.memory_store import MemoryStore
 
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int32()), ("v", pa.int64()), ("t", pa.timestamp("us"))])
 KEY = ["k", "n"]

@@ -30,7 +30,8 @@ from asyncstate.futures import DONE, StateFuture
 from asyncstate.operator import InputSpec
 from asyncstate.state import Trial, Trials, with_known_values
 from asyncstate.state.keyed import known, trials
-from asyncstate.storage import MemoryStore, WriteOverlay
+from asyncstate.storage import WriteOverlay
+from tests.memory_store import MemoryStore
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 from tests.state.programs import HypothesisDraw, MicroBatch, Model, ProgramRunner, generate, some_states
 

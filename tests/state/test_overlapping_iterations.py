@@ -19,10 +19,10 @@ from asyncstate.errors import StoreError
 from asyncstate.execution import ReadPacer
 from asyncstate.execution.range_reads import positions_behind
 from asyncstate.runtime import worker_memory
-from asyncstate.storage import MemoryStore
 from asyncstate.testing import OperatorHarness
 from asyncstate.testing.faults import FaultyStore
 from tests.execution.rig import Rig
+from tests.memory_store import MemoryStore
 
 WAITING = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
 PAGES_OF_3 = {"async-state.iterate-response-batch-size": "3", "async-state.in-flight-limit": "4"}

@@ -469,8 +469,8 @@ class Folding(RecordOperator):
         )
 
 
-def folding_harness(async_enabled: bool, store: str = "rocksdb", **more: Any) -> OperatorHarness:
-    return OperatorHarness(Folding(), SCHEMA, ["key"], async_enabled=async_enabled, store=store, **more)
+def folding_harness(async_enabled: bool, **more: Any) -> OperatorHarness:
+    return OperatorHarness(Folding(), SCHEMA, ["key"], async_enabled=async_enabled, **more)
 
 
 def expected_rows(rows: Rows) -> list[tuple[Any, ...]]:
@@ -491,7 +491,7 @@ ROWS = st.lists(
 
 
 @given(st.lists(ROWS, min_size=1, max_size=3))
-def test_both_modes_and_stores_give_the_same_rows_and_bytes(batches: list[Rows]) -> None:
+def test_both_modes_give_the_same_rows_and_bytes(batches: list[Rows]) -> None:
     stored = []
     for async_enabled in (False, True):
         with folding_harness(async_enabled) as harness:

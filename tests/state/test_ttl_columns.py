@@ -64,7 +64,7 @@ def seen(*numbers: int) -> tuple[Any, ...]:
     return ("+I", 1, numbers[-1], list(numbers), list(numbers))
 
 
-# -- what reads show, in both modes and on both stores ----------------------------------------------------
+# -- what reads show, in both modes -----------------------------------------------------------------------
 
 
 def test_rows_expire_each_by_itself(bench: Callable[..., ColumnBench]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from asyncstate.storage import KeyedStore, MemoryStore, RocksDBStore
+from asyncstate.storage import KeyedStore, RocksDBStore
+from tests.memory_store import MemoryStore
 from tests.storage.minijob import SMALL, MiniJob
 
 
@@ -19,15 +19,8 @@ def job(tmp_path: Path) -> MiniJob:
 
 
 @pytest.fixture(params=["rocksdb", "memory"])
-def store_kind(request: pytest.FixtureRequest) -> Literal["rocksdb", "memory"]:
-    """Runs the test once over each store."""
-    kind: Literal["rocksdb", "memory"] = request.param
-    return kind
-
-
-@pytest.fixture
-def store(store_kind: Literal["rocksdb", "memory"], tmp_path: Path) -> Iterator[KeyedStore]:
-    """An empty store of each kind."""
-    made: KeyedStore = MemoryStore() if store_kind == "memory" else RocksDBStore(tmp_path / "db", SMALL)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KeyedStore]:
+    """An empty store: RocksDB, and the fake that other tests take for it."""
+    made: KeyedStore = MemoryStore() if request.param == "memory" else RocksDBStore(tmp_path / "db", SMALL)
     yield made
     made.close()

@@ -68,24 +68,17 @@ class MiniJob:
         self.ways: list[str] = []
         self._attempts = itertools.count()
 
-    def lease(
-        self, manifest: Manifest | None, partition: int, parallelism: int, memory: bool = False
-    ) -> Lease:
+    def lease(self, manifest: Manifest | None, partition: int, parallelism: int) -> Lease:
         """A lease on one partition at the manifest's version."""
         base = partition_base(manifest, self.uid, partition, parallelism)
-        lease = self.stores.acquire(
-            self.uid, partition, base, self.options, in_memory=memory, give_away=self.give_away
-        )
+        lease = self.stores.acquire(self.uid, partition, base, self.options, give_away=self.give_away)
         self.ways.append(lease.restored.way)
         return lease
 
-    def attempt(
-        self, base: Manifest | None, batch_id: int, writes: Writes, parallelism: int = 1, memory: bool = False
-    ) -> Manifest:
+    def attempt(self, base: Manifest | None, batch_id: int, writes: Writes, parallelism: int = 1) -> Manifest:
         """Run all tasks of a batch and return the manifest that would commit it."""
         partitions = [
-            self.run_partition(base, batch_id, writes, number, parallelism, memory)
-            for number in range(parallelism)
+            self.run_partition(base, batch_id, writes, number, parallelism) for number in range(parallelism)
         ]
         operator = OperatorManifest(self.uid, "Op", parallelism, partitions)
         version = -1 if base is None else base.batch_id
@@ -98,11 +91,10 @@ class MiniJob:
         writes: Writes,
         partition: int,
         parallelism: int,
-        memory: bool,
     ) -> PartitionManifest:
         """Run one task: lease, overlay, commit files."""
         first, end = group_range(partition, parallelism, MAX_PARALLELISM)
-        with self.lease(base, partition, parallelism, memory) as lease:
+        with self.lease(base, partition, parallelism) as lease:
             overlay = WriteOverlay(lease.store)
             for written, value in writes.items():
                 if first <= int.from_bytes(written[:2], "big") < end:
@@ -121,20 +113,18 @@ class MiniJob:
                 snapshot_every_deltas=self.snapshot_every_deltas,
             )
 
-    def batch(self, writes: Writes, parallelism: int = 1, memory: bool = False) -> Manifest:
+    def batch(self, writes: Writes, parallelism: int = 1) -> Manifest:
         """Run and commit the next batch."""
         base = self.checkpoint.latest()
-        manifest = self.attempt(base, 0 if base is None else base.batch_id + 1, writes, parallelism, memory)
+        manifest = self.attempt(base, 0 if base is None else base.batch_id + 1, writes, parallelism)
         self.checkpoint.commit(manifest)
         return manifest
 
-    def content(
-        self, manifest: Manifest | None, parallelism: int = 1, memory: bool = False
-    ) -> dict[bytes, bytes]:
+    def content(self, manifest: Manifest | None, parallelism: int = 1) -> dict[bytes, bytes]:
         """All entries at a version, read through leases at the given parallelism."""
         found: dict[bytes, bytes] = {}
         for partition in range(parallelism):
-            with self.lease(manifest, partition, parallelism, memory) as lease:
+            with self.lease(manifest, partition, parallelism) as lease:
                 entries = list(lease.store.iterate(page_entries=7))
                 assert lease.store.version == (-1 if manifest is None else manifest.batch_id)
                 found.update(entries)

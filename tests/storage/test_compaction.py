@@ -54,11 +54,11 @@ class Watched:
         self.expected = applied(self.expected, writes)
         self.job.batch(writes)
         with self.job.lease(newest(self.job), 0, 1) as lease:
-            self.paths.append(lease.rocks.path)
-            self.runs.append(lease.rocks.sorted_runs())
+            self.paths.append(lease.store.path)
+            self.runs.append(lease.store.sorted_runs())
             self.fetched += lease.restored.bytes_fetched
             assert dict(lease.store.iterate()) == self.expected
-        self.merges += compactions(Path(lease.rocks.path).parent)
+        self.merges += compactions(Path(lease.store.path).parent)
 
     def finish_copies(self) -> None:
         copies.join(self.root)
@@ -129,7 +129,7 @@ def test_without_a_free_slot_the_store_is_merged_itself_above_the_limit(job: Min
     for number in range(12):
         job.batch(writes_of(number))
         with job.lease(newest(job), 0, 1) as lease:
-            runs.append(lease.rocks.sorted_runs())
+            runs.append(lease.store.sorted_runs())
     assert runs[:8] == [*range(1, 9)]
     assert max(runs) <= 9
     assert runs[-1] < 9
@@ -164,7 +164,7 @@ def test_a_copy_takes_along_what_is_cached_of_the_store_that_it_replaces(tmp_pat
     (held,) = workers[0]._kept
     workers[0]._kept[held].give_away = lambda: (base.lineage, "cached")
     with second.lease(newest(second), 0, 1) as lease:
-        assert str(Path(lease.rocks.path).parent) != held
+        assert str(Path(lease.store.path).parent) != held
         assert lease.cached == "cached"
         assert not Path(held).exists()
     for stores in workers:

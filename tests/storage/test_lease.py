@@ -19,7 +19,6 @@ from asyncstate.storage import (
     LocalFiles,
     LocalStores,
     Manifest,
-    MemoryStore,
     RocksDBStore,
     partition_base,
 )
@@ -64,16 +63,6 @@ def test_another_machine_builds_from_snapshot_and_deltas(job: MiniJob, tmp_path:
         assert dict(lease.store.iterate()) == expected
 
 
-def test_memory_store_reads_and_writes_the_same_checkpoint(job: MiniJob) -> None:
-    job.batch({A: b"1", B: b"1"}, memory=True)
-    job.batch({B: None, C: b"2"}, memory=False)
-    job.batch({A: b"3"}, memory=True)
-    expected = {A: b"3", C: b"2"}
-    assert job.content(newest(job), memory=True) == job.content(newest(job), memory=False) == expected
-    with job.lease(newest(job), 0, 1, memory=True) as lease:
-        assert isinstance(lease.store, MemoryStore)
-
-
 def test_failed_batch_leaves_the_store_at_its_base(job: MiniJob) -> None:
     job.batch({A: b"1"})
     base = newest(job)
@@ -112,7 +101,7 @@ def test_older_versions_are_readable(job: MiniJob) -> None:
 def test_two_attempts_at_once_use_two_folders(job: MiniJob) -> None:
     job.batch({A: b"1"})
     with job.lease(newest(job), 0, 1) as first, job.lease(newest(job), 0, 1) as second:
-        assert first.rocks.path != second.rocks.path
+        assert first.store.path != second.store.path
         assert first.store.get(A) == second.store.get(A) == b"1"
 
 
@@ -134,14 +123,14 @@ def test_waiting_attempt_gets_the_slot_that_is_given_back(job: MiniJob, tmp_path
     first.release()
     first.release()
     waiting.join()
-    assert taken[0].rocks.path == first.rocks.path
+    assert taken[0].store.path == first.store.path
     taken[0].release()
 
 
 def test_stale_slots_are_removed(job: MiniJob) -> None:
     job.batch({A: b"0"})
     with job.lease(newest(job), 0, 1), job.lease(newest(job), 0, 1) as second:
-        stale = Path(second.rocks.path).parent
+        stale = Path(second.store.path).parent
     for n in range(20):
         job.batch({A: b"%d" % n})
     assert not stale.exists()
@@ -162,7 +151,7 @@ def test_damaged_local_store_is_rebuilt_at_the_next_lease(
     job.batch(content)
     assert job.content(newest(job)) == content
     with job.lease(newest(job), 0, 1) as lease:
-        (sst,) = Path(lease.rocks.path).glob("*.sst")
+        (sst,) = Path(lease.store.path).glob("*.sst")
     damaged = bytearray(sst.read_bytes())
     for position in range(1000, len(damaged) - 5000, 5000):
         damaged[position] ^= 0xFF
@@ -179,7 +168,7 @@ def test_damaged_local_store_is_rebuilt_at_the_next_lease(
 def test_unusable_local_folder_is_rebuilt(job: MiniJob, victim: str) -> None:
     job.batch({A: b"1"})
     with job.lease(newest(job), 0, 1) as lease:
-        folder = Path(lease.rocks.path)
+        folder = Path(lease.store.path)
     path = folder.parent / "VERSION" if victim == "VERSION" else folder / "CURRENT"
     path.write_bytes(b"nonsense\n")
     assert job.content(newest(job)) == {A: b"1"}
@@ -266,7 +255,7 @@ def test_two_processes_never_share_a_folder(job: MiniJob, tmp_path: Path) -> Non
     body = """
     for _ in range(15):
         with stores.acquire("op", 0, base) as lease:
-            mark = Path(lease.rocks.path + ".mark")
+            mark = Path(lease.store.path + ".mark")
             os.close(os.open(mark, os.O_CREAT | os.O_EXCL))  # fails if another holder is there
             assert lease.store.get(b"\\0\\0a") == b"1"
             mark.unlink()
@@ -284,10 +273,10 @@ def test_killed_holder_frees_its_slot(job: MiniJob, tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         with job.lease(newest(job), 0, 1) as lease:
-            assert lease.rocks.path.endswith("slot-1/db")
+            assert lease.store.path.endswith("slot-1/db")
         process.kill()
     with job.lease(newest(job), 0, 1) as lease:
-        assert lease.rocks.path.endswith("slot-0/db")
+        assert lease.store.path.endswith("slot-0/db")
         assert dict(lease.store.iterate()) == {A: b"1"}
 
 
@@ -396,9 +385,9 @@ def test_a_damaged_store_is_rebuilt_though_nothing_can_be_written_about_it(job: 
     """As on a full disk; a folder of that name refuses the file as well."""
     job.batch({A: b"1"})
     lease = job.lease(newest(job), 0, 1)
-    blocked = Path(lease.rocks.path).parent / "VERSION.tmp"
+    blocked = Path(lease.store.path).parent / "VERSION.tmp"
     blocked.mkdir()
-    lease.rocks.damaged = True
+    lease.store.damaged = True
     lease.release(settle=False)
     blocked.rmdir()
     with job.lease(newest(job), 0, 1) as lease:
@@ -439,7 +428,7 @@ def test_compaction_is_begun_seldom_and_never_lost(
     assert merged[0] == runs + 1
     assert len(merged) <= 3
     with job.lease(newest(job), 0, 1) as lease:
-        assert lease.rocks.sorted_runs() <= SMALL.sorted_runs_max
+        assert lease.store.sorted_runs() <= SMALL.sorted_runs_max
         assert dict(lease.store.iterate()) == expected
 
 
@@ -452,9 +441,9 @@ def test_a_rebuilt_store_is_not_compacted_by_its_first_task(job: MiniJob, tmp_pa
     runs = []
     for _ in range(3):
         with elsewhere.acquire("op", 0, partition_base(newest(job), "op", 0, 1), SMALL) as lease:
-            runs.append(lease.rocks.sorted_runs())
+            runs.append(lease.store.sorted_runs())
             if len(runs) == 2:
-                assert lease.rocks.settle()
+                assert lease.store.settle()
     assert runs[0] == deltas
     assert runs[2] < SMALL.sorted_runs
 

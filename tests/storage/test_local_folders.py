@@ -30,7 +30,7 @@ def lease(stores: LocalStores) -> Lease:
 
 def test_the_default_folder_is_the_users_own(job: MiniJob, default_folder: Path) -> None:
     with lease(LocalStores(None, "job", job.files)) as leased:
-        path = Path(leased.rocks.path)
+        path = Path(leased.store.path)
         assert path.is_relative_to(default_folder)
         (made,) = default_folder.iterdir()
         for folder in (default_folder, made, made / "op" / "0"):
@@ -89,11 +89,11 @@ def test_stores_of_abandoned_checkpoints_go(tmp_path: Path) -> None:
         made = MiniJob(tmp_path / name)
         with lease(LocalStores(tmp_path / "local", "job", made.files)) as leased:
             leased.store.apply([(key(0, "a"), b"1")], 0)
-            return Path(leased.rocks.path).parent
+            return Path(leased.store.path).parent
 
     first, second, running = used("first"), used("second"), MiniJob(tmp_path / "running")
     with lease(LocalStores(tmp_path / "local", "job", running.files)) as leased:
-        third = Path(leased.rocks.path).parent
+        third = Path(leased.store.path).parent
         for slot in (first, third):
             os.utime(slot / "VERSION", (time.time() - OLD_SECONDS,) * 2)
         used("newest")

@@ -85,7 +85,7 @@ def test_a_failed_task_leaves_no_open_store(tmp_path: Path, kept: OpenStores) ->
         raise ValueError("mine")
     assert len(kept) == 0
     with job.lease(manifest, 0, 1) as lease:
-        lease.rocks.damaged = True
+        lease.store.damaged = True
     assert len(kept) == 0
     assert job.content(manifest) == {A: b"1"}
     assert job.ways[-2:] == ["kept", "rebuilt"]
@@ -265,7 +265,7 @@ stores = LocalStores(root / "local", "job", files, open_stores=kept, open_bytes_
 def run():
     base = partition_base(Checkpoint(files).latest(), "op", 0, 1)
     with stores.acquire("op", 0, base) as lease:
-        return lease.restored.way, dict(lease.store.iterate()), Path(lease.rocks.path).parent.name
+        return lease.restored.way, dict(lease.store.iterate()), Path(lease.store.path).parent.name
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 for line in sys.stdin:  # as a worker of Spark's: the main thread waits for its next task
@@ -329,7 +329,7 @@ def test_a_deleted_folder_is_not_used_any_more(tmp_path: Path, kept: OpenStores,
     shutil.rmtree(tmp_path / "local")
     worker.do("lease = stores.acquire('op', 0, partition_base(Checkpoint(files).latest(), 'op', 0, 1))")
     with job.lease(manifest, 0, 1) as lease:
-        assert lease.rocks.path.endswith("slot-1/db")
+        assert lease.store.path.endswith("slot-1/db")
         assert dict(lease.store.iterate()) == {A: b"1"}
 
 
@@ -358,7 +358,7 @@ def test_a_killed_holder_leaves_what_another_can_take(
     else:
         assert worker.do("run()") == ""
     with job.lease(second, 0, 1) as lease:
-        assert lease.rocks.path.endswith("slot-0/db")
+        assert lease.store.path.endswith("slot-0/db")
     for manifest, content in ((first, {A: b"0"}), (second, {A: b"1", B: b"1"}), (first, {A: b"0"})):
         assert job.content(manifest) == content
 
@@ -373,7 +373,7 @@ def test_a_holder_that_hangs_is_left_alone(
     worker.process.send_signal(signal.SIGSTOP)
     try:
         with job.lease(manifest, 0, 1) as lease:
-            assert lease.rocks.path.endswith("slot-1/db")
+            assert lease.store.path.endswith("slot-1/db")
             assert dict(lease.store.iterate()) == {A: b"1"}
     finally:
         worker.process.send_signal(signal.SIGCONT)
@@ -395,7 +395,7 @@ def test_a_forked_process_has_nothing_of_it(tmp_path: Path, worker: Worker) -> N
         worker.process.kill()
         worker.process.wait()
         with job.lease(job.checkpoint.latest(), 0, 1) as lease:
-            assert lease.rocks.path.endswith("slot-0/db")
+            assert lease.store.path.endswith("slot-0/db")
     finally:
         os.kill(child, signal.SIGKILL)
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from asyncstate.figures import named
-from asyncstate.storage import MISSING, CachedEntries, KeyedStore, MemoryStore, WriteOverlay, changes_from
+from asyncstate.storage import MISSING, CachedEntries, KeyedStore, WriteOverlay, changes_from
+from tests.memory_store import MemoryStore
 
 KEYS = st.binary(min_size=1, max_size=2) | st.sampled_from([b"a", b"ab", b"b", b"\xff", b"\xff\xff"])
 VALUES = st.binary(max_size=4)

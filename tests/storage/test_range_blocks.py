@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from asyncstate.errors import StoreError
-from asyncstate.storage import KeyedStore, MemoryStore, RocksDBOptions, RocksDBStore, WriteBound, WriteOverlay
+from asyncstate.storage import KeyedStore, RocksDBOptions, RocksDBStore, WriteBound, WriteOverlay
 from asyncstate.storage import rocksdb as module
 from asyncstate.storage.spilled import SpilledWrites
+from tests.memory_store import MemoryStore
 
 KEYS = [b"%05d" % number for number in range(2_000)]
 STARTS = [b"%04d" % number for number in range(20, 200, 20)]  # prefixes: no keys

@@ -164,10 +164,10 @@ class JobMachine(RuleBasedStateMachine):
     def _newest(self) -> int:
         return max(self.versions)
 
-    @rule(writes=some_writes, memory=st.booleans())
-    def commit(self, writes: dict[bytes, bytes | None], memory: bool) -> None:
+    @rule(writes=some_writes)
+    def commit(self, writes: dict[bytes, bytes | None]) -> None:
         before = self.versions[self._newest()]
-        manifest = self.job.batch(writes, self.parallelism, memory)
+        manifest = self.job.batch(writes, self.parallelism)
         self.versions[manifest.batch_id] = applied(before, writes)
 
     @rule(writes=some_writes)
@@ -206,11 +206,11 @@ class JobMachine(RuleBasedStateMachine):
         self.versions = {v: c for v, c in self.versions.items() if v in kept}
 
     @precondition(lambda self: len(self.versions) > 1)
-    @rule(data=st.data(), memory=st.booleans())
-    def read_a_version(self, data: st.DataObject, memory: bool) -> None:
+    @rule(data=st.data())
+    def read_a_version(self, data: st.DataObject) -> None:
         version = data.draw(st.sampled_from([v for v in self.versions if v >= 0]))
         manifest = self.job.checkpoint.read(version)
-        assert self.job.content(manifest, self.parallelism, memory) == self.versions[version]
+        assert self.job.content(manifest, self.parallelism) == self.versions[version]
 
     @invariant()
     def versions_are_the_models(self) -> None:

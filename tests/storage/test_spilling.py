@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +22,6 @@ from asyncstate.storage import (
     CachedEntries,
     Changes,
     KeyedStore,
-    MemoryStore,
     RocksDBStore,
     WriteBound,
     WriteOverlay,
@@ -33,6 +31,7 @@ from asyncstate.storage.delta import write_delta
 from asyncstate.storage.read_cache import ENTRY_OVERHEAD_BYTES
 from asyncstate.storage.write_meter import WriteMeter, size_in_memory
 from asyncstate.testing import FaultyStore
+from tests.memory_store import MemoryStore
 from tests.storage.minijob import SMALL, MiniJob, key
 from tests.storage.test_lease import child
 from tests.storage.test_overlay import KEYS, VALUES, OverlayMachine
@@ -45,15 +44,13 @@ def bound(scratch: Callable[[], KeyedStore] = MemoryStore, limit_bytes: int = 10
 
 
 @pytest.fixture
-def open_scratch(
-    store_kind: Literal["rocksdb", "memory"], tmp_path: Path
-) -> Iterator[Callable[[], KeyedStore]]:
-    """Opens the scratch store of a kind; closed at the end."""
+def open_scratch(tmp_path: Path) -> Iterator[Callable[[], KeyedStore]]:
+    """Opens a scratch store, as a lease does; closed at the end."""
     opened: list[KeyedStore] = []
 
     def open_one() -> KeyedStore:
         folder = tmp_path / f"scratch-{len(opened)}"
-        opened.append(MemoryStore() if store_kind == "memory" else RocksDBStore(folder, SMALL))
+        opened.append(RocksDBStore(folder, SMALL))
         return opened[-1]
 
     yield open_one

@@ -1,7 +1,7 @@
-"""A KeyedStore in memory: for tests, small state and the proof that the contract is not RocksDB's.
+"""A KeyedStore in memory, for tests of what lies over a store; those of the contract run it beside RocksDB.
 
 Owns: MemoryStore. Invariant: the sorted key list is rebuilt only when a scan follows an apply.
-Must not import rocksdict; its durable form is the same delta files, replayed by ``lease``.
+Must not import rocksdict.
 """
 
 from __future__ import annotations
@@ -72,4 +72,4 @@ class MemoryStore(KeyedStore):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreError("the memory store is closed; take a new lease before reading state")
+            raise StoreError("the memory store is closed")
