@@ -24,7 +24,7 @@ from unittest import mock
 
 import numpy as np
 
-from asyncstate.execution import ReadPacer, thread_waits
+from asyncstate.execution import ReadPacer
 from asyncstate.execution.read_ahead import ReadAhead
 from asyncstate.operator import Operator
 from asyncstate.runtime import WorkerMemory
@@ -51,7 +51,6 @@ class Rule:
     off: Sequence[Patch]
     works: Sequence[str]
     modes: Sequence[str] = ("sync", "async")
-    pacer: Callable[[], ReadPacer] = lambda: ReadPacer(waits=thread_waits)
 
 
 @dataclass(frozen=True)
@@ -135,13 +134,6 @@ RULES = {
     for rule in (
         Rule("hold", [(WriteBuffer, "hold", lambda *_: False)], (*_BUNDLES, "deduplicate")),
         Rule(
-            "thread-waits",
-            [],
-            ("record, new keys", "map bundle", "record, 1 ms, ahead", "record, uniform", "record, 1 ms"),
-            ("async",),
-            pacer=ReadPacer,
-        ),
-        Rule(
             "timed-gets",
             [(WriteOverlay, "time_gets", lambda *_: None)],
             ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead"),
@@ -175,7 +167,7 @@ class _Side:
 
     def __init__(self, folder: Path, work: Work, mode: str, rule: Rule | None) -> None:
         self._patches = [] if rule is None else rule.off
-        memory = WorkerMemory(None if rule is None else rule.pacer())
+        memory = WorkerMemory()
         self._slow = work.slow
         through = SlowStore if work.slow else None
         folder.mkdir()

@@ -9,7 +9,7 @@ from asyncstate.execution.calls import OutsideCalls
 from asyncstate.execution.controller import ControllerStatistics, ExecutionController
 from asyncstate.execution.limits import AsyncLimits, CallLimits
 from asyncstate.execution.loop import Completion, Completions
-from asyncstate.execution.pacing import ReadPacer, thread_waits
+from asyncstate.execution.pacing import ReadPacer
 from asyncstate.execution.read_ahead import BLOCK_ROWS, ComingRows, Interests
 from asyncstate.execution.read_threads import ReadThreads
 from asyncstate.execution.reads import ListGet
@@ -38,5 +38,4 @@ __all__ = [
     "Record",
     "SideRow",
     "SyncExecutionController",
-    "thread_waits",
 ]

@@ -1,13 +1,12 @@
 """How the next reads run: at once, in one list get, or spread over threads.
 
-Owns: ``ReadPacer`` and ``thread_waits``.
+Owns: ``ReadPacer``.
 Invariant: decisions follow from what reads took, never from configuration alone; while reads run on threads some are
 still made on the calling thread, so that a device that has become quick is noticed.
 """
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from typing import Final
@@ -33,14 +32,6 @@ _PROBE_KEYS: Final = 4
 _PROBE_SHARE: Final = 0.01  # of the time goes into probes
 
 
-_THREAD: Final[int | None] = getattr(resource, "RUSAGE_THREAD", None)  # of Linux
-
-
-def thread_waits() -> int | None:
-    """How often the calling thread has waited so far: for a device, a lock, another process. None where unknown."""
-    return None if _THREAD is None else resource.getrusage(_THREAD).ru_nvcsw
-
-
 class ReadPacer:
     """Decides how the next reads run, by how slow the last ones were.
 
@@ -48,22 +39,14 @@ class ReadPacer:
     one worker a core. At record grain they are not even buffered: a hot single get costs about 2 us more than
     its share of a list get, and a record that waits costs more than that. Reads that wait for a device are cut
     into list gets that wait side by side, on as many threads as the device's latency asks for.
-
-    On a machine with more to do than processors a read may take milliseconds without waiting for anything but its turn;
-    threads would only have it wait for more of them. ``waits`` counts what the calling thread has waited for (see
-    ``thread_waits``): a read during which it did not change has met no device. By default all slow reads have.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, waits: Callable[[], int | None] = lambda: None
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.us_per_key: float | None = None
         """Of a read, as far as is known; a few times ``_SLOW_US`` stands for anything slower."""
         self.latency_us: float | None = None
         """Of a read on the threads, None before there were enough of them."""
         self._clock = clock
-        self._waits = waits
-        self._waits_seen: int | None = None
         self._answers_us: list[float] = []
         self._next_probe: float | None = None
 
@@ -77,7 +60,7 @@ class ReadPacer:
         """
         if keys == 0:
             return
-        us = self._waited(seconds * 1e6 / keys)
+        us = min(seconds * 1e6 / keys, _LIMIT_US)
         known = self.us_per_key
         if known is None or (known > _SLOW_US > us):
             # A few quick reads end the detour over threads at once: if they were luck, as few slow ones resume it.
@@ -87,17 +70,9 @@ class ReadPacer:
 
     def measured_one(self, seconds: float) -> None:
         """Take in a single get. One slow read can be the scheduler's doing, so it counts only up to a limit."""
-        us = self._waited(seconds * 1e6)
+        us = min(seconds * 1e6, _LIMIT_US)
         known = _EXPECTED_US if self.us_per_key is None else self.us_per_key
         self.us_per_key = known + _SINGLE_WEIGHT * (us - known)
-
-    def _waited(self, us: float) -> float:
-        """``us`` as it counts for a read that took so long."""
-        if us <= _SLOW_US:
-            return us
-        seen = self._waits_seen
-        self._waits_seen = waits = self._waits()
-        return min(us, _LIMIT_US) if waits is None or waits != seen else _EXPECTED_US
 
     def answered(self, keys: int, seconds: float) -> None:
         """Take in that a list get took ``seconds`` on one of the threads.

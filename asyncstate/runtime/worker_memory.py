@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Final
 
-from asyncstate.execution import Interests, ReadPacer, thread_waits
+from asyncstate.execution import Interests, ReadPacer
 from asyncstate.runtime.spec import TaskSpec
 from asyncstate.state import ColumnCache, Trial, Trials
 from asyncstate.storage import CachedEntries, CacheLoan, GiveAway, OpenStores, PartitionKey, WorkerCache
@@ -28,7 +28,7 @@ class WorkerMemory:
     """
 
     def __init__(self, pacer: ReadPacer | None = None) -> None:
-        self.pacer = ReadPacer(waits=thread_waits) if pacer is None else pacer
+        self.pacer = ReadPacer() if pacer is None else pacer
         self.entries = WorkerCache(CachedEntries)
         self.columns = WorkerCache(ColumnCache)
         self.trials = Trials()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.execution import ReadPacer, thread_waits
+from asyncstate.execution import ReadPacer
 
 
 class Clock:
@@ -55,49 +51,6 @@ class TestWhetherReadsWait:
         pacer.measured_one(0.000_003)
         pacer.measured_one(0.050)
         assert not pacer.waits_for_device
-
-    @pytest.mark.parametrize(
-        "read", [ReadPacer.measured_one, lambda pacer, took: pacer.measured(100, 100 * took)]
-    )
-    def test_reads_during_which_nothing_was_waited_for_do_not(
-        self, read: Callable[[ReadPacer, float], None]
-    ) -> None:
-        pacer = ReadPacer(waits=lambda: 7)
-        for _ in range(1_000):
-            read(pacer, 0.000_003)
-        for _ in range(1_000):
-            read(pacer, 0.010)  # the processor was busy with something else
-        assert not pacer.waits_for_device
-
-    @pytest.mark.parametrize(
-        "read", [ReadPacer.measured_one, lambda pacer, took: pacer.measured(100, 100 * took)]
-    )
-    def test_reads_that_have_waited_do(self, read: Callable[[ReadPacer, float], None]) -> None:
-        waits = itertools.count()
-        pacer = ReadPacer(waits=lambda: next(waits))
-        for _ in range(20):
-            read(pacer, 0.001)
-        assert pacer.waits_for_device
-
-    def test_a_slow_read_that_waited_for_nothing_brings_it_back(self) -> None:
-        waits = iter([1, 2, 2])
-        pacer = ReadPacer(waits=lambda: next(waits))
-        pacer.measured(100, 1.0)
-        pacer.measured(100, 1.0)
-        assert pacer.waits_for_device
-        pacer.measured(100, 1.0)
-        assert not pacer.waits_for_device
-
-    @pytest.mark.skipif(thread_waits() is None, reason="only Linux counts the waits of a thread")
-    def test_what_counts_as_a_wait(self) -> None:
-        before = thread_waits()
-        total = sum(range(100_000))
-        assert total
-        threading.Event().wait(0.001)
-        after = thread_waits()
-        assert before is not None
-        assert after is not None
-        assert after > before
 
     def test_slow_single_reads_are_noticed_soon(self) -> None:
         pacer = ReadPacer()
