@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 STATELESS = {"q0", "q1", "q2", "q10", "q13", "q14", "q21", "q22"}
+BEHIND_WINDOWS = {("q5", "most")}  # operators that have no rows before the first windows end
 FIRES_BEFORE_THE_END = {"q5", "q7", "q8", "q11", "q12", "window_rank"}
 EVENTS, MICRO_BATCH_EVENTS, MICRO_BATCHES = 2_000, 1_001, 2
 # 80 seconds of event time: windows of 10 seconds and sessions end in the second micro-batch and at the end.
@@ -94,7 +95,7 @@ def test_both_modes_agree_with_the_oracle_and_store_the_same_bytes(runner: Looki
     if query in STATELESS:
         assert sync_states == [{}, {}]
         return
-    assert all(entries for entries in sync_states[0].values())
+    assert all(bool(entries) is ((query, uid) not in BEHIND_WINDOWS) for uid, entries in sync_states[0].items())
     if query in FIRES_BEFORE_THE_END:
         assert list(map(bool, sync_output.values())) == [False, True, True]
         assert sync_states[0] != sync_states[1]
