@@ -23,7 +23,8 @@ _MIB = 1 << 20
 class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
     """One query in one mode.
 
-    ``seconds`` runs from the start of the streaming query to the end of the final flush. ``batch_ms_*`` are
+    ``seconds`` runs from the start of the streaming query to the end of the final flush; ``cpu_seconds`` are those of
+    processors meanwhile, in driver, JVM and Python workers, None where the system does not tell. ``batch_ms_*`` are
     milliseconds of a micro-batch from its trigger to its commit. ``state_reads`` counts values asked for, of
     which ``cache_hits`` came from memory; ``store_reads`` counts keys read from the store, ``read_batches`` the
     list gets that read several at once. ``state_*`` and ``worker_peak_rss_bytes`` are 0 for a query without state.
@@ -36,6 +37,7 @@ class QueryResult(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     micro_batch_events: int
     seconds: float
+    cpu_seconds: float | None = None
     events_per_second: float
     batch_ms_p50: float
     batch_ms_p95: float
@@ -61,20 +63,27 @@ def short_count(value: float) -> str:
 
 
 _COLUMNS: Sequence[tuple[str, Callable[[QueryResult], str]]] = (
-    ("\nevents/s", lambda r: f"{r.events_per_second:,.0f}"),
-    ("batch\np50 ms", lambda r: f"{r.batch_ms_p50:,.0f}"),
-    ("batch\np95 ms", lambda r: f"{r.batch_ms_p95:,.0f}"),
+    ("events\n/s", lambda r: short_count(r.events_per_second)),
+    ("CPU\nus", lambda r: _cpu_us(r)),
+    ("batch\np50", lambda r: f"{r.batch_ms_p50:,.0f}"),
+    ("batch\np95", lambda r: f"{r.batch_ms_p95:,.0f}"),
     ("state\nreads", lambda r: short_count(r.state_reads)),
-    ("read\nbatches", lambda r: short_count(r.read_batches)),
+    ("list\ngets", lambda r: short_count(r.read_batches)),
     ("cache\nhits", lambda r: short_count(r.cache_hits)),
     ("state\nMiB", lambda r: f"{r.state_bytes / _MIB:,.1f}"),
     ("\nresult", lambda r: "right" if r.checked else "WRONG"),
 )
 
 
+def _cpu_us(result: QueryResult) -> str:
+    return "" if result.cpu_seconds is None else f"{result.cpu_seconds / result.events * 1e6:.3g}"
+
+
 def results_table(results: Sequence[QueryResult], title: str = "Nexmark") -> Table:
     """A row a query; in a cell of two modes, sync stands over async. Fits 80 characters."""
+    units = "batch: ms of a micro-batch; CPU: us of processor time an event, all processes"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False)
+    table.caption, table.caption_justify = units, "left"
     table.add_column("\nquery", no_wrap=True)
     table.add_column("\nmode", no_wrap=True)
     for name, _ in _COLUMNS:

@@ -8,9 +8,7 @@ named by its batch id and overwritten, so that a repeated micro-batch counts onc
 from __future__ import annotations
 
 import math
-import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +33,7 @@ from bench.nexmark.oracle import (
 )
 from bench.nexmark.queries import ALL_PLANS
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
-from bench.processor_time import spent_seconds, tree_times
+from bench.processor_time import TreeClocks, TreeSpent
 from bench.report import QueryResult
 from bench.session import local_session
 
@@ -153,11 +151,9 @@ class NexmarkRunner:
         """Times of a run whose output is dropped, unchecked."""
         source = self.prepare()
         folder = self._settings.folder / "runs" / "dropped"
-        before = tree_times(os.getpid())
         run = self._stream(query, async_enabled, source, folder, None)
-        after = tree_times(os.getpid())
         shutil.rmtree(folder)
-        return Timing(run.batch_ms, spent_seconds(before, after))
+        return Timing(run.batch_ms, run.spent.cpu_seconds)
 
     def explain(self, query: str) -> str:
         """How the query would run: its nodes and where each of them runs."""
@@ -205,11 +201,11 @@ class NexmarkRunner:
         job = StreamingJob(self._spark, str(folder / "state"), options, name, clock=clock, on_progress=keep)
         events = job.source("events", narrow(file_stream(self._spark, source), QUERIES[query]))
         declare(query, events).to(_writer(sink), name="result")
-        started = time.perf_counter()
+        clocks = TreeClocks()
         stream = job.start(trigger={"availableNow": True}, query_checkpoint=str(folder / "checkpoint"))
         job.await_termination(stream)
         job.finish()
-        return _Run(time.perf_counter() - started, _batch_ms(stream), figures)
+        return _Run(clocks.spent(), _batch_ms(stream), figures)
 
     def _compare(self, query: str, sink: Path) -> ComparisonResult:
         table = f"expected_{query}"
@@ -230,7 +226,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class _Run:
-    seconds: float
+    spent: TreeSpent
     batch_ms: list[float]
     figures: list[BatchStatistics]
 
@@ -274,8 +270,9 @@ def _result(
         mode="async" if async_enabled else "sync",
         events=source.events,
         micro_batch_events=source.micro_batch_events,
-        seconds=run.seconds,
-        events_per_second=source.events / run.seconds,
+        seconds=run.spent.seconds,
+        cpu_seconds=run.spent.cpu_seconds,
+        events_per_second=source.events / run.spent.seconds,
         batch_ms_p50=percentile(run.batch_ms, 50),
         batch_ms_p95=percentile(run.batch_ms, 95),
         state_reads=total("reads"),
