@@ -26,10 +26,11 @@ CONFIGURATION_HEAD = """\
 The driver resolves the configuration once and sends it, frozen, to the tasks. For each key, the first of
 these that is set counts:
 
-1. the operator's own option, `options={"async-state.enabled": "true"}`;
-2. the Spark session: `spark.async-state.enabled`, or `async-state.enabled` without the prefix. Both at once
+1. the operator's own option, `batch.apply(..., options={"async-state.enabled": "true"})`;
+2. the job's, `StreamingJob(spark, folder, options={...})`;
+3. the Spark session: `spark.async-state.enabled`, or `async-state.enabled` without the prefix. Both at once
    must say the same, or the job refuses to start;
-3. the default.
+4. the default.
 
 `spark-submit --conf` and `spark-defaults.conf` drop keys that do not start with `spark.`, so write
 `spark.async-state.enabled=true` there. `spark.conf.set` and `SparkSession.builder.config` keep both
