@@ -26,6 +26,7 @@ from asyncstate.runtime.driver import (
     sum_records,
     watermark_after,
 )
+from asyncstate.runtime.fingerprint import check_fingerprint, fingerprint
 from asyncstate.runtime.initial import (
     FIRST_ARRIVAL,
     InitialValues,
@@ -92,6 +93,7 @@ __all__ = [
     "WorkerMemory",
     "advance_sources",
     "check_columns",
+    "check_fingerprint",
     "check_is_operator",
     "check_keeps",
     "check_key_groups",
@@ -105,6 +107,7 @@ __all__ = [
     "delay_us",
     "drop_seen_of_inputs",
     "each_input",
+    "fingerprint",
     "keys_of_inputs",
     "kind_of",
     "left_out",

@@ -32,6 +32,7 @@ from asyncstate.runtime import (
     SequenceBy,
     Step,
     TaskSpec,
+    check_fingerprint,
     check_is_operator,
     check_keeps,
     check_num_inputs,
@@ -41,6 +42,7 @@ from asyncstate.runtime import (
     checked_inputs,
     chosen_local_limit,
     chosen_local_phase,
+    fingerprint,
     local_limit_of_task,
     local_phase_of_task,
     may_run_locally,
@@ -54,7 +56,7 @@ from asyncstate.runtime import (
 from asyncstate.spark.apply import Before, Behind, Call, Inputs, input_specs, routed
 from asyncstate.spark.arrow_batches import ArrowBatches
 from asyncstate.spark.chain import RunPartition
-from asyncstate.spark.checks import check_fingerprint, check_operator_options, check_uid, fingerprint
+from asyncstate.spark.checks import check_operator_options, check_uid
 from asyncstate.spark.exchange import (
     Stage,
     arrow_schema_of,

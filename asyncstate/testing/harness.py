@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 
 from asyncstate.clock import Clock, ManualClock
-from asyncstate.codec import schema_to_text
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.display import html_table, quietly, time_text
 from asyncstate.durations import Duration, microseconds
@@ -41,6 +40,7 @@ from asyncstate.runtime import (
     TaskSpec,
     WorkerMemory,
     advance_sources,
+    check_fingerprint,
     check_is_operator,
     check_key_groups,
     check_num_inputs,
@@ -50,6 +50,7 @@ from asyncstate.runtime import (
     chosen_local_phase,
     drop_seen_of_inputs,
     each_input,
+    fingerprint,
     keys_of_inputs,
     operator_after,
     pack_broadcast,
@@ -221,6 +222,10 @@ class OperatorHarness:
         self._output, self._task_inputs, states = checked_inputs(
             _UID, operator, self._specs, self._config, self.states(), lambda _: self._operator()
         )
+        self._schemas = fingerprint(self._specs, self._output)
+        stored = self._stored(self._manifest)
+        if stored is not None and not operator.stateless:
+            check_fingerprint(_UID, stored.schema, self._schemas)
         self._initial_state = initial_state
         self._initial = initial_of(
             _UID, initial_state, operator, self._specs, self._task_inputs, states, self._check_writer
@@ -564,9 +569,8 @@ class OperatorHarness:
             self.batches.append(sums | peaks)
 
     def _operator_after(self, spec: TaskSpec, records: list[CommitRecord]) -> OperatorManifest:
-        keys = {f"key{index}": schema_to_text(own.key_schema) for index, own in enumerate(self._specs)}
         name = type(spec.operator).__name__
-        return operator_after(_UID, name, spec.batch_id, self.parallelism, records, keys)
+        return operator_after(_UID, name, spec.batch_id, self.parallelism, records, self._schemas)
 
 
 def _copy_checkpoint(source: CheckpointFiles, target: CheckpointFiles) -> None:

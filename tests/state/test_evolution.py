@@ -409,7 +409,7 @@ def test_windows_of_a_wider_column(sales: Any) -> None:
 
 
 def test_key_columns_do_not_change(sales: Any) -> None:
-    from asyncstate.spark.checks import check_fingerprint, fingerprint
+    from asyncstate.runtime import check_fingerprint, fingerprint
 
     def texts(schema: pa.Schema, *key: str) -> dict[str, str]:
         return fingerprint([InputSpec(schema, key)], OutputSpec(pa.schema([])))

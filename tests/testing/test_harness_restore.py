@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from asyncstate.errors import ConfigurationError
+from asyncstate.errors import ConfigurationError, SchemaError
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, count
 
@@ -55,3 +55,28 @@ def test_other_key_groups_are_refused(async_enabled: bool, tmp_path: Path) -> No
             before.restore(before.snapshot(), max_parallelism=64)
         before.push([(1,)])
         assert before.end_batch() == [("-U", 1, 1), ("+U", 1, 2)]  # it still owns the checkpoint
+
+
+SALES = pa.schema([("shop", pa.string()), ("item", pa.string()), ("amount", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("schema", "key", "refused"),
+    [
+        (SALES, ["item"], r"the key \(key0\) was \(shop: string\) and is \(item: string\)"),
+        (SALES, ["shop", "item"], r"was \(shop: string\) and is \(shop: string, item: string\)"),
+        (SALES.set(2, pa.field("amount", pa.string())), ["shop"], "column 'amount' was int64 and is string"),
+    ],
+)
+def test_what_a_job_refuses_to_go_on_with(
+    schema: pa.Schema, key: list[str], refused: str, async_enabled: bool, tmp_path: Path
+) -> None:
+    def harness(schema: pa.Schema, key: list[str]) -> OperatorHarness:
+        operator = GroupAggregate([count()])
+        return OperatorHarness(operator, schema, key, async_enabled=async_enabled, folder=tmp_path)
+
+    with harness(SALES, ["shop"]) as before:
+        before.push([("ann", "tea", 1)])
+        before.end_batch()
+    with pytest.raises(SchemaError, match=refused):
+        harness(schema, key)
