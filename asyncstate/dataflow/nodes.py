@@ -1,7 +1,7 @@
 """The nodes of a dataflow.
 
 Owns: ``Source``, ``Transform``, ``Union``, ``Apply``, ``Output``, ``Sink``; what a stream knows of time
-from where it comes; ``check_one_start``.
+from where it comes; ``check_one_start``, ``NEVER_PASSED``.
 Invariant: a node is made once and never changed; its inputs were made before it.
 Must not import Spark.
 """
@@ -17,6 +17,9 @@ import pyarrow as pa
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import Operator
 from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy
+
+NEVER_PASSED = "its rows wait for the watermark, but no source of the job has a watermark_delay: they would wait until finish()"
+"""What is wrong with an operator whose rows nothing would bring."""
 
 ArrowFunction = Callable[[pa.RecordBatch], Any]
 """Columns of some rows (n) to an array (n): of booleans in ``where``."""

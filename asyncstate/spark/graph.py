@@ -30,7 +30,7 @@ from asyncstate.dataflow import (
     Union,
     check_one_start,
 )
-from asyncstate.dataflow.nodes import Times
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import unknown_output
 from asyncstate.spark.apply import Before, Behind
@@ -187,10 +187,7 @@ class JobGraph:
                 yield f"{node.place}: {_called(node)}: {type(error).__name__}: {error}"
         if waiting and not any(delay for node in self._applied() for delay in _delays(node)):
             node = waiting[0]
-            yield (
-                f"{node.place}: {_called(node)}: its rows wait for the watermark, but no source of the job has a "
-                "watermark_delay: they would wait until finish()"
-            )
+            yield f"{node.place}: {_called(node)}: {NEVER_PASSED}"
 
     def _empty(
         self, node: Node, inputs: list[DataFrame], batch: MicroBatch, waiting: list[Apply]

@@ -95,7 +95,7 @@ class LocalFiles(CheckpointFiles):
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
         self.place = self.shown = str(self.root)
-        with _explained("create the checkpoint folder", str(self.root)):
+        with _explained("create the folder", str(self.root), missing_is_damage=False):
             _make_folder(self.root)
 
     def put_file(self, local: str | Path, name: str) -> None:

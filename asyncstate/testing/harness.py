@@ -299,6 +299,13 @@ class OperatorHarness:
         return [MIN_WATERMARK for delay in self._delays if delay is not None]
 
     @property
+    def waits_for_watermark(self) -> bool:
+        """Whether rows of an input are kept until the watermark has passed them."""
+        return any(
+            given.ordering is not None and given.ordering.time == "event" for given in self._task_inputs
+        )
+
+    @property
     def outputs(self) -> OutputSpec:
         """The columns of all outputs, without ``row_kind``."""
         return self._output

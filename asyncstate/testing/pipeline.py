@@ -33,7 +33,7 @@ from asyncstate.dataflow import (
     draw,
     explain,
 )
-from asyncstate.dataflow.nodes import Times
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times
 from asyncstate.display import html_table, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
@@ -223,6 +223,8 @@ class PipelineHarness:
 
     def _opened(self) -> dict[Node, pa.Schema]:
         """The columns of each node's rows. Raises JobError with all that is wrong."""
+        if not any(isinstance(node, Apply | Sink) for node in self.flow.nodes):
+            raise JobError("the job has no operator and no sink; declare what is to be done with its sources")
         found: dict[Node, pa.RecordBatch | None] = {}
         problems = []
         for node in self.flow.nodes:
@@ -234,6 +236,10 @@ class PipelineHarness:
                 found[node] = self._empty(node, inputs)
             except AsyncStateError as error:
                 problems.append(f"{node.place}: '{node.name}': {error}")
+        waiting = [uid for uid, one in self._operators.items() if one.waits_for_watermark]
+        if waiting and not any(one.sources for one in self._operators.values()):
+            node = next(node for node in found if isinstance(node, Apply) and node.name == waiting[0])
+            problems.append(f"{node.place}: '{node.name}': {NEVER_PASSED}")
         if problems:
             self.close()
             raise JobError("\n  ".join(["the dataflow cannot run:", *problems]))

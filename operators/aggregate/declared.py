@@ -245,7 +245,9 @@ class Binding:
 
 
 def check_aggregates(aggregates: Sequence[object], owner: str, tables: bool = False) -> None:
-    """SchemaError for what is no aggregate, or, with ``tables``, none that makes rows."""
+    """SchemaError for what is no list, for what is no aggregate, or, with ``tables``, none that makes rows."""
+    if not isinstance(aggregates, Sequence) or isinstance(aggregates, str):
+        raise SchemaError(f"{owner}: aggregates is {aggregates!r}; give a list, also of a single one")
     for aggregate in aggregates:
         if isinstance(aggregate, Aggregate) and aggregate.kind.makes_rows != tables:
             raise SchemaError(
@@ -255,7 +257,8 @@ def check_aggregates(aggregates: Sequence[object], owner: str, tables: bool = Fa
             )
         if not isinstance(aggregate, Aggregate):
             raise SchemaError(
-                f"{owner}: {aggregate!r} is no aggregate; make one with count, sum_, avg, min_ or max_, or with udaf"
+                f"{owner}: {aggregate!r} is no aggregate; make one with count(), sum_('price') and their like, or with "
+                "udaf"
             )
 
 

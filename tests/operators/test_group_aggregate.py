@@ -313,6 +313,14 @@ def test_an_argument_that_is_no_aggregate() -> None:
         GroupAggregate(["n"])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("given", [count(), count, "n", (one for one in [count()])])
+def test_aggregates_that_are_no_list(given: Any) -> None:
+    with pytest.raises(
+        SchemaError, match="GroupAggregate: aggregates is .*; give a list, also of a single one"
+    ):
+        GroupAggregate(given)
+
+
 def test_a_sum_that_overflows_names_the_column(open_harness: Any) -> None:
     harness = open_harness(GroupAggregate([sum_("n")]))
     push(harness, ("+I", "a", 2**62))

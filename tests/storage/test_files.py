@@ -128,3 +128,20 @@ def test_failed_write_leaves_nothing_and_says_what_to_do(
     monkeypatch.undo()
     assert folder.get_bytes("a") == b"old"
     assert [path.name for path in folder.root.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("kind", [PermissionError, FileNotFoundError, NotADirectoryError])
+def test_a_folder_that_cannot_be_made_is_named(
+    kind: type[OSError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file is missing there: nothing has been written yet."""
+
+    def refuse(path: Path, *arguments: object, **keywords: object) -> None:
+        raise kind(1, "no", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(CheckpointError) as refused:
+        LocalFiles(tmp_path / "new")
+    assert not isinstance(refused.value, CheckpointCorruptionError)
+    assert f"could not create the folder {tmp_path / 'new'}" in str(refused.value)
+    assert "Check the disk's space and permissions" in str(refused.value)

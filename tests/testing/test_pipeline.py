@@ -181,3 +181,22 @@ def test_all_problems_at_once() -> None:
 def test_what_is_refused(call: Any, message: str) -> None:
     with PipelineHarness(pipeline, SOURCES) as harness, pytest.raises((JobError, SchemaError), match=message):
         call(harness)
+
+
+def _sorted(orders: Stream) -> None:
+    orders.apply(TemporalSort(), key="customer", uid="sorted").to(print, name="sorted")
+
+
+def test_rows_that_would_wait_for_ever_are_refused_as_in_a_job() -> None:
+    with pytest.raises(JobError, match=r"'sorted': its rows wait for the watermark, but no source"):
+        PipelineHarness(_sorted, {"orders": PipelineSource(ORDERS, event_time="ts")})
+    moved = PipelineSource(ORDERS, event_time="ts", watermark_delay=0)
+    with PipelineHarness(_sorted, {"orders": moved}) as harness:
+        harness.push("orders", [(1, "c1", 4, 0)])
+        assert harness.end_batch() == {"sorted": []}
+        assert harness.finish() == {"sorted": [("+I", 1, "c1", 4, 0)]}
+
+
+def test_sources_alone_are_refused_as_in_a_job() -> None:
+    with pytest.raises(JobError, match="has no operator and no sink"):
+        PipelineHarness(lambda orders: None, {"orders": PipelineSource(ORDERS)})
