@@ -18,7 +18,10 @@ from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import Operator
 from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy
 
-NEVER_PASSED = "its rows wait for the watermark, but no source of the job has a watermark_delay: they would wait until finish()"
+NEVER_PASSED = (
+    "its rows wait for the watermark, but no source of the job has a watermark_delay: they would wait until "
+    "finish()"
+)
 """What is wrong with an operator whose rows nothing would bring."""
 
 ArrowFunction = Callable[[pa.RecordBatch], Any]

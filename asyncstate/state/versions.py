@@ -19,6 +19,8 @@ from asyncstate.errors import StateDeclarationError
 PICKLED: Final = "pickled"
 VALUE: Final = "value"
 _VERSION: Final = "value version "
+_SAID_LATER: Final = ("kept",)
+"""What states belong to that did not say so when they were first stored: any text may begin there."""
 _ROOT: Final = "value."
 _MIGRATE: Final = "python -m asyncstate state migrate"
 
@@ -71,7 +73,7 @@ def _differences(before: Texts, now: Texts, may_add: bool) -> Iterator[tuple[str
     """What stored values do not fit, each with the arguments of the migration that helps; "" for dropping."""
     for part in sorted({*before, *now}):
         was, is_ = before.get(part), now.get(part)
-        if was == is_:
+        if was == is_ or (was is None and part in _SAID_LATER):
             continue
         if part == "ttl":  # the duration and the other options are not stored and may differ
             yield f"it is declared with {_ttl_text(is_)} but the checkpoint has {_ttl_text(was)}", ""

@@ -87,7 +87,8 @@ class Deduplicate(Named, BundleOperator):
         """Declare the state."""
         spec = context.inputs[0]
         marks_only = self.keep == "first" and self.time == "processing"
-        self._latest = LatestRows(spec, context, self.ttl, marks_only)
+        kept = f"{self.keep} by {'event time' if self.time == 'event' else 'arrival'}"
+        self._latest = LatestRows(spec, context, self.ttl, kept, marks_only)
         self._payload = payload = self._latest.payload
         is_timed = self.time == "event" and spec.event_time is not None
         self._time = spec.schema.names.index(spec.event_time) if is_timed else None

@@ -42,19 +42,27 @@ class Chosen(NamedTuple):
 
 class LatestRows:
     """State ``rows``: the columns of a key's row that are not key; a mark where there are none, or ``marks_only``.
+    ``kept`` says which row of a key that is.
 
     Without a ``ttl`` a row that takes the place of an equal one is no change. With one it is stored and put out, so
     that what it keeps alive stays alive, here and further down.
     """
 
     def __init__(
-        self, spec: InputSpec, context: OperatorContext, ttl: StateTtl | None, marks_only: bool = False
+        self,
+        spec: InputSpec,
+        context: OperatorContext,
+        ttl: StateTtl | None,
+        kept: str = "last by arrival",
+        marks_only: bool = False,
     ) -> None:
         self.payload = Payload(spec)
         self._ttl = ttl
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = pa.schema([_MARK] if marks_only or not self.payload.indices else self.payload.fields)
-        self._state: ColumnState = context.get_state(ColumnStateDescriptor("rows", schema, ttl=ttl))
+        self._state: ColumnState = context.get_state(
+            ColumnStateDescriptor("rows", schema, ttl=ttl, belongs_to=("kept", kept))
+        )
 
     def prefetch(self, keys: KeyBatch) -> None:
         """Start loading what ``async_read`` will read."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.errors import SchemaError
+from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate
@@ -224,3 +224,22 @@ def test_wrong_declarations() -> None:
         Deduplicate().bind([InputSpec(SCHEMA, ("k",))])
     with pytest.raises(SchemaError, match="is a changelog, but rows cannot be taken back"):
         Deduplicate().bind([InputSpec(SCHEMA, ("k",), "ts", changelog=True)])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Deduplicate("first"), Deduplicate("last")),
+        (Deduplicate("last"), Deduplicate("first")),
+        (Deduplicate("last", "processing"), Deduplicate("last")),
+    ],
+)
+def test_another_choice_is_refused(
+    before: Deduplicate, after: Deduplicate, open_harness: Any, tmp_path: Any
+) -> None:
+    """The stored row is not the one that the other choice would have kept of those that have gone by."""
+    harness = open_harness(before, folder=tmp_path)
+    harness.push([("v1", "b", 20), ("v2", "b", 30), ("v3", "b", 10)])
+    harness.end_batch()
+    with pytest.raises(StateDeclarationError, match="state 'rows'.* kept is .* but the checkpoint has"):
+        open_harness(after, folder=tmp_path)
