@@ -138,7 +138,9 @@ def _since(stored: Mapping[str, str], types: Texts) -> str:
 def _refused(uid: str, name: str, found: list[tuple[str, str]], place: str, since: str = "") -> str:
     where = f"{shlex.quote(place) if place else 'CHECKPOINT'} {uid} {name}"
     commands = [_command(arguments, where) for _, arguments in found if arguments != "-"]
-    ways = "Declare it as it is stored, or give the state a new name to start it empty"
+    ways = (
+        "Declare it as it is stored, or give the state a new name, or the operator a new uid, to start empty"
+    )
     if commands and all(arguments for _, arguments in found):
         ways += f"; or stop the query and rewrite what is stored: {' && '.join(commands)}"
         if any(arguments.startswith("drop-field") for _, arguments in found):

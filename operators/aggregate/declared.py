@@ -244,7 +244,7 @@ class Binding:
                 )
 
 
-def check_aggregates(aggregates: Sequence[object], owner: str, tables: bool = False) -> None:
+def check_aggregates(aggregates: object, owner: str, tables: bool = False) -> None:
     """SchemaError for what is no list, for what is no aggregate, or, with ``tables``, none that makes rows."""
     if not isinstance(aggregates, Sequence) or isinstance(aggregates, str):
         raise SchemaError(f"{owner}: aggregates is {aggregates!r}; give a list, also of a single one")

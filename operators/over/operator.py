@@ -15,6 +15,7 @@ import pyarrow as pa
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
+from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..aggregate.declared import Aggregate
@@ -64,9 +65,9 @@ class OverAggregate(AggregateOperator):
 
     ``ttl``, for unbounded frames in order of time: a key that nothing has come for begins anew.
 
-    State: ``accumulators``, one row a key; for bounded frames ``recent``, what is aggregated of rows that frames to
-    come may have, which goes with the watermark or with the rows that follow; with an order of its own ``rows``, all
-    rows of each key.
+    State: ``accumulators``, one row a key of unbounded frames in order of time; for bounded frames ``recent``, what is
+    aggregated of rows that frames to come may have, which goes with the watermark or with the rows that follow; with an
+    order of its own ``rows``, all rows of each key.
 
     Source: Flink's OVER operators in ``runtime.operators.over`` and ``NonTimeOverWindowOperator``. Raises SchemaError
     for what does not fit.
@@ -139,6 +140,12 @@ class OverAggregate(AggregateOperator):
             self._form = RecentRows(plan, self.frame, self.aggregates, context)
         else:
             self._form = RecentRange(plan, self.frame, self.time, self.aggregates, context)
+        if not isinstance(self._form, RunningRows):
+            # Always empty. What unbounded frames store has this name: a checkpoint of another form is refused by it.
+            form = f"{self.time} {self.frame.text}" if self._in_time(spec) else "an order of its own"
+            context.get_state(
+                ColumnStateDescriptor("accumulators", pa.schema([]), belongs_to=("frame", form))
+            )
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``: rows with an order of its own."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncstate.errors import StateDeclarationError
 from asyncstate.testing import OperatorHarness
 from operators import OverAggregate, asc, avg, count, desc, max_, min_, range_, rows, sum_, unbounded
 
@@ -200,3 +201,36 @@ def test_any_order_is_that_of_duckdb(
         harness.close()
         harness = restored
     harness.close()
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "unbounded": {},
+    "rows": {"frame": rows(3)},
+    "range": {"frame": range_(10)},
+    "own": {"order_by": "v"},
+}
+
+
+@pytest.mark.parametrize("before", FORMS)
+@pytest.mark.parametrize("after", FORMS)
+def test_another_form_does_not_begin_anew_without_a_word(
+    before: str, after: str, async_enabled: bool, tmp_path: Any
+) -> None:
+    """Each form has states of its own, so what the one has stored would not count for the other."""
+
+    def harness(form: str) -> OperatorHarness:
+        operator = OverAggregate([sum_("v")], time="processing", **FORMS[form])
+        return OperatorHarness(
+            operator, SCHEMA, ["k"], changelog=False, async_enabled=async_enabled, folder=tmp_path
+        )
+
+    with harness(before) as first:
+        first.push([("a", 1, True, 9)])
+        first.end_batch()
+    if before == after:
+        with harness(after) as second:
+            second.push([("a", 2, True, 9)])
+            assert second.end_batch() == [("+I", "a", 2, True, 9, 3)]
+    else:
+        with pytest.raises(StateDeclarationError):
+            harness(after)
