@@ -257,8 +257,9 @@ def check_aggregates(aggregates: object, owner: str, tables: bool = False) -> No
             )
         if not isinstance(aggregate, Aggregate):
             raise SchemaError(
-                f"{owner}: {aggregate!r} is no aggregate; make one with count(), sum_('price') and their like, or with "
-                "udaf"
+                f"{owner}: {aggregate!r} is no aggregate; make one with udtaf"
+                if tables
+                else f"{owner}: {aggregate!r} is no aggregate; make one with count, sum_ and their like, or with udaf"
             )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from asyncstate.errors import AsyncStateError, SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec
 from asyncstate.testing import OperatorHarness
-from operators import Aggregate, GroupAggregate, avg, count, max_, min_, sum_
+from operators import Aggregate, GroupAggregate, GroupTableAggregate, avg, count, max_, min_, sum_
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("s", pa.string()), ("flag", pa.bool_())])
 Row = tuple[Any, ...]
@@ -311,6 +311,8 @@ def test_wrong_declarations(operator: GroupAggregate, key: tuple[str, ...], mess
 def test_an_argument_that_is_no_aggregate() -> None:
     with pytest.raises(SchemaError, match="'n' is no aggregate"):
         GroupAggregate(["n"])  # type: ignore[list-item]
+    with pytest.raises(SchemaError, match="is no aggregate; make one with udtaf"):
+        GroupTableAggregate([count()])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [count(), count, "n", (one for one in [count()])])
