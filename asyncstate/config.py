@@ -87,7 +87,8 @@ class Number:
     def _how(self) -> str:
         if self.units:
             also = " or '10 minutes'" if isinstance(self, Milliseconds) else ""
-            return f"a whole number with a unit ({', '.join(self.units)}), such as {self.show(self.maximum)}{also}"
+            example = "64mb" if "mb" in self.units else self.show(self.maximum)
+            return f"a whole number with a unit ({', '.join(self.units)}), such as {example}{also}"
         return "a whole number without a unit" + (" or auto" if self.auto else "")
 
 

@@ -268,3 +268,11 @@ def test_what_is_no_duration_is_refused_with_how_to_write_one(given: Any) -> Non
         resolve({"async-state.call-timeout": given}, {})
     with pytest.raises(ConfigurationError, match="async-state.cache-size"):
         resolve({"async-state.cache-size": timedelta(minutes=1)}, {})
+
+
+def test_a_size_without_a_unit_is_shown_one_that_may_be_copied() -> None:
+    """Not the largest that there is: 1024gb of cache is nobody's wish."""
+    with pytest.raises(
+        ConfigurationError, match="'64' does not fit; write a whole number with a unit .* such as 64mb"
+    ):
+        resolve({"async-state.cache-size": "64"}, {})
