@@ -1,7 +1,7 @@
 """Join: the regular (unwindowed) join of two inputs, both of which may be changelogs.
 
-Owns: the operator: its checks, its reads and writes. What is put out is decided in ``join_core``, what a
-bundle changes in ``join_changes``, how rows are stored in ``join_state``.
+Owns: the operator: its checks, its reads and writes. What is put out is decided in ``rules`` and ``matches``, what a
+bundle changes in ``changes``, how rows are stored in ``sides``.
 Invariant: after every bundle the netted output is the join of the two tables seen so far.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 """

@@ -1,6 +1,6 @@
 """Unbounded frames in order of time: one row of state a key.
 
-Owns: ``RunningRows``; ``in_key_order``, which all forms use.
+Owns: ``RunningRows``; ``changes_of`` and ``with_places``, which other forms use, too.
 Invariant: what is stored of a key are the states of all its rows so far.
 Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
 

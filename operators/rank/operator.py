@@ -1,7 +1,7 @@
 """Rank: the first N rows of each key in an order, kept up to date, with or without their numbers.
 
-Owns: the operator. What is ranked how is decided in ``rank_core``, what is put out in ``rank_changes``; rows are kept
-by ``rank_best`` (the best ones) or ``rank_all``.
+Owns: the operator. What is ranked how is decided in ``plan`` and ``numbers``, what is put out in ``changes``; rows are
+kept by ``best`` (the best ones) or ``all_rows``.
 Invariant: after every bundle the netted output is the ranking of the netted input.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 """
@@ -67,7 +67,7 @@ class Rank(Named, BundleOperator):
 
     State: with an insert-only input or ``monotonic``, only the rows with numbers up to offset + n. Else all rows:
     the best ones and some more in one list a key, the others apart, read only by a bundle that takes back, or
-    replaces, some of them, or as many of the best as there were spare (see ``rank_all``).
+    replaces, some of them, or as many of the best as there were spare (see ``all_rows``).
 
     Source: Flink's ``AppendOnlyTopNFunction``, ``UpdatableTopNFunction`` and ``RetractableTopNFunction``.
     """

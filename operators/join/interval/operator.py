@@ -1,7 +1,7 @@
 """IntervalJoin: the join of two inputs whose rows lie within a distance of time of each other.
 
-Owns: the operator: its checks and its reads. Times are in ``interval_core``, what is put out in ``interval_matches``,
-stored rows in ``interval_state``; keys, conditions and pairs are those of ``Join``.
+Owns: the operator: its checks and its reads. Times are in ``interval``, what is put out in ``matches``, stored rows
+in ``found`` and ``unmatched``; keys, conditions and pairs are those of ``Join``.
 Invariant: what is put out is final: every pair once, every row without partner once, when none can come any more.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 """
