@@ -100,6 +100,12 @@ class StateFuture(FutureCore, Generic[T_co]):
             return f"<StateFuture pending{of_record(self)}>"
         return f"<StateFuture {'done' if self._state == DONE else 'failed'}: {self._value!r}>"
 
+    def __bool__(self) -> NoReturn:
+        raise FutureStateError(
+            f"{self!r} is neither true nor false; await it, or decide by its value in then_apply or "
+            "then_conditionally_apply"
+        )
+
     def __reduce__(self) -> NoReturn:
         raise FutureStateError(
             f"{self!r} cannot be pickled or copied: it is the answer to one record's request; store or pass on its "

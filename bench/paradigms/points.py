@@ -135,7 +135,7 @@ class Branches(Paradigm):
         return self.left.async_contains(row.x).then_compose(look)
 
     def asks_the_future(self, row: Row, ctx: RecordContext) -> Any:
-        """Wrong: a future is true whatever it will say, so the second branch is never taken."""
+        """Wrong: what a future will say is not there yet; it is neither true nor false, and the record fails."""
         if self.left.async_contains(row.x):
 
             def count_down(left: int | None) -> None:

@@ -76,6 +76,16 @@ def test_combine_waits_for_both(later: Later) -> None:
     assert both.get() == (1, "a")
 
 
+def test_a_future_is_not_taken_for_its_value(later: Later) -> None:
+    """``if state.async_contains(key):`` without ``await`` would always be true."""
+    contains = later(False)
+    with pytest.raises(FutureStateError, match="is neither true nor false; await it"):
+        assert not contains
+    later.settle()
+    with pytest.raises(FutureStateError, match="then_conditionally_"):
+        assert not contains
+
+
 @pytest.mark.parametrize(("value", "expected"), [(4, (True, "even")), (3, (False, "odd"))])
 def test_conditional_branches(later: Later, value: int, expected: tuple[bool, str]) -> None:
     def even(number: int) -> bool:

@@ -192,12 +192,11 @@ def test_a_record_reads_as_often_as_the_page_says(paradigm: type[Paradigm], form
 class TestWhatGoesWrongInRejectedForms:
     """Not that they fail is tested here, but that what the pages say of them is so."""
 
-    def test_a_future_is_true_whatever_it_says(self) -> None:
-        wrong, _ = _run(Branches("asks_the_future"), [[Row(1, 2, 0)]], "sync")
-        assert wrong == [("+I", 1, 2, None)]
-        assert _run(Branches("asks_the_future"), [[Row(1, 2, 0)]] * 2, "sync") != _run(
-            Branches(Form.CALLS), [[Row(1, 2, 0)]] * 2, "sync"
-        )
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_future_is_neither_true_nor_false(self, mode: str) -> None:
+        with pytest.raises(OperatorError, match="is neither true nor false") as raised:
+            _run(Branches("asks_the_future"), [[Row(1, 2, 0)]], mode)
+        assert isinstance(raised.value.__cause__, FutureStateError)
 
     def test_get_works_until_a_read_waits(self) -> None:
         batches = [[Row(1, 2, 3)], [Row(1, 2, 3)]]
