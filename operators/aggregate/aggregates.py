@@ -67,10 +67,10 @@ class _Sum(Kind):
 
     def bind(self, binding: Binding) -> Output:
         """See ``Kind``."""
-        counter, (total, sum_type) = binding.counter(), binding.total()
+        counter, (total, part) = binding.counter(), binding.total()
         return Output(
-            pa.field(binding.aggregate.name, sum_type),
-            lambda states: masked(states[total][0], counts_of(states[counter]) == 0),
+            pa.field(binding.aggregate.name, part.type),
+            lambda states: masked(part.totals(states[total]), counts_of(states[counter]) == 0),
         )
 
 
@@ -80,10 +80,10 @@ class _Average(Kind):
 
     def bind(self, binding: Binding) -> Output:
         """See ``Kind``."""
-        counter, (total, _) = binding.counter(), binding.total()
+        counter, (total, part) = binding.counter(), binding.total()
         return Output(
             pa.field(binding.aggregate.name, pa.float64()),
-            lambda states: _means(states[total][0], counts_of(states[counter])),
+            lambda states: _means(part.totals(states[total]), counts_of(states[counter])),
         )
 
 

@@ -65,8 +65,11 @@ class _Values(AggregateFunction):
 
     def retract(self, accumulator: list[list[Any]], *args: Any) -> None:
         """See ``AggregateFunction``: the first value that is equal goes; nothing if there is none."""
-        if args[0] in accumulator[0]:
-            accumulator[0].remove(args[0])
+        values, gone = accumulator[0], args[0]
+        if gone != gone:  # NaN, which equals NaN as it does in keys
+            gone = next((value for value in values if value != value), None)
+        if gone in values:
+            values.remove(gone)
 
     def merge(self, accumulator: list[list[Any]], accumulators: Any) -> None:
         """See ``AggregateFunction``."""

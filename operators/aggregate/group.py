@@ -110,7 +110,9 @@ class GroupAggregate(AggregateOperator):
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
         self._state: ColumnState = context.get_state(
-            ColumnStateDescriptor("accumulators", schema, fixed_fields=True, ttl=self.ttl)
+            ColumnStateDescriptor(
+                "accumulators", schema, fixed_fields=True, may_lack=self._aggregation.may_lack, ttl=self.ttl
+            )
         )
         self._states = AggregateStates(
             self._aggregation, self._state, context, ttl=self.ttl is not None, valued=True

@@ -95,7 +95,9 @@ def test_both_modes_agree_with_the_oracle_and_store_the_same_bytes(runner: Looki
     if query in STATELESS:
         assert sync_states == [{}, {}]
         return
-    assert all(bool(entries) is ((query, uid) not in BEHIND_WINDOWS) for uid, entries in sync_states[0].items())
+    assert all(
+        bool(entries) is ((query, uid) not in BEHIND_WINDOWS) for uid, entries in sync_states[0].items()
+    )
     if query in FIRES_BEFORE_THE_END:
         assert list(map(bool, sync_output.values())) == [False, True, True]
         assert sync_states[0] != sync_states[1]
