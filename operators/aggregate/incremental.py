@@ -68,7 +68,7 @@ class IncrementalGroupAggregate(AggregateOperator):
                 "of the group and by the bucket"
             )
         plan = self._plan(spec)
-        self._check_parts(plan, spec)
+        self._check_parts(AggregatePlan(self.aggregates, spec.schema, self.owner), spec)
         fields = [field.with_name(_column_of(field.name)) for field in plan.state_schema]
         return pa.schema([*(field for field in spec.key_schema if field.name != self.bucket), *fields])
 
