@@ -330,8 +330,8 @@ def _by_arrival(
     ends = np.append(np.flatnonzero(np.diff(places[order])) + 1, size)
     start = 0
     while start < size:
-        first = int(np.searchsorted(ends, start, "right"))  # at least one of them, however many rows it has
-        end = int(ends[max(first, np.searchsorted(ends, start + limit, "right") - 1)])
+        first, behind = np.searchsorted(ends, [start, start + limit], "right").tolist()
+        end = int(ends[max(first, behind - 1)])  # at least one of them, however many rows it has
         yield rows.take(np.sort(order[start:end]))
         start = end
 
