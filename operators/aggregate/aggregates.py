@@ -28,13 +28,14 @@ def count(column: str | None = None) -> Aggregate:
 def sum_(column: str) -> Aggregate:
     """The sum of ``column``: int64 for integers, float64 for floats, decimal(38, s) for decimals.
 
-    Null without a value. OperatorError where it does not fit.
+    Null without a value. OperatorError where it does not fit. Floats are rounded, in the order in which they come; NaN
+    and infinities that are taken back leave no trace, what was rounded off, or beyond the largest float, does.
     """
     return Aggregate(_Sum(), (column,))
 
 
 def avg(column: str) -> Aggregate:
-    """The mean of ``column``: float64, null without a value; kept as sum and count."""
+    """The mean of ``column``: float64, null without a value; kept as sum and count, so ``sum_`` tells what holds."""
     return Aggregate(_Average(), (column,))
 
 

@@ -23,8 +23,11 @@ from .user.udaf import UserAggregate
 
 
 def first_value(column: str) -> Aggregate:
-    """The value that came first, of the column's type; null without a value. Over a changelog all values are kept, and
-    the first of those that are left is shown."""
+    """The value that came first, of the column's type; null without a value.
+
+    Over a changelog all values are kept, and the first of those that are left is shown. Which of several equal values
+    a retraction takes is not promised: those that come and go in one micro-batch cancel out, else the oldest goes.
+    """
     return Aggregate(_Kept("first_value"), (column,))
 
 

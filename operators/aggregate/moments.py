@@ -31,7 +31,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def var_pop(column: str) -> Aggregate:
-    """The variance of the values: float64, null without a value."""
+    """The variance of the values: float64, null without a value. NaN beside a value that is not finite; for rounding see
+    ``sum_``."""
     return Aggregate(_Variance("var_pop"), (column,))
 
 

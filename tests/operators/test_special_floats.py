@@ -140,8 +140,8 @@ def test_parts_of_a_split_aggregation_forget_them_too(special: float, async_enab
             for batch in batches:
                 first.push([(1, *row) for _, *row in batch], kinds=[kind for kind, *_ in batch])
                 final.push([row[1:] for row in first.end_batch()])
-                found = final.end_batch()
-            assert found[-1] == ("+U", 1, 7.0, 3.5)
+                final.end_batch()
+            assert final.output[-1] == ("+U", 1, 7.0, 3.5)
 
 
 def test_states_without_counts_of_them_go_on(
