@@ -31,8 +31,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def var_pop(column: str) -> Aggregate:
-    """The variance of the values: float64, null without a value. NaN beside a value that is not finite; for rounding see
-    ``sum_``."""
+    """The variance of the values: float64, null without a value, NaN beside one that is not finite.
+
+    Floats are rounded, as those of ``sum_``.
+    """
     return Aggregate(_Variance("var_pop"), (column,))
 
 
