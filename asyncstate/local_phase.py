@@ -13,6 +13,7 @@ for distinct values Spark's ``RewriteDistinctAggregates``, which gives each set 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -40,16 +41,29 @@ class LocalFunction(enum.Enum):
     """What a local column holds. Rows taken back (-U, -D) count negative in counts and sums, 0 without a row.
 
     An int64 sum travels in two halves, ``sum(v >> 32)`` and ``sum(v & 0xFFFFFFFF)``: they cannot overflow, so what does
-    not fit is found where the total is known. NaN is the largest float; extremes of nothing are null, and so may sums
-    and counts be.
+    not fit is found where the total is known. A float sum of rows that are taken back travels as that of the finite
+    values and as counts of the others, which do not cancel out in a sum. NaN is the largest float; extremes of nothing
+    are null, and so may sums and counts be.
     """
 
     COUNT = "count"
     SUM = "sum"
     SUM_HIGH = "sum of high halves"
     SUM_LOW = "sum of low halves"
+    SUM_FINITE = "sum of finite values"
+    COUNT_NAN = "count of NaN"
+    COUNT_POSITIVE_INFINITY = "count of infinity"
+    COUNT_NEGATIVE_INFINITY = "count of -infinity"
     MIN = "min"
     MAX = "max"
+
+
+NOT_FINITE = {
+    LocalFunction.COUNT_NAN: math.nan,
+    LocalFunction.COUNT_POSITIVE_INFINITY: math.inf,
+    LocalFunction.COUNT_NEGATIVE_INFINITY: -math.inf,
+}
+"""The functions that count one value each."""
 
 
 @dataclass(frozen=True)

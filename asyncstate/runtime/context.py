@@ -180,7 +180,8 @@ class TaskContext:
             return StateSpec(id=state_id, name=descriptor.name, kind=descriptor.kind, types=types)
         if stored.kind != descriptor.kind:
             raise wrong_kind(self.uid, descriptor.name, stored.kind, descriptor.kind, self._place)
-        may_add = not getattr(descriptor, "fixed_fields", False)
+        fixed = getattr(descriptor, "fixed_fields", False)
+        may_add: frozenset[str] | None = getattr(descriptor, "may_lack", frozenset()) if fixed else None
         types = evolved(self.uid, descriptor.name, types, stored.types, place=self._place, may_add=may_add)
         return msgspec.structs.replace(stored, types=types)
 

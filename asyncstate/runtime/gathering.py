@@ -2,8 +2,9 @@
 
 Owns: ``Gathering``: which rows wait, where, and how they are put together.
 Invariant: rows whose changes need each other come together. Those of a key are in one part; only where the key's own
-are more than a part may have are they taken apart: with a sequence in its order, else by what identifies them, so that
-a row and its retraction stay together. Rows that need no others and only wait for their input's turn come as they
+are more than a part may have are they taken apart: with a sequence in its order, else in that of arrival, but for
+rows and their retractions, which stay together. In files a key of more bytes than ``memory_bytes`` is taken apart by
+what identifies its rows, in no order. Rows that need no others and only wait for their input's turn come as they
 arrived.
 Must not import Spark or storage.
 
@@ -28,6 +29,7 @@ import pyarrow.compute as pc
 
 from asyncstate.changelog import accumulates
 from asyncstate.codec import check_key_type, hash_columns
+from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.rows import PreparedBatch, joined, microseconds
@@ -64,6 +66,7 @@ class Gathering:
         self._spec = spec
         self._index = index
         self._schema = spec.row_schema
+        self._by_content = together is None
         self._identity = _hashable(self._schema) if together is None else list(together)
         self._waits = waits
         self._memory_bytes = memory_bytes
@@ -145,7 +148,7 @@ class Gathering:
         if self._spec.sequence:
             yield from rows.cut(limit)
         else:
-            yield from _by_hash(rows, self._identity_hashes(rows.batch), limit)
+            yield from _by_arrival(rows, self._identity_hashes(rows.batch), self._by_content, limit)
 
     def _sorted(self, rows: PreparedBatch) -> PreparedBatch:
         """In order of the sequence; rows that are taken back before those that come with the same one."""
@@ -306,6 +309,31 @@ def _by_hash(rows: PreparedBatch, hashes: _Hashes, limit: int) -> Iterator[Prepa
     for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         if end > start:
             yield rows.take(order[start:end])
+
+
+def _by_arrival(
+    rows: PreparedBatch, hashes: _Hashes, by_content: bool, limit: int
+) -> Iterator[PreparedBatch]:
+    """The rows in parts of ``limit``, in their order; those of equal hash come together, with the last that is added.
+
+    ``by_content``: of those only that are taken back: rows that are only added do not need each other.
+    """
+    size = rows.batch.num_rows
+    ids = np.unique(hashes, return_inverse=True)[1]
+    added, places = accumulates(rows.kinds), np.arange(size)
+    last = np.zeros(int(ids.max()) + 1, np.int64)
+    last[ids[added]] = places[added]  # of repeated indices the last assignment stays
+    alone = np.full(len(last), by_content)
+    alone[ids[~added]] = False
+    places = np.where(alone[ids], places, last[ids])
+    order = rows_by(places)
+    ends = np.append(np.flatnonzero(np.diff(places[order])) + 1, size)
+    start = 0
+    while start < size:
+        first, behind = np.searchsorted(ends, [start, start + limit], "right").tolist()
+        end = int(ends[max(first, behind - 1)])  # at least one of them, however many rows it has
+        yield rows.take(np.sort(order[start:end]))
+        start = end
 
 
 def _hashable(schema: pa.Schema) -> list[str]:

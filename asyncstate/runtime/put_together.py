@@ -23,6 +23,7 @@ from asyncstate.local_phase import (
     LOCAL_ROWS,
     LOCAL_SET,
     LOW_BITS,
+    NOT_FINITE,
     LocalColumn,
     LocalFunction,
     LocalPhase,
@@ -153,6 +154,15 @@ def _aggregated(column: LocalColumn, batch: pa.RecordBatch, groups: pa.Array, si
 def _summands(column: LocalColumn, values: pa.Array, signs: Int64Array) -> pa.Array:
     if column.function is LocalFunction.COUNT:
         return pa.array(signs, mask=pc.is_null(values).to_numpy(zero_copy_only=False))
+    if column.function in NOT_FINITE:
+        wanted = (
+            pc.is_nan(values)
+            if column.function is LocalFunction.COUNT_NAN
+            else pc.equal(values, NOT_FINITE[column.function])
+        )
+        return pa.array(signs, mask=~pc.fill_null(wanted, False).to_numpy(zero_copy_only=False))
+    if column.function is LocalFunction.SUM_FINITE:
+        values = pc.if_else(pc.is_finite(values), values, pa.scalar(0, values.type))
     if column.function is LocalFunction.SUM_HIGH:
         values = pc.shift_right(values, LOW_BITS)
     elif column.function is LocalFunction.SUM_LOW:

@@ -27,6 +27,7 @@ from asyncstate.local_phase import (
     LOCAL_ROWS,
     LOCAL_SET,
     LOW_BITS,
+    NOT_FINITE,
     LimitColumn,
     LocalColumn,
     LocalFunction,
@@ -148,7 +149,10 @@ def _met(values: LocalValues) -> str:
 def _aggregate(column: LocalColumn, spec: InputSpec) -> str:
     value = "" if column.column is None else quoted(column.column)
     conditions = [] if column.condition is None else [quoted(column.condition)]
-    if column.function is LocalFunction.COUNT:
+    if column.function in NOT_FINITE:
+        conditions += [f"{value} = double('{NOT_FINITE[column.function]}')"]  # in Spark NaN equals NaN
+        called = f"sum({_signed('1L', spec)})"
+    elif column.function is LocalFunction.COUNT:
         conditions += [f"{value} is not null"] if value else []
         called = f"sum({_signed('1L', spec)})" if spec.changelog else "count(1)"
     elif column.function in (LocalFunction.MIN, LocalFunction.MAX):
@@ -165,6 +169,8 @@ def _summand(column: LocalColumn, value: str) -> str:
         return f"({value} & {(1 << LOW_BITS) - 1}L)"
     if pa.types.is_decimal(column.type):
         return value  # a sum has ten digits more
+    if column.function is LocalFunction.SUM_FINITE:
+        value = f"if(abs({value}) < double('inf'), {value}, 0)"  # NaN is larger than infinity
     return f"cast({value} as {'double' if pa.types.is_floating(column.type) else 'bigint'})"
 
 

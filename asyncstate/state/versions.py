@@ -8,7 +8,7 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -38,12 +38,18 @@ def older_values(types: Mapping[str, str]) -> list[str]:
 
 
 def evolved(
-    uid: str, name: str, types: Texts, stored: Mapping[str, str], *, place: str = "", may_add: bool = True
+    uid: str,
+    name: str,
+    types: Texts,
+    stored: Mapping[str, str],
+    *,
+    place: str = "",
+    may_add: Collection[str] | None = None,
 ) -> Texts:
     """The type texts to keep when ``types`` are declared and ``stored`` are in the checkpoint.
 
     Raises StateDeclarationError that says what differs and how to go on, for types that stored values do not fit.
-    ``place`` is the checkpoint, for the commands in it; with ``may_add`` False no field may be added.
+    ``place`` is the checkpoint, for the commands in it; ``may_add`` the only fields that may be added, None: any.
     """
     before = declared(stored)
     found = list(_differences(before, types, may_add))
@@ -69,7 +75,7 @@ def value_schema(text: str) -> pa.Schema:
     return pa.schema([pa.field("value", type_from_text(text))])
 
 
-def _differences(before: Texts, now: Texts, may_add: bool) -> Iterator[tuple[str, str]]:
+def _differences(before: Texts, now: Texts, may_add: Collection[str] | None) -> Iterator[tuple[str, str]]:
     """What stored values do not fit, each with the arguments of the migration that helps; "" for dropping."""
     for part in sorted({*before, *now}):
         was, is_ = before.get(part), now.get(part)
@@ -83,10 +89,11 @@ def _differences(before: Texts, now: Texts, may_add: bool) -> Iterator[tuple[str
             yield from _of_values(value_schema(was), value_schema(is_), may_add)
 
 
-def _of_values(old: pa.Schema, new: pa.Schema, may_add: bool) -> Iterator[tuple[str, str]]:
+def _of_values(old: pa.Schema, new: pa.Schema, may_add: Collection[str] | None) -> Iterator[tuple[str, str]]:
     found = list(refusals(old, new))
-    if not may_add:
-        added = [field for field in new if old.get_field_index(field.name) < 0 and field.nullable]
+    if may_add is not None:
+        names = {*old.names, *may_add}
+        added = [field for field in new if field.name not in names and field.nullable]
         found += [Refusal(Change.ADDED, field.name, now=str(field.type)) for field in added]
     for refusal in found:
         yield _shown(refusal), _way_out(refusal, new)

@@ -1,6 +1,6 @@
-"""The parts that most aggregates are made of, each with one state column: counts, sums and extremes.
+"""The parts that most aggregates are made of: counts, sums and extremes.
 
-Owns: ``Count``, ``Sum`` and ``Extreme``.
+Owns: ``Count``, ``Sum``, ``RetractableSum`` and ``Extreme``, each with one state column but the third.
 Invariant: lifting rows and combining them in any grouping and order gives the same state (floats: up to
 rounding), so the same parts serve bundles, windows, shared slices and both phases of a two-phase aggregation.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors`` and ``local_phase``.
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.errors import OperatorError
-from asyncstate.local_phase import LocalColumn, LocalFunction
+from asyncstate.local_phase import NOT_FINITE, LocalColumn, LocalFunction
 
 from ..core.arrays import Int8Array
 from ..core.segments import (
@@ -124,6 +124,71 @@ class Sum(MergingAggregator):
         with _Refusal(self):
             return [pa.array(group_sum_halves(high, low, groups))]
 
+    def totals(self, state: State) -> pa.Array:
+        """The sums (u)."""
+        return state[0]
+
+
+class RetractableSum(Sum):
+    """The sum of floats that may be taken back: that of the finite ones, and beside it how many others there are.
+
+    NaN and infinities cannot be subtracted, so each of them is counted; null, and nothing but a bit, without any.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        names = [f"{kind}.{self.name}" for kind in ("nan", "infinity", "negative_infinity")]
+        self.fields += tuple(pa.field(name, pa.int64()) for name in names)
+        self.may_lack = frozenset(names)
+
+    def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
+        """See ``Aggregator``."""
+        values = batch.column(self.column)
+        if pc.all(pc.is_finite(values)).as_py() is not False:
+            return [
+                *super().lift(batch, signs),
+                *(pa.nulls(batch.num_rows, pa.int64()) for _ in self.may_lack),
+            ]
+        finite = pc.if_else(pc.is_finite(values), values, pa.scalar(0, values.type))
+        place = batch.schema.get_field_index(self.column)
+        (sums,) = super().lift(batch.set_column(place, batch.schema.field(place), finite), signs)
+        weights = np.ones(batch.num_rows, np.int64) if signs is None else signs.astype(np.int64)
+        mask = self.chosen(batch)
+        weights = weights if mask is None else weights * mask
+        numbers = _filled(values).to_numpy()
+        kinds = (np.isnan(numbers), numbers == np.inf, numbers == -np.inf)
+        return [sums, *(counted(weights * kind) for kind in kinds)]
+
+    def combine(self, state: State, groups: Groups) -> State:
+        """See ``Aggregator``."""
+        return [*super().combine(state[:1], groups), *(group_counts(column, groups) for column in state[1:])]
+
+    def merge(self, state: State, partial: State) -> State:
+        """See ``MergingAggregator``."""
+        pairs = zip(state[1:], partial[1:], strict=True)
+        return [*super().merge(state[:1], partial[:1]), *(merged_counts(*pair) for pair in pairs)]
+
+    def local(self) -> tuple[LocalColumn, ...]:
+        """See ``Aggregator``."""
+        counts = (self._local(function, pa.int64()) for function in NOT_FINITE)
+        return (self._local(LocalFunction.SUM_FINITE, self.type), *counts)
+
+    def gather(self, columns: Sequence[pa.Array], groups: Groups) -> State:
+        """See ``Aggregator``."""
+        return self.combine(list(columns), groups)
+
+    def totals(self, state: State) -> pa.Array:
+        """See ``Sum``."""
+        if all(column.null_count == len(column) for column in state[1:]):
+            return state[0]
+        nan, positive, negative = (_filled(column).to_numpy() > 0 for column in state[1:])
+        sums = np.select(
+            [nan | (positive & negative), positive, negative],
+            [np.nan, np.inf, -np.inf],
+            _filled(state[0]).to_numpy(),
+        )
+        return pa.array(sums)
+
 
 class Extreme(MergingAggregator):
     """The smallest or largest value of a column, of any type that can be a key; NaN is the largest float.
@@ -190,6 +255,25 @@ def sum_type(input_type: pa.DataType) -> pa.DataType | None:
     if input_type in (pa.float32(), pa.float64()):
         return pa.float64()
     return pa.decimal128(38, input_type.scale) if pa.types.is_decimal128(input_type) else None
+
+
+def counted(counts: npt.NDArray[np.int64]) -> pa.Array:
+    """Counts of what there is seldom any: null for none."""
+    return pa.array(counts, mask=counts == 0)
+
+
+def group_counts(column: pa.Array, groups: Groups) -> pa.Array:
+    """The sum of such counts (n) a group (u)."""
+    if column.null_count == len(column):
+        return pa.nulls(len(groups.starts), pa.int64())
+    return counted(group_sum(_filled(column).to_numpy(), groups))
+
+
+def merged_counts(first: pa.Array, second: pa.Array) -> pa.Array:
+    """The sums of two columns of such counts (u), row by row."""
+    if second.null_count == len(second):
+        return first
+    return counted(_filled(first).to_numpy() + _filled(second).to_numpy())
 
 
 def _filled(column: pa.Array) -> pa.Array:

@@ -28,13 +28,14 @@ def count(column: str | None = None) -> Aggregate:
 def sum_(column: str) -> Aggregate:
     """The sum of ``column``: int64 for integers, float64 for floats, decimal(38, s) for decimals.
 
-    Null without a value. OperatorError where it does not fit.
+    Null without a value. OperatorError where it does not fit. Floats are rounded, in the order in which they come; NaN
+    and infinities that are taken back leave no trace, what was rounded off, or beyond the largest float, does.
     """
     return Aggregate(_Sum(), (column,))
 
 
 def avg(column: str) -> Aggregate:
-    """The mean of ``column``: float64, null without a value; kept as sum and count."""
+    """The mean of ``column``: float64, null without a value; kept as sum and count, so ``sum_`` tells what holds."""
     return Aggregate(_Average(), (column,))
 
 
@@ -67,10 +68,10 @@ class _Sum(Kind):
 
     def bind(self, binding: Binding) -> Output:
         """See ``Kind``."""
-        counter, (total, sum_type) = binding.counter(), binding.total()
+        counter, (total, part) = binding.counter(), binding.total()
         return Output(
-            pa.field(binding.aggregate.name, sum_type),
-            lambda states: masked(states[total][0], counts_of(states[counter]) == 0),
+            pa.field(binding.aggregate.name, part.type),
+            lambda states: masked(part.totals(states[total]), counts_of(states[counter]) == 0),
         )
 
 
@@ -80,10 +81,10 @@ class _Average(Kind):
 
     def bind(self, binding: Binding) -> Output:
         """See ``Kind``."""
-        counter, (total, _) = binding.counter(), binding.total()
+        counter, (total, part) = binding.counter(), binding.total()
         return Output(
             pa.field(binding.aggregate.name, pa.float64()),
-            lambda states: _means(states[total][0], counts_of(states[counter])),
+            lambda states: _means(part.totals(states[total]), counts_of(states[counter])),
         )
 
 

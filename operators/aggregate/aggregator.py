@@ -62,6 +62,8 @@ class Aggregator(ABC):
     """Whether states of parts of the rows make the state of all."""
     keeps_more: bool = False
     """Whether it keeps anything beside its states."""
+    may_lack: frozenset[str] = frozenset()
+    """Names of fields that states of an older layout do not have: null there means what it means elsewhere."""
 
     def open(self, context: OperatorContext, time_first: bool = False) -> None:
         """Declare what it keeps beside its states; ``time_first`` where keys have namespaces."""

@@ -23,8 +23,11 @@ from .user.udaf import UserAggregate
 
 
 def first_value(column: str) -> Aggregate:
-    """The value that came first, of the column's type; null without a value. Over a changelog all values are kept, and
-    the first of those that are left is shown."""
+    """The value that came first, of the column's type; null without a value.
+
+    Over a changelog all values are kept, and the first of those that are left is shown. Which of several equal values
+    a retraction takes is not promised: those that come and go in one micro-batch cancel out, else the oldest goes.
+    """
     return Aggregate(_Kept("first_value"), (column,))
 
 
@@ -65,8 +68,11 @@ class _Values(AggregateFunction):
 
     def retract(self, accumulator: list[list[Any]], *args: Any) -> None:
         """See ``AggregateFunction``: the first value that is equal goes; nothing if there is none."""
-        if args[0] in accumulator[0]:
-            accumulator[0].remove(args[0])
+        values, gone = accumulator[0], args[0]
+        if gone != gone:  # NaN, which equals NaN as it does in keys
+            gone = next((value for value in values if value != value), None)
+        if gone in values:
+            values.remove(gone)
 
     def merge(self, accumulator: list[list[Any]], accumulators: Any) -> None:
         """See ``AggregateFunction``."""

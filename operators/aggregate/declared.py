@@ -23,7 +23,7 @@ from asyncstate.display import call_text
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
 
-from .accumulators import Count, Sum, sum_type
+from .accumulators import Count, RetractableSum, Sum, sum_type
 from .aggregator import Aggregator, State
 from .distinct import DistinctValues
 
@@ -203,16 +203,19 @@ class Binding:
         """As ``counter``, of all values, those that come again too."""
         return self.plain_part(self._count(distinct=False))
 
-    def total(self) -> tuple[int, pa.DataType]:
-        """The index and the type of the sum of the aggregate's values."""
+    def total(self) -> tuple[int, Sum]:
+        """The index and the part of the sum of the aggregate's values."""
         input_type = self.input_type
-        if sum_type(input_type) is None:
+        kind = sum_type(input_type)
+        if kind is None:
             raise self.wrong_type("an integer, float or decimal")
-        part = Sum(self.owner, self.column, self.condition, input_type, self.aggregate.is_distinct)
+        is_float = pa.types.is_floating(kind)
+        made = RetractableSum if is_float and self.retract else Sum
+        part = made(self.owner, self.column, self.condition, input_type, self.aggregate.is_distinct)
         index = self.part(part)
-        if pa.types.is_floating(part.type):
+        if is_float:
             self._parts.float_sums[index] = self.counter()
-        return index, part.type
+        return index, part
 
     def _count(self, distinct: bool) -> Count:
         columns = self.aggregate.columns

@@ -24,10 +24,12 @@ from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContex
 from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
-from ..core.arrays import Int64Array, place_in_run
+from ..core.arrays import BoolArray, Int64Array, place_in_run, row_ids
 from ..core.changelog import arrival_order, distinct, net_changes, take_changes
 from ..core.checks import check_choice, check_distinct_names
 from ..core.expiring import key_times
+from ..core.netting import net_by_content
+from ..core.segments import Groups, content_of
 from .declared import Aggregate, columns_of
 from .local_layout import LocalLayout
 from .operator import AggregateOperator
@@ -51,7 +53,7 @@ class GroupAggregate(AggregateOperator):
     there is one row, once there is input. The rows of a bundle count as a set: a retraction may come before its row.
 
     ``emit="each"``: the change of every row instead of the net change of a bundle, in the order of a key's rows; a
-    retraction that comes before its row waits for the key's other rows. It costs a step for each row of the key that
+    retraction that comes before an equal row cancels out with it. It costs a step for each row of the key that
     has most in a bundle, and there is no local phase.
 
     ``ttl``: a key expires when nothing has changed it for that long; it then starts anew (+I), and rows of it that are
@@ -106,11 +108,14 @@ class GroupAggregate(AggregateOperator):
         spec = context.inputs[0]
         self._aggregation = self._plan(spec)
         self._codec = context.key_codec
+        self._sequence = spec.sequence
         self._mark_only = not self.aggregates and not spec.changelog
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
         self._state: ColumnState = context.get_state(
-            ColumnStateDescriptor("accumulators", schema, fixed_fields=True, ttl=self.ttl)
+            ColumnStateDescriptor(
+                "accumulators", schema, fixed_fields=True, may_lack=self._aggregation.may_lack, ttl=self.ttl
+            )
         )
         self._states = AggregateStates(
             self._aggregation, self._state, context, ttl=self.ttl is not None, valued=True
@@ -140,10 +145,7 @@ class GroupAggregate(AggregateOperator):
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """The rows of each key one after the other; rows of different keys go together."""
-        counts: list[Int64Array] = []
-        read = self._state.async_get(bundle.keys, self._stamps(bundle))
-        yield read.then_accept(lambda old: counts.append(old.numpy(0).astype(np.int64)))
-        for rows in _turns(bundle, counts[0]):
+        for rows in _turns(bundle, content_of(bundle.batch, self._sequence)):
             batch = bundle.batch.take(pa.array(rows))
             keys = self._codec.group([batch.column(name) for name in self._codec.names], num_rows=len(rows))
             times = None if bundle.times is None else bundle.times[rows]
@@ -196,19 +198,30 @@ class GroupAggregate(AggregateOperator):
         ctx.emit(take_changes(changes, keys.columns, [], []), changes.kinds)
 
 
-def _turns(bundle: Bundle, counts: Int64Array) -> list[Int64Array]:
-    """The first rows of all keys, then the second ones, and so on; ``counts`` (u): the rows that each key had before.
+def _turns(bundle: Bundle, content: Sequence[pa.Array]) -> list[Int64Array]:
+    """The first rows of all keys, then the second ones, and so on.
 
-    Of a key that would have less than no rows on the way, rows that are added come first.
+    Of rows that are equal in ``content`` only those that do not cancel out, if one is taken back before it is added:
+    it may not be there yet, and what a state has of other rows must not go for it.
     """
-    order, starts = bundle.keys.rows_sorted()
-    key = bundle.keys.inverse[order]
-    added = bundle.accumulate
-    change = np.cumsum(np.where(added[order], 1, -1))
-    before = np.concatenate([[0], change])[starts]
-    short = np.minimum.reduceat(change - before[key], starts) + counts < 0
-    late = short[key] & ~added[order]
-    order = order[rows_by(key, late)]
-    turn = place_in_run(key)
+    order = bundle.keys.rows_sorted()[0]
+    if not bundle.accumulate.all():
+        order = order[_in_turn(row_ids(content, bundle.keys.inverse), bundle.accumulate)[order]]
+    if not len(order):
+        return []
+    turn = place_in_run(bundle.keys.inverse[order])
     by_turn = rows_by(turn, order)
     return np.split(order[by_turn], np.flatnonzero(np.diff(turn[by_turn])) + 1)
+
+
+def _in_turn(ids: Int64Array, added: BoolArray) -> BoolArray:
+    """Which rows (n) have a turn; ``ids``: equal for equal rows."""
+    groups = Groups.of_ids(ids, int(ids.max()) + 1)
+    change = np.cumsum(np.where(added[groups.order], 1, -1))
+    before = np.append(0, change)[groups.starts]
+    lowest = np.minimum.reduceat(change, groups.starts) - before
+    total = np.append(change, 0)[np.append(groups.starts[1:], len(ids)) - 1] - before
+    kept: BoolArray = ((lowest >= 0) | (total <= lowest))[ids]
+    net = net_by_content(np.empty(0, np.int64), ids, added)
+    kept[net.added] = kept[net.missing] = True
+    return kept

@@ -68,7 +68,7 @@ class IncrementalGroupAggregate(AggregateOperator):
                 "of the group and by the bucket"
             )
         plan = self._plan(spec)
-        self._check_parts(plan, spec)
+        self._check_parts(AggregatePlan(self.aggregates, spec.schema, self.owner), spec)
         fields = [field.with_name(_column_of(field.name)) for field in plan.state_schema]
         return pa.schema([*(field for field in spec.key_schema if field.name != self.bucket), *fields])
 
@@ -81,7 +81,12 @@ class IncrementalGroupAggregate(AggregateOperator):
         spec = context.inputs[0]
         self._aggregation = self._plan(spec)
         state = context.get_state(
-            ColumnStateDescriptor("accumulators", self._aggregation.state_schema, fixed_fields=True)
+            ColumnStateDescriptor(
+                "accumulators",
+                self._aggregation.state_schema,
+                fixed_fields=True,
+                may_lack=self._aggregation.may_lack,
+            )
         )
         self._states = AggregateStates(self._aggregation, state, context)
         self._shown = [at for at, name in enumerate(context.key_schema.names) if name != self.bucket]
@@ -101,7 +106,7 @@ class IncrementalGroupAggregate(AggregateOperator):
         return changed.then_accept(lambda change: self._put_out(bundle, change, ctx))
 
     def _plan(self, spec: InputSpec) -> AggregatePlan:
-        return AggregatePlan(self.aggregates, spec.schema, self.owner)
+        return AggregatePlan(self.aggregates, spec.schema, self.owner, retract=spec.changelog)
 
     def _check_parts(self, plan: AggregatePlan, spec: InputSpec) -> None:
         for part in plan.parts:
@@ -150,7 +155,13 @@ class _FinalGroupAggregate(GroupAggregate):
             )
         columns = columns_of(self.aggregates)
         schema = pa.schema([pa.field(name, self._type_of(name, spec)) for name in sorted(columns)])
-        plan = AggregatePlan(self.aggregates, schema, self.owner, gathered=True)
+        # Of a changelog the first part puts out more; which input it had its columns tell.
+        plan, retracting = (
+            AggregatePlan(self.aggregates, schema, self.owner, retract, gathered=True)
+            for retract in (False, True)
+        )
+        if {_column_of(name) for name in retracting.state_schema.names} <= {*spec.schema.names}:
+            return retracting
         missing = [
             _column_of(name) for name in plan.state_schema.names if _column_of(name) not in spec.schema.names
         ]

@@ -29,7 +29,7 @@ from asyncstate.local_phase import (
 
 from ..core.arrays import Int8Array
 from ..core.segments import Groups
-from .aggregator import KeyedRows, MergingAggregator, State
+from .aggregator import MergingAggregator, State
 from .distinct import DistinctValues
 from .plan import AggregatePlan
 from .states import LocalValueRows
@@ -89,7 +89,8 @@ class LocalLayout:
                 state += part.gather(columns, groups)
             else:
                 rows, signs = values[source[0]]
-                state += part.prepare(KeyedRows(rows, groups, signs[source[1]]))
+                assert isinstance(part, MergingAggregator)
+                state += part.combine(part.lift(rows, signs[source[1]]), groups)
         return state
 
 

@@ -1,6 +1,6 @@
 """Variances, and conjunctions of booleans: aggregates that need several numbers a key.
 
-Owns: ``Moments`` and ``Truths``, and the aggregates made of them.
+Owns: ``Moments``, ``RetractableMoments`` and ``Truths``, and the aggregates made of them.
 Invariant: moments are merged as counts, means and sums of squared differences from the mean, never as sums of squares,
 so that large values of little variance keep their digits.
 Must not import anything of ``asyncstate``.
@@ -10,18 +10,20 @@ Source: Chan, Golub and LeVeque, "Algorithms for computing the sample variance" 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from asyncstate.operator import BundleContext
 
 from ..core.arrays import Int8Array
 from ..core.segments import Groups, group_sum
-from .accumulators import sum_type
+from .accumulators import counted, group_counts, merged_counts, sum_type
 from .aggregator import KeyedRows, MergingAggregator, State, Updated
 from .declared import Aggregate, Binding, Kind, Output
 
@@ -29,7 +31,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def var_pop(column: str) -> Aggregate:
-    """The variance of the values: float64, null without a value."""
+    """The variance of the values: float64, null without a value, NaN beside one that is not finite.
+
+    Floats are rounded, as those of ``sum_``.
+    """
     return Aggregate(_Variance("var_pop"), (column,))
 
 
@@ -56,6 +61,10 @@ def bool_and(column: str) -> Aggregate:
 def bool_or(column: str) -> Aggregate:
     """Whether one value of a boolean column is true; null without a value."""
     return Aggregate(_Truth("bool_or"), (column,))
+
+
+_beyond_floats = np.errstate(over="ignore", invalid="ignore")
+"""What is too large, and what has NaN or infinities, comes to NaN; numpy need not warn of it."""
 
 
 class _Sample(NamedTuple):
@@ -101,13 +110,19 @@ class Moments(MergingAggregator):
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
         """See ``MergingAggregator``; only of rows that are added, or only of rows that are taken back."""
+        values, count = self._counted(batch, signs)
+        values = np.where(count > 0, values, 0.0)
+        return _stored(_Sample(count, values, np.where(np.isfinite(values), 0.0, np.nan)))
+
+    def _counted(self, batch: pa.RecordBatch, signs: Int8Array | None) -> tuple[Floats, Floats]:
+        """The values (n), and 1 for each that counts."""
         values = batch.column(self.column).cast(pa.float64(), safe=False)
-        values = (values.fill_null(0.0) if values.null_count else values).to_numpy()
         mask = self.chosen(batch)
         count = np.ones(len(values)) if signs is None else np.abs(signs).astype(np.float64)
         count = count if mask is None else count * mask
-        return _stored(_Sample(count, np.where(count > 0, values, 0.0), np.zeros(len(values))))
+        return (values.fill_null(0.0) if values.null_count else values).to_numpy(), count
 
+    @_beyond_floats
     def combine(self, state: State, groups: Groups) -> State:
         """See ``Aggregator``."""
         count, mean, squares = _sample(state)
@@ -117,9 +132,15 @@ class Moments(MergingAggregator):
         of_row[groups.order] = np.repeat(means, groups.sizes)
         return _stored(_Sample(total, means, group_sum(squares + count * (mean - of_row) ** 2, groups)))
 
+    @_beyond_floats
     def merge(self, state: State, partial: State) -> State:
         """See ``MergingAggregator``."""
         return _stored(_sample(state).joined(_sample(partial)))
+
+    @_beyond_floats
+    def without(self, state: State, partial: State) -> State:
+        """The states (u) without the rows of others, which are among theirs."""
+        return _stored(_sample(state).without(_sample(partial)))
 
     def prepare(self, rows: KeyedRows) -> list[State]:
         """The rows that are added, and those that are taken back: these cannot be put together with others."""
@@ -130,8 +151,59 @@ class Moments(MergingAggregator):
 
     def update(self, state: State, rows: KeyedRows, prepared: list[State], ctx: BundleContext) -> Updated:
         """See ``Aggregator``."""
-        sample = _sample(state).joined(_sample(prepared[0]))
-        return Updated(_stored(sample.without(_sample(prepared[1])) if len(prepared) > 1 else sample))
+        added = self.merge(state, prepared[0])
+        return Updated(self.without(added, prepared[1]) if len(prepared) > 1 else added)
+
+    def variances(self, state: State, sample: bool) -> pa.Array:
+        """Those of the values (u), or of what they are a ``sample`` of; null of too few."""
+        number, _, squares = _sample(state)
+        divisor = number - sample
+        return pa.array(squares / np.where(divisor <= 0, 1, divisor), mask=divisor <= 0)
+
+
+class RetractableMoments(Moments):
+    """``Moments`` of floats that may be taken back: those of the finite ones, and how many others there are, as in
+    ``RetractableSum``."""
+
+    def __init__(self, owner: str, column: str, condition: str | None, distinct: bool) -> None:
+        super().__init__(owner, column, condition, distinct)
+        name = f"not_finite.{self.name}"
+        self.fields += (pa.field(name, pa.int64()),)
+        self.may_lack = frozenset([name])
+
+    def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
+        """See ``MergingAggregator``; only of rows that are added, or only of rows that are taken back."""
+        values, count = self._counted(batch, signs)
+        finite = np.isfinite(values)
+        number = count * finite
+        values = np.where(number > 0, values, 0.0)
+        others = counted((count * ~finite).astype(np.int64))
+        return [*_stored(_Sample(number, values, np.zeros(len(values)))), others]
+
+    def combine(self, state: State, groups: Groups) -> State:
+        """See ``Aggregator``."""
+        return [*super().combine(state[:3], groups), group_counts(state[3], groups)]
+
+    def merge(self, state: State, partial: State) -> State:
+        """See ``MergingAggregator``."""
+        return [*super().merge(state[:3], partial[:3]), merged_counts(state[3], partial[3])]
+
+    def without(self, state: State, partial: State) -> State:
+        """See ``Moments``."""
+        others = merged_counts(state[3], pc.negate(partial[3]))
+        return [*super().without(state[:3], partial[:3]), others]
+
+    def variances(self, state: State, sample: bool) -> pa.Array:
+        """See ``Moments``: NaN beside a value that is not finite."""
+        others = _numbers(state[3])
+        if not (others > 0).any():
+            return super().variances(state[:3], sample)
+        number = _sample(state[:3]).number
+        return pc.if_else(
+            pa.array((others > 0) & (number + others > sample)),
+            pa.scalar(np.nan),
+            super().variances(state[:3], sample),
+        )
 
 
 class Truths(MergingAggregator):
@@ -174,14 +246,15 @@ class _Variance(Kind):
         if sum_type(binding.input_type) is None:
             raise binding.wrong_type("an integer, float or decimal")
         aggregate = binding.aggregate
-        part = binding.part(Moments(binding.owner, binding.column, binding.condition, aggregate.is_distinct))
-        return Output(pa.field(aggregate.name, pa.float64()), lambda states: self._values(states[part]))
+        made = RetractableMoments if binding.retract and pa.types.is_floating(binding.input_type) else Moments
+        moments = made(binding.owner, binding.column, binding.condition, aggregate.is_distinct)
+        part = binding.part(moments)
 
-    def _values(self, state: State) -> pa.Array:
-        count, _, squares = _sample(state)
-        divisor = count - self.name.endswith("samp")
-        values = squares / np.where(divisor <= 0, 1, divisor)
-        return pa.array(np.sqrt(values) if self.name.startswith("stddev") else values, mask=divisor <= 0)
+        def values(states: Sequence[State]) -> pa.Array:
+            found = moments.variances(states[part], self.name.endswith("samp"))
+            return pc.sqrt(found) if self.name.startswith("stddev") else found
+
+        return Output(pa.field(aggregate.name, pa.float64()), values)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
@@ -67,6 +68,7 @@ class AggregatePlan:
             slice(stop - len(part.fields), stop) for part, stop in zip(self.parts, stops, strict=True)
         ]
         self.state_schema = pa.schema([field for part in self.parts for field in part.fields])
+        self.may_lack = frozenset[str]().union(*(part.may_lack for part in self.parts))
         self.result_fields = [output.field for output in self._outputs]
         self.multisets: list[Multiset] = self._multisets(parts) if retract else []
         check_distinct_names([field.name for field in self.result_fields], owner)
@@ -173,11 +175,16 @@ class AggregatePlan:
 
     def _settled(self, states: State) -> State:
         for total, counter in self._float_sums.items():
-            place, counts = self._columns[total].start, states[self._columns[counter].start]
+            (place, *others), counts = self._places(total), states[self._columns[counter].start]
             empty = counts.to_numpy() == 0
             if empty.any():
                 states[place] = pa.array(np.where(empty, 0.0, states[place].to_numpy()))
+                for other in others:
+                    states[other] = pc.if_else(pa.array(empty), pa.scalar(None, pa.int64()), states[other])
         return states
+
+    def _places(self, part: int) -> range:
+        return range(self._columns[part].start, self._columns[part].stop)
 
     def _multisets(self, parts: Parts) -> list[Multiset]:
         found: dict[tuple[str | None, str | None], Multiset] = {}

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.codec import RowCodec
+from asyncstate.codec.columns import to_storage
+from asyncstate.codec.hashing import canonical_floats
 from asyncstate.codec.sorting import rows_by
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -59,6 +61,12 @@ def _column_codes(column: pa.Array) -> tuple[Int64Array, int]:
         # The stored form stands for the value: Arrow hashes flat values only.
         rows = RowCodec(pa.schema([("value", column.type)])).encode([column])
         column = pa.array(rows, pa.large_binary())
+    if pa.types.is_floating(
+        column.type
+    ):  # Arrow hashes bits; equal are -0.0 and 0.0, and one NaN and another, as in keys
+        column = pa.array(
+            canonical_floats(to_storage(column)), column.type, mask=column.is_null().to_numpy(False)
+        )
     encoded = pc.dictionary_encode(column, null_encoding="encode")
     return encoded.indices.to_numpy().astype(np.int64), max(len(encoded.dictionary), 1)
 

@@ -70,7 +70,8 @@ def group_sum(values: npt.NDArray[Any], groups: Groups) -> npt.NDArray[Any]:
         return ordered
     if ordered.dtype == np.int64 and _may_overflow(ordered, groups):
         return _exact_sum(ordered, groups)
-    return np.asarray(np.add.reduceat(ordered, groups.starts))
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities that make NaN
+        return np.asarray(np.add.reduceat(ordered, groups.starts))
 
 
 def _may_overflow(values: Int64Array, groups: Groups) -> bool:

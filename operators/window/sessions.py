@@ -50,7 +50,13 @@ class SessionAggregation:
         self._aggregation = plan.aggregation
         schema = pa.schema([*_SPAN, *self._aggregation.state_schema])
         self._sessions: ListColumnState = context.get_state(
-            ListColumnStateDescriptor("sessions", schema, fixed_fields=True, belongs_to=plan.belongs_to)
+            ListColumnStateDescriptor(
+                "sessions",
+                schema,
+                fixed_fields=True,
+                may_lack=self._aggregation.may_lack,
+                belongs_to=plan.belongs_to,
+            )
         )
         self._ends: ColumnState = context.get_state(
             ColumnStateDescriptor("session_ends", _INDEX, time_first=True, belongs_to=plan.belongs_to)

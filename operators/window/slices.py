@@ -66,7 +66,12 @@ class SliceAggregation:
         schema = self._aggregation.state_schema
         self._slices: ColumnState = context.get_state(
             ColumnStateDescriptor(
-                "slices", schema, time_first=True, fixed_fields=True, belongs_to=plan.belongs_to
+                "slices",
+                schema,
+                time_first=True,
+                fixed_fields=True,
+                may_lack=self._aggregation.may_lack,
+                belongs_to=plan.belongs_to,
             )
         )
         self._states = AggregateStates(self._aggregation, self._slices, context, time_first=True)

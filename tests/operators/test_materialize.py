@@ -107,6 +107,42 @@ def test_the_newest_row_of_each_key(
     harness.close()
 
 
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 4), st.sampled_from("xy")), max_size=16),
+    unique=st.booleans(),
+    cut=st.integers(0, 16),
+    enabled=st.booleans(),
+    size=st.sampled_from(["1", "3", "500000"]),
+)
+def test_without_a_sequence_the_order_of_arrival_decides(
+    changes: Any, unique: bool, cut: int, enabled: bool, size: str
+) -> None:
+    """Also of a key with more rows than a bundle may have."""
+    model = Model(unique)
+    shown: dict[int, Row] = {}
+    history: list[tuple[str, Row]] = []
+    for id, value in changes:
+        row = (1, id, value, 0)
+        there = [other for other in model.rows.get(1, ()) if other[1] == id and (unique or other == row)]
+        if there:
+            model.remove(there[0])
+            history.append(("-U" if unique and there[0] != row else "-D", there[0]))
+        if not there or history[-1][0] == "-U":
+            model.add(row)
+            history.append(("+U" if there else "+I", row))
+    with OperatorHarness(
+        UpsertMaterialize(["id"] if unique else None),
+        ROWS,
+        ["k"],
+        async_enabled=enabled,
+        options={"async-state.bundle-size": size},
+    ) as harness:
+        for part in (history[:cut], history[cut:]):
+            harness.push([row for _, row in part], kinds=[kind for kind, _ in part])
+            apply(shown, harness.end_batch(), True)
+        assert Counter(shown.values()) == model.newest()
+
+
 def apply(shown: dict[int, Row], rows: list[tuple[Any, ...]], updates_before: bool) -> None:
     """Write the rows into a table by key, as a consumer would."""
     for kind, *values in rows:

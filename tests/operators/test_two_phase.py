@@ -36,6 +36,7 @@ from operators import (
     session,
     sum_,
     tumble,
+    var_pop,
 )
 from operators.window.windows import SlicedWindow
 from tests.operators.window_model import MAX, MIN, MS, Batch, WindowModel, schedules
@@ -81,6 +82,7 @@ DISTINCTS: list[Aggregate] = [
     sum_("small").distinct(),
     avg("small").distinct().where("flag").alias("mean_of_values"),
     max_("n").distinct(),
+    var_pop("small").distinct(),
 ]
 Row = tuple[Any, ...]
 BIG = 2**63 - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -32,10 +33,10 @@ from operators import (
     sum_,
     udaf,
 )
-from tests.properties.examples import MICROSECOND, Entries, Example, nullable, small
+from tests.properties.examples import MICROSECOND, Entries, Example, floats, nullable, small
 from tests.properties.histories import Change, History, Record, Row, Table, changelogs, insertions
 from tests.properties.models import aggregate, chosen, grouped
-from tests.properties.views import summed_logs
+from tests.properties.views import summed_logs, zeros_alike
 
 SALES = pa.schema(
     [
@@ -270,6 +271,23 @@ def deduplications(draw: st.DrawFn, keep: Any, time: Any, in_sequence: bool = Fa
     )
 
 
+def _special_sales(sale: Row, price: float | None) -> Row:
+    return (*sale[:PRICE], price, *sale[PRICE + 1 :])
+
+
+_SPECIAL = st.builds(_special_sales, SALE, nullable(floats()))
+_OF_PRICES = _with_options(st.tuples(st.sampled_from(_ALL), st.just(PRICE)), distinct=True)
+_SUMS_OF_PRICES = _with_options(st.tuples(st.sampled_from(_SUMS), st.just(PRICE)), distinct=False)
+
+
+def special(
+    histories: Callable[[st.SearchStrategy[Row]], st.SearchStrategy[History]], **settings: Any
+) -> st.SearchStrategy[Example]:
+    """Prices that are NaN, infinite, or a zero of either sign."""
+    made = aggregations(lambda _: histories(_SPECIAL), **settings)
+    return made.map(lambda example: replace(example, view=zeros_alike(example.view)))
+
+
 _NOTHING: st.SearchStrategy[Chosen] = st.just([])
 _EXTREMES = ["min", "max"]
 
@@ -285,6 +303,11 @@ AGGREGATES: Entries = {
     "sums of a changelog in two phases": aggregations(changelogs, _chosen(_SUMS), True, two_phases=True),
     "distinct values of insertions": aggregations(insertions, _DISTINCT, False),
     "distinct values of a changelog": aggregations(changelogs, _DISTINCT, True),
+    "special floats of insertions": special(insertions, wanted=_OF_PRICES, changelog=False),
+    "special floats of a changelog": special(changelogs, wanted=_OF_PRICES, changelog=True),
+    "special floats in two phases": special(
+        changelogs, wanted=_SUMS_OF_PRICES, changelog=True, two_phases=True
+    ),
     "functions over insertions": aggregations(insertions, _OF_ONES_OWN, False, makers=_OWN),
     "functions over a changelog": aggregations(changelogs, _OF_ONES_OWN, True, makers=_OWN),
 }

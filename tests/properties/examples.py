@@ -5,6 +5,7 @@ Owns: ``Example`` and ``Entries``, the type of the tables.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -49,6 +50,11 @@ class Example:
 
 
 Entries = dict[str, st.SearchStrategy[Example]]
+
+
+def floats() -> st.SearchStrategy[float]:
+    """Floats of which sums are exact, with those that cannot be subtracted, and both zeros, which are equal."""
+    return st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.5, -2.25])
 
 
 def small(low: int = 0, high: int = 3) -> st.SearchStrategy[int]:

@@ -57,9 +57,21 @@ def aggregate(
             return len(found)
         if not found:
             return None
-        return {"sum": sum, "avg": _mean, "min": min, "max": max}[function](found)
+        return {"sum": sum, "avg": _mean, "min": _least, "max": _most}[function](found)
 
     return computed
+
+
+def _least(found: list[Any]) -> Any:
+    return min(found, key=_nan_last)
+
+
+def _most(found: list[Any]) -> Any:
+    return max(found, key=_nan_last)
+
+
+def _nan_last(value: Any) -> Any:
+    return value != value, value
 
 
 def _mean(found: list[Any]) -> float:

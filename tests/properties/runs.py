@@ -6,6 +6,7 @@ Invariant: nothing that an operator emits is sorted or dropped here; states are 
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections import Counter
@@ -51,8 +52,13 @@ def netted(rows: Iterable[OutputRow]) -> Table:
     """Rows that are added minus rows that are taken back; what is taken back too often stays below zero."""
     net: Table = Counter()
     for kind, *row in rows:
-        net[tuple(row)] += 1 if kind in ("+I", "+U") else -1
+        net[one_nan(row)] += 1 if kind in ("+I", "+U") else -1
     return Counter({row: times for row, times in net.items() if times})
+
+
+def one_nan(row: Iterable[Any]) -> OutputRow:
+    """The row with the NaN that all share: Python takes nothing for equal to a NaN but itself."""
+    return tuple(math.nan if value != value else value for value in row)
 
 
 def run(
@@ -93,7 +99,7 @@ def _driven(harness: OperatorHarness, schedule: Schedule, folder: str) -> Run:
     result.stored = harness.state_entries()
     result.states = read_states(folder, result.stored)
     if schedule.last_watermark is not None:
-        result.outputs.append(harness.finish())
+        result.outputs.append([one_nan(row) for row in harness.finish()])
         _count(harness, result)
     return result
 
@@ -101,7 +107,7 @@ def _driven(harness: OperatorHarness, schedule: Schedule, folder: str) -> Run:
 def _end(harness: OperatorHarness, watermark: int | None, result: Run) -> None:
     if watermark is not None:
         harness.advance_watermark(watermark)
-    result.outputs.append(harness.end_batch())
+    result.outputs.append([one_nan(row) for row in harness.end_batch()])
     _count(harness, result)
 
 

@@ -24,7 +24,7 @@ from operators import (
     sum_,
     tumble,
 )
-from tests.properties.examples import MICROSECOND, Entries, Example, nullable, small
+from tests.properties.examples import MICROSECOND, Entries, Example, floats, nullable, small
 from tests.properties.histories import (
     Change,
     History,
@@ -37,7 +37,7 @@ from tests.properties.histories import (
     on_input,
 )
 from tests.properties.models import aggregate, close_by, growing, joined, sessions, sliding, windowed
-from tests.properties.views import interval_rows, summed_logs
+from tests.properties.views import interval_rows, summed_logs, zeros_alike
 
 SECOND = 1_000_000
 READINGS = pa.schema([("sensor", pa.int64()), ("at", MICROSECOND), ("value", pa.int64())])
@@ -73,7 +73,9 @@ WINDOWS_OF: dict[str, tuple[Any, Grouped]] = {
 
 
 @st.composite
-def window_aggregations(draw: st.DrawFn, name: str, changelog: bool) -> Example:
+def window_aggregations(
+    draw: st.DrawFn, name: str, changelog: bool, reading: st.SearchStrategy[Row] = READING
+) -> Example:
     """Some aggregates over one kind of window."""
     window, groups = WINDOWS_OF[name]
     possible = _SUMS if changelog and name == "session" else [*_SUMS, *_EXTREMES]
@@ -90,11 +92,23 @@ def window_aggregations(draw: st.DrawFn, name: str, changelog: bool) -> Example:
         make=lambda: WindowAggregate(window, [_MADE[one] for one in wanted]),
         inputs=[READINGS],
         key=[["sensor"]],
-        history=draw(histories(READING)),
+        history=draw(histories(reading)),
         expected=expected,
         settings={"event_time": "at", "changelog": changelog},
         times=[AT],
         view=summed_logs,
+    )
+
+
+def special_windows(name: str) -> st.SearchStrategy[Example]:
+    """Over a changelog of values that are NaN, infinite, or a zero of either sign."""
+    readings = st.tuples(READING, nullable(floats())).map(lambda two: (*two[0][:VALUE], two[1]))
+    return window_aggregations(name, True, readings).map(
+        lambda example: replace(
+            example,
+            inputs=[READINGS.set(VALUE, pa.field("value", pa.float64()))],
+            view=zeros_alike(example.view),
+        )
     )
 
 
@@ -150,6 +164,8 @@ WINDOWS |= {
     for name in WINDOWS_OF
     for changelog in (False, True)
 }
+
+WINDOWS |= {f"special floats in {name} windows": special_windows(name) for name in WINDOWS_OF}
 
 LEFT = pa.schema([("k", pa.int64()), ("at", MICROSECOND), ("v", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("at", MICROSECOND), ("w", pa.int64())])

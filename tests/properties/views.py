@@ -6,6 +6,7 @@ a list of equals, numbers of arrival, logs that are summed up, blocks, rows that
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
@@ -17,6 +18,7 @@ View = Callable[[States, int], Seen]
 """Of states and the watermark at which they were read."""
 
 _EPOCH = datetime(1970, 1, 1)
+_NEGATIVE_ZERO = re.compile(r"-0\.0(?!\d)")
 
 
 def as_they_are(states: States, watermark: int) -> Seen:
@@ -48,6 +50,18 @@ def _summed(name: str, rows: list[StateRow]) -> list[StateRow]:
         counts[repr((row["key"], row["namespace"], row["value"]["value"]))] += row["value"]["count"]
     assert all(count >= 0 for count in counts.values())
     return [{"value": text, "count": count} for text, count in counts.items() if count]
+
+
+def zeros_alike(view: View) -> View:
+    """The same with 0.0 for -0.0: they are equal, and which of them is kept is free."""
+
+    def seen(states: States, watermark: int) -> Seen:
+        found = view(states, watermark)
+        return {
+            name: sorted(_NEGATIVE_ZERO.sub("0.0", text) for text in rows) for name, rows in found.items()
+        }
+
+    return seen
 
 
 def ranked_rows(states: States, watermark: int) -> Seen:

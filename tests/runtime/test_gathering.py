@@ -130,6 +130,42 @@ def test_a_row_and_its_retraction_come_together_however_many_rows_a_key_has(
         assert not any(signs.values())
 
 
+@given(
+    changes=st.lists(st.tuples(st.sampled_from([0, 0, 3]), st.integers(0, 9)), min_size=1, max_size=40),
+    limit=st.integers(1, 6),
+    unique=st.booleans(),
+)
+def test_a_key_that_is_taken_apart_keeps_the_order_in_which_its_rows_came(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], limit: int, unique: bool
+) -> None:
+    """Of each row that is left, and of the newest ones of unique keys."""
+    rows = [(kind, row("a", number, at)) for at, (kind, number) in enumerate(changes)]
+    if not unique:
+        rows = [(kind, (*one[:-1], 0)) for kind, one in rows]
+    together = ("id",) if unique else None
+    folder = tmp_path_factory.mktemp("gather")
+    parts = run(gathering(folder, 1 << 20, together=together, waits=True), [rows], limit)
+    newest = {number: at for at, (kind, number) in enumerate(changes) if kind == 0}
+    taken = {number for kind, number in changes if kind == 3}
+
+    def left(arrived: Any) -> list[int]:
+        """The numbers of rows whose order counts: of those that are taken back, and of unique ones, the last."""
+        numbers = [one[1] for kind, one in arrived if kind == 0]
+        return [
+            number
+            for at, number in enumerate(numbers)
+            if number not in numbers[at + 1 :] or (number not in taken and not unique)
+        ]
+
+    assert left([one for part in parts for one in part]) == left(rows)
+    assert len(newest) == len({number for number in left(rows)})
+    home: dict[int, int] = {}
+    for number, part in enumerate(parts):
+        for _, one in part:
+            if unique or one[1] in taken:
+                assert home.setdefault(one[1], number) == number
+
+
 @MEMORY
 @pytest.mark.parametrize("sequence", [(), ("id",)], ids=["as it came", "sequence"])
 def test_a_key_with_many_rows_takes_no_other_key_apart(

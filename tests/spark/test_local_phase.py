@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +374,38 @@ def test_sums_whose_parts_would_overflow(
     assert run.results == [Counter({"[1, 4]": 1})]
     with pytest.raises(AsyncStateError, match="the sum of column 'n' does not fit int64"):
         run(session.sql("values (1, 9223372036854775807L) as t(k, n)"), 1)
+
+
+@pytest.mark.parametrize("column", ["double", "float"])
+def test_floats_that_are_taken_back_leave_no_trace(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, column: str
+) -> None:
+    run = Run(
+        job_at(make_job, tmp_path, True),
+        GroupAggregate([sum_("x"), sum_("x").where("odd").alias("odd"), avg("x").alias("mean")]),
+        key="k",
+    )
+
+    def changes(*rows: str) -> DataFrame:
+        texts = ", ".join(f"({row})" for row in rows)
+        named = spark.sql(f"select * from values {texts} as t(k, text, odd, row_kind)")
+        return named.selectExpr("k", f"cast(text as {column}) as x", "odd", "row_kind")
+
+    run(
+        changes(
+            "1, 'NaN', true, '+I'", "1, '2.5', true, '+I'", "1, 'NaN', true, '-D'", "1, '0.5', false, '+I'"
+        ),
+        0,
+    )
+    run(changes("1, 'Infinity', false, '+I'", "1, '-Infinity', true, '+I'"), 1)
+    run(changes("1, '-Infinity', true, '-D'"), 2)
+    run(changes("1, 'Infinity', false, '-D'", "1, null, false, '+I'"), 3)
+    finite, mixed, infinite = "[1, 3.0, 2.5, 1.5]", "[1, nan, -inf, nan]", "[1, inf, 2.5, inf]"
+    steps = [finite, mixed, infinite, finite]
+    assert run.results == [
+        Counter({finite: 1}),
+        *(Counter({before: -1, after: 1}) for before, after in pairwise(steps)),
+    ]
 
 
 def test_a_kind_that_is_none_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:

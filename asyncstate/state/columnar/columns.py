@@ -30,7 +30,8 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
 
     ``time_first``: the state has a namespace (int64, a window end or a time in microseconds) that is ordered
     before the key, so that all entries up to a time can be read as ranges. ``fixed_fields``: no field may be added to
-    a stored state, not even a nullable one, because a row that was written without it would tell something else.
+    a stored state, not even a nullable one, because a row that was written without it would tell something else;
+    but for those of ``may_lack``, whose null tells nothing else.
     ``ttl``: rows expire, each by itself. ``belongs_to``: see ``BelongsTo``.
     """
 
@@ -40,6 +41,7 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
     fixed_fields: bool = False
     ttl: Ttl = None
     belongs_to: BelongsTo | None = None
+    may_lack: frozenset[str] = frozenset()
     kind: ClassVar[str] = "column"
 
     def __post_init__(self) -> None:

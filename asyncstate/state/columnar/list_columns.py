@@ -26,7 +26,8 @@ __all__ = ["ListColumnState", "ListColumnStateDescriptor", "ListColumns"]
 
 @dataclass(frozen=True)
 class ListColumnStateDescriptor(StateDescriptor["ListColumnState"]):
-    """Declares a ListColumnState: ``schema`` is one row's fields; ``fixed_fields`` as in ``ColumnStateDescriptor``.
+    """Declares a ListColumnState: ``schema`` is one row's fields; ``fixed_fields`` and ``may_lack`` as in
+    ``ColumnStateDescriptor``.
 
     ``time_first``: the key batches that it is used with have namespaces, which stand before the key. ``ttl``: rows
     expire, each by itself. ``belongs_to``: see ``BelongsTo``.
@@ -38,6 +39,7 @@ class ListColumnStateDescriptor(StateDescriptor["ListColumnState"]):
     time_first: bool = False
     ttl: Ttl = None
     belongs_to: BelongsTo | None = None
+    may_lack: frozenset[str] = frozenset()
     kind: ClassVar[str] = "list-column"
 
     def __post_init__(self) -> None:

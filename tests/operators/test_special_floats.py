@@ -1,0 +1,163 @@
+"""NaN, infinities and both zeros over a changelog: what is left counts, as if nothing else had ever been there."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from asyncstate.testing import OperatorHarness
+from operators import (
+    Aggregate,
+    GroupAggregate,
+    IncrementalGroupAggregate,
+    avg,
+    collect,
+    count,
+    first_value,
+    last_value,
+    max_,
+    min_,
+    stddev_samp,
+    sum_,
+    var_pop,
+)
+from operators.aggregate import declared, moments
+from operators.aggregate.accumulators import Sum
+
+VALUES = pa.schema([("k", pa.int64()), ("x", pa.float64())])
+SPECIAL = [math.nan, math.inf, -math.inf]
+SQL: dict[str, tuple[Aggregate, str]] = {
+    "sum": (sum_("x"), "sum(x)"),
+    "avg": (avg("x"), "avg(x)"),
+    "distinct sum": (sum_("x").distinct(), "sum(distinct x)"),
+    "variance": (var_pop("x"), "var_pop(x)"),
+    "deviation": (stddev_samp("x"), "stddev_samp(x)"),
+    "min": (min_("x"), "min(x)"),
+    "max": (max_("x"), "max(x)"),
+    "distinct count": (count("x").distinct(), "count(distinct x)"),
+    "first": (first_value("x"), "first(x)"),
+    "last": (last_value("x"), "last(x)"),
+    "list": (collect("x"), "list(x)"),
+}
+
+Changes = Sequence[tuple[str, float]]
+
+
+def run(aggregate: Aggregate, batches: Sequence[Changes], **settings: Any) -> list[Any]:
+    """The newest value of the aggregate after each micro-batch."""
+    values: list[Any] = []
+    with OperatorHarness(
+        GroupAggregate([aggregate.alias("out")]), VALUES, ["k"], changelog=True, **settings
+    ) as harness:
+        for batch in batches:
+            harness.push([(1, value) for _, value in batch], kinds=[kind for kind, _ in batch])
+            put_out = harness.end_batch()
+            values.append(put_out[-1][-1] if put_out else values[-1])
+        assert harness.statistics().get("counter.retractions_without_state", 0) == 0
+    return values
+
+
+def in_sql(expression: str, *left: float) -> Any:
+    """What DuckDB makes of the values that are left."""
+    rows = ", ".join(f"('{value}'::double)" for value in left)
+    (value,) = duckdb.connect().execute(f"select {expression} from (values {rows}) as t(x)").fetchone() or ()
+    return value
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("name", SQL)
+def test_a_value_that_is_taken_back_leaves_no_trace(name: str, special: float, async_enabled: bool) -> None:
+    aggregate, expression = SQL[name]
+    changes = [("+I", 5.0), ("+I", special), ("-D", special), ("+I", 2.5)]
+    expected = in_sql(expression, 5.0, 2.5)
+    for batches in ([changes], [changes[:2], changes[2:]], [[change] for change in changes]):
+        for size in ("1", "500000"):
+            options = {"async-state.bundle-size": size}
+            found = run(aggregate, batches, async_enabled=async_enabled, options=options)
+            assert found[-1] == expected, batches
+
+
+@pytest.mark.parametrize("name", ["sum", "avg", "distinct sum", "min", "max"])
+@pytest.mark.parametrize("left", [*combinations(SPECIAL, 2), *((one, 1.5) for one in SPECIAL)])
+def test_while_special_values_are_there_they_count(
+    name: str, left: tuple[float, ...], async_enabled: bool
+) -> None:
+    aggregate, expression = SQL[name]
+    changes = [("+I", value) for value in (*SPECIAL, *left)]
+    taken = [("-D", value) for value in SPECIAL]
+    for batches in ([changes, taken], [[*taken, *changes]]):
+        found = run(aggregate, batches, async_enabled=async_enabled)[-1]
+        assert repr(found) == repr(in_sql(expression, *left))
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+def test_a_variance_is_nan_while_a_value_is_not_finite(special: float, async_enabled: bool) -> None:
+    changes = [[("+I", 5.0), ("+I", special)], [("-D", 5.0)], [("-D", special), ("+I", 4.0)]]
+    found = run(var_pop("x"), changes, async_enabled=async_enabled)
+    assert [repr(value) for value in found] == ["nan", "nan", "0.0"]
+
+
+@pytest.mark.parametrize(
+    ("row", "retraction"),
+    [(0.0, -0.0), (-0.0, 0.0), (math.nan, struct.unpack("<d", b"\1\0\0\0\0\0\xf8\xff")[0])],
+    ids=["zero", "negative zero", "another nan"],
+)
+@pytest.mark.parametrize("bundle_size", ["1", "500000"])
+def test_a_row_is_taken_back_by_an_equal_one(
+    row: float, retraction: float, bundle_size: str, async_enabled: bool
+) -> None:
+    """Though their bits differ."""
+    options = {"async-state.bundle-size": bundle_size}
+    for batches in (
+        [[("-D", retraction), ("+I", row), ("+I", 3.0)]],
+        [[("+I", row), ("+I", 3.0)], [("-D", retraction)]],
+    ):
+        for aggregate in (count(), max_("x"), collect("x")):
+            found = run(aggregate, batches, async_enabled=async_enabled, options=options)
+            assert found[-1] == {"count": 1, "max_x": 3.0, "collect_x": [3.0]}[aggregate.name]
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+def test_parts_of_a_split_aggregation_forget_them_too(special: float, async_enabled: bool) -> None:
+    split = IncrementalGroupAggregate([sum_("x").alias("total"), avg("x").alias("mean")], bucket="bucket")
+    schema = pa.schema([("k", pa.int64()), ("bucket", pa.int64()), ("x", pa.float64())])
+    batches = [[("+I", 0, 5.0), ("+I", 1, special)], [("-D", 1, special), ("+I", 0, 2.0)]]
+    with OperatorHarness(
+        split, schema, ["k", "bucket"], changelog=True, async_enabled=async_enabled
+    ) as first:
+        parts = first.output_schema
+        with OperatorHarness(
+            split.final(), parts, ["k"], changelog=False, async_enabled=async_enabled
+        ) as final:
+            for batch in batches:
+                first.push([(1, *row) for _, *row in batch], kinds=[kind for kind, *_ in batch])
+                final.push([row[1:] for row in first.end_batch()])
+                final.end_batch()
+            assert final.output[-1] == ("+U", 1, 7.0, 3.5)
+
+
+def test_states_without_counts_of_them_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, async_enabled: bool
+) -> None:
+    """As an older version has written them."""
+    aggregates = [sum_("x").alias("total"), var_pop("x").alias("variance")]
+    settings: dict[str, Any] = {"changelog": True, "folder": str(tmp_path), "async_enabled": async_enabled}
+    with monkeypatch.context() as older:
+        older.setattr(declared, "RetractableSum", Sum)
+        older.setattr(moments, "RetractableMoments", moments.Moments)
+        with OperatorHarness(GroupAggregate(aggregates), VALUES, ["k"], **settings) as harness:
+            harness.push([(1, 5.0), (1, 3.0)])
+            assert harness.end_batch() == [("+I", 1, 8.0, 1.0)]
+    with OperatorHarness(GroupAggregate(aggregates), VALUES, ["k"], **settings) as harness:
+        harness.push([(1, math.inf)])
+        assert repr(harness.end_batch()[-1]) == "('+U', 1, inf, nan)"
+        harness.push([(1, math.inf), (1, 3.0)], kinds=["-D", "-D"])
+        assert harness.end_batch()[-1] == ("+U", 1, 5.0, 0.0)
