@@ -19,6 +19,8 @@ ROWS_UNKNOWN: Final = 100_000
 """Rows at most while no micro-batch before has told how large the state of a row is."""
 ROWS_MIN: Final = 1_000
 """Rows that wide ones get as well: list gets of fewer keys cost too much each."""
+_BYTES_MAX: Final = 1 << 30
+"""Half of what the texts of an Arrow array may have: no rows, however wide, are to have more."""
 
 
 class BundleSize:
@@ -41,8 +43,9 @@ class BundleSize:
 
     def rows_of(self, row_bytes: float) -> int:
         """Rows for a bundle with rows of so many bytes."""
-        fitting = int(self._memory_bytes / max(row_bytes + self._state_bytes, 1.0))
-        return min(self.rows_max, max(fitting, ROWS_MIN))
+        each = max(row_bytes + self._state_bytes, 1.0)
+        least = max(min(ROWS_MIN, int(_BYTES_MAX / each)), 1)
+        return min(self.rows_max, max(int(self._memory_bytes / each), least))
 
     def fits(self, keys: int) -> bool:
         """Whether the state of so many keys fits into a bundle."""

@@ -167,8 +167,10 @@ def _estimates(registers: Matrix, precision: int) -> npt.NDArray[np.float64]:
     """Ertl's estimates (u) from registers (u, m)."""
     keys, size = registers.shape
     highest = _BITS - precision + 1
-    flat = registers.astype(np.int64) + np.arange(keys)[:, None] * (highest + 1)
-    counts = np.bincount(flat.ravel(), minlength=keys * (highest + 1)).reshape(keys, highest + 1)
+    known = np.flatnonzero(registers)  # few of them, where a key has few values
+    places = (known >> precision) * (highest + 1) + registers.ravel()[known]
+    counts = np.bincount(places, minlength=keys * (highest + 1)).reshape(keys, highest + 1)
+    counts[:, 0] = size - counts.sum(axis=1)
     total = size * _tau(1 - counts[:, highest] / size)
     for value in range(highest - 1, 0, -1):
         total = (total + counts[:, value]) / 2

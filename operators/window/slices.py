@@ -28,7 +28,7 @@ from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
 from ..aggregate.local_layout import LocalLayout
 from ..aggregate.states import Addition, AggregateStates
 from ..core.arrays import Int64Array, count_up
-from ..core.due import DuePart, DueReader
+from ..core.due import DuePart, DueReader, rows_fitting
 from ..core.late import LateRows
 from ..core.segments import Groups
 from .plan import WindowPlan
@@ -102,7 +102,8 @@ class SliceAggregation:
         last = self._assigned.last_window(slices)
         late = last <= fired
         self._late.add(bundle, late, self._time.rows(bundle, late) if late.any() else 0, ctx)
-        turns = np.cumsum((last - slices) // self._assigned.step + 1) // MERGE_ROWS
+        rows_max = rows_fitting(self._aggregation.state_bytes, MERGE_ROWS)
+        turns = np.cumsum((last - slices) // self._assigned.step + 1) // rows_max
         for rows in np.split(np.arange(len(slices)), np.flatnonzero(np.diff(turns)) + 1):
             yield self._take_in(self._in_windows(bundle, rows, slices[rows], last[rows], fired), ctx)
 
@@ -174,7 +175,8 @@ class SliceAggregation:
             return
         keys = self._codec.group(entries.key_columns, num_rows=entries.num_rows)
         slices = entries.namespaces[by_time]
-        for ends, rows in windows_of(slices, self._window, part.first, part.last):
+        rows_max = rows_fitting(entries.row_bytes, MERGE_ROWS)
+        for ends, rows in windows_of(slices, self._window, part.first, part.last, rows_max):
             taken = by_time[rows]
             merged = keys.in_namespaces(ends, keys.inverse[taken])
             assert merged.namespaces is not None
@@ -219,13 +221,14 @@ def local_layout(plan: WindowPlan, window: SlicedWindow) -> LocalLayout:
 
 
 def windows_of(
-    slices: Int64Array, window: SlicedWindow, first: int, last: int
+    slices: Int64Array, window: SlicedWindow, first: int, last: int, rows_max: int = MERGE_ROWS
 ) -> Iterator[tuple[Int64Array, Int64Array]]:
-    """Ends (m) of windows in [first, last] and rows (m) of ``slices`` (ascending) that they have, some at a time."""
+    """Ends (m) of windows in [first, last] and rows (m) of ``slices`` (ascending) that they have, some at a time: about
+    ``rows_max``, but for a single window."""
     ends = window_ends(np.unique(slices), window, first, last)
     begins = np.searchsorted(slices, window.first_slice(ends), "left")
     sizes = np.searchsorted(slices, ends, "right") - begins
-    turns = np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // MERGE_ROWS)) + 1
+    turns = np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // rows_max)) + 1
     for chosen in np.split(np.arange(len(ends)), turns):
         counts = sizes[chosen]
         yield np.repeat(ends[chosen], counts), np.repeat(begins[chosen], counts) + count_up(counts)

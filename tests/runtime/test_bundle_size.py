@@ -55,6 +55,12 @@ class Sizes(BundleOperator):
         )
 
 
+class WideKeys(Sizes):
+    """The same, of which it is known that a key has 10,000 bytes of state."""
+
+    key_bytes = 10_000
+
+
 class Times(Sizes):
     """Puts out key, event time and kind of each row."""
 
@@ -143,6 +149,31 @@ def test_wide_state_makes_the_next_bundles_smaller(async_enabled: bool) -> None:
     assert found[1][0] == pytest.approx((16 << 20) / (ROW_BYTES + 4_000), rel=0.03)  # it was only written
     assert found[2][0] == pytest.approx((16 << 20) / (ROW_BYTES + 8_000), rel=0.03)
     assert [sum(each) for each in found] == [5_000] * 3
+
+
+@pytest.mark.parametrize("changelog", [False, True])
+def test_a_bundle_has_as_many_keys_as_their_state_leaves_room_for(
+    async_enabled: bool, changelog: bool
+) -> None:
+    """1,677 keys; rows of few keys come together however many they are."""
+    options = {"async-state.bundle-memory": "16mb"}
+    with OperatorHarness(
+        WideKeys(), SCHEMA, "k", async_enabled=async_enabled, changelog=changelog, options=options
+    ) as harness:
+        harness.push(rows(0, 5_000))
+        output = harness.end_batch()
+        assert sorted(row[1] for row in output) == list(range(5_000))
+        assert bundles(output) == [1_250] * 4
+        assert harness.statistics()["keys"] == 5_000
+        harness.push([[number % 1_500, number] for number in range(5_000)])
+        assert bundles(harness.end_batch()) == [5_000]
+        assert harness.statistics()["keys"] == 1_500
+
+
+def test_rows_of_some_mebibytes_do_not_pass_what_an_array_may_have() -> None:
+    size = size_of(None)
+    for row_bytes in (1 << 20, 3 << 20, 3 << 30):
+        assert size.rows_of(row_bytes) == max(min(ROWS_MIN, (1 << 30) // row_bytes), 1)
 
 
 def size_of(before: dict[str, float] | None, **options: str) -> BundleSize:
