@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.config import resolve
+from asyncstate.errors import OperatorError
 from asyncstate.operator import (
     MIN_WATERMARK,
     Bundle,
@@ -174,6 +175,34 @@ def test_rows_of_some_mebibytes_do_not_pass_what_an_array_may_have() -> None:
     size = size_of(None)
     for row_bytes in (1 << 20, 3 << 20, 3 << 30):
         assert size.rows_of(row_bytes) == max(min(ROWS_MIN, (1 << 30) // row_bytes), 1)
+
+
+class Beyond(Sizes):
+    """Asks Arrow for strings of more than 2 GiB in one array."""
+
+    def __init__(self, made: Callable[[], object]) -> None:
+        super().__init__()
+        self.made = made
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
+        self.made()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: pa.concat_arrays([pa.array([b"x" * (1 << 20)])] * 2_100),
+        lambda: pa.nulls(2_100, pa.binary()).fill_null(b"x" * (1 << 20)),
+    ],
+    ids=["concat", "fill_null"],
+)
+def test_more_than_an_array_can_have_is_refused_with_what_to_do(
+    async_enabled: bool, made: Callable[[], object]
+) -> None:
+    with OperatorHarness(Beyond(made), SCHEMA, "k", async_enabled=async_enabled) as harness:
+        harness.push(rows(0, 3))
+        with pytest.raises(OperatorError, match="'operator': Arrow.*2 GiB.*lower async-state.bundle-size"):
+            harness.end_batch()
 
 
 def size_of(before: dict[str, float] | None, **options: str) -> BundleSize:
