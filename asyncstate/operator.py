@@ -539,7 +539,8 @@ class BundleOperator(Operator):
 
     @property
     def key_bytes(self) -> int:
-        """The same of each key, whatever rows of it a bundle has."""
+        """The same of each key, however many rows a bundle has of it. Rows of a key may come in several bundles then,
+        so this is for insert-only inputs."""
         return 0
 
     @abstractmethod

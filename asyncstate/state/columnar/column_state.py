@@ -64,7 +64,7 @@ class TimeRange:
     @property
     def row_bytes(self) -> float:
         """Bytes of a row's columns, on average."""
-        return sum(column.nbytes for column in self.columns) / max(self.num_rows, 1)
+        return float(sum(column.nbytes for column in self.columns) / max(self.num_rows, 1))
 
     @property
     def row_namespaces(self) -> Int64Array:
