@@ -531,6 +531,18 @@ class BundleOperator(Operator):
         """Whether it runs a BundledAggregateFunction, for which ``async-state.bundled-agg`` bounds its bundles."""
         return False
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of state that each row of a bundle reads and writes, where they are many and known beforehand. What is
+        0 is judged by the micro-batch before; ``async-state.bundle-memory`` bounds both."""
+        return 0
+
+    @property
+    def key_bytes(self) -> int:
+        """The same of each key, however many rows a bundle has of it. Rows of a key may come in several bundles then,
+        so this is for insert-only inputs."""
+        return 0
+
     @abstractmethod
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """Handle the rows of one input. Return None or a StateFuture, or be a generator of them; the next bundle

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from types import CoroutineType, TracebackType
 from typing import Any, Final, NoReturn
 
+import pyarrow as pa
+
 from asyncstate.errors import AsyncStateError, FutureStateError, OperatorError, StoreError
 from asyncstate.execution.record import Record
 from asyncstate.futures import StateFuture
@@ -28,6 +30,10 @@ _NO_LOOP_ERRORS: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopErr
 AWAIT_HINT: Final = (
     "an operator awaits StateFutures only, there is no event loop around it; make a call to the outside with "
     "`await ctx.call(function, *arguments)`"
+)
+_ARRAY_HINT: Final = (
+    "A column of a bundle has more than the 2 GiB that an Arrow array of strings or bytes holds; lower "
+    "async-state.bundle-size, so that fewer rows and keys come together. "
 )
 
 
@@ -89,6 +95,7 @@ class Failures:
                 error,
             )
         hint = f"{AWAIT_HINT[0].upper()}{AWAIT_HINT[1:]}. " if _looked_for_a_loop(error) else ""
+        hint = _ARRAY_HINT if _beyond_an_array(error) else hint
         self._raise(
             OperatorError(
                 f"{what}{hint}The micro-batch is not committed; fix the operator or the input and start the query "
@@ -176,3 +183,10 @@ def _looked_for_a_loop(error: BaseException) -> bool:
     if type(error).__name__ in _NO_LOOP_ERRORS:
         return True
     return isinstance(error, RuntimeError) and "no running event loop" in str(error)
+
+
+def _beyond_an_array(error: BaseException) -> bool:
+    """True for what Arrow says where offsets of 32 bits do not reach."""
+    said = str(error)
+    invalid = isinstance(error, pa.ArrowInvalid) and ("overflow" in said or "array too large" in said)
+    return invalid or isinstance(error, pa.ArrowCapacityError)

@@ -19,19 +19,23 @@ ROWS_UNKNOWN: Final = 100_000
 """Rows at most while no micro-batch before has told how large the state of a row is."""
 ROWS_MIN: Final = 1_000
 """Rows that wide ones get as well: list gets of fewer keys cost too much each."""
+_BYTES_MAX: Final = 1 << 30
+"""Half of what the texts of an Arrow array may have: no rows, however wide, are to have more."""
 
 
 class BundleSize:
-    """The bound in rows for the bundles of one partition in one micro-batch."""
+    """The bound in rows for the bundles of one partition in one micro-batch; ``row_bytes`` and ``key_bytes``: what is
+    known beforehand of the state of a row and of a key."""
 
-    def __init__(self, spec: TaskSpec) -> None:
+    def __init__(self, spec: TaskSpec, row_bytes: int = 0, key_bytes: int = 0) -> None:
         before = statistics_before(spec.base)
         rows, state = before.rows.rows_in, before.controller
         config = spec.config
         self._memory_bytes = config.bundle_memory_bytes
         self.rows_max = config.bundle_size if rows else min(config.bundle_size, ROWS_UNKNOWN)
         state_bytes = 0 if state is None else state.state.bundle_read_bytes + state.state.writes.change_bytes
-        self._state_bytes = state_bytes / rows if rows else 0.0
+        self._state_bytes = max(state_bytes / rows if rows else 0.0, row_bytes)
+        self._key_bytes = key_bytes
 
     def rows(self, batch: pa.RecordBatch) -> int:
         """Rows for a bundle with rows like those of ``batch`` (at least one row), which are held until it is done."""
@@ -39,5 +43,10 @@ class BundleSize:
 
     def rows_of(self, row_bytes: float) -> int:
         """Rows for a bundle with rows of so many bytes."""
-        fitting = int(self._memory_bytes / max(row_bytes + self._state_bytes, 1.0))
-        return min(self.rows_max, max(fitting, ROWS_MIN))
+        each = max(row_bytes + self._state_bytes, 1.0)
+        least = max(min(ROWS_MIN, int(_BYTES_MAX / each)), 1)
+        return min(self.rows_max, max(int(self._memory_bytes / each), least))
+
+    def fits(self, keys: int) -> bool:
+        """Whether the state of so many keys fits into a bundle."""
+        return keys <= ROWS_MIN or keys * self._key_bytes <= self._memory_bytes

@@ -45,7 +45,7 @@ class BundleRunner(Runner):
         unique = None if operator.stateless else operator.unique_columns(spec.inputs)
         super().__init__(spec, context, controller, unique, scratch)
         self._operator = operator
-        self._size = BundleSize(spec)
+        self._size = BundleSize(spec, operator.row_bytes, operator.key_bytes)
         latency_ms = spec.config.bundled_agg_allow_latency_ms if operator.is_bundled else 0
         self._patience = latency_ms / 1000 if latency_ms else math.inf
         self._out: list[OutBatch] = []
@@ -155,6 +155,7 @@ class BundleRunner(Runner):
             return
         for rows in self._ordered.due_parts(self.context.key_groups, self._size):
             bundles = [None if part is None else self._bundle(part) for part in rows]
+            self.keys += sum(len(bundle.keys) for bundle in bundles if bundle is not None)
             bundles += [None] * (len(self.spec.inputs) - len(bundles))
             yield from self._call(functools.partial(self._operator.process_due, bundles, self))
 
@@ -211,7 +212,10 @@ class BundleRunner(Runner):
                 rows += part.batch.num_rows
         yield from self._joined(held)
         for left in self._unordered(self._waiting(self._rows_max)):
-            yield left if isinstance(left, SideBatch) else self._bundle(left)
+            if isinstance(left, SideBatch):
+                yield left
+            else:
+                yield from self._fitting(left)
 
     def _rows_max(self, batch: pa.RecordBatch) -> int:
         """Rows for a bundle with rows like those of ``batch``."""
@@ -229,11 +233,20 @@ class BundleRunner(Runner):
     def _joined(self, held: list[list[PreparedBatch]]) -> Iterator[Bundle]:
         for parts in held:
             if parts:
-                yield self._bundle(joined(parts))
+                yield from self._fitting(joined(parts))
                 parts.clear()
+
+    def _fitting(self, rows: PreparedBatch) -> Iterator[Bundle]:
+        """The rows as one bundle; as several, in their order, where the state of their keys is too large for one."""
+        bundle = self._bundle(rows)
+        if self._size.fits(len(bundle.keys)):
+            self.keys += len(bundle.keys)
+            yield bundle
+            return
+        for half in rows.cut(-(-bundle.num_rows // 2)):
+            yield from self._fitting(half)
 
     def _bundle(self, rows: PreparedBatch) -> Bundle:
         codec = self._codecs[rows.input_index]
         keys = codec.group(self._key_columns(rows), num_rows=rows.batch.num_rows)
-        self.keys += len(keys)
         return Bundle(rows.batch, keys, rows.kinds, rows.times, rows.input_index)

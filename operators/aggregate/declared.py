@@ -100,6 +100,11 @@ class Kind(ABC):
         """Whether that is a TableAggregateFunction."""
         return False
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a state of it, where they are many from the first row on; else 0."""
+        return 0
+
     @abstractmethod
     def bind(self, binding: Binding) -> Output:
         """The output over the parts that it asks the binding for. Raises SchemaError for columns that do not fit."""

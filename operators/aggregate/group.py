@@ -83,6 +83,16 @@ class GroupAggregate(AggregateOperator):
         self.ttl = as_ttl(self.owner, ttl)
         self.emit: Literal["net", "each"] = emit
 
+    @property
+    def row_bytes(self) -> int:
+        """See ``BundleOperator``."""
+        return 0
+
+    @property
+    def key_bytes(self) -> int:
+        """See ``BundleOperator``: the rows of a key share its state."""
+        return self.state_bytes
+
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Key columns and a column an aggregate."""
         spec = inputs[0]

@@ -30,6 +30,16 @@ class AggregateOperator(Named, BundleOperator):
         """See ``BundleOperator``."""
         return any(aggregate.kind.is_bundled for aggregate in self.aggregates)
 
+    @property
+    def row_bytes(self) -> int:
+        """See ``BundleOperator``: each row may have a window or a frame of its own."""
+        return self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """What aggregates read and write of a state, as far as it is known beforehand."""
+        return 2 * sum(aggregate.kind.state_bytes for aggregate in self.aggregates)
+
     def close(self) -> None:
         """Close the functions."""
         for function in functions_of(self.aggregates):

@@ -58,6 +58,8 @@ class AggregatePlan:
         parts.add(Count(owner, None, None))
         self._outputs = [aggregate.kind.bind(Binding(parts, aggregate)) for aggregate in aggregates]
         self._functions = functions_of(aggregates)
+        self.state_bytes = sum(aggregate.kind.state_bytes for aggregate in aggregates)
+        """Of a state, as far as they are known beforehand."""
         self._retract = retract
         self.parts = parts.all
         self.value_sources = parts.sources

@@ -19,7 +19,9 @@ from asyncstate.state.columnar.columns import TimeRange
 from asyncstate.state.columnar.cuts import cut_alike
 
 PART_ROWS = 1 << 19
-"""Entries that are held at a time: about 100 bytes each, key and value."""
+"""Entries that are held at a time, at most."""
+PART_BYTES = 1 << 26
+"""Bytes of their values: wide ones are fewer."""
 
 _GROUP_BYTES = 2
 _SAFETY = 0.75  # a cut aims at this share of a part, so that the estimate may be somewhat off
@@ -37,6 +39,11 @@ class DuePart:
     def entries(self) -> TimeRange:
         """Those (m) of the first state."""
         return self.ranges[0]
+
+
+def rows_fitting(row_bytes: float, rows_max: int = PART_ROWS) -> int:
+    """How many rows of so many bytes are held at a time, ``rows_max`` at most."""
+    return min(rows_max, max(int(PART_BYTES / max(row_bytes, 1.0)), 1))
 
 
 class Ends(Protocol):
@@ -59,8 +66,9 @@ class TimeFirst(Protocol):
 class DueReader:
     """Reads a time-first state whose namespaces are window ends or the ends of slices of windows, or several at once.
 
-    ``part_rows``: what a part has of each state, but for a single window and key group. What a part has may be removed
-    before the next one is asked for.
+    ``part_rows``: what a part has of each state, fewer where they are wide, but for a single window and key group;
+    ``row_bytes``: how wide what belongs to an entry is, where it lies elsewhere. What a part has may be removed before
+    the next one is asked for.
     """
 
     def __init__(
@@ -69,11 +77,13 @@ class DueReader:
         window: Ends,
         key_groups: range,
         part_rows: int = PART_ROWS,
+        row_bytes: int = 0,
     ) -> None:
         self._states = states if isinstance(states, tuple) else (states,)
         self._window = window
         self._groups = key_groups
         self._rows_max = part_rows
+        self._row_bytes = row_bytes
 
     def parts(self, first: int, last: int) -> Iterator[DuePart]:
         """The windows with first <= end <= last."""
@@ -102,10 +112,14 @@ class DueReader:
             for page in self._scan(state, first, last):
                 pages.append(page)
                 rows += page.num_rows
-                if rows > self._rows_max:
+                if rows > self._fitting(page):
                     return held, joined(pages)
             held.append(joined(pages))
         return held, None
+
+    def _fitting(self, entries: TimeRange) -> int:
+        """The rows of a part, judged by some of them."""
+        return rows_fitting(max(entries.row_bytes, self._row_bytes), self._rows_max)
 
     def _cut(self, first: int, last: int, held: TimeRange) -> list[tuple[int, int]]:
         """Ranges of window ends to be read one by one; ``held`` is how the entries begin."""
@@ -115,14 +129,14 @@ class DueReader:
             return [(first, lowest - 1), (lowest, lowest), (lowest + 1, last)]
         group = int.from_bytes(held.store_keys[-1][:_GROUP_BYTES], "big")
         seen = (group - self._groups.start + 1) / len(self._groups)
-        middle = int(ends[min(int(_SAFETY * self._rows_max * seen), len(ends) - 1)])
+        middle = int(ends[min(int(_SAFETY * self._fitting(held) * seen), len(ends) - 1)])
         middle = min(middle, int(ends[np.searchsorted(ends, highest) - 1]))
         return [(first, middle), (middle + 1, last)]
 
     def _by_group(self, end: int) -> Iterator[DuePart]:
         """One window, a run of whole key groups at a time: entries of a key are never in two parts."""
         scans = [self._scan(state, end, end) for state in self._states]
-        for pieces in cut_alike(scans, _group_of, joined, lambda _: self._rows_max):
+        for pieces in cut_alike(scans, _group_of, joined, self._fitting):
             yield DuePart(end, end, pieces)
 
 

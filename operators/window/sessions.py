@@ -61,7 +61,9 @@ class SessionAggregation:
         self._ends: ColumnState = context.get_state(
             ColumnStateDescriptor("session_ends", _INDEX, time_first=True, belongs_to=plan.belongs_to)
         )
-        self._reader = DueReader(self._ends, window, context.key_groups)
+        self._reader = DueReader(
+            self._ends, window, context.key_groups, row_bytes=self._aggregation.state_bytes
+        )
         self._codec = context.key_codec
         self._time = BundleTime(plan.domain, window, self._codec, context)
         # In processing time a session is over when a micro-batch starts at its end, and rows are taken back in any.

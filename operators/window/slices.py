@@ -28,7 +28,7 @@ from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
 from ..aggregate.local_layout import LocalLayout
 from ..aggregate.states import Addition, AggregateStates
 from ..core.arrays import Int64Array, count_up
-from ..core.due import DuePart, DueReader
+from ..core.due import DuePart, DueReader, rows_fitting
 from ..core.late import LateRows
 from ..core.segments import Groups
 from .plan import WindowPlan
@@ -101,26 +101,26 @@ class SliceAggregation:
         return self._take_in(self._on_time(grouped, self._over(ctx), ctx), ctx)
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
-        """Each row for each of its windows, in the order in which rows came; some at a time."""
+        """Each row for each of its windows, some windows at a time: the rows of a window, which may need each other,
+        are never taken apart."""
         bundle, fired = self._time.in_range(bundle), self._over(ctx)
         slices = self._assigned.slice_of(self._time.of_rows(bundle))
         last = self._assigned.last_window(slices)
         late = last <= fired
         self._late.add(bundle, late, self._time.rows(bundle, late) if late.any() else 0, ctx)
-        turns = np.cumsum((last - slices) // self._assigned.step + 1) // MERGE_ROWS
-        for rows in np.split(np.arange(len(slices)), np.flatnonzero(np.diff(turns)) + 1):
-            yield self._take_in(self._in_windows(bundle, rows, slices[rows], last[rows], fired), ctx)
+        if late.all():
+            return
+        first, by_time = self._assigned.next_end(fired + 1), rows_by(slices)
+        rows_max = rows_fitting(self._aggregation.state_bytes, MERGE_ROWS)
+        for ends, rows in windows_of(slices[by_time], self._assigned, first, int(last.max()), rows_max):
+            yield self._take_in(self._in_windows(bundle, slices, by_time[rows], ends), ctx)
 
-    def _in_windows(
-        self, bundle: Bundle, rows: Int64Array, slices: Int64Array, last: Int64Array, fired: int
-    ) -> Addition:
-        """Rows of a bundle, of these slices, in each of their windows that has not fired."""
-        counts = (last - slices) // self._assigned.step + 1
-        at, ends = np.repeat(rows, counts), np.repeat(slices, counts) + self._assigned.step * count_up(counts)
+    def _in_windows(self, bundle: Bundle, slices: Int64Array, at: Int64Array, ends: Int64Array) -> Addition:
+        """Rows ``at`` (m) of a bundle, of these slices, each in the window with one of ``ends`` (m)."""
+        order = rows_by(at, ends)  # as they came
+        at, ends = at[order], ends[order]
         # What is missing in the window that ends first, which began no later than the others, is in none.
-        is_first = ends == np.repeat(slices, counts)
-        on_time = ends > fired
-        at, ends, is_first = at[on_time], ends[on_time], is_first[on_time]
+        is_first = ends == slices[at]
         keys = bundle.keys.in_namespaces(ends, bundle.keys.inverse[at])
         return Addition(bundle.batch.take(pa.array(at)), keys, bundle.accumulate[at], bundle, at, is_first)
 
@@ -179,7 +179,8 @@ class SliceAggregation:
             return
         keys = self._codec.group(entries.key_columns, num_rows=entries.num_rows)
         slices = entries.namespaces[by_time]
-        for ends, rows in windows_of(slices, self._window, part.first, part.last):
+        rows_max = rows_fitting(entries.row_bytes, MERGE_ROWS)
+        for ends, rows in windows_of(slices, self._window, part.first, part.last, rows_max):
             taken = by_time[rows]
             merged = keys.in_namespaces(ends, keys.inverse[taken])
             assert merged.namespaces is not None
@@ -224,13 +225,14 @@ def local_layout(plan: WindowPlan, window: SlicedWindow) -> LocalLayout:
 
 
 def windows_of(
-    slices: Int64Array, window: SlicedWindow, first: int, last: int
+    slices: Int64Array, window: SlicedWindow, first: int, last: int, rows_max: int = MERGE_ROWS
 ) -> Iterator[tuple[Int64Array, Int64Array]]:
-    """Ends (m) of windows in [first, last] and rows (m) of ``slices`` (ascending) that they have, some at a time."""
+    """Ends (m) of windows in [first, last] and rows (m) of ``slices`` (ascending) that they have, some at a time: about
+    ``rows_max``, but for a single window."""
     ends = window_ends(np.unique(slices), window, first, last)
     begins = np.searchsorted(slices, window.first_slice(ends), "left")
     sizes = np.searchsorted(slices, ends, "right") - begins
-    turns = np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // MERGE_ROWS)) + 1
+    turns = np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // rows_max)) + 1
     for chosen in np.split(np.arange(len(ends)), turns):
         counts = sizes[chosen]
         yield np.repeat(ends[chosen], counts), np.repeat(begins[chosen], counts) + count_up(counts)

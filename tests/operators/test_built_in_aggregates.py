@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.errors import SchemaError
+from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.testing import OperatorHarness
 from operators import (
     Aggregate,
@@ -25,8 +26,10 @@ from operators import (
     collect,
     count,
     first_value,
+    hop,
     last_value,
     rows,
+    session,
     stddev_pop,
     stddev_samp,
     string_agg,
@@ -35,6 +38,7 @@ from operators import (
     var_pop,
     var_samp,
 )
+from operators.aggregate.sketch import Registers
 
 SCHEMA = pa.schema(
     [
@@ -206,6 +210,45 @@ def test_estimates_are_near(number: int, async_enabled: bool) -> None:
         (_, _, all_values, chosen, _) = shown
     assert all_values == pytest.approx(number, rel=0.15)
     assert chosen == pytest.approx((number + 1) // 2, rel=0.15)
+
+
+MANY_KEYS = 2_000
+ONE_PERCENT = [approx_count_distinct("v", 0.01).alias("n")]
+MANY = {
+    "group": GroupAggregate(ONE_PERCENT),
+    "hop": WindowAggregate(hop(20_000_000, 10_000_000), ONE_PERCENT),
+    "session": WindowAggregate(session(10_000_000), ONE_PERCENT),
+    "over": OverAggregate(ONE_PERCENT),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_registers_of_many_keys_take_no_more_memory_than_bundles_may(name: str) -> None:
+    """Keys at 16 KiB each, 31 MiB in all, in the first micro-batch, of which nothing is known yet; twice each, with two
+    values, a tenth of them with one."""
+    numbers = np.arange(2 * MANY_KEYS)
+    keys = numbers % MANY_KEYS
+    columns = [pa.array(keys), pa.array(np.where(keys % 10 == 0, keys, numbers)), pa.array(numbers)]
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("at", pa.timestamp("us"))])
+    batch = pa.RecordBatch.from_arrays([*columns[:2], columns[2].cast(pa.timestamp("us"))], schema=schema)
+    timed: Any = {} if name == "group" else {"event_time": "at", "watermark_delay": 0}
+    options = {"async-state.bundle-memory": "8mb", "async-state.column-cache-size": "0b"}
+    with OperatorHarness(MANY[name], schema, ["k"], changelog=False, options=options, **timed) as harness:
+        harness.push(batch)
+        tracemalloc.start()
+        harness.end_batch()
+        harness.finish()
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    shown = {row[1]: row[-1] for row in harness.output if row[0] != "-U"}  # the last that was put out
+    assert shown == {key: 1 if key % 10 == 0 else 2 for key in range(MANY_KEYS)}
+    assert peak_bytes < 350 << 20
+
+
+def test_registers_beyond_an_array_are_refused() -> None:
+    registers = Registers("GroupAggregate", "v", None, 14)
+    with pytest.raises(OperatorError, match="131,072 keys in one bundle.*lower async-state.bundle-memory"):
+        registers._stored(np.broadcast_to(np.zeros(1, np.uint8), (1 << 17, 1 << 14)))
 
 
 def test_windows_and_frames(async_enabled: bool) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from asyncstate.codec import KeyCodec
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
+from operators.core import due
 from operators.core.due import DueReader
 from operators.window.windows import SessionWindow, SlicedWindow, cumulate, hop, tumble
 from tests.state.fakes import FakeContext, FakeSink
@@ -20,6 +21,7 @@ from tests.state.fakes import FakeContext, FakeSink
 MS = 1_000
 PART_ROWS = 8
 PAGE_ROWS = 3
+ROW_BYTES = 8
 WINDOWS = [tumble(2 * MS), hop(6 * MS, 2 * MS), cumulate(6 * MS, 2 * MS), SessionWindow(MS)]
 
 Entry = tuple[int, int]  # slice end, key
@@ -39,6 +41,15 @@ def stored(entries: set[Entry], context: FakeContext | None = None, name: str = 
     return state
 
 
+@pytest.fixture(params=["rows", "bytes"])
+def part_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """What a reader of ``PART_ROWS`` rows a part is given: these, or more where as many bytes fit in."""
+    if request.param == "rows":
+        return PART_ROWS
+    monkeypatch.setattr(due, "PART_BYTES", PART_ROWS * ROW_BYTES)
+    return due.PART_ROWS
+
+
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text)
 @given(
     st.sets(st.tuples(st.integers(-8, 12), st.integers(0, 12)), min_size=1, max_size=80),
@@ -46,12 +57,16 @@ def stored(entries: set[Entry], context: FakeContext | None = None, name: str = 
     st.integers(-9, 14) | st.just(None),
 )
 def test_parts_have_every_entry_of_their_windows_by_time(
-    window: SlicedWindow | SessionWindow, numbers: set[Entry], low: int | None, high: int | None
+    part_rows: int,
+    window: SlicedWindow | SessionWindow,
+    numbers: set[Entry],
+    low: int | None,
+    high: int | None,
 ) -> None:
     entries = {(number * 2 * MS, key) for number, key in numbers}
     first = MIN_WATERMARK if low is None else low * 2 * MS
     last = MAX_WATERMARK if high is None else high * 2 * MS
-    parts = list(DueReader(stored(entries), window, range(4), PART_ROWS).parts(first, last))
+    parts = list(DueReader(stored(entries), window, range(4), part_rows).parts(first, last))
     ranges = [(part.first, part.last) for part in parts]
     assert all(first <= low <= high <= last for low, high in ranges)
     assert all(one == two or one[1] < two[0] for one, two in pairwise(ranges))
@@ -70,9 +85,11 @@ def test_parts_have_every_entry_of_their_windows_by_time(
             assert any(low_end <= end <= high_end for low_end, high_end in ranges)
 
 
-def test_a_large_window_comes_in_parts_of_whole_key_groups() -> None:
+@pytest.mark.parametrize("limits", [{"part_rows": 30}, {"row_bytes": due.PART_BYTES // 30}], ids=str)
+def test_a_large_window_comes_in_parts_of_whole_key_groups(limits: dict[str, int]) -> None:
     entries = {(2 * MS, key) for key in range(100)}
-    parts = list(DueReader(stored(entries), tumble(2 * MS), range(4), 30).parts(MIN_WATERMARK, MAX_WATERMARK))
+    reader = DueReader(stored(entries), tumble(2 * MS), range(4), **limits)
+    parts = list(reader.parts(MIN_WATERMARK, MAX_WATERMARK))
     assert len(parts) > 1
     assert sorted(key for part in parts for key in part.entries.columns[0].to_pylist()) == list(range(100))
     groups = [{key[:2] for key in part.entries.store_keys} for part in parts]

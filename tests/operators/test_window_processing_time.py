@@ -52,7 +52,7 @@ is a changelog), the key, the value."""
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts so small that every way of cutting is walked."""
-    monkeypatch.setattr(due.DueReader.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(due.DueReader.__init__, "__defaults__", (3, 0))
     monkeypatch.setattr(slices, "MERGE_ROWS", 2)
 
 

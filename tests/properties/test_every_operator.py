@@ -1,4 +1,4 @@
-"""Any cut into micro-batches, any order within one, any bundles, partitions and mode: the same output and state.
+"""Any cut into micro-batches, any order within one, any bundles, parts, partitions and mode: the same output and state.
 
 The tables name every operator and its main configurations. How many examples an entry gets follows from the profile:
 `--hypothesis-profile=thorough` has 2,000 for each operator.
@@ -7,6 +7,7 @@ The tables name every operator and its main configurations. How many examples an
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.properties.join_examples import JOINS
 from tests.properties.match_examples import MATCHES
 from tests.properties.normalize_examples import NORMALIZATIONS
 from tests.properties.order_examples import ORDERED
+from tests.properties.parts import small_parts
 from tests.properties.rank_examples import RANKS
 from tests.properties.runs import OutputRow, Run, one_nan, run
 from tests.properties.schedules import Schedule, schedules
@@ -70,14 +72,16 @@ def test_neither_cut_nor_order_nor_mode_matters(operator: str, entry: str) -> No
                 example.history, example.shuffle, example.times, example.come_again, example.whole_updates
             )
         )
-        check(example, plain, schedule)
+        check(example, plain, schedule, data.draw(st.booleans()))
 
     hold()
 
 
-def check(example: Example, plain: Schedule, schedule: Schedule) -> None:
-    """The two schedules of the example give the same; so do the modes, to the byte."""
-    sync, asynchronous = (_run(example, schedule, mode) for mode in (False, True))
+def check(example: Example, plain: Schedule, schedule: Schedule, small: bool = False) -> None:
+    """The two schedules of the example give the same; so do the modes, to the byte. ``small``: the second one with all
+    work cut into parts of a few rows, as else only that of many is."""
+    with small_parts() if small else nullcontext():
+        sync, asynchronous = (_run(example, schedule, mode) for mode in (False, True))
     assert asynchronous.outputs == sync.outputs
     assert asynchronous.stored == sync.stored
     reference = _run(example, plain, False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.config import resolve
+from asyncstate.errors import OperatorError
 from asyncstate.operator import (
     MIN_WATERMARK,
     Bundle,
@@ -53,6 +54,12 @@ class Sizes(BundleOperator):
         return self.texts.async_get(bundle.keys).then_accept(
             lambda _: self.texts.put(bundle.keys, [pa.array([self.text] * len(bundle.keys))])
         )
+
+
+class WideKeys(Sizes):
+    """The same, of which it is known that a key has 10,000 bytes of state."""
+
+    key_bytes = 10_000
 
 
 class Times(Sizes):
@@ -143,6 +150,59 @@ def test_wide_state_makes_the_next_bundles_smaller(async_enabled: bool) -> None:
     assert found[1][0] == pytest.approx((16 << 20) / (ROW_BYTES + 4_000), rel=0.03)  # it was only written
     assert found[2][0] == pytest.approx((16 << 20) / (ROW_BYTES + 8_000), rel=0.03)
     assert [sum(each) for each in found] == [5_000] * 3
+
+
+@pytest.mark.parametrize("changelog", [False, True])
+def test_a_bundle_has_as_many_keys_as_their_state_leaves_room_for(
+    async_enabled: bool, changelog: bool
+) -> None:
+    """1,677 keys; rows of few keys come together however many they are."""
+    options = {"async-state.bundle-memory": "16mb"}
+    with OperatorHarness(
+        WideKeys(), SCHEMA, "k", async_enabled=async_enabled, changelog=changelog, options=options
+    ) as harness:
+        harness.push(rows(0, 5_000))
+        output = harness.end_batch()
+        assert sorted(row[1] for row in output) == list(range(5_000))
+        assert bundles(output) == [1_250] * 4
+        assert harness.statistics()["keys"] == 5_000
+        harness.push([[number % 1_500, number] for number in range(5_000)])
+        assert bundles(harness.end_batch()) == [5_000]
+        assert harness.statistics()["keys"] == 1_500
+
+
+def test_rows_of_some_mebibytes_do_not_pass_what_an_array_may_have() -> None:
+    size = size_of(None)
+    for row_bytes in (1 << 20, 3 << 20, 3 << 30):
+        assert size.rows_of(row_bytes) == max(min(ROWS_MIN, (1 << 30) // row_bytes), 1)
+
+
+class Beyond(Sizes):
+    """Asks Arrow for strings of more than 2 GiB in one array."""
+
+    def __init__(self, made: Callable[[], object]) -> None:
+        super().__init__()
+        self.made = made
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
+        self.made()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: pa.concat_arrays([pa.array([b"x" * (1 << 20)])] * 2_100),
+        lambda: pa.nulls(2_100, pa.binary()).fill_null(b"x" * (1 << 20)),
+    ],
+    ids=["concat", "fill_null"],
+)
+def test_more_than_an_array_can_have_is_refused_with_what_to_do(
+    async_enabled: bool, made: Callable[[], object]
+) -> None:
+    with OperatorHarness(Beyond(made), SCHEMA, "k", async_enabled=async_enabled) as harness:
+        harness.push(rows(0, 3))
+        with pytest.raises(OperatorError, match="'operator': Arrow.*2 GiB.*lower async-state.bundle-size"):
+            harness.end_batch()
 
 
 def size_of(before: dict[str, float] | None, **options: str) -> BundleSize:

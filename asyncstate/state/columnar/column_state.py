@@ -62,6 +62,11 @@ class TimeRange:
         return len(self.store_keys)
 
     @property
+    def row_bytes(self) -> float:
+        """Bytes of a row's columns, on average."""
+        return float(sum(column.nbytes for column in self.columns) / max(self.num_rows, 1))
+
+    @property
     def row_namespaces(self) -> Int64Array:
         """The namespace of each row."""
         return self.namespaces
