@@ -62,9 +62,13 @@ def short_count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def _cpu_us(result: QueryResult) -> str:
+    return "" if result.cpu_seconds is None else f"{result.cpu_seconds / result.events * 1e6:.3g}"
+
+
 _COLUMNS: Sequence[tuple[str, Callable[[QueryResult], str]]] = (
     ("events\n/s", lambda r: short_count(r.events_per_second)),
-    ("CPU\nus", lambda r: _cpu_us(r)),
+    ("CPU\nus", _cpu_us),
     ("batch\np50", lambda r: f"{r.batch_ms_p50:,.0f}"),
     ("batch\np95", lambda r: f"{r.batch_ms_p95:,.0f}"),
     ("state\nreads", lambda r: short_count(r.state_reads)),
@@ -73,10 +77,6 @@ _COLUMNS: Sequence[tuple[str, Callable[[QueryResult], str]]] = (
     ("state\nMiB", lambda r: f"{r.state_bytes / _MIB:,.1f}"),
     ("\nresult", lambda r: "right" if r.checked else "WRONG"),
 )
-
-
-def _cpu_us(result: QueryResult) -> str:
-    return "" if result.cpu_seconds is None else f"{result.cpu_seconds / result.events * 1e6:.3g}"
 
 
 def results_table(results: Sequence[QueryResult], title: str = "Nexmark") -> Table:

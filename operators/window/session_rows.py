@@ -94,7 +94,8 @@ class SessionRows(SessionAggregation):
         known[net.missing] = False
         # As the rows of a bundle count as a set, so do those of its sessions: first all that come.
         rows = np.concatenate([np.flatnonzero(accumulate), np.flatnonzero(known & ~accumulate)])
-        return super().process(self._part(bundle, rows), ctx) or completed_void_future()
+        merged = super().process(self._part(bundle, rows), ctx)
+        return completed_void_future() if merged is None else merged
 
     def _part(self, bundle: Bundle, rows: Int64Array) -> Bundle:
         batch = bundle.batch.take(pa.array(rows))
