@@ -56,7 +56,8 @@ def test_it_is_one_micro_batch_and_the_end(operator: str, entry: str, tmp_path: 
         ):
             push(harness, example.history.records)
             rows, record = _to_the_end(harness)
-            assert rows == harness.end_batch() + harness.finish()
+            usual = harness.end_batch() + harness.finish()
+            assert list(map(repr, rows)) == list(map(repr, usual))  # NaN is not equal to itself
             assert record.content.files() == []
         assert list(tmp_path.iterdir()) == []
 
