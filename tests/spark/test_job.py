@@ -507,7 +507,7 @@ def test_a_changed_state_type_is_refused(make_job: MakeJob, rows: DataFrame, tmp
     on_batch = make_job().micro_batch(apply(RunningTotal(state_type=pa.int32())))
     with pytest.raises(
         StateDeclarationError,
-        match=r"'e', state 'total': .*'value' changed from struct.* to int32.*new name to start.*"
+        match=r"'e', state 'total': .*'value' changed from struct.* to int32.*new name.*to start.*"
         rf"migrate drop-state {tmp_path}/checkpoint e total",
     ):
         on_batch(rows, 1)
