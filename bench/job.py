@@ -27,7 +27,7 @@ from asyncstate.runtime import (
     run_partition,
     worker_memory,
 )
-from asyncstate.storage import KeyedStore, OperatorManifest
+from asyncstate.storage import KeyedStore, OpenStores, OperatorManifest
 from bench.processor_time import Spent
 
 JOB, UID = "bench", "op"
@@ -76,6 +76,11 @@ class Job:
         self._store_through = store_through
         self._memory = worker_memory() if memory is None else memory
         self.watermark = self._previous_watermark = MIN_WATERMARK
+
+    @property
+    def stores(self) -> OpenStores:
+        """The stores that stay open between micro-batches; who reads state by them leaves what is cached of it."""
+        return self._memory.stores
 
     def run(self, batches: Iterable[pa.RecordBatch | InputBatch]) -> float:
         """Run and commit one micro-batch; the seconds it took, from the open store to the last compaction's end."""

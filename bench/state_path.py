@@ -401,7 +401,7 @@ def measured(case: Case, config: Config, rows: int, rounds: int, seed: int) -> T
             gc.collect()
             ours = job.timed(batches)
             state_cpu = watch.seconds
-            floor = replay.run(recorded[-1], dict(read_state(job.spec(), 1)))
+            floor = replay.run(recorded[-1], dict(read_state(job.spec(), 1, job.stores)))
             if number >= 2:
                 timing.ours.append(ours)
                 timing.state_cpu.append(state_cpu)
