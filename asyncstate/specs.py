@@ -145,6 +145,11 @@ class InputSpec:
         return self.order
 
     @property
+    def waits_for_watermark(self) -> bool:
+        """Whether rows are kept until the watermark has passed them."""
+        return self.ordering is not None and self.ordering.time == "event"
+
+    @property
     def key_schema(self) -> pa.Schema:
         """The key columns, in key order."""
         return pa.schema([self.column(name) for name in self.key])

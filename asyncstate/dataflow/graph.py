@@ -64,6 +64,11 @@ class Dataflow:
         """All sinks."""
         return [node for node in self.nodes if isinstance(node, Sink)]
 
+    def check_used(self) -> None:
+        """Raise JobError if nothing is done with the sources."""
+        if not any(isinstance(node, Apply | Sink) for node in self.nodes):
+            raise JobError("the job has no operator and no sink; declare what is to be done with its sources")
+
     def named(self, kind: str) -> str:
         """A name for a node that has none of its own."""
         return f"{kind} {sum(node.name.startswith(f'{kind} ') for node in self.nodes) + 1}"

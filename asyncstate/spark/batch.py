@@ -334,7 +334,7 @@ class MicroBatch:
             parallelism=spec.parallelism,
             delays=one.delays,
             schemas=one.schemas,
-            ordered=next((given for given in spec.inputs if _waits_for_watermark(given)), None),
+            ordered=next((given for given in spec.inputs if given.waits_for_watermark), None),
             route=[spec.inputs[0].key.index(name) for name in spec.inputs[0].route_by],
             stage=None,
             records=records,
@@ -367,7 +367,7 @@ class MicroBatch:
         return Expected(
             output_rows(uid, checked.output.schema),
             {name: output_rows(uid, schema) for name, schema in checked.output.side_outputs.items()},
-            any(map(_waits_for_watermark, checked.ready)),
+            any(given.waits_for_watermark for given in checked.ready),
             [f"{state.name} ({state.kind.replace('_', ' ')})" for state in checked.states],
         )
 
@@ -643,7 +643,3 @@ def check_watermark_of_ordered(applied: Mapping[str, Applied], sources: Mapping[
             "watermark_delay: they would wait until finish(). Give the input watermark_delay (how late its rows may "
             "come, such as '10 seconds'), or leave the order out; nothing was committed"
         )
-
-
-def _waits_for_watermark(spec: InputSpec) -> bool:
-    return spec.ordering is not None and spec.ordering.time == "event"

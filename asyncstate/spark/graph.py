@@ -159,8 +159,7 @@ class JobGraph:
 
     def check(self, batch: MicroBatch) -> None:
         """Raise JobError with all that is wrong with the graph: each with its node and where that was declared."""
-        if not any(isinstance(node, Apply | Sink) for node in self.flow.nodes):
-            raise JobError("the job has no operator and no sink; declare what is to be done with its sources")
+        self.flow.check_used()
         found: dict[Node, DataFrame | None] = {}
         problems = list(self._problems(batch, found))
         if problems:

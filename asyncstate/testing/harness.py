@@ -301,9 +301,7 @@ class OperatorHarness:
     @property
     def waits_for_watermark(self) -> bool:
         """Whether rows of an input are kept until the watermark has passed them."""
-        return any(
-            given.ordering is not None and given.ordering.time == "event" for given in self._task_inputs
-        )
+        return any(given.waits_for_watermark for given in self._task_inputs)
 
     @property
     def outputs(self) -> OutputSpec:

@@ -223,8 +223,7 @@ class PipelineHarness:
 
     def _opened(self) -> dict[Node, pa.Schema]:
         """The columns of each node's rows. Raises JobError with all that is wrong."""
-        if not any(isinstance(node, Apply | Sink) for node in self.flow.nodes):
-            raise JobError("the job has no operator and no sink; declare what is to be done with its sources")
+        self.flow.check_used()
         found: dict[Node, pa.RecordBatch | None] = {}
         problems = []
         for node in self.flow.nodes:

@@ -144,12 +144,13 @@ class RetractableSum(Sum):
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
         """See ``Aggregator``."""
         values = batch.column(self.column)
-        if pc.all(pc.is_finite(values)).as_py() is not False:
+        is_finite = pc.is_finite(values)
+        if pc.all(is_finite).as_py() is not False:
             return [
                 *super().lift(batch, signs),
                 *(pa.nulls(batch.num_rows, pa.int64()) for _ in self.may_lack),
             ]
-        finite = pc.if_else(pc.is_finite(values), values, pa.scalar(0, values.type))
+        finite = pc.if_else(is_finite, values, pa.scalar(0, values.type))
         place = batch.schema.get_field_index(self.column)
         (sums,) = super().lift(batch.set_column(place, batch.schema.field(place), finite), signs)
         weights = np.ones(batch.num_rows, np.int64) if signs is None else signs.astype(np.int64)

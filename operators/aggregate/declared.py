@@ -277,6 +277,11 @@ def columns_of(aggregates: Sequence[Aggregate]) -> set[str]:
     return conditions | {name for aggregate in aggregates for name in aggregate.columns}
 
 
+def state_bytes_of(aggregates: Sequence[Aggregate]) -> int:
+    """Bytes of a state of ``aggregates``, as far as they are known beforehand."""
+    return sum(aggregate.kind.state_bytes for aggregate in aggregates)
+
+
 def functions_of(aggregates: Sequence[Aggregate]) -> list[Function]:
     """The functions of the user's own that ``aggregates`` run, each once."""
     functions = [one.kind.user_function for one in aggregates]

@@ -12,7 +12,7 @@ from typing import ClassVar
 from asyncstate.operator import BundleOperator
 
 from ..core.checks import Named
-from .declared import Aggregate, check_aggregates, functions_of
+from .declared import Aggregate, check_aggregates, functions_of, state_bytes_of
 
 
 class AggregateOperator(Named, BundleOperator):
@@ -38,7 +38,7 @@ class AggregateOperator(Named, BundleOperator):
     @property
     def state_bytes(self) -> int:
         """What aggregates read and write of a state, as far as it is known beforehand."""
-        return 2 * sum(aggregate.kind.state_bytes for aggregate in self.aggregates)
+        return 2 * state_bytes_of(self.aggregates)
 
     def close(self) -> None:
         """Close the functions."""

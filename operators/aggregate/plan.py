@@ -22,7 +22,7 @@ from ..core.checks import check_distinct_names
 from ..core.segments import Groups
 from .accumulators import Count, Extreme
 from .aggregator import KeyedRows, MergingAggregator, State, Updated
-from .declared import Aggregate, Binding, Parts, functions_of
+from .declared import Aggregate, Binding, Parts, functions_of, state_bytes_of
 from .value_log import Multiset
 
 
@@ -58,7 +58,7 @@ class AggregatePlan:
         parts.add(Count(owner, None, None))
         self._outputs = [aggregate.kind.bind(Binding(parts, aggregate)) for aggregate in aggregates]
         self._functions = functions_of(aggregates)
-        self.state_bytes = sum(aggregate.kind.state_bytes for aggregate in aggregates)
+        self.state_bytes = state_bytes_of(aggregates)
         """Of a state, as far as they are known beforehand."""
         self._retract = retract
         self.parts = parts.all

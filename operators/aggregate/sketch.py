@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from asyncstate.codec.columns import binary_parts, from_binary, matrix_binary, to_binary
 from asyncstate.codec.hashing import hash_columns
 from asyncstate.codec.types import check_key_type
 from asyncstate.errors import OperatorError, SchemaError
@@ -110,9 +111,8 @@ class Registers(MergingAggregator):
             return np.zeros((0, width), np.uint8)
         if column.null_count:
             column = column.fill_null(bytes(width))
-        _, offsets, data = column.buffers()
-        first, last = np.frombuffer(offsets, np.int32, len(column) + 1, 4 * column.offset)[[0, -1]]
-        return np.frombuffer(data, np.uint8)[first:last].reshape(-1, width)
+        offsets, data = binary_parts(to_binary(column))
+        return data[offsets[0] : offsets[-1]].reshape(-1, width)
 
     def _stored(self, registers: Matrix) -> pa.Array:
         count, width = registers.shape
@@ -122,9 +122,7 @@ class Registers(MergingAggregator):
                 "has at most 2 GiB; lower async-state.bundle-memory or async-state.bundle-size, or give "
                 "approx_count_distinct a larger relative_error"
             )
-        offsets = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * np.int32(width))
-        data = pa.py_buffer(np.ascontiguousarray(registers))
-        return pa.Array.from_buffers(pa.binary(), count, [None, offsets, data])
+        return from_binary(matrix_binary(registers), pa.binary())
 
 
 @dataclass(frozen=True)

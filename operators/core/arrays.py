@@ -61,12 +61,10 @@ def _column_codes(column: pa.Array) -> tuple[Int64Array, int]:
         # The stored form stands for the value: Arrow hashes flat values only.
         rows = RowCodec(pa.schema([("value", column.type)])).encode([column])
         column = pa.array(rows, pa.large_binary())
-    if pa.types.is_floating(
-        column.type
-    ):  # Arrow hashes bits; equal are -0.0 and 0.0, and one NaN and another, as in keys
-        column = pa.array(
-            canonical_floats(to_storage(column)), column.type, mask=column.is_null().to_numpy(False)
-        )
+    if pa.types.is_floating(column.type):
+        # Arrow hashes bits; equal are -0.0 and 0.0, and one NaN and another, as in keys.
+        values, is_null = canonical_floats(to_storage(column)), column.is_null().to_numpy(False)
+        column = pa.array(values, column.type, mask=is_null)
     encoded = pc.dictionary_encode(column, null_encoding="encode")
     return encoded.indices.to_numpy().astype(np.int64), max(len(encoded.dictionary), 1)
 
