@@ -14,6 +14,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,17 @@ def _config(enabled: bool) -> Config:
     return resolve({"async-state.enabled": enabled, "async-state.snapshot-interval": 1000}, {})
 
 
+@contextmanager
+def _job(operator: Operator, config: Config) -> Iterator[tuple[Path, Job]]:
+    """A folder and a job in it whose store is closed at the end: what is kept of it took the next one's room."""
+    with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
+        job = Job(Path(folder), operator, config, INPUT)
+        try:
+            yield Path(folder), job
+        finally:
+            job.close()
+
+
 def _paired(
     floor: Callable[[np.ndarray], Spent],
     ours: Callable[[np.ndarray], Spent],
@@ -259,8 +271,8 @@ def bundle_grain(state_keys: int, unique: int, rounds: int, seed: int) -> list[M
     results = []
     for name, make in operators.items():
         for enabled in (False, True):
-            with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
-                floor, job = Floor(Path(folder)), Job(Path(folder), make(), _config(enabled), INPUT)
+            with _job(make(), _config(enabled)) as (folder, job):
+                floor = Floor(folder)
                 everything = np.arange(state_keys, dtype=np.int64)
                 floor.fill(everything)
                 job.run(batches(everything, 100_000))
@@ -279,9 +291,8 @@ def distinct(state_pairs: int, unique: int, rounds: int, seed: int) -> list[Micr
     """Count and sum a (key, value), four values a key, against the same list gets and writes by hand."""
     results = []
     for enabled in (False, True):
-        with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
-            floor = Floor(Path(folder), _packed_pairs)
-            job = Job(Path(folder), CountPerPair(), _config(enabled), INPUT)
+        with _job(CountPerPair(), _config(enabled)) as (folder, job):
+            floor = Floor(folder, _packed_pairs)
             everything = np.arange(state_pairs, dtype=np.int64)
             floor.fill(everything)
             job.run(_pair_rows(everything))
@@ -300,8 +311,8 @@ def record_grain(state_keys: int, records: int, rounds: int, seed: int) -> list[
     """A ValueState read-modify-write chain against a get and a put a record, on hot state."""
     results = []
     for enabled in (False, True):
-        with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
-            floor, job = Floor(Path(folder)), Job(Path(folder), CountPerKey(), _config(enabled), INPUT)
+        with _job(CountPerKey(), _config(enabled)) as (folder, job):
+            floor = Floor(folder)
             everything = np.arange(state_keys, dtype=np.int64)
             floor.records(everything.tolist())
             job.run(batches(everything, 100_000))
@@ -368,8 +379,7 @@ def outside_calls(calls: int, rounds: int, seed: int) -> list[MicroResult]:
     for grain, make in operators.items():
         for enabled in (False, True):
             config = _config(enabled)
-            with tempfile.TemporaryDirectory(prefix="asyncstate-micro-") as folder:
-                job = Job(Path(folder), make(), config, INPUT)
+            with _job(make(), config) as (_, job):
                 times = _paired(
                     lambda keys, most=config.call_limit: calls_by_hand(keys, most),  # type: ignore[misc]
                     lambda keys, job=job: job.timed(batches(keys, 100_000)),  # type: ignore[misc]

@@ -39,7 +39,7 @@ settings.register_profile(
 settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)  # of `make test`
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=2_000)
 # CI gives the same verdict on the same tree; what chance may find is for the others to look for.
-settings.register_profile("ci", settings.get_profile("quick"), max_examples=25, derandomize=True)
+settings.register_profile("ci", settings.get_profile("quick"), max_examples=20, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
 
 SCRATCH = "ASYNCSTATE_TEST_SCRATCH"

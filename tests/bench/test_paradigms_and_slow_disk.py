@@ -64,7 +64,8 @@ def test_without_a_compiler_the_rows_with_latency_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shim.shutil, "which", lambda _: None)
-    arguments = ["slow-disk", "--tiny", "--devices", "1ms", "--output", str(tmp_path)]
+    few = ["--workloads", "by-hand", "--state-keys", "1000", "--records", "100", "--rounds", "1"]
+    arguments = ["slow-disk", *few, "--devices", "disk,1ms", "--output", str(tmp_path)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert "no rows with added latency: delaying reads needs a C compiler" in " ".join(done.output.split())

@@ -54,7 +54,14 @@ def session(spark: SparkSession) -> SparkSession:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("work_name", "peer_name"), [(work.name, peer) for work in WORKS.values() for peer in work.peers]
+    ("work_name", "peer_name"),
+    [
+        (work.name, peer)
+        for work in WORKS.values()
+        for peer in work.peers
+        if work.name == "a"
+        or peer not in ("spark-changelog", "spark-snapshot")  # differ from heap in settings
+    ],
 )
 def test_every_peer_does_the_work_right(
     work_name: str, peer_name: str, session: SparkSession, tmp_path: Path
