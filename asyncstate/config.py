@@ -23,6 +23,7 @@ from asyncstate.places import masked
 
 PREFIX = "async-state."
 SPARK_PREFIX = "spark."
+_MEANT = re.compile(r"(spark\.)?async[-_.]?state\.", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -509,7 +510,8 @@ def _ours(settings: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _is_ours(key: str) -> bool:
-    return key.removeprefix(SPARK_PREFIX).startswith(PREFIX)
+    """Whether a setting is meant for us, also one whose prefix is misspelled: it is to be told, not left alone."""
+    return _MEANT.match(key) is not None
 
 
 def _unknown(spelling: str) -> ConfigurationError:

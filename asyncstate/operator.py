@@ -414,6 +414,9 @@ class Operator(ABC, metaclass=Constructed):
     first_input: int | None = None
     """The index of the input of which a partition handles all rows of a micro-batch before those of the others, which
     wait for them; it has no order. An attribute of the class, or set in ``__init__``."""
+    waits_for_watermark: bool = False
+    """Whether nothing comes of its rows until the watermark has passed them, as of windows in event time: a job without
+    any ``watermark_delay`` is refused then. An attribute of the class, or set in ``__init__``."""
     stateless: ClassVar[bool] = False
     """True for operators that keep nothing: rows are not exchanged, no store is opened, nothing is committed.
 

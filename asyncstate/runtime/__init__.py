@@ -15,6 +15,7 @@ from asyncstate.runtime.declared import (
     each_input,
     keys_of_inputs,
     times_of_inputs,
+    why_rows_wait,
 )
 from asyncstate.runtime.driver import (
     advance_sources,
@@ -133,5 +134,6 @@ __all__ = [
     "unpack_records",
     "warn_of_missing_rows",
     "watermark_after",
+    "why_rows_wait",
     "worker_memory",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 from asyncstate.durations import microseconds
 from asyncstate.errors import ConfigurationError, JobError
-from asyncstate.operator import Operator
+from asyncstate.operator import InputSpec, Operator
 
 Key = str | Sequence[str] | None
 Keys = Key | Sequence[Key]
@@ -36,6 +36,18 @@ def check_num_inputs(uid: str, operator: Operator, num_inputs: int) -> None:
             f"operator '{uid}' ({type(operator).__name__}) takes {operator.num_inputs} inputs but got {num_inputs}; "
             "give one for each"
         )
+
+
+def why_rows_wait(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> str | None:
+    """What makes rows of the operator wait for the watermark, in words; None if none do."""
+    given = next((one for one in inputs if one.waits_for_watermark), None)
+    if given is not None:
+        return f"{given.name} has {'order_by' if given.order_by else 'an order of event time'}"
+    if operator.waits_for_watermark:
+        return (
+            f"operator '{uid}' ({type(operator).__name__}) puts nothing out before the watermark has passed"
+        )
+    return None
 
 
 def check_parallelism(uid: str, parallelism: object, max_parallelism: int) -> None:

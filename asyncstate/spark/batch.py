@@ -52,6 +52,7 @@ from asyncstate.runtime import (
     report_of_both,
     warn_of_missing_rows,
     watermark_after,
+    why_rows_wait,
 )
 from asyncstate.spark.apply import Before, Behind, Call, Inputs, input_specs, routed
 from asyncstate.spark.arrow_batches import ArrowBatches
@@ -99,8 +100,8 @@ class JobFrame:
 
 @dataclass(frozen=True)
 class Applied:
-    """One operator of the batch: what it was and what its partitions reported. ``ordered``: its first input whose rows
-    wait for the watermark, if there is one. ``stage`` has its rows, None if another operator has taken them in the same
+    """One operator of the batch: what it was and what its partitions reported. ``waiting``: why rows of it
+    wait for the watermark, None if none do. ``stage`` has its rows, None if another operator has taken them in the same
     task; the seconds of such a stage are those of its last operator."""
 
     uid: str
@@ -108,7 +109,7 @@ class Applied:
     parallelism: int
     delays: Sequence[int | None]
     schemas: Mapping[str, str]
-    ordered: InputSpec | None
+    waiting: str | None
     route: list[int]
     stage: Stage | None
     records: list[CommitRecord]
@@ -334,7 +335,7 @@ class MicroBatch:
             parallelism=spec.parallelism,
             delays=one.delays,
             schemas=one.schemas,
-            ordered=next((given for given in spec.inputs if given.waits_for_watermark), None),
+            waiting=why_rows_wait(spec.uid, spec.operator, spec.inputs),
             route=[spec.inputs[0].key.index(name) for name in spec.inputs[0].route_by],
             stage=None,
             records=records,
@@ -367,7 +368,7 @@ class MicroBatch:
         return Expected(
             output_rows(uid, checked.output.schema),
             {name: output_rows(uid, schema) for name, schema in checked.output.side_outputs.items()},
-            any(given.waits_for_watermark for given in checked.ready),
+            why_rows_wait(uid, operator, checked.ready) is not None,
             [f"{state.name} ({state.kind.replace('_', ' ')})" for state in checked.states],
         )
 
@@ -633,13 +634,12 @@ def _both(first: Applied, then: Applied) -> Applied:
     )
 
 
-def check_watermark_of_ordered(applied: Mapping[str, Applied], sources: Mapping[str, int]) -> None:
-    """Raise JobError if rows of an ordered input would wait for a watermark that no input of the job moves."""
-    waiting = next((one.ordered for one in applied.values() if one.ordered is not None), None)
+def check_watermark(applied: Mapping[str, Applied], sources: Mapping[str, int]) -> None:
+    """Raise JobError if rows would wait for a watermark that no input of the job moves."""
+    waiting = next((one.waiting for one in applied.values() if one.waiting is not None), None)
     if waiting is not None and not sources:
-        order = "order_by" if waiting.order_by else "an order of event time"
         raise JobError(
-            f"{waiting.name} has {order}, so its rows wait for the watermark, but no input of the job has a "
-            "watermark_delay: they would wait until finish(). Give the input watermark_delay (how late its rows may "
-            "come, such as '10 seconds'), or leave the order out; nothing was committed"
+            f"{waiting}, so its rows wait for the watermark, but no input of the job has a watermark_delay: they would "
+            "wait until finish(). Give the input watermark_delay (how late its rows may come, such as '10 seconds'), "
+            "or do without event time there; nothing was committed"
         )

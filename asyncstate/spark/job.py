@@ -26,7 +26,7 @@ from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, advance_sources, left_out, operator_after
 from asyncstate.spark.arrow_batches import ArrowBatches
-from asyncstate.spark.batch import JobFrame, MicroBatch, check_watermark_of_ordered
+from asyncstate.spark.batch import JobFrame, MicroBatch, check_watermark
 from asyncstate.spark.chain import RunPartition
 from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
@@ -508,7 +508,7 @@ class StreamingJob:
                 {**applied.schemas, BATCH_SCHEMA: self._schema or ""},
                 applied.route,
             )
-        check_watermark_of_ordered(batch.applied, sources)
+        check_watermark(batch.applied, sources)
         return self._ledger.manifest(
             batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, final
         )

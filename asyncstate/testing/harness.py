@@ -69,6 +69,7 @@ from asyncstate.runtime import (
     unpack_records,
     warn_of_missing_rows,
     watermark_after,
+    why_rows_wait,
     worker_memory,
 )
 from asyncstate.storage import (
@@ -89,7 +90,6 @@ from asyncstate.tracebacks import users_frames
 
 __tracebackhide__ = True  # pytest shows the test's own line
 
-_UID = "operator"
 _JOB = "harness"
 _ARGUMENTS = ("async-state.enabled", "async-state.max-parallelism")
 
@@ -136,7 +136,8 @@ class OperatorHarness:
     ``initial_state`` is what a new operator starts from, as of a job's ``apply``: rows that come before all others of
     its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
     several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``. ``worker``: what
-    is kept between micro-batches, for tests that play several workers; by default that of this process.
+    is kept between micro-batches, for tests that play several workers; by default that of this process. ``uid``: its
+    name in errors and in the checkpoint.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -163,18 +164,20 @@ class OperatorHarness:
         folder: str | Path | None = None,
         checkpoint: str | None = None,
         worker: WorkerMemory | None = None,
+        uid: str = "operator",
     ) -> None:
-        check_is_operator(_UID, operator)
-        check_parallelism(_UID, parallelism, max_parallelism)
+        self._uid = uid
+        check_is_operator(uid, operator)
+        check_parallelism(uid, parallelism, max_parallelism)
         schemas = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         count = len(schemas)
-        check_num_inputs(_UID, operator, count)
-        keys = keys_of_inputs(_UID, _key(key, count), count, operator.broadcast_input)
-        times, self._delays = times_of_inputs(_UID, event_time, watermark_delay, count)
-        orders = sort_keys_of_inputs(_UID, order_by, count)
-        sequences = sequences_of_inputs(_UID, sequence, count)
-        drops = drop_seen_of_inputs(_UID, drop_seen, sequences)
-        changelogs = _changelogs(operator.accepts_changelog if changelog is None else changelog, count)
+        check_num_inputs(uid, operator, count)
+        keys = keys_of_inputs(uid, _key(key, count), count, operator.broadcast_input)
+        times, self._delays = times_of_inputs(uid, event_time, watermark_delay, count)
+        orders = sort_keys_of_inputs(uid, order_by, count)
+        sequences = sequences_of_inputs(uid, sequence, count)
+        drops = drop_seen_of_inputs(uid, drop_seen, sequences)
+        changelogs = _changelogs(uid, operator.accepts_changelog if changelog is None else changelog, count)
         self._specs = tuple(
             InputSpec(
                 schema,
@@ -190,7 +193,7 @@ class OperatorHarness:
             for i, schema in enumerate(schemas)
         )
         if operator.stateless:
-            check_stateless(_UID, operator, self._specs, self._delays)
+            check_stateless(uid, operator, self._specs, self._delays)
         self._operator = copies_of(operator)
         self._shown = quietly(lambda: repr(operator), type(operator).__name__)
         self._options = dict(options or {})
@@ -220,22 +223,24 @@ class OperatorHarness:
         self.output: list[OutputRow] = []
         self.batches: list[dict[str, float]] = []
         self._output, self._task_inputs, states = checked_inputs(
-            _UID, operator, self._specs, self._config, self.states(), lambda _: self._operator()
+            uid, operator, self._specs, self._config, self.states(), lambda _: self._operator()
         )
         self._schemas = fingerprint(self._specs, self._output)
         stored = self._stored(self._manifest)
         if stored is not None and not operator.stateless:
-            check_fingerprint(_UID, stored.schema, self._schemas)
+            check_fingerprint(uid, stored.schema, self._schemas)
         self._initial_state = initial_state
         self._initial = initial_of(
-            _UID, initial_state, operator, self._specs, self._task_inputs, states, self._check_writer
+            uid, initial_state, operator, self._specs, self._task_inputs, states, self._check_writer
         )
         self.last_aside: list[SideBatch] = []
         """What the last micro-batch has put out to side outputs."""
         self._side_rows: dict[str, list[OutputRow]] = {name: [] for name in self._output.side_outputs}
 
     def _check_writer(self, writer: Operator, spec: InputSpec) -> None:
-        checked_inputs(_UID, writer, (spec,), self._config, self.states(), lambda given: copies_of(given)())
+        checked_inputs(
+            self._uid, writer, (spec,), self._config, self.states(), lambda given: copies_of(given)()
+        )
 
     # -- pushing -----------------------------------------------------------------------------------
 
@@ -300,8 +305,8 @@ class OperatorHarness:
 
     @property
     def waits_for_watermark(self) -> bool:
-        """Whether rows of an input are kept until the watermark has passed them."""
-        return any(given.waits_for_watermark for given in self._task_inputs)
+        """Whether rows are kept until the watermark has passed them."""
+        return why_rows_wait(self._uid, self._operator(), self._task_inputs) is not None
 
     @property
     def outputs(self) -> OutputSpec:
@@ -334,7 +339,7 @@ class OperatorHarness:
         """Every stored key and value, as committed."""
         if self._manifest is None:
             return {}
-        partitions = self.parallelism if _UID in self._manifest.operators else 0
+        partitions = self.parallelism if self._uid in self._manifest.operators else 0
         return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), partitions, self.worker.stores))
 
     def states(self) -> list[StateSpec]:
@@ -379,6 +384,7 @@ class OperatorHarness:
             },
             "clock": self.clock,
             "worker": self.worker,
+            "uid": self._uid,
         }
         operator = changes.pop("operator", None) or self._operator()
         harness = OperatorHarness(
@@ -460,7 +466,7 @@ class OperatorHarness:
             watermark = MAX_WATERMARK if final else max(self.watermark, wanted)
         spec = self._spec(self._manifest, watermark)
         ran = self._ran(spec, before)
-        warn_of_missing_rows(_UID, spec.batch_id, self._config, ran.records)
+        warn_of_missing_rows(self._uid, spec.batch_id, self._config, ran.records)
         self._commit(spec, ran.records, final)
         self._pending = []
         self.output.extend(rows_of(ran.rows))
@@ -519,12 +525,12 @@ class OperatorHarness:
         return run_stateless(with_copy(spec, self._operator), iter(pushed))
 
     def _stored(self, base: Manifest | None) -> OperatorManifest | None:
-        return None if base is None else base.operators.get(_UID)
+        return None if base is None else base.operators.get(self._uid)
 
     def _spec(self, base: Manifest | None, watermark: int) -> TaskSpec:
         return TaskSpec(
             job_id=_JOB,
-            uid=_UID,
+            uid=self._uid,
             operator=self._operator(),
             inputs=self._task_inputs,
             config=self._config,
@@ -547,7 +553,7 @@ class OperatorHarness:
         if index is None:
             return None
         sent = [batch for batch in pushed if batch.input_index == index]
-        return pack_broadcast(_UID, self._specs[index], sent, self._config.broadcast_size_limit_bytes)
+        return pack_broadcast(self._uid, self._specs[index], sent, self._config.broadcast_size_limit_bytes)
 
     def _with_local_phase(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
         phase = chosen_local_phase(spec.operator, spec.inputs, spec.config, spec.base, spec.batch_id)
@@ -555,7 +561,9 @@ class OperatorHarness:
 
     def _commit(self, spec: TaskSpec, records: list[CommitRecord], final: bool) -> None:
         previous = self._manifest
-        sources = advance_sources({} if previous is None else previous.sources, _UID, self._delays, records)
+        sources = advance_sources(
+            {} if previous is None else previous.sources, self._uid, self._delays, records
+        )
         manifest = Manifest(
             job_id=_JOB,
             batch_id=spec.batch_id,
@@ -565,7 +573,7 @@ class OperatorHarness:
             processing_time=spec.processing_time,
             sources=sources,
             final=final,
-            operators={_UID: self._operator_after(spec, records)} if records else {},
+            operators={self._uid: self._operator_after(spec, records)} if records else {},
         )
         self._checkpoint.commit(manifest)
         self._manifest = manifest
@@ -575,7 +583,7 @@ class OperatorHarness:
 
     def _operator_after(self, spec: TaskSpec, records: list[CommitRecord]) -> OperatorManifest:
         name = type(spec.operator).__name__
-        return operator_after(_UID, name, spec.batch_id, self.parallelism, records, self._schemas)
+        return operator_after(self._uid, name, spec.batch_id, self.parallelism, records, self._schemas)
 
 
 def _copy_checkpoint(source: CheckpointFiles, target: CheckpointFiles) -> None:
@@ -593,10 +601,10 @@ def _key(key: Any, count: int) -> Any:
     return key
 
 
-def _changelogs(changelog: bool | Sequence[bool], count: int) -> list[bool]:
-    given = each_input("changelog", _UID, changelog, count)
+def _changelogs(uid: str, changelog: bool | Sequence[bool], count: int) -> list[bool]:
+    given = each_input("changelog", uid, changelog, count)
     if not all(isinstance(one, bool) for one in given):
         raise JobError(
-            f"operator '{_UID}': changelog is {changelog!r}; give True or False, or one of them for each input"
+            f"operator '{uid}': changelog is {changelog!r}; give True or False, or one of them for each input"
         )
     return given

@@ -258,7 +258,6 @@ class PipelineHarness:
         check_one_start(node, self._starts)
         arguments = node.arguments()
         options = {**self._settings["options"], **arguments.pop("options")}
-        del arguments["uid"]
         harness = OperatorHarness(
             node.operator,
             [pa.schema([field for field in one.schema if field.name != ROW_KIND_COLUMN]) for one in inputs],

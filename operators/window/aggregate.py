@@ -97,6 +97,7 @@ class WindowAggregate(AggregateOperator):
         super().__init__(aggregates)
         self.window = window
         self.time: TimeDomain = time
+        self.waits_for_watermark = time == "event"
         self.late_output = late_output
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:

@@ -90,6 +90,7 @@ class GroupWindowAggregate(WindowAggregate):
         else:
             super().__init__(window, aggregates, time=time, late_output=late_output)
         self.emission = Emission.of(early, late, allowed_lateness, emit_update_before, time, self.owner)
+        self.waits_for_watermark = self.counts is None and time == "event" and early is None
         if self.counts is not None and self.emission.updates:
             raise SchemaError(
                 f"{self.owner}: early and allowed_lateness are not for count windows, which are put out when their "

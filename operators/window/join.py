@@ -103,6 +103,7 @@ class WindowJoin(Named, BundleOperator):
     """
 
     num_inputs: ClassVar[int] = 2
+    waits_for_watermark = True
 
     def __init__(
         self,

@@ -90,6 +90,8 @@ class WindowRank(Named, BundleOperator):
 
     accepts_changelog: ClassVar[bool] = False
 
+    waits_for_watermark = True
+
     def __init__(
         self,
         order_by: OrderBy,

@@ -107,7 +107,7 @@ def test_a_conflict_in_the_session_is_refused_even_if_the_operator_overrides_it(
 
 
 def test_other_keys_of_the_session_are_left_alone() -> None:
-    session = {"spark.app.name": "x", "spark.sql.shuffle.partitions": "2", "async": "y", "asyncstate.z": "z"}
+    session = {"spark.app.name": "x", "spark.sql.shuffle.partitions": "2", "async": "y", "asyncstates.z": "z"}
     assert resolve({}, session) == Config()
 
 
@@ -119,6 +119,14 @@ def test_an_unknown_key_names_the_nearest_and_all(spelling: str) -> None:
     assert f"unknown configuration key {spelling}." in text
     assert "Did you mean async-state.buffer-size?" in text
     assert all(key in text for key in DOCUMENTED_DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    "spelling", ["spark.asyncstate.enabled", "async_state.enabled", "spark.Async-State.enabled"]
+)
+def test_a_misspelled_prefix_is_told_and_not_left_alone(spelling: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{spelling}. Did you mean async-state.enabled"):
+        resolve({}, {spelling: "true"})
 
 
 @pytest.mark.parametrize("value", ["memory", "rocksdb"])

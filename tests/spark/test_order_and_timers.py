@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.clock import ManualClock
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.spark import MicroBatch, StreamingJob
-from operators import GroupAggregate, count
+from operators import GroupAggregate, WindowAggregate, count, tumble
 from tests.spark.ordered_parts import Counted, Rolling
 
 pytestmark = pytest.mark.spark
@@ -88,15 +88,20 @@ def test_bundle_grain_cannot_be_ordered(spark: SparkSession, make_job: MakeJob) 
 
 def test_rows_do_not_wait_for_a_watermark_that_nothing_moves(spark: SparkSession, make_job: MakeJob) -> None:
     def use(df: DataFrame, batch: MicroBatch) -> None:
-        batch.apply(Counted(MINUTE), df, uid="o", key="k", event_time="at", order_by="at")
+        if with_windows:
+            batch.apply(WindowAggregate(tumble("1 minute"), [count()]), df, uid="w", key="k", event_time="at")
+        else:
+            batch.apply(Counted(MINUTE), df, uid="o", key="k", event_time="at", order_by="at")
         if moved:
             delays = {"event_time": "at", "watermark_delay": "1 second"}
             batch.apply(GroupAggregate([count()]), df, uid="g", key="k", **delays)
 
-    moved = False
-    with pytest.raises(
-        JobError, match="the input of operator 'o' has order_by.*no input of the job has a watermark"
-    ):
+    moved, with_windows = False, True
+    nothing_moves_it = "so its rows wait for the watermark, but no input of the job has a watermark"
+    with pytest.raises(JobError, match=rf"operator 'w' \(WindowAggregate\).*{nothing_moves_it}"):
+        make_job().micro_batch(use)(rows_at(spark, (1, 1, 1)), 0)
+    with_windows = False
+    with pytest.raises(JobError, match=f"operator 'o' has order_by, {nothing_moves_it}"):
         make_job().micro_batch(use)(rows_at(spark, (1, 1, 1)), 0)
     moved = True
     make_job().micro_batch(use)(rows_at(spark, (1, 1, 1)), 0)

@@ -6,7 +6,7 @@ import pytest
 
 from asyncstate.errors import AsyncStateError, ConfigurationError
 from asyncstate.places import folder_of, masked, scrubbed
-from asyncstate.storage import Retries, checkpoint_files
+from asyncstate.storage import LocalFiles, Retries, checkpoint_files
 
 MALFORMED = [
     "s3://KEY:top/secret@bucket/x",
@@ -34,6 +34,14 @@ def test_such_a_uri_is_refused_without_its_secret(place: str) -> None:
     for secret in ("KEY", "top", "secret", "key:"):
         assert secret not in str(raised.value)
     assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize("place", ["s3:KEY:secret@bucket/x", "S3a:bucket", "file:folder", "hdfs:name"])
+def test_a_uri_that_lacks_its_slashes_is_no_folder(place: str) -> None:
+    with pytest.raises(ConfigurationError, match="and no slash; write ") as raised:
+        checkpoint_files(place)
+    assert "secret" not in str(raised.value)
+    assert LocalFiles("./s3:bucket").shown == checkpoint_files("./s3:bucket").shown
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.dataflow import Stream
-from asyncstate.errors import JobError, SchemaError
+from asyncstate.errors import JobError, OperatorError, SchemaError
+from asyncstate.operator import Operator
 from asyncstate.testing import PipelineHarness, PipelineSource
-from operators import GroupAggregate, Join, TemporalSort, WindowAggregate, count, sum_, tumble
+from operators import (
+    GroupAggregate,
+    GroupWindowAggregate,
+    Join,
+    TemporalSort,
+    WindowAggregate,
+    WindowApply,
+    WindowDeduplicate,
+    WindowJoin,
+    WindowRank,
+    count,
+    count_tumble,
+    desc,
+    session,
+    sum_,
+    triggers,
+    tumble,
+)
 
 SECOND = 1_000_000
 ORDERS = pa.schema(
@@ -185,6 +203,71 @@ def test_what_is_refused(call: Any, message: str) -> None:
 
 def _sorted(orders: Stream) -> None:
     orders.apply(TemporalSort(), key="customer", uid="sorted").to(print, name="sorted")
+
+
+SINGLE = {"orders": PipelineSource(ORDERS, event_time="ts")}
+MINUTE = tumble("1 minute")
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        WindowAggregate(MINUTE, [count()]),
+        WindowAggregate(session("1 minute"), [count()]),
+        GroupWindowAggregate(MINUTE, [count()], late="1 second", allowed_lateness="1 minute"),
+        WindowRank(desc("amount"), 1, window=MINUTE),
+        WindowDeduplicate(window=MINUTE),
+        WindowApply(lambda key, window, rows: [], MINUTE, "n long"),
+    ],
+    ids=lambda operator: type(operator).__name__,
+)
+def test_windows_that_nothing_would_end_are_refused(operator: Operator) -> None:
+    def build(orders: Stream) -> None:
+        orders.apply(operator, key="customer", uid="windows").to(print, name="windows")
+
+    with pytest.raises(JobError, match=r"'windows': its rows wait for the watermark, but no source"):
+        PipelineHarness(build, SINGLE)
+
+
+def test_a_window_join_that_nothing_would_end_is_refused() -> None:
+    def build(orders: Stream, others: Stream) -> None:
+        orders.join(others, WindowJoin(window=MINUTE), key="id", uid="both").to(print, name="both")
+
+    with pytest.raises(JobError, match=r"'both': its rows wait for the watermark, but no source"):
+        PipelineHarness(build, SINGLE | {"others": PipelineSource(ORDERS, event_time="ts")})
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        WindowAggregate(MINUTE, [count()], time="processing"),
+        GroupWindowAggregate(MINUTE, [count()], early="1 second"),
+        GroupWindowAggregate(count_tumble(2), [count()], time="processing"),
+        WindowApply(lambda key, window, rows: [], MINUTE, "n long", time="processing"),
+        WindowApply(lambda key, window, rows: [], MINUTE, "n long", trigger=triggers.count(1)),
+    ],
+)
+def test_windows_that_need_no_watermark_run_without_one(operator: Operator) -> None:
+    def build(orders: Stream) -> None:
+        orders.apply(operator, key="customer", uid="windows").to(print, name="windows")
+
+    with PipelineHarness(build, SINGLE) as harness:
+        harness.push("orders", [(1, "c1", 4, 0)])
+        harness.end_batch()
+
+
+def test_an_error_names_the_operator_of_the_dataflow() -> None:
+    def fail(key: Any, window: Any, rows: Any) -> Any:
+        raise ValueError("no")
+
+    def build(orders: Stream) -> None:
+        windows = WindowApply(fail, MINUTE, "n long", trigger=triggers.count(1))
+        orders.apply(windows, key="customer", uid="windows").to(print, name="windows")
+
+    with PipelineHarness(build, SINGLE) as harness:
+        harness.push("orders", [(1, "c1", 4, 0)])
+        with pytest.raises(OperatorError, match="operator 'windows'"):
+            harness.end_batch()
 
 
 def test_rows_that_would_wait_for_ever_are_refused_as_in_a_job() -> None:

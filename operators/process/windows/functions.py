@@ -44,6 +44,7 @@ from ..results import emit_rows, resolved
 from .assigners import assigner_of
 from .rows import AlignedRows, SessionRows, WindowRows
 from .triggered import TriggeredRows
+from .triggers import event_time
 
 
 class _WindowOperator(FunctionOperator):
@@ -76,7 +77,7 @@ class _WindowOperator(FunctionOperator):
         self.time: TimeDomain = time
         self.window_columns = window_columns
         self._check_lateness()
-        self._trigger()
+        self.waits_for_watermark = isinstance(self._trigger(), type(event_time()))
         self._merges = self.assigner.merges
 
     def _trigger(self) -> Trigger:
