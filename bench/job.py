@@ -27,6 +27,7 @@ from asyncstate.runtime import (
     run_partition,
     worker_memory,
 )
+from asyncstate.runtime.worker_memory import partition_key
 from asyncstate.storage import KeyedStore, OpenStores, OperatorManifest
 from bench.processor_time import Spent
 
@@ -105,8 +106,11 @@ class Job:
         return Spent(self.run(batches), time.process_time() - began)
 
     def close(self) -> None:
-        """Close the store, which stays open between micro-batches; the next one opens it again."""
+        """Close the store, which stays open between micro-batches, and forget what is cached of it, which has its share
+        of the room for as long as the process lives. The next micro-batch opens and reads it again."""
         self._memory.stores.close(self._local)
+        for cache in (self._memory.entries, self._memory.columns):
+            cache.give_away(partition_key(self.spec(), 0))
 
     def spec(self) -> TaskSpec:
         """What the next micro-batch runs."""

@@ -246,7 +246,7 @@ class _TimedStates:
         return _Timed(self._context.get_state(descriptor), self._watch)
 
 
-def _with_timed_states(operator: Operator, watch: Stopwatch) -> Operator:
+def with_timed_states(operator: Operator, watch: Stopwatch) -> Operator:
     opened = operator.open
     operator.open = lambda context: opened(_TimedStates(context, watch))  # type: ignore[method-assign]
     return operator
@@ -263,7 +263,7 @@ _ENGINE_PARTS: Final[list[tuple[type[Any], str]]] = [
 
 
 @contextmanager
-def _timed_engine(watch: Stopwatch) -> Iterator[None]:
+def timed_engine(watch: Stopwatch) -> Iterator[None]:
     """The waiting rows of ordered inputs and the commit are timed, too."""
     methods = [(owner, name, getattr(owner, name)) for owner, name in _ENGINE_PARTS]
     for owner, name, method in methods:
@@ -384,14 +384,14 @@ def cases() -> list[Case]:
 def measured(case: Case, config: Config, rows: int, rounds: int, seed: int) -> Timing:
     """Rounds on equal entries, after two that do not count: they fill the state."""
     timing, watch = Timing(), Stopwatch()
-    with tempfile.TemporaryDirectory(prefix="asyncstate-path-") as folder, _timed_engine(watch):
+    with tempfile.TemporaryDirectory(prefix="asyncstate-path-") as folder, timed_engine(watch):
         recorded: list[RecordingStore] = []
 
         def record(store: KeyedStore) -> KeyedStore:
             recorded.append(RecordingStore(store))
             return recorded[-1]
 
-        operator = _with_timed_states(case.operator(), watch)
+        operator = with_timed_states(case.operator(), watch)
         job = Job(Path(folder), operator, config, case.inputs, store_through=record)
         replay = Replay(Path(folder))
         drawn = case.draw(rows, np.random.default_rng(seed))

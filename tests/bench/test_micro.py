@@ -18,7 +18,7 @@ def test_the_micro_benchmarks_run_tiny(tmp_path: Path, monkeypatch: pytest.Monke
     assert done.exit_code == 0, done.output
     written = msgspec.json.decode((tmp_path / "micro.json").read_bytes())
     names = [result["name"] for result in written["results"]]
-    assert len(names) == len(set(names)) == 53
+    assert len(names) == len(set(names)) == 55
     for clock in ("us", "cpu_us"):
         assert all(
             result[f"{side}_{clock}"] > 0 for result in written["results"] for side in ("ours", "floor")
