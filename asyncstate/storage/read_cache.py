@@ -63,6 +63,7 @@ class CachedEntries:
         "limit_bytes",
         "older",
         "resting",
+        "was_short",
         "without",
         "young",
         "young_bytes",
@@ -100,6 +101,7 @@ class CachedEntries:
         assert not (self.resting and len(self)), "a cache that rests is empty"
         self.limit_bytes, self.young_bytes_max = limit_bytes, limit_bytes // _YOUNG_OF
         self.carried = len(self)
+        self.was_short = False
         self.evictions = self.bytes_peak = self._recalls = self._recalled = 0
         self._recall_seconds = 0.0
         if self.young_bytes > self.young_bytes_max:
@@ -154,9 +156,11 @@ class CachedEntries:
         if self._is_left_out(keys) or (self.resting and len(keys) >= _JUDGED_KEYS):
             return
         if len(keys) * ENTRY_OVERHEAD_BYTES > self.young_bytes_max:
+            self.was_short = True
             return
         size_bytes = size_of(keys, values)
         if size_bytes > self.young_bytes_max:
+            self.was_short = True
             return
         self.young.update(zip(keys, values, strict=True))
         self.young_bytes += size_bytes
@@ -178,6 +182,7 @@ class CachedEntries:
         """
         limit = self.limit_bytes - self.young_bytes_max
         if self.resting or size_bytes > limit:
+            self.was_short |= not self.resting
             self.clear()
             return
         entries = writes()
@@ -232,6 +237,7 @@ class CachedEntries:
         while self.older and size_bytes > limit_bytes:
             size_bytes -= self._older_bytes.pop()
             dropped += len(self.older.pop())
+        self.was_short |= dropped > 0
         return dropped
 
     def _add(self, entries: Entries, size_bytes: int) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
+
+_SHORT_MAX: Final = 1_000
 
 
 class PartitionKey(NamedTuple):
@@ -33,6 +35,10 @@ class Cached(Protocol):
     @property
     def worth_keeping(self) -> bool:
         """Whether the next micro-batch can make use of it."""
+
+    @property
+    def was_short(self) -> bool:
+        """Whether entries went for want of room since the last micro-batch with it began, or did not come in."""
 
     def shrink(self, limit_bytes: int) -> int:
         """Keep within ``limit_bytes``; the number of entries that went."""
@@ -76,6 +82,7 @@ class WorkerCache(Generic[E]):
         self._lock = threading.Lock()
         self._kept: dict[PartitionKey, tuple[str, E]] = {}
         self._lent: dict[CacheLoan[E], int] = {}
+        self._short: dict[PartitionKey, bool] = {}
 
     def lend(
         self, key: PartitionKey, lineage: str, limit_bytes: int, known_elsewhere: E | None = None
@@ -83,8 +90,8 @@ class WorkerCache(Generic[E]):
         """Hand out what is known of the content ``lineage``; entries of another content are dropped.
 
         ``known_elsewhere``: what the process knows of it that had the partition before. ``limit_bytes`` bounds all that
-        is kept and lent. The task gets what is free of it, but at least an equal share, for which others lose what they
-        have not used for the longest time.
+        is kept and lent. The task gets what is free of it; one that lacked room in its last micro-batch, or had none
+        yet, at least an equal share, for which others lose what they have not used for the longest time.
         """
         with self._lock:
             known, entries = self._kept.pop(key, ("", None))
@@ -92,7 +99,8 @@ class WorkerCache(Generic[E]):
                 entries = self._make() if known_elsewhere is None else known_elsewhere
             available = max(0, limit_bytes - sum(self._lent.values()))
             share = available // (len(self._kept) + 1)
-            self._shrink_kept(available - share)
+            needed = share if self._short.get(key, True) else min(share, entries.size_bytes)
+            self._shrink_kept(available - needed)
             granted = available - self._kept_bytes()
             entries.shrink(granted)
             loan = CacheLoan(self, key, entries, granted)
@@ -106,6 +114,9 @@ class WorkerCache(Generic[E]):
             if granted is None:
                 return
             entries.shrink(granted)
+            if len(self._short) >= _SHORT_MAX:
+                self._short.clear()  # it is learned again
+            self._short[key] = entries.was_short
             self._kept.pop(key, None)  # another attempt's
             if entries.worth_keeping:
                 self._kept[key] = (lineage, entries)

@@ -97,6 +97,32 @@ def test_a_new_partition_gets_its_share_and_the_longest_unused_lose() -> None:
     assert [_found(cache, _key(partition), "a") for partition in range(3)] == [0, 25, 25]
 
 
+def test_who_does_not_lack_room_takes_none_from_others() -> None:
+    cache = WorkerCache(CachedEntries)
+    small, large = _key(0), _key(1)
+    _leave(cache, small, "a", _entries(2))
+    _leave(cache, large, "b", _entries(70))
+    before = cache.size_bytes
+    with cache.lend(small, "a", _LIMIT) as loan:
+        assert (len(loan.entries), loan.limit_bytes) == (2, _LIMIT - (before - loan.entries.size_bytes))
+        loan.keep("b", _entries(2))
+    assert cache.size_bytes == before
+
+
+def test_who_lacked_room_gets_its_share_next_time() -> None:
+    cache = WorkerCache(CachedEntries)
+    with cache.lend(_key(0), "", _LIMIT) as loan:
+        loan.keep("a", CachedEntries())  # nothing was to be kept
+    _leave(cache, _key(1), "a", _entries(80))
+    with cache.lend(_key(0), "a", _LIMIT) as loan:
+        assert loan.limit_bytes == _LIMIT - 80 * 124
+        loan.entries.begin(loan.limit_bytes)
+        loan.entries.remember_many([b"%03d" % n for n in range(80)], [b"v"] * 80)
+        loan.keep("b", loan.entries)
+    with cache.lend(_key(0), "b", _LIMIT) as loan:
+        assert loan.limit_bytes >= _LIMIT // 2
+
+
 def test_the_oldest_generation_goes_first() -> None:
     entries = _generations({b"a": b"1"}, {b"b": b"2"}, {b"a": b"0", b"c": b"3"})
     assert (entries.size_bytes, len(entries)) == (4 * 122, 4)

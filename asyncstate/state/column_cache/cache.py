@@ -146,6 +146,11 @@ class ColumnCache:
         return bool(self._tables)
 
     @property
+    def was_short(self) -> bool:
+        """Whether rows went for want of room since the last micro-batch with it began."""
+        return self._evictions > 0
+
+    @property
     def worth_giving_away(self) -> bool:
         """Whether the process that works on the partition next is better off with it than with reading: a copy of all
         takes no longer than reading as many keys as were asked for lately."""
