@@ -14,6 +14,7 @@ from asyncstate.errors import ConfigurationError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+")
+_NO_SLASH = re.compile(r"(s3[an]?|gs|gcs|hdfs|viewfs|abfss?|file):(?!/)", re.IGNORECASE)
 _BEHIND_PATH = re.compile(r"[?#]")
 _OPTIONS = re.compile(r"\?[\w.-]+=[^&#]*(&[\w.-]+=[^&#]*)*")
 _PORT = re.compile(r":\d+$")
@@ -30,7 +31,13 @@ def is_uri(place: str) -> bool:
 
 
 def folder_of(place: str) -> str:
-    """The path that a path or a ``file:`` URI names. Raises ConfigurationError for a file on another host."""
+    """The path that a path or a ``file:`` URI names. Raises ConfigurationError for a file on another host, and for a
+    URI that lacks its slashes."""
+    if scheme := _NO_SLASH.match(place):
+        raise ConfigurationError(
+            f"the checkpoint's place begins with {scheme[0]} and no slash; write {scheme[0]}//, or ./ before the "
+            "name of a folder that begins so"
+        )
     if not place.lower().startswith("file:/"):
         return place
     try:

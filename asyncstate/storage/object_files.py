@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -32,7 +31,6 @@ _WHOLE_OBJECTS: Final = frozenset({"s3", "gcs", "abfs"})
 _DELETES_MAX: Final = 16
 _CHUNK_BYTES: Final = 8 << 20
 _SMALL_BYTES_MAX: Final = 4 << 20
-_NO_SLASH: Final = re.compile(r"(s3[an]?|gs|gcs|hdfs|viewfs|abfss?|file):(?!/)", re.IGNORECASE)
 _S3_SCHEMES: Final = ("s3", "s3a", "s3n")  # the latter two are Hadoop's names, which Spark's users know
 
 
@@ -44,11 +42,6 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
     """
     if "\0" in place:
         raise ConfigurationError(f"async-state.checkpoint-dir is {masked(place)!r}; a path has no NUL in it")
-    if scheme := _NO_SLASH.match(place):
-        raise ConfigurationError(
-            f"async-state.checkpoint-dir begins with {scheme[0]} and no slash; write {scheme[0]}//, or ./ before the "
-            "name of a folder that begins so"
-        )
     if not is_uri(place):
         return LocalFiles(folder_of(place))
     retries = retries or Retries()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from asyncstate.errors import AsyncStateError, ConfigurationError
+from asyncstate.offline.inspection import Inspection
 from asyncstate.places import folder_of, masked, scrubbed
-from asyncstate.storage import LocalFiles, Retries, checkpoint_files
+from asyncstate.storage import Retries, checkpoint_files
 
 MALFORMED = [
     "s3://KEY:top/secret@bucket/x",
@@ -37,11 +40,17 @@ def test_such_a_uri_is_refused_without_its_secret(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["s3:KEY:secret@bucket/x", "S3a:bucket", "file:folder", "hdfs:name"])
-def test_a_uri_that_lacks_its_slashes_is_no_folder(place: str) -> None:
-    with pytest.raises(ConfigurationError, match="and no slash; write ") as raised:
-        checkpoint_files(place)
-    assert "secret" not in str(raised.value)
-    assert LocalFiles("./s3:bucket").shown == checkpoint_files("./s3:bucket").shown
+def test_a_uri_that_lacks_its_slashes_is_no_folder(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for opened in (checkpoint_files, Inspection):
+        with pytest.raises(ConfigurationError, match="and no slash; write ") as raised:
+            opened(place)
+        assert "secret" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+    checkpoint_files("./s3:bucket")
+    assert [folder.name for folder in tmp_path.iterdir()] == ["s3:bucket"]
 
 
 @pytest.mark.parametrize(
