@@ -65,11 +65,11 @@ class Checkpoint:
         return self._read(batch_id, self._view())
 
     def _read(self, batch_id: int, view: dict[int, str]) -> Manifest:
+        if batch_id not in view:
+            raise CheckpointCorruptionError(
+                f"the checkpoint holds no version {batch_id}; versions are {sorted(view)}: read one of these"
+            )
         try:
-            if batch_id not in view:
-                raise CheckpointCorruptionError(
-                    f"the checkpoint holds no version {batch_id}; versions are {sorted(view)}"
-                )
             return self._fetch(view[batch_id])
         except CheckpointCorruptionError as error:
             raise CheckpointCorruptionError(f"{error}. {self.way_back(batch_id)}") from error
@@ -85,7 +85,10 @@ class Checkpoint:
 
     def way_back(self, batch_id: int, damaged: str | None = None) -> str:
         """Say which older version can be used instead of ``batch_id``: one without the ``damaged`` file."""
-        for version in reversed([v for v in self.versions() if v < batch_id]):
+        versions = self.versions()
+        if batch_id not in versions:  # the running job has deleted it, which is no damage
+            return f"Version {batch_id} was given up meanwhile, and with it files; versions are {versions}: read one of these"
+        for version in reversed([v for v in versions if v < batch_id]):
             if not self.problems(version, damaged):
                 return f"The newest older version whose files are all present is {version}: roll back to it"
         return "No older version is usable: start with a new checkpoint folder"

@@ -301,6 +301,19 @@ def test_damaged_newest_manifest_names_the_way_back(checkpoint: Checkpoint) -> N
     assert latest.batch_id == 0
 
 
+def test_a_version_that_is_no_longer_kept_is_no_reason_to_start_anew(checkpoint: Checkpoint) -> None:
+    """A reader meets this beside a running job: its version was given up meanwhile."""
+    for batch_id in range(4):
+        checkpoint.commit(manifest(batch_id))
+    checkpoint.retain(2)
+    with pytest.raises(CheckpointCorruptionError) as gone:
+        checkpoint.read(1)
+    assert str(gone.value) == "the checkpoint holds no version 1; versions are [2, 3]: read one of these"
+    assert checkpoint.way_back(1, "state/o/0/x") == (
+        "Version 1 was given up meanwhile, and with it files; versions are [2, 3]: read one of these"
+    )
+
+
 def test_replay_repairs_its_own_damaged_manifest(checkpoint: Checkpoint) -> None:
     checkpoint.commit(manifest(0))
     checkpoint.files.put_bytes(stored_name(checkpoint.files, 0), b"{}")
