@@ -5,9 +5,6 @@ Owns: what they print. Invariant: they read only; a running job does not notice.
 
 from __future__ import annotations
 
-import base64
-import datetime
-import decimal
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +14,7 @@ import pyarrow as pa
 import typer
 
 from asyncstate.cli.output import Format, checked, print_json, print_rows, say
-from asyncstate.codec.types import is_bytes_type, shown_text
+from asyncstate.codec.types import shown_text
 from asyncstate.errors import StateDeclarationError
 from asyncstate.offline.inspection import (
     Inspection,
@@ -27,11 +24,11 @@ from asyncstate.offline.inspection import (
     partition_sizes,
     read_partition,
 )
-from asyncstate.offline.json_text import json_text, plain
+from asyncstate.offline.json_text import plain
+from asyncstate.offline.written_key import WrittenKey
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.storage import Manifest, OperatorManifest, StateSpec
 
-_NULL = "null"  # how a key column without a value is shown
 _OF_TYPE = re.compile("(key|value|row)( version .*)?")  # which texts of a state are types, now and before
 
 Place = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The job's checkpoint: a folder or URI.")]
@@ -95,16 +92,20 @@ def show(
                 f"operators {sorted(operators)} have a state '{state}'; name one with --uid"
             )
         wanted = _wanted_key(pieces[0], key)
-        rows = itertools.islice(_entries(pieces, wanted, local_dir), limit + 1)
+        rows = _entries(pieces, wanted, local_dir)
+        found = itertools.islice(rows, limit)
         if output is Format.JSON:
-            for row in itertools.islice(rows, limit):
+            for row in found:
                 print_json(row)
-            return
-        found = list(rows)
-    names = [name for name in found[0] if any(row[name] is not None for row in found)] if found else ["key"]
-    print_rows(f"{pieces[0].uid}, {state}, version {pieces[0].version}", found[:limit], names)
-    if len(found) > limit:
-        say(f"there are more than {limit}; raise --limit to see them")
+        else:
+            _print_entries(f"{pieces[0].uid}, {state}, version {pieces[0].version}", list(found))
+        if next(rows, None) is not None:
+            say(f"there are more than {limit}; raise --limit to see them", aside=output is Format.JSON)
+
+
+def _print_entries(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else ["key"]
+    print_rows(title, rows, names)
 
 
 def stats(
@@ -117,6 +118,7 @@ def stats(
     """Keys, entries and bytes of each state in each partition, and the timers."""
     with checked():
         inspection = Inspection(place)
+        manifest = inspection.manifest(version)
         rows = [
             {
                 "operator": piece.uid,
@@ -127,16 +129,14 @@ def stats(
                 "entries": size.entries,
                 "bytes": size.size_bytes,
             }
-            for piece in inspection.partitions(inspection.manifest(version), uid)
+            for piece in inspection.partitions(manifest, uid)
             for decoder, size in partition_sizes(piece, local_dir)
         ]
     if output is Format.JSON:
         for row in rows:
             print_json(row)
         return
-    print_rows(
-        f"version {inspection.manifest(version).batch_id}", rows, list(rows[0]) if rows else ["operator"]
-    )
+    print_rows(f"version {manifest.batch_id}", rows, list(rows[0]) if rows else ["operator"])
 
 
 def _listing(inspection: Inspection, manifest: Manifest) -> dict[str, Any]:
@@ -178,69 +178,21 @@ def _lines(texts: Mapping[str, str]) -> str:
 
 
 def _entries(
-    pieces: Sequence[StatePartition], wanted: list[str], local_dir: str | None
+    pieces: Sequence[StatePartition], wanted: WrittenKey | None, local_dir: str | None
 ) -> Iterator[dict[str, Any]]:
     for piece in pieces:
         for _, rows in read_partition(piece, local_dir):
-            for row in plain(rows):
-                if not wanted or (row["key"] is not None and _texts(row["key"].values()) == wanted):
-                    yield row
+            yield from plain(rows if wanted is None else wanted.rows_of(rows))
 
 
-def _wanted_key(piece: StatePartition, key: list[str] | None) -> list[str]:
-    """The texts of ``--key`` as keys are shown. Raises StateDeclarationError for what no key can be."""
+def _wanted_key(piece: StatePartition, key: list[str] | None) -> WrittenKey | None:
+    """What ``--key`` names. Raises StateDeclarationError for what no key can be."""
     if not key:
-        return []
+        return None
     (decoder,) = decoders(piece)
-    columns = list(decoder.schema.field("key").type)
-    if len(key) != len(columns):
-        raise StateDeclarationError(
-            f"{decoder.owner}: --key is given {len(key)} times, but the key has {len(columns)} columns; give it "
-            "once for each"
-        )
-    return [_key_text(decoder.owner, column, text) for column, text in zip(columns, key, strict=True)]
-
-
-def _key_text(owner: str, column: pa.Field, text: str) -> str:
-    if text == _NULL:
-        return text
-    try:
-        if pa.types.is_integer(column.type):
-            return str(pa.scalar(int(text), column.type).as_py())
-        if pa.types.is_boolean(column.type) and text not in ("true", "false"):
-            raise ValueError(text)
-        if pa.types.is_floating(column.type):
-            return json_text(pa.scalar(float(text), column.type).as_py())
-        if pa.types.is_timestamp(column.type):
-            return _time_text(text, column.type)
-        if pa.types.is_date(column.type):
-            return datetime.date.fromisoformat(text).isoformat()
-        if pa.types.is_decimal(column.type):
-            return str(pa.scalar(decimal.Decimal(text), column.type).as_py())
-        if is_bytes_type(column.type):
-            return base64.b64encode(base64.b64decode(text, validate=True)).decode()
-    except (ValueError, ArithmeticError, pa.ArrowException):
-        raise StateDeclarationError(
-            f"{owner}: --key {text!r} is no {column.type}, the type of key column '{column.name}'; give such a value, "
-            "as `state show` prints it"
-        ) from None
-    return text
-
-
-def _time_text(text: str, kind: pa.DataType) -> str:
-    """A time as `state show` prints those of a column of type ``kind``, whichever way ISO 8601 lets it be written."""
-    time = datetime.datetime.fromisoformat(text)
-    if kind.tz is not None and time.tzinfo is None:
-        time = time.replace(tzinfo=datetime.UTC)
-    elif kind.tz is None and time.tzinfo is not None:
-        raise ValueError(text)
-    column = pa.array([time], pa.timestamp("us", kind.tz)).cast(kind)
-    (key,) = pa.StructArray.from_arrays([column], names=["key"]).to_pylist()  # as keys are stored and shown
-    return _texts(key.values())[0]
-
-
-def _texts(values: Any) -> list[str]:
-    return [value if isinstance(value, str) else json_text(value).strip('"') for value in values]
+    if decoder.state.kind == "broadcast":
+        raise StateDeclarationError(f"{decoder.owner}: broadcast state has no key; leave --key out")
+    return WrittenKey(decoder.owner, decoder.schema.field("key").type, key)
 
 
 def _shown_time(watermark_us: int | None) -> str:

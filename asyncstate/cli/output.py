@@ -8,6 +8,7 @@ Must not import Spark.
 from __future__ import annotations
 
 import enum
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any, Final
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from asyncstate.errors import AsyncStateError
 from asyncstate.offline.json_text import json_text
@@ -23,8 +25,9 @@ from asyncstate.offline.json_text import json_text
 DAMAGED: Final = 1
 CANNOT: Final = 2
 
-console = Console()
-_errors = Console(stderr=True)
+console = Console(emoji=False)
+_errors = Console(stderr=True, emoji=False)
+_CONTROL: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # but for the line's end
 
 
 class Format(enum.StrEnum):
@@ -49,14 +52,15 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json_text(value) + "\n")
 
 
-def say(text: str) -> None:
-    """A line for people."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+def say(text: str, aside: bool = False) -> None:
+    """A line for people; ``aside``: where it does not get into what is piped on."""
+    (_errors if aside else console).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_rows(title: str, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
     """A table of ``rows``; empty where a value is None."""
-    table = Table(title=title, title_justify="left")
+    say(title)
+    table = Table()
     for name in names:
         table.add_column(name, overflow="fold")
     for row in rows:
@@ -64,8 +68,9 @@ def print_rows(title: str, rows: Sequence[dict[str, Any]], names: Sequence[str])
     console.print(table)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any) -> Text:
+    """Not as a plain str, in which rich looks for markup; nor may a stored text steer the terminal."""
     if value is None:
-        return ""
+        return Text()
     text = value if isinstance(value, str) else json_text(value)
-    return text.replace("[", r"\[")
+    return Text(_CONTROL.sub(lambda found: ascii(found[0])[1:-1], text))

@@ -87,7 +87,9 @@ class Checkpoint:
         """Say which older version can be used instead of ``batch_id``: one without the ``damaged`` file."""
         versions = self.versions()
         if batch_id not in versions:  # the running job has deleted it, which is no damage
-            return f"Version {batch_id} was given up meanwhile, and with it files; versions are {versions}: read one of these"
+            return (
+                f"Version {batch_id} was given up with its files; versions are {versions}: read one of these"
+            )
         for version in reversed([v for v in versions if v < batch_id]):
             if not self.problems(version, damaged):
                 return f"The newest older version whose files are all present is {version}: roll back to it"
