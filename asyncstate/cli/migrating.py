@@ -19,6 +19,7 @@ from asyncstate.offline.migration import (
     Migration,
     RenameField,
     RenameState,
+    check_migration,
     migrate,
 )
 
@@ -99,6 +100,8 @@ def cast_field(
 def _run(
     place: str, uid: str, state: str, change: Migration, what: str, yes: bool, local_dir: str | None
 ) -> None:
+    with checked():
+        check_migration(place, uid, state, change)
     if not yes:
         typer.confirm(f"{what} of operator '{uid}'? Its query must be stopped", abort=True)
     with checked():

@@ -13,7 +13,7 @@ import typer
 
 from asyncstate.cli.inspecting import OutputFormat, Place
 from asyncstate.cli.output import DAMAGED, Format, checked, print_json, say
-from asyncstate.errors import CheckpointError
+from asyncstate.errors import CheckpointCorruptionError, CheckpointError
 from asyncstate.offline.inspection import Inspection
 from asyncstate.spark.query_checkpoint import QueryCheckpoint, Rewind
 
@@ -66,6 +66,11 @@ def rollback(
             )
         job = inspection.checkpoint.read(version).job_id
         dropped = [found for found in inspection.versions if found > version]
+        if dropped and (damage := inspection.checkpoint.problems(version)):
+            raise CheckpointCorruptionError(
+                f"version {version} is not whole: {damage[0]}. Put it back from a copy, or roll back to another "
+                "version; state verify tells which are whole"
+            )
         query = QueryCheckpoint(spark_checkpoint) if spark_checkpoint is not None else None
         rewind = query.rewind_to(version) if query is not None else None
     if not dropped and not (rewind and rewind.files):
@@ -83,9 +88,19 @@ def rollback(
             inspection.checkpoint.claim(job)
             inspection.checkpoint.rollback(version)
         if query is not None and rewind is not None:
-            query.apply(rewind)
+            _apply(query, rewind, job, version)
     say(f"job '{job}' is back at version {version}; dropped: {_numbers(dropped)}")
     say(_what_is_left(version, query is not None))
+
+
+def _apply(query: QueryCheckpoint, rewind: Rewind, job: str, version: int) -> None:
+    try:
+        query.apply(rewind)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the state of job '{job}' is back at version {version}, but Spark's checkpoint is not: {error}. Mend that "
+            "and give this command again, before the query is started"
+        ) from error
 
 
 def _show(job: str, dropped: Sequence[int], rewind: Rewind | None) -> None:

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.codec import check_value_schema, field_from_text, field_to_text
-from asyncstate.codec.types import is_string_type
+from asyncstate.codec.types import KEY_TYPES_TEXT, is_string_type
 from asyncstate.errors import SchemaError
+from asyncstate.offline.json_text import plain_values
 
 _ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 
@@ -94,10 +95,20 @@ def _edited(
             )
         fields[at] = fields[at].with_name(edit.to)
     else:
-        wanted = field_from_text(fields[at].name, edit.to)
+        wanted = _wanted(fields[at].name, edit.to)
         columns[at] = _cast(fields[at], columns[at], wanted, alive)
         fields[at] = wanted
     return fields, columns
+
+
+def _wanted(name: str, text: str) -> pa.Field:
+    try:
+        return field_from_text(name, text)
+    except SchemaError as error:
+        raise SchemaError(
+            f"{text!r} is no type; write one of {KEY_TYPES_TEXT} as `state list` shows types, with ' not null' behind "
+            "it where it must not be null"
+        ) from error
 
 
 def _located(fields: list[pa.Field], path: str, edit: FieldEdit) -> tuple[int, str]:
@@ -162,9 +173,10 @@ def _fits(value: pa.Scalar, arrow_type: pa.DataType) -> bool:
 
 def _same(column: pa.Array, changed: pa.Array) -> npt.NDArray[np.bool_]:
     """Whether casting back gives what was there."""
-    same = pc.equal(changed.cast(column.type, safe=False), column).fill_null(True)
+    back = changed.cast(column.type, safe=False)
+    same = pc.equal(back, column).fill_null(True)
     if pa.types.is_floating(column.type):
-        same = pc.or_(same, pc.is_nan(column).fill_null(False))
+        same = pc.or_(same, pc.and_(pc.is_nan(back), pc.is_nan(column)).fill_null(False))
     found: npt.NDArray[np.bool_] = same.to_numpy(zero_copy_only=False)
     return found
 
@@ -173,4 +185,4 @@ def _refuse(wrong: npt.NDArray[np.bool_], column: pa.Array) -> None:
     rows = np.flatnonzero(wrong)
     if len(rows):
         row = int(rows[0])
-        raise LossyCastError(row, column[row].as_py())
+        raise LossyCastError(row, plain_values(column.slice(row, 1))[0])

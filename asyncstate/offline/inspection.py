@@ -1,6 +1,6 @@
 """Looking at a checkpoint without running its job: versions, states, decoded entries, damaged files.
 
-Owns: ``Inspection``, ``read_partition`` and ``partition_sizes``.
+Owns: ``Inspection``, ``read_partition``, ``partition_sizes`` and ``scratch_folder``.
 Invariant: nothing is claimed, written or deleted in the checkpoint, and no folder of the job's own stores is touched:
 a running job does not notice.
 Must not import Spark.
@@ -21,7 +21,7 @@ from asyncstate.codec import schema_from_text
 from asyncstate.config import Config
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, StateDeclarationError, StoreError
 from asyncstate.offline import TIMERS, StateDecoder, StateSize, TimersState, state_size
-from asyncstate.places import folder_of, is_uri, masked
+from asyncstate.places import masked
 from asyncstate.runtime.stores import retries_of, rocksdb_options
 from asyncstate.storage import (
     Checkpoint,
@@ -34,6 +34,7 @@ from asyncstate.storage import (
     StateSpec,
     build_store,
     checkpoint_files,
+    existing_files,
     group_range,
     partition_base,
     verify_file,
@@ -85,11 +86,9 @@ class Inspection:
 
     def __init__(self, place: str, config: Config | None = None) -> None:
         self.config = config if config is not None else Config()
-        if not is_uri(place) and not Path(folder_of(place)).is_dir():
-            raise CheckpointError(
-                f"there is no checkpoint folder {place}; give the checkpoint's folder or URI"
-            )
-        self.files: CheckpointFiles = checkpoint_files(place, retries_of(self.config))
+        self.files: CheckpointFiles = existing_files(
+            place, "checkpoint folder", "give the checkpoint's folder or URI", retries_of(self.config)
+        )
         self.checkpoint = Checkpoint(self.files)
         self.versions = self.checkpoint.versions()
         if not self.versions:
@@ -161,7 +160,7 @@ class Inspection:
                 versions = needed.setdefault(ref.name, (ref, []))[1]
                 if version not in versions:
                     versions.append(version)
-        with _scratch(None) as folder:
+        with scratch_folder() as folder:
             for name, (ref, versions) in sorted(needed.items()):
                 message = self._damage(ref, folder / "file")
                 affected = self._still_needed(ref, versions) if message else ()
@@ -245,7 +244,7 @@ def restored(piece: StatePartition, local_dir: str | None = None) -> Iterator[Ke
     files = checkpoint_files(piece.checkpoint, retries_of(config))
     parallelism = piece.manifest.operators[piece.uid].parallelism
     base = partition_base(piece.manifest, piece.uid, piece.partition, parallelism)
-    with _scratch(local_dir) as folder:
+    with scratch_folder(local_dir) as folder:
         fetcher = Fetcher(files, piece.version)
         store = build_store(folder / "db", base, fetcher, rocksdb_options(config))
         try:
@@ -264,11 +263,12 @@ def partition_sizes(
 
 
 @contextmanager
-def _scratch(local_dir: str | None) -> Iterator[Path]:
+def scratch_folder(local_dir: str | None = None) -> Iterator[Path]:
+    """A folder below ``local_dir``, by default the temporary one; deleted at the end. Raises StoreError."""
     try:
         if local_dir is not None:
             Path(local_dir).mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="asyncstate-read-", dir=local_dir))
+        folder = Path(tempfile.mkdtemp(prefix="asyncstate-offline-", dir=local_dir))
     except OSError as error:
         raise StoreError(
             f"no scratch folder can be made in {local_dir or tempfile.gettempdir()}: {error}. Check the disk's space "

@@ -1,8 +1,8 @@
 """Values of state as JSON, for readers that show states of different types side by side.
 
-Owns: ``json_texts``, ``json_text``, ``plain``, ``time_unit``. Invariant: equal values give equal text, different ones
-of a column different text. Decimals, times, NaN and infinities are strings, bytes are base64, maps are lists of pairs,
-and a time beyond the years 1 to 9999 is what is stored, with its unit: "9223372036854775807 us".
+Owns: ``json_texts``, ``json_text``, ``plain``, ``plain_values`` and ``time_unit``. Invariant: equal values give equal
+text, different ones of a column different text. Decimals, times, NaN and infinities are strings, bytes are base64, maps
+are lists of pairs, and a time beyond the years 1 to 9999 is what is stored, with its unit: "9223372036854775807 us".
 Must not import storage, execution, operators or Spark.
 """
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 def json_texts(column: pa.Array) -> pa.Array:
     """The text of each value, null where it is null."""
-    texts = [None if value is None else json_text(value) for value in _plain(column)]
+    texts = [None if value is None else json_text(value) for value in plain_values(column)]
     return pa.array(texts, pa.string())
 
 
@@ -30,8 +30,8 @@ def json_text(value: Any) -> str:
 
 
 def plain(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The rows as dicts of Python values that ``json_text`` takes."""
-    columns = [_plain(column) for column in rows.columns]
+    """The rows as dicts of such values."""
+    columns = [plain_values(column) for column in rows.columns]
     for values in zip(*columns, strict=True):
         yield dict(zip(rows.schema.names, values, strict=True))
 
@@ -41,7 +41,8 @@ def time_unit(kind: pa.DataType) -> str:
     return "days" if pa.types.is_date(kind) else str(kind.unit)
 
 
-def _plain(column: pa.Array) -> list[Any]:
+def plain_values(column: pa.Array) -> list[Any]:
+    """The values as Python values that ``json_text`` takes."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.unit == "ns":  # Python's have microseconds
         column, kind = column.cast(pa.string()), pa.string()
@@ -59,12 +60,12 @@ def _plain(column: pa.Array) -> list[Any]:
 def _nested(column: pa.Array) -> list[Any]:
     """The structs, lists or maps; anything where there is none."""
     if pa.types.is_struct(column.type):
-        rows = zip(*map(_plain, column.flatten()), strict=True)
+        rows = zip(*map(plain_values, column.flatten()), strict=True)
         return [dict(zip(column.type.names, row, strict=True)) for row in rows]
     if pa.types.is_map(column.type):
-        items = list(zip(_plain(column.keys), _plain(column.items), strict=True))
+        items = list(zip(plain_values(column.keys), plain_values(column.items), strict=True))
     else:
-        items = _plain(column.values)
+        items = plain_values(column.values)
     return [items[start:end] for start, end in pairwise(column.offsets.to_pylist())]
 
 

@@ -8,7 +8,6 @@ Must not import Spark.
 
 from __future__ import annotations
 
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ import msgspec
 
 from asyncstate.codec import BROADCAST_GROUP, KeyCodec, prefix_end, schema_from_text
 from asyncstate.config import Config
-from asyncstate.errors import CheckpointError, StateDeclarationError
+from asyncstate.errors import StateDeclarationError
 from asyncstate.offline.field_edits import CastField, DropField, FieldEdit, RenameField
+from asyncstate.offline.inspection import Inspection, scratch_folder
 from asyncstate.offline.rewriting import StateRewriter
-from asyncstate.places import masked
-from asyncstate.runtime.stores import retries_of, rocksdb_options
+from asyncstate.runtime.stores import rocksdb_options
 from asyncstate.state.descriptors import check_state_name
 from asyncstate.storage import (
     Change,
@@ -33,7 +32,6 @@ from asyncstate.storage import (
     PartitionManifest,
     RocksDBStore,
     StateSpec,
-    checkpoint_files,
     group_range,
     partition_base,
 )
@@ -96,32 +94,32 @@ def migrate(
     Raises CheckpointError and StateDeclarationError for what is not there or not possible, CodecError naming the key
     for a value that a cast would change; then nothing was changed.
     """
-    config = config if config is not None else Config()
-    checkpoint = Checkpoint(checkpoint_files(place, retries_of(config)))
-    _Migration(
-        place, checkpoint.latest(), uid, state, change
-    )  # what is wrong is said before the job is stopped
-    before = checkpoint.latest()
-    checkpoint.claim(before.job_id if before is not None else "")
-    migration = _Migration(place, checkpoint.latest(), uid, state, change)
-    with tempfile.TemporaryDirectory(prefix="asyncstate-migrate-", dir=local_dir) as folder:
-        manifest = migration.run(LocalStores(folder, "migration", checkpoint.files), checkpoint, config)
+    inspection = Inspection(place, config)
+    checkpoint = inspection.checkpoint
+    before = _Migration(
+        inspection.manifest(), uid, state, change
+    ).manifest  # refused before the job is stopped
+    checkpoint.claim(before.job_id)
+    newest = checkpoint.latest()  # the job may have committed before it was shut out
+    assert newest is not None, "a claim forgets no version"
+    migration = _Migration(newest, uid, state, change)
+    with scratch_folder(local_dir) as folder:
+        stores = LocalStores(str(folder), "migration", checkpoint.files)
+        manifest = migration.run(stores, checkpoint, inspection.config)
     checkpoint.commit(manifest)
     return Migrated(manifest.batch_id, migration.entries)
+
+
+def check_migration(place: str, uid: str, state: str, change: Migration) -> None:
+    """Raise what ``migrate`` raises for what is not there or not possible, as far as no value has to be read for it."""
+    _Migration(Inspection(place).manifest(), uid, state, change)
 
 
 class _Migration:
     """One change of one state, checked against the manifest."""
 
-    def __init__(
-        self, place: str, manifest: Manifest | None, uid: str, state: str, change: Migration
-    ) -> None:
-        if manifest is None:
-            raise CheckpointError(
-                f"{masked(place)} holds no version of any job's state; give the folder that the job was given as its "
-                "checkpoint folder (not Spark's own checkpoint)"
-            )
-        self._manifest = manifest
+    def __init__(self, manifest: Manifest, uid: str, state: str, change: Migration) -> None:
+        self.manifest = manifest
         self._operator = _operator_of(manifest, uid)
         self._state = _state_of(self._operator, state)
         self._change = change
@@ -165,13 +163,13 @@ class _Migration:
             schema={what: text for what, text in operator.schema.items() if not what.startswith("input")},
         )
         return msgspec.structs.replace(
-            self._manifest, operators={**self._manifest.operators, operator.uid: operator}
+            self.manifest, operators={**self.manifest.operators, operator.uid: operator}
         )
 
     def _partition(
         self, stores: LocalStores, checkpoint: Checkpoint, config: Config, number: int
     ) -> PartitionManifest:
-        manifest, uid = self._manifest, self._operator.uid
+        manifest, uid = self.manifest, self._operator.uid
         base = partition_base(manifest, uid, number, self._operator.parallelism)
         with stores.acquire(uid, number, base, rocksdb_options(config)) as lease:
             changed = 0
@@ -190,7 +188,7 @@ class _Migration:
 
     def _changes(self, store: RocksDBStore, number: int) -> Iterator[list[Change]]:
         """The sorted changes of a partition, whole key groups at a time."""
-        first, end = group_range(number, self._operator.parallelism, self._manifest.max_parallelism)
+        first, end = group_range(number, self._operator.parallelism, self.manifest.max_parallelism)
         prefixes = [group.to_bytes(2, "big") for group in range(first, end)]
         if self._state.kind == "broadcast":
             prefixes = [BROADCAST_GROUP]

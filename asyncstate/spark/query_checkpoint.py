@@ -11,14 +11,12 @@ Source: Spark's ``HDFSMetadataLog``, ``OffsetSeqLog`` and ``FileStreamSource``.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from asyncstate.errors import CheckpointError
-from asyncstate.places import folder_of, is_uri
-from asyncstate.storage import CheckpointFiles, checkpoint_files
+from asyncstate.storage import CheckpointFiles, existing_files
 
 COMMITS: Final = "commits"
 OFFSETS: Final = "offsets"
@@ -53,12 +51,11 @@ class QueryCheckpoint:
     """
 
     def __init__(self, place: str) -> None:
-        if not is_uri(place) and not Path(folder_of(place)).is_dir():
-            raise CheckpointError(
-                f"there is no folder {place}; give the query's own checkpoint, its checkpointLocation: a job that was "
-                "started by job.start() has it beside the job's, with '-query' behind the name"
-            )
-        self._files: CheckpointFiles = checkpoint_files(place)
+        hint = (
+            "give the query's own checkpoint, its checkpointLocation: a job that was started by job.start() has it "
+            "beside the job's, with '-query' behind the name"
+        )
+        self._files: CheckpointFiles = existing_files(place, "folder", hint)
         self._logs = [
             found
             for folder in (COMMITS, OFFSETS, SOURCES)
@@ -111,6 +108,11 @@ class QueryCheckpoint:
                 f"{where} has batch {version} no longer: it keeps {min(offsets)} to {max(offsets)} "
                 "(spark.sql.streaming.minBatchesToRetain). Roll back to one of these, or start query and job anew"
             )
+        if max(newest, *offsets) > version and version + 1 not in offsets:
+            raise CheckpointError(
+                f"{where} has {OFFSETS}/{version + 1} no longer, which says what rows batch {version + 1} had; put it "
+                "back from a copy, or roll back to another version"
+            )
 
     def _kept_of_sources(self, version: int) -> dict[str, int]:
         """Of each source that keeps a list of its files: the newest of its entries that batch ``version + 1`` has.
@@ -119,12 +121,23 @@ class QueryCheckpoint:
         """
         batch = max(number for number in self._numbers(OFFSETS) if number <= version + 1)
         kept = {}
-        for name, offset in _offsets(self._files.get_bytes(f"{OFFSETS}/{batch}")).items():
-            entry = _entry(offset)
+        for name, entry in self._entries_of(batch).items():
             if entry is not None:
                 kept[f"{SOURCES}/{name}"] = entry
                 self._check_list(f"{SOURCES}/{name}", entry, version)
         return kept
+
+    def _entries_of(self, batch: int) -> dict[str, int | None]:
+        """The newest list entry that the offsets of ``batch`` name for each source; None for what keeps no list."""
+        name = f"{OFFSETS}/{batch}"
+        try:
+            offsets = _offsets(self._files.get_bytes(name))
+            return {source: _entry(offset) for source, offset in offsets.items()}
+        except ValueError as error:
+            raise CheckpointError(
+                f"the query's checkpoint {self._files.shown}: {name} cannot be read: {error}. Put it back from a copy, "
+                "or roll back to another version"
+            ) from error
 
     def _check_list(self, folder: str, entry: int, version: int) -> None:
         have = {file.number: file.is_compact for file in self._logs if file.folder == folder}
@@ -148,10 +161,15 @@ def _file(name: str) -> _File | None:
 
 
 def _offsets(data: bytes) -> dict[str, str]:
-    """What a file of offsets says of each source: by number, or by name where sources have names."""
-    version, _, *offsets = data.decode().splitlines()  # the second line is of the whole batch
-    if version.strip() == "v1":
+    """What a file of offsets says of each source: by number, or by name where sources have names. Raises ValueError."""
+    version, *rest = data.decode().splitlines() or [""]
+    if not rest:
+        raise ValueError("it is cut off")
+    version, offsets = version.strip(), rest[1:]  # the second line is of the whole batch
+    if version == "v1":
         return {str(number): line for number, line in enumerate(offsets)}
+    if version != "v2":
+        raise ValueError(f"it is of version {version}, which this release does not know")
     named = [_NAMED_OFFSET.fullmatch(line) for line in offsets]
     return {found[1]: found[2] for found in named if found is not None}
 
@@ -161,7 +179,9 @@ def _entry(offset: str) -> int | None:
     try:
         decoded = msgspec.json.decode(offset)
     except msgspec.DecodeError:
-        return None
+        if offset.startswith("{"):
+            raise
+        return None  # a source may say it in its own way
     if not isinstance(decoded, dict) or set(decoded) != {"logOffset"}:
         return None
-    return int(decoded["logOffset"])
+    return msgspec.convert(decoded["logOffset"], int)

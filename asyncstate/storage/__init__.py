@@ -28,7 +28,7 @@ from asyncstate.storage.manifest import (
     StateSpec,
     extend_lineage,
 )
-from asyncstate.storage.object_files import ObjectFiles, checkpoint_files
+from asyncstate.storage.object_files import ObjectFiles, checkpoint_files, existing_files
 from asyncstate.storage.open_stores import OpenStores
 from asyncstate.storage.overlay import LIST_GET_KEYS, OverlayStatistics, WriteOverlay
 from asyncstate.storage.read_cache import MISSING, CachedEntries
@@ -82,6 +82,7 @@ __all__ = [
     "changes_from",
     "checkpoint_files",
     "commit_partition",
+    "existing_files",
     "extend_lineage",
     "group_bounds",
     "group_range",

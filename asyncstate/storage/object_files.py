@@ -1,8 +1,8 @@
 """Checkpoint files in an object store, or in whatever else pyarrow has a file system for.
 
-Owns: ObjectFiles and ``checkpoint_files``, which opens any place. Invariants: an object appears whole: the stores of
-``_WHOLE_OBJECTS`` show an upload when it is complete, elsewhere a temporary file is renamed; no message shows the
-place's credentials. Must not know what the files mean.
+Owns: ObjectFiles, ``checkpoint_files``, which opens any place, and ``existing_files``, which makes none. Invariants: an
+object appears whole: the stores of ``_WHOLE_OBJECTS`` show an upload when it is complete, elsewhere a temporary file is
+renamed; no message shows the place's credentials. Must not know what the files mean.
 """
 
 from __future__ import annotations
@@ -64,6 +64,23 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
             f"async-state.checkpoint-dir is {masked(place)}, which names no bucket or folder; write s3://bucket/folder"
         )
     return ObjectFiles(file_system, base, place, retries, small_objects)
+
+
+def existing_files(place: str, what: str, hint: str, retries: Retries | None = None) -> CheckpointFiles:
+    """``checkpoint_files`` of a place that is only read at first: a folder that is not there is an error and not made.
+
+    ``what`` should be there, ``hint`` says what to give instead. Raises CheckpointError, and as ``checkpoint_files``.
+    """
+    if not is_uri(place):
+        try:
+            there = Path(folder_of(place)).is_dir()
+        except OSError as error:
+            raise CheckpointError(
+                f"the {what} {place} cannot be looked at: {error}. Check its permissions"
+            ) from error
+        if not there:
+            raise CheckpointError(f"there is no {what} {place}; {hint}")
+    return checkpoint_files(place, retries)
 
 
 @functools.lru_cache(maxsize=16)

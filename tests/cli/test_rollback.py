@@ -16,7 +16,7 @@ from asyncstate.cli.app import app
 from asyncstate.errors import CheckpointError
 from asyncstate.offline.inspection import Inspection
 from asyncstate.spark.query_checkpoint import QueryCheckpoint
-from asyncstate.storage import checkpoint_files
+from asyncstate.storage import LocalFiles, checkpoint_files
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, count
 from tests.s3_server import S3Server
@@ -84,6 +84,12 @@ def test_rollback_takes_files_of_spark_by_what_the_offsets_say(place: str, tmp_p
         ([], [], "is no checkpoint of a query"),
         (["v2\n{}\na:-"] * 3, [], ""),
         (['v1\n{}\n{"logOffset":5}'] * 3, [4, 5], "sources/0/0 no longer"),
+        (["", "", ""], [0, 1, 2], "offsets/1 cannot be read"),
+        (["v1"] * 3, [0, 1, 2], "offsets/1 cannot be read"),
+        (['v1\n{}\n{"logOff'] * 3, [0, 1, 2], "offsets/1 cannot be read"),
+        (['v1\n{}\n{"logOffset":null}'] * 3, [0, 1, 2], "offsets/1 cannot be read"),
+        (['v1\n{}\n{"logOffset":"x"}'] * 3, [0, 1, 2], "offsets/1 cannot be read"),
+        (["v3\n{}\nsomething"] * 3, [0, 1, 2], "offsets/1 cannot be read: it is of version v3"),
     ],
 )
 def test_rollback_changes_nothing_if_spark_cannot_follow(
@@ -99,10 +105,48 @@ def test_rollback_changes_nothing_if_spark_cannot_follow(
         spark_checkpoint(query, offsets, entries)
     done = run("rollback", place, "0", "--yes", "--spark-checkpoint", str(query))
     if what:
-        assert (done.exit_code, what in done.stderr) == (2, True)
+        assert (done.exit_code, what in done.stderr) == (2, True), done.stderr
         assert Inspection(place).versions == [0, 1, 2]
     else:
         assert done.exit_code == 0
+
+
+def test_rollback_needs_the_offsets_of_the_batch_that_runs_again(place: str, tmp_path: Path) -> None:
+    """Without them Spark would plan it anew, with other rows."""
+    query = spark_checkpoint(tmp_path / "query", ['v1\n{}\n{"logOffset":0}'] * 3, [0])
+    (query / "offsets" / "1").unlink()
+    done = run("rollback", place, "0", "--yes", "--spark-checkpoint", str(query))
+    assert (done.exit_code, "has offsets/1 no longer" in done.stderr) == (2, True)
+    assert Inspection(place).versions == [0, 1, 2]
+
+
+def test_rollback_to_a_version_that_is_not_whole_loses_no_other(place: str) -> None:
+    (file,) = Inspection(place).manifest(0).files()
+    (Path(place) / file.name).unlink()
+    for ask in ("--yes", "--dry-run"):
+        done = run("rollback", place, "0", ask)
+        assert done.exit_code == 2
+        assert f"version 0 is not whole: checkpoint file {file.name} is missing" in done.stderr
+    assert Inspection(place).versions == [0, 1, 2]
+
+
+def test_rollback_that_stops_at_spark_s_files_says_how_far_it_came(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = spark_checkpoint(tmp_path / "query", ['v1\n{}\n{"logOffset":0}'] * 3, [0])
+
+    def refused(files: LocalFiles, name: str) -> None:
+        raise CheckpointError(f"could not delete {name}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFiles, "delete", refused)
+        done = run("rollback", place, "0", "--yes", "--spark-checkpoint", str(query))
+    assert done.exit_code == 2
+    assert "the state of job 'harness' is back at version 0, but Spark's checkpoint is not" in done.stderr
+    assert "could not delete commits/.2.crc" in done.stderr
+    assert "Mend that and give this command again, before the query is started" in done.stderr
+    assert run("rollback", place, "0", "--yes", "--spark-checkpoint", str(query)).exit_code == 0
+    assert "commits/1" not in names_in(query)
 
 
 def test_rollback_reads_lists_behind_a_compaction_and_sources_with_names(tmp_path: Path) -> None:

@@ -220,7 +220,10 @@ def test_nothing_happens_unless_confirmed(checkpoint: str) -> None:
         (("rename-state", "operator", "single", "items"), "has a state 'items' already"),
         (("rename-state", "operator", "single", "a b"), "state name 'a b' is not allowed"),
         (("drop-field", "operator", "single", "a"), "holds a int64, which has no fields"),
-        (("cast-field", "operator", "single", "value", "int33"), "type text 'int33' cannot be read"),
+        (
+            ("cast-field", "operator", "single", "value", "int33"),
+            "'int33' is no type; write one of bool, int8",
+        ),
     ],
 )
 def test_what_is_not_possible_is_said_before_the_job_is_stopped(
@@ -258,9 +261,42 @@ def test_the_oldest_version_kept_can_be_migrated_after_a_rollback(tmp_path: Path
     assert owner.versions() == [3, 4]
 
 
-def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
-    text = run("drop-state", str(tmp_path), "operator", "single", "--yes", code=2)
+def test_a_folder_without_a_checkpoint_is_named_and_none_is_made(tmp_path: Path) -> None:
+    """Before anything is asked."""
+    text = run("drop-state", str(tmp_path), "operator", "single", code=2)
     assert "holds no version of any job's state" in text
+    text = run("drop-state", str(tmp_path / "nowhere"), "operator", "single", code=2)
+    assert "there is no checkpoint folder" in text
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_local_folder_is_made_or_named(checkpoint: str, tmp_path: Path) -> None:
+    run("drop-state", checkpoint, "operator", "single", "--yes", "--local-dir", str(tmp_path / "new" / "one"))
+    (tmp_path / "file").write_text("")
+    text = run(
+        "drop-state", checkpoint, "operator", "items", "--yes", "--local-dir", str(tmp_path / "file"), code=2
+    )
+    assert "no scratch folder can be made" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "refused", "shown", "done"),
+    [
+        (pa.float64(), float("nan"), "bool", "'NaN'", "float32"),
+        (pa.timestamp("us"), 2**63 - 1, "timestamp[ns]", "'9223372036854775807 us'", "timestamp[us, tz=UTC]"),
+    ],
+    ids=["a NaN is no truth value", "for ever is beyond nanoseconds"],
+)
+def test_values_that_python_cannot_compare_or_show(
+    kind: pa.DataType, value: Any, refused: str, shown: str, done: str, tmp_path: Path
+) -> None:
+    with OperatorHarness(Kinds(kind, [value]), INPUTS, KEYS, folder=tmp_path) as harness:
+        harness.push([(2, 0)])
+        harness.end_batch()
+    place = str(tmp_path / "checkpoint")
+    text = run("cast-field", place, "operator", "single", "value", refused, "--yes", code=2)
+    assert f"is {shown} for key" in text
+    run("cast-field", place, "operator", "single", "value", done, "--yes")
 
 
 def test_texts_that_are_no_numbers_are_refused_and_fields_must_exist(tmp_path: Path) -> None:
