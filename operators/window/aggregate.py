@@ -20,7 +20,7 @@ from ..aggregate.declared import Aggregate, columns_of
 from ..aggregate.operator import AggregateOperator
 from ..core.checks import TimeDomain, check_insert_only, check_time_domain
 from ..core.late import LateRows, check_late_output, with_late_output
-from .plan import WindowPlan
+from .plan import WindowPlan, declare_form
 from .session_values import SessionValues
 from .sessions import SessionAggregation
 from .slices import SliceAggregation, local_layout
@@ -126,12 +126,15 @@ class WindowAggregate(AggregateOperator):
             self._aggregation = SliceAggregation(self.window, plan, context, late)
         elif plan.aggregation.lifts and self.late_output is None:
             self._aggregation = SessionAggregation(self.window, plan, context)
+            declare_form(context, plan.belongs_to)
         else:
             counts = WindowPlan(self.window, (), context.inputs[0], self.time, self.owner)
             needed = columns_of(self.aggregates)
             self._aggregation = SessionValues(
                 self.window, counts, plan.aggregation, needed, context, self.late_output
             )
+            name, window = plan.belongs_to
+            declare_form(context, (name, f"{window} with its rows"))
 
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
         """Rows of a key and slice as accumulators; none for sessions, nor for minima and maxima of a changelog, nor

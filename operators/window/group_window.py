@@ -24,7 +24,7 @@ from ..core.checks import TimeDomain, check_has_time, check_time_domain
 from ..core.late import LateRows, check_late_output, with_late_output
 from .aggregate import WindowAggregate
 from .counts import CountAggregation, CountWindow, count_schema
-from .plan import WindowPlan
+from .plan import WindowPlan, declare_form
 from .shown import Emission
 from .updated import UpdatedSessions, UpdatedSlices
 from .windows import SessionWindow, Window
@@ -134,10 +134,13 @@ class GroupWindowAggregate(WindowAggregate):
         if self.counts is not None:
             plan, _ = count_schema(self.aggregates, spec, self.owner)
             self._aggregation = CountAggregation(self.counts, plan, context)
+            declare_form(context, ("window", self.counts.text))
         elif not self.emission.updates:
             super().open(context)
         elif isinstance(self.window, SessionWindow):
-            self._aggregation = UpdatedSessions(self.window, self._plan(spec), self.emission, context)
+            sessions = self._plan(spec)
+            self._aggregation = UpdatedSessions(self.window, sessions, self.emission, context)
+            declare_form(context, sessions.belongs_to)
         else:
             late = LateRows(self.late_output, context)
             self._aggregation = UpdatedSlices(self.window, self._plan(spec), self.emission, context, late)

@@ -1,6 +1,6 @@
 """What the window aggregations share: their plan, their state's declarations, and the rows they put out.
 
-Owns: ``WindowPlan``; what functions over windows check alike.
+Owns: ``WindowPlan``, ``declare_form``; what functions over windows check alike.
 Invariant: a state belongs to its window, so that a checkpoint is never read with another one.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``errors``.
 """
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from asyncstate.errors import SchemaError
-from asyncstate.operator import BelongsTo, BundleContext, InputSpec
+from asyncstate.operator import BelongsTo, BundleContext, InputSpec, OperatorContext
+from asyncstate.state.columnar.columns import ColumnStateDescriptor
 
 from ..aggregate.declared import Aggregate
 from ..aggregate.plan import AggregatePlan
@@ -21,6 +22,12 @@ from ..core.checks import TimeDomain, check_distinct_names, check_has_time
 from .windows import WINDOW_TIME_US, SessionWindow, SlicedWindow, Window
 
 WINDOW_COLUMNS = ("window_start", "window_end", "window_time")
+
+
+def declare_form(context: OperatorContext, form: BelongsTo) -> None:
+    """Declare ``slices`` for windows that store none, always empty: a checkpoint of windows of another form, whose rows
+    would not count, is refused by it."""
+    context.get_state(ColumnStateDescriptor("slices", pa.schema([]), time_first=True, belongs_to=form))
 
 
 class WindowPlan:

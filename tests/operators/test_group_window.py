@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.errors import SchemaError
+from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.testing import OperatorHarness
 from operators import (
     GroupWindowAggregate,
@@ -400,3 +400,30 @@ def test_what_is_refused_of_an_input() -> None:
         pass
     with pytest.raises(SchemaError, match="count_hop: slide is 0"):
         count_hop(2, 0)
+
+
+FORMS: dict[str, Any] = {
+    "slices": lambda: WindowAggregate(tumble("10 milliseconds"), [count()]),
+    "sessions": lambda: WindowAggregate(session("10 milliseconds"), [count()]),
+    "sessions with rows": lambda: WindowAggregate(session("10 milliseconds"), [count()], late_output="late"),
+    "early sessions": lambda: GroupWindowAggregate(session("10 milliseconds"), [count()], early="1 second"),
+    "rows": lambda: GroupWindowAggregate(count_tumble(2), [count()], time="processing"),
+}
+
+
+@pytest.mark.parametrize("before", FORMS)
+def test_windows_of_another_form_do_not_begin_anew_without_a_word(before: str, async_enabled: bool) -> None:
+    """Each form has states of its own, so rows of windows that are open would not count for the other."""
+    same = {"sessions": "early sessions", "early sessions": "sessions"}
+    with harness_of(FORMS[before](), async_enabled) as harness:
+        harness.push([("a", 1, 1 * MS)])
+        harness.end_batch()
+        snapshot = harness.snapshot()
+        for after, operator in FORMS.items():
+            if after in (before, same.get(before)):
+                with harness.restore(snapshot, operator=operator()) as going_on:
+                    going_on.push([("a", 2, 2 * MS)])
+                    assert [*going_on.end_batch(), *going_on.finish()][-1][-1] == 2
+            else:
+                with pytest.raises(StateDeclarationError, match=r"window is .* but the checkpoint has"):
+                    harness.restore(snapshot, operator=operator())
