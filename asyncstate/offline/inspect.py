@@ -285,7 +285,17 @@ class StateDecoder:
         return lambda values: pa.StructArray.from_arrays(codec.decode(values)[0], fields=list(schema))
 
     def _unpickled(self, values: Sequence[bytes]) -> pa.Array:
-        return pa.array(map(repr, PickleCodec(owner=self.owner).decode_page(values)), pa.string())
+        return pa.array(map(self._repr, PickleCodec(owner=self.owner).decode_page(values)), pa.string())
+
+    def _repr(self, value: Any) -> str:
+        try:
+            text = repr(value)
+        except Exception as error:  # the object's own method
+            raise CodecError(
+                f"{self.owner}: a loaded {type(value).__name__} cannot be shown: its repr raises {error!r}; read the "
+                "state without unpickling, which gives the stored bytes"
+            ) from error
+        return text.encode(errors="backslashreplace").decode()  # a repr may have what is no text elsewhere
 
     # -- rows -----------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from asyncstate import (
     Timer,
     ValueStateDescriptor,
 )
-from asyncstate.codec import KeyCodec
+from asyncstate.codec import KeyCodec, PickleCodec
 from asyncstate.errors import CodecError, StateDeclarationError
 from asyncstate.offline import StateDecoder
 from asyncstate.offline.inspection import Inspection, partition_sizes, read_partition
@@ -190,6 +190,34 @@ def test_pickled_values_are_loaded_only_when_asked_for(harness: OperatorHarness,
     assert all(isinstance(row["value"], bytes) for row in raw)
     loaded = by_key(decoded(tmp_path / "checkpoint", "anything", unpickle=True), "value")
     assert loaded == {key: [repr({values[-1]})] for key, values in VALUES.items()}
+
+
+class Shown:
+    """Its repr is ``text``; it raises without one."""
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        if self.text is None:
+            raise RuntimeError("no text")
+        return self.text
+
+
+def test_loaded_values_are_shown_whatever_their_repr_is() -> None:
+    spec = StateSpec(8, "s", "value", {"value": "pickled", "namespaced": "no"})
+    decoder = StateDecoder("o", spec, [KEYED], unpickle=True)
+
+    def shown(value: Shown) -> list[Any]:
+        key = b"\0\0\x08" + KeyCodec([pa.int64()], ["k"], 1).encode_one((1,))
+        store = MemoryStore([(key, PickleCodec().encode_one(value))], 0)
+        return [row["value"] for rows in decoder.read(store, range(1)) for row in plain(rows)]
+
+    assert shown(Shown("a\ud800b")) == ["a\\ud800b"]
+    with pytest.raises(
+        CodecError, match=r"state 's': a loaded Shown cannot be shown: its repr raises Runtime"
+    ):
+        shown(Shown(None))
 
 
 def test_sizes_count_keys_and_timers(harness: OperatorHarness, tmp_path: Path) -> None:
