@@ -134,7 +134,7 @@ class LocalFiles(CheckpointFiles):
         start = self.root / prefix.rpartition("/")[0]
         names = []
         with _explained("list", prefix):
-            for folder, _, files in os.walk(start):
+            for folder, _, files in os.walk(start, onerror=_unless_gone):
                 relative = os.path.relpath(folder, self.root)
                 for file in files:
                     name = file if relative == "." else f"{relative.replace(os.sep, '/')}/{file}"
@@ -191,6 +191,12 @@ def _explained(action: str, name: str, missing_is_damage: bool = True) -> Iterat
             f"could not {action} {name} in the checkpoint: {error}. Check the disk's space and permissions; "
             f"nothing was committed"
         ) from error
+
+
+def _unless_gone(error: OSError) -> None:
+    """A folder that is not there has no files: it was never made, or was swept meanwhile. One that cannot be read may."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _make_folder(folder: Path) -> None:

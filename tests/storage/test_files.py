@@ -58,6 +58,14 @@ def test_list_by_prefix_skips_temporaries(files: CheckpointFiles) -> None:
     assert files.list("nothing/") == []
 
 
+def test_a_folder_that_cannot_be_read_is_no_empty_one(folder: LocalFiles) -> None:
+    """A job that takes it for empty would see no versions."""
+    folder.put_bytes("manifests/1", b"x")
+    (folder.root / "owners").symlink_to("owners")  # what even root cannot read
+    with pytest.raises(CheckpointError, match=r"could not list owners/ in the checkpoint: .*owners"):
+        folder.list("owners/")
+
+
 def test_several_files_go_in_and_away(files: CheckpointFiles, tmp_path: Path) -> None:
     names = [f"state/{number}" for number in range(20)]
     for number in range(20):
