@@ -213,6 +213,8 @@ class RocksDBStore(KeyedStore):
         # Stores may be closed after any micro-batch, which aborts what is being merged: only somebody who will wait for
         # the end may let it begin.
         self._raw_options.set_disable_auto_compactions(True)
+        # Without CURRENT, which whoever cleans temporary folders may have deleted, RocksDB would begin an empty one.
+        self._raw_options.create_if_missing(not Path(path).exists())
         self._compacts = False
         self._blocks: RangeBlocks | None = None
         self._no_blocks = False
