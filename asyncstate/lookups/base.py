@@ -13,6 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+import pyarrow as pa
+
+from asyncstate.errors import OperatorError
+
 Key: TypeAlias = tuple[Any, ...]
 """A value for each of the columns that are sent."""
 
@@ -22,6 +26,9 @@ Rows: TypeAlias = Sequence[Any]
 
 class Lookup(ABC):
     """A place that is asked for the rows of keys. It is pickled: make what cannot be in ``open``."""
+
+    def check(self, keys: pa.Schema, columns: pa.Schema) -> None:
+        """Raise SchemaError if it cannot be asked for such ``keys``, or has no such ``columns``; once, before rows."""
 
     async def open(self) -> None:
         """Make clients and connections; on the event loop of the calls, before the first request of a task."""
@@ -35,7 +42,8 @@ class Lookup(ABC):
 
 
 def rows_by_key(keys: Sequence[Key], rows: Iterable[Sequence[Any]]) -> list[Rows]:
-    """``rows``, each the values of a key with those of a found row behind them, put to these keys.
+    """``rows``, each the values of a key with those of a found row behind them, put to these keys. OperatorError for a
+    row of another key, which would be lost without a word.
 
     >>> rows_by_key([(1,), (2,)], [(2, "b"), (2, "c")])
     [[], [('b',), ('c',)]]
@@ -44,5 +52,11 @@ def rows_by_key(keys: Sequence[Key], rows: Iterable[Sequence[Any]]) -> list[Rows
     width = len(keys[0]) if keys else 0
     for row in rows:
         values = tuple(row)
-        found.setdefault(values[:width], []).append(values[width:])
+        if values[:width] not in found:
+            raise OperatorError(
+                f"a row of key {values[:width]!r} was found, which was not asked for; asked for were "
+                f"{', '.join(map(repr, keys[:3]))}{' and others' if len(keys) > 3 else ''}. Select the key's columns "
+                "first, with the values and types that are sent"
+            )
+        found[values[:width]].append(values[width:])
     return [found[key] for key in keys]

@@ -20,7 +20,8 @@ class TableLookup(Lookup):
     """A bounded table: an Arrow table, a pandas DataFrame, or a list of dicts. It travels with the operator.
 
     ``key``: the columns that are compared with what is sent; ``columns``: those of an answer, in the order of the
-    operator's schema. SchemaError for columns that are not there.
+    operator's schema. SchemaError for columns that are not there, and
+    for a key of other types than what is sent.
 
     >>> table = TableLookup([{"id": 1, "name": "a"}, {"id": 1, "name": "b"}], ["id"], ["name"])
     >>> table.lookup([(1,), (2,)])
@@ -42,6 +43,22 @@ class TableLookup(Lookup):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_index": None}
 
+    def check(self, keys: pa.Schema, columns: pa.Schema) -> None:
+        """See ``Lookup``."""
+        for what, own, other in (("key", self.key, keys), ("columns", self.columns, columns)):
+            if len(own) != len(other):
+                raise SchemaError(
+                    f"TableLookup: {what}={list(own)} names {len(own)} columns, but the join has {len(other)}: "
+                    f"{', '.join(other.names)}. Name one of the table for each, in that order"
+                )
+        for name, sent in zip(self.key, keys, strict=True):
+            kind = self.table.schema.field(name).type
+            if _family(kind) != _family(sent.type):
+                raise SchemaError(
+                    f"TableLookup: the table's column '{name}' is of type {kind} and would equal no value of "
+                    f"'{sent.name}', which is of type {sent.type}; cast one of them"
+                )
+
     def lookup(self, keys: Sequence[Key]) -> list[Rows]:
         """See ``Lookup``."""
         if self._index is None:
@@ -50,6 +67,23 @@ class TableLookup(Lookup):
             distinct = list(dict.fromkeys(row[: len(self.key)] for row in rows))
             self._index = dict(zip(distinct, rows_by_key(distinct, rows), strict=True))
         return [self._index.get(key, ()) or [] for key in keys]
+
+
+def _family(kind: pa.DataType) -> object:
+    """The same for two types whose values can be equal in Python."""
+    if pa.types.is_dictionary(kind):
+        return _family(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return "timestamp", kind.tz is None
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        return "duration" if pa.types.is_duration(kind) else "time"
+    return pa.date32() if pa.types.is_date64(kind) else kind
 
 
 def _arrow(table: Any) -> pa.Table:

@@ -131,8 +131,13 @@ class CopiesUnderWay:
             run = threading.Thread(
                 target=self._compact, args=(copy, slot, lineage), name="asyncstate-compaction", daemon=True
             )
+            try:
+                run.start()
+            except RuntimeError:  # as many threads as there may be
+                copy.close()
+                slot.unlock()
+                return False
             self._threads[slot.folder] = run
-            run.start()
         return True
 
     def _copied(self, store: RocksDBStore, slot: Slot, lineage: str) -> RocksDBStore | None:

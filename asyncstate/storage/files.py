@@ -194,7 +194,7 @@ def _explained(action: str, name: str, missing_is_damage: bool = True) -> Iterat
 
 
 def _unless_gone(error: OSError) -> None:
-    """A folder that is not there has no files: it was never made, or swept meanwhile. One that cannot be read may."""
+    """A folder that is not there has no files: it was never made, or was swept. One that cannot be read may have."""
     if not isinstance(error, FileNotFoundError):
         raise error
 

@@ -13,7 +13,7 @@ import os
 import selectors
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -101,11 +101,14 @@ class OpenStores:
         asked = slot.listen() if size_bytes <= limit_bytes else None
         if asked is None:
             return False
-        kept = _Kept(slot, rocks.handed_on(), asked, size_bytes, give_away)
         with self._lock:
+            try:
+                self._watch().register(asked, selectors.EVENT_READ, str(slot.folder))
+            except (OSError, RuntimeError):  # as many files or threads as there may be
+                os.close(asked)
+                return False
             beyond = self._beyond(limit_bytes - size_bytes)
-            self._watch().register(asked, selectors.EVENT_READ, str(slot.folder))
-            self._kept[str(slot.folder)] = kept
+            self._kept[str(slot.folder)] = _Kept(slot, rocks.handed_on(), asked, size_bytes, give_away)
         for other in beyond:
             other.close()
         return True
@@ -140,16 +143,21 @@ class OpenStores:
 
     def _watch(self) -> selectors.BaseSelector:
         if self._asked is None:
-            self._asked = selectors.DefaultSelector()
-            ended, self._ending = os.pipe()
-            self._asked.register(ended, selectors.EVENT_READ)
-            watching = threading.Thread(
-                target=_hand_over,
-                args=(weakref.ref(self), self._asked),
-                name="asyncstate-open-stores",
-                daemon=True,
-            )
-            watching.start()
+            with ExitStack() as undo:
+                asked = undo.enter_context(selectors.DefaultSelector())
+                ended, ending = os.pipe()
+                undo.callback(os.close, ended)
+                undo.callback(os.close, ending)
+                asked.register(ended, selectors.EVENT_READ)
+                watching = threading.Thread(
+                    target=_hand_over,
+                    args=(weakref.ref(self), asked),
+                    name="asyncstate-open-stores",
+                    daemon=True,
+                )
+                watching.start()
+                undo.pop_all()
+            self._asked, self._ending = asked, ending
         return self._asked
 
     def shut(self, folder: Path) -> None:

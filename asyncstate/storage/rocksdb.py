@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import os
 import threading
 import time
@@ -45,6 +46,8 @@ from asyncstate.storage.contract import (
     StoreStatistics,
 )
 from asyncstate.storage.range_blocks import RangeBlocks
+
+_log = logging.getLogger(__name__)
 
 _COMPRESSIONS = {
     "none": DBCompressionType.none,
@@ -210,6 +213,8 @@ class RocksDBStore(KeyedStore):
         # Stores may be closed after any micro-batch, which aborts what is being merged: only somebody who will wait for
         # the end may let it begin.
         self._raw_options.set_disable_auto_compactions(True)
+        # Without CURRENT, which whoever cleans temporary folders may have deleted, RocksDB would begin an empty one.
+        self._raw_options.create_if_missing(not Path(path).exists())
         self._compacts = False
         self._blocks: RangeBlocks | None = None
         self._no_blocks = False
@@ -429,15 +434,27 @@ class RocksDBStore(KeyedStore):
 
         ``stop`` ends the waiting, not the compaction.
 
-        Closing aborts a running compaction and loses its work, and the next one starts from the beginning.
+        Closing aborts a running compaction and loses its work, and the next one starts from the beginning. One that
+        fails, for want of room on the disk as a rule, is tried again by RocksDB every second and stays pending: it is
+        left to the next micro-batch.
         """
         if not self._compacts:
             return True
         deadline = time.monotonic() + timeout_seconds
+        errors = self._number("background-errors")
         quiet = 0
         while (running := self._number("num-running-compactions")) or self._number("compaction-pending"):
             quiet = 0 if running else quiet + 1
             if quiet > _SETTLE_QUIET_POLLS or time.monotonic() > deadline:
+                break
+            if self._number("background-errors") > errors:
+                self._compacts = False
+                _log.warning(
+                    "the RocksDB store %s cannot merge its %d sorted runs, and reads become slower: check the space "
+                    "of the local disk (its file LOG says more); the next micro-batch tries again",
+                    self.path,
+                    self.sorted_runs(),
+                )
                 break
             if stop is None:
                 time.sleep(poll_seconds)

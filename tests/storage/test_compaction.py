@@ -203,6 +203,22 @@ def test_a_compaction_that_is_given_up_leaves_a_slot_to_be_made_anew(tmp_path: P
     store.close()
 
 
+def test_a_copy_waits_for_a_thread_to_be_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    watched = Watched(tmp_path, 100)
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", none_left)
+        for number in range(8):
+            watched.batch(number)
+    assert watched.runs == list(range(1, 9))
+    watched.batch(8)
+    watched.finish_copies()
+    watched.batch(9)
+    assert watched.runs[-1] < 9
+
+
 @pytest.mark.parametrize("entries", [60_000, 2_000])
 def test_filters_and_indexes_are_within_the_bound_of_the_block_cache(tmp_path: Path, entries: int) -> None:
     options = replace(SMALL, block_cache_bytes=1 << 20, sorted_runs_max=100)

@@ -175,6 +175,23 @@ def test_unusable_local_folder_is_rebuilt(job: MiniJob, victim: str) -> None:
     assert job.ways[-1] == "rebuilt"
 
 
+@pytest.mark.parametrize(
+    "victim", ["../VERSION", "CURRENT", "MANIFEST-*", "*.sst", "IDENTITY", "OPTIONS-*", "*"]
+)
+def test_what_somebody_deleted_is_not_taken_for_empty(job: MiniJob, victim: str) -> None:
+    """As those do who clean temporary folders of files that are some days old."""
+    job.batch({A: b"1"})
+    with job.lease(newest(job), 0, 1) as lease:
+        folder = Path(lease.store.path)
+    gone = list(folder.glob(victim)) if ".." not in victim else [folder.parent / "VERSION"]
+    assert gone
+    for path in gone:
+        path.unlink()
+    assert job.content(newest(job)) == {A: b"1"}
+    job.batch({B: b"2"})
+    assert job.content(newest(job)) == {A: b"1", B: b"2"}
+
+
 def damage(path: Path, how: str) -> None:
     content = path.read_bytes()
     path.unlink()

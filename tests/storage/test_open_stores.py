@@ -66,6 +66,29 @@ def test_a_worker_opens_a_partition_once(tmp_path: Path, kept: OpenStores, opene
     assert len(kept) == 1
 
 
+@pytest.mark.parametrize("fails", ["os.pipe", "threading.Thread.start"])
+def test_a_store_closes_where_no_file_or_thread_is_left_to_watch_it(
+    tmp_path: Path, kept: OpenStores, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def none_left(*_: object) -> None:
+        raise (
+            OSError(errno.EMFILE, "too many")
+            if fails == "os.pipe"
+            else RuntimeError("can't start new thread")
+        )
+
+    job = MiniJob(tmp_path, open_stores=kept)
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(fails, none_left)
+        job.batch({A: b"1"})
+        assert not kept
+        assert len(os.listdir("/proc/self/fd")) == before
+    manifest = job.batch({B: b"2"})
+    assert len(kept) == 1
+    assert job.content(manifest) == {A: b"1", B: b"2"}
+
+
 def test_who_had_the_lease_cannot_read_on(tmp_path: Path, kept: OpenStores) -> None:
     job = MiniJob(tmp_path, open_stores=kept)
     manifest = job.batch({A: b"1"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,35 @@ def test_many_ingests_keep_runs_bounded(tmp_path: Path) -> None:
         assert made.settle()
         assert made.sorted_runs() <= options.sorted_runs_max
     assert dict(made.iterate()) == expected
+    made.close()
+
+
+def test_a_compaction_that_cannot_be_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What RocksDB says of itself while its disk has no room: it tries again every second, for ever."""
+    made = RocksDBStore(tmp_path / "db", RocksDBOptions(sorted_runs=4))
+    for batch in range(3):
+        made.apply([(b"key", b"%d" % batch)], batch)
+    made.compact()
+    asked: Counter[str] = Counter()
+
+    def on_a_full_disk(name: str) -> int:
+        asked[name] += 1
+        return asked[name] // 4 if name == "background-errors" else 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "_number", on_a_full_disk)
+        made.settle(timeout_seconds=60)
+        assert asked["num-running-compactions"] <= 4
+        assert "cannot merge its 3 sorted runs" in caplog.text
+        assert made.settle()  # nothing was started since
+    for batch in range(3, 8):
+        made.apply([(b"key", b"%d" % batch)], batch)
+    made.compact_if_due()
+    assert made.settle()
+    assert made.sorted_runs() <= 4  # of eight
+    assert dict(made.iterate()) == {b"key": b"7"}
     made.close()
 
 

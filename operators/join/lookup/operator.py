@@ -148,6 +148,9 @@ class LookupJoin(Named, BundleOperator):
             raise SchemaError(
                 f"{self.owner}: {spec.name} has no key; name the columns that are sent with on="
             )
+        if isinstance(self.lookup, Lookup):
+            keys = [spec.schema.field(name) for name in self._on(spec)]
+            self.lookup.check(pa.schema(keys), self.columns)
         if not self.ordered:
             check_insert_only(spec, f"{self.owner}(ordered=False)", "ordered=True")
         if self.where is not None:
