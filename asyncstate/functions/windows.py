@@ -140,7 +140,7 @@ class WindowAssigner(ABC):
 
     @abstractmethod
     def default_trigger(self) -> Trigger:
-        """When they fire if nobody says anything else."""
+        """When they fire if nobody says anything else; in processing time at their end, where this is by the watermark."""
 
     @property
     def text(self) -> str:

@@ -89,6 +89,38 @@ def test_continuous_event_time(async_enabled: bool) -> None:
         assert harness.state_entries() == {}
 
 
+def test_continuous_event_time_goes_on_in_a_session_that_late_rows_make_longer(async_enabled: bool) -> None:
+    chosen = {
+        "trigger": triggers.continuous_event_time("3 milliseconds"),
+        "allowed_lateness": "1 second",
+    }
+    with harness_of(async_enabled, session("5 milliseconds"), **chosen) as harness:
+        assert step(harness, [("a", 1, 1)], watermark=8) == [("a", 1, 6, "1")] * 2  # at 3, and at its end
+        assert step(harness, [("a", 2, 6)], watermark=8) == []
+        assert step(harness, [], watermark=30) == [("a", 1, 11, "1 2")] * 2  # at 9, and at its end
+
+
+def test_continuous_event_time_does_not_fire_behind_the_end_of_a_window_that_is_kept(
+    async_enabled: bool,
+) -> None:
+    chosen = {"trigger": triggers.continuous_event_time("3 milliseconds"), "allowed_lateness": "1 second"}
+    with harness_of(async_enabled, TEN, **chosen) as harness:
+        assert step(harness, [("a", 1, 9)], watermark=50) == [("a", 0, 10, "1")]
+        assert step(harness, [("a", 2, 9)], watermark=90) == [("a", 0, 10, "1 2")]
+
+
+def test_continuous_event_time_in_a_global_window_ends_with_the_input(async_enabled: bool) -> None:
+    chosen = {
+        "assigner": assigners.global_windows(),
+        "trigger": triggers.continuous_event_time("3 milliseconds"),
+    }
+    with harness_of(async_enabled, None, **chosen) as harness:
+        assert step(harness, [("a", 1, 1), ("a", 2, 5)], watermark=6) == [("a", -99, 99_999, "1 2")] * 2
+        harness.push([("b", 3, 5 * MS)])
+        found = [row[1:] for row in harness.finish()]  # at the next multiple, and at the end
+        assert sorted(found) == [("a", -99, 99_999, "1 2")] * 2 + [("b", -99, 99_999, "3")] * 2
+
+
 def test_continuous_processing_time(async_enabled: bool) -> None:
     trigger = triggers.continuous_processing_time("1 second")
     with harness_of(async_enabled, TEN, trigger=trigger) as harness:
@@ -123,6 +155,13 @@ def test_delta_and_global_windows(async_enabled: bool) -> None:
     with harness_of(async_enabled, None, **chosen) as harness:
         assert step(harness, [("a", 1, 1), ("a", 11, 2), ("a", 12, 3)]) == [("a", -99, 99_999, "1 11 12")]
         assert step(harness, [("a", 23, 1), ("b", 99, 1)], watermark=90) == [("a", -99, 99_999, "1 11 12 23")]
+
+
+def test_delta_takes_a_measure_that_is_no_number_for_no_rise(async_enabled: bool) -> None:
+    trigger = triggers.delta(10, lambda row: float("nan") if row.v == 9 else row.v)
+    with harness_of(async_enabled, None, assigner=assigners.global_windows(), trigger=trigger) as harness:
+        found = step(harness, [("a", v, 1) for v in (1, 9, 2, 12)])
+        assert [row[3] for row in found] == ["1 9 2 12"]
 
 
 def test_evictors(async_enabled: bool) -> None:
@@ -169,6 +208,33 @@ def test_sessions_with_a_gap_of_each_row(async_enabled: bool) -> None:
         found = step(harness, [("a", 3, 1), ("a", 9, 3), ("a", 1, 30)], watermark=100)
         assert sorted(found) == [("a", 1, 12, "3 9"), ("a", 30, 31, "1")]
         assert harness.state_entries() == {}
+
+
+def test_sessions_with_a_gap_of_each_row_in_processing_time(async_enabled: bool) -> None:
+    assigner = assigners.dynamic_session(lambda row: row.v * MS)
+    with harness_of(async_enabled, None, assigner=assigner, time="processing") as harness:
+        assert step(harness, [("a", 3, 1), ("a", 9, 1)]) == []
+        harness.advance_processing_time("9 milliseconds")
+        assert [row[3] for row in step(harness, [("a", 4, 1)])] == ["3 9"]
+        assert not harness.waits_for_watermark
+
+
+def test_rows_whose_sessions_do_not_fit_are_dropped_and_counted(async_enabled: bool) -> None:
+    assigner = assigners.dynamic_session(lambda row: row.v * MS)
+    with harness_of(async_enabled, None, assigner=assigner) as harness:
+        harness.push([("a", 3, 2**63 - 1), ("a", 3, 2**63 - 3 * MS), ("a", 3, 5 * MS)])
+        assert harness.end_batch() == []
+        assert harness.statistics()["counter.event_times_out_of_range"] == 2
+        assert [row[1:] for row in harness.finish()] == [("a", 5, 8, "3")]
+        assert harness.state_entries() == {}
+
+
+@pytest.mark.parametrize(
+    "trigger", [triggers.purging(triggers.event_time()), triggers.continuous_event_time("1 second")]
+)
+def test_triggers_that_wait_for_the_watermark(trigger: Trigger) -> None:
+    with harness_of(False, TEN, trigger=trigger) as harness:
+        assert harness.waits_for_watermark
 
 
 class Counted(ProcessWindowFunction):
