@@ -30,7 +30,8 @@ def told(key: Any, window: TimeWindow, rows: Sequence[Any]) -> list[Any]:
 
 def harness_of(async_enabled: bool, window: Any, **chosen: Any) -> OperatorHarness:
     operator = WindowApply(told, window, OUTPUT, **chosen)
-    time = {} if chosen.get("time") == "processing" else {"event_time": "at", "watermark_delay": 0}
+    in_event_time = {"event_time": "at", "watermark_delay": 0}
+    time: dict[str, Any] = {} if chosen.get("time") == "processing" else in_event_time
     return OperatorHarness(operator, SCHEMA, ["k"], changelog=False, async_enabled=async_enabled, **time)
 
 
