@@ -114,7 +114,7 @@ def _expression(pattern: Pattern, taken: dict[str, str]) -> str:
 
 
 def has_empty_rounds(pattern: Pattern) -> bool:
-    """Whether a round of one of its quantifiers can take no row: regular expressions differ in which way they prefer."""
+    """Whether a round of a quantifier can take no row: regular expressions differ in which way they prefer."""
     if isinstance(pattern, Variable):
         return False
     if isinstance(pattern, Quantified):
