@@ -232,7 +232,8 @@ class TriggeredRows:
     async def _ask(self, one: _Open, processing: bool, until: int, ctx: RecordContext) -> None:
         """Ask the trigger for each of its timers up to ``until``, in their order: those that it registers on the way
         would come behind others that are due already."""
-        endless = _is_global(one.window) and ctx.watermark == MAX_WATERMARK
+        ends = self._time.domain == "event" and not _is_global(one.window)  # with the watermark
+        endless = not ends and ctx.watermark == MAX_WATERMARK
         context = _Context(ctx, self._time, one, endless)
         asked = self._trigger.on_processing_time if processing else self._trigger.on_event_time
         while due := [time for kind, time in one.timers if kind is processing and time <= until]:
