@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -33,6 +34,13 @@ def harness_of(async_enabled: bool, window: Any, **chosen: Any) -> OperatorHarne
     in_event_time = {"event_time": "at", "watermark_delay": 0}
     time: dict[str, Any] = {} if chosen.get("time") == "processing" else in_event_time
     return OperatorHarness(operator, SCHEMA, ["k"], changelog=False, async_enabled=async_enabled, **time)
+
+
+def restarted(harness: OperatorHarness, **changes: Any) -> OperatorHarness:
+    """The same operator over what it has committed."""
+    saved = harness.snapshot()
+    harness.close()
+    return harness.restore(saved, **changes)
 
 
 def step(harness: OperatorHarness, rows: Any, watermark: int | None = None) -> list[Any]:
@@ -329,14 +337,109 @@ def test_count_triggers_in_any_cut(
     harness = harness_of(async_enabled, windows[window], allowed_lateness="1 second", **chosen)
     for number, batch in enumerate(batches):
         found += step(harness, batch)
-        saved = harness.snapshot()
-        harness.close()
-        harness = harness.restore(saved, async_enabled=async_enabled is bool(number % 2))
+        harness = restarted(harness, async_enabled=async_enabled is bool(number % 2))
     if window != "global":
         assert step(harness, [], watermark=10_000) == []
         assert harness.state_entries() == {}
     harness.close()
     assert found == model(window, n, purges, last, [row for batch in batches for row in batch])
+
+
+@dataclass
+class Kept:
+    """A window of the model, in ms; ``next``: the multiple of 3 ms at which it fires next, None if at none."""
+
+    start: int
+    end: int
+    values: list[int]
+    next: int | None
+
+
+class EventTimeModel:
+    """Tumbling windows of 10 ms, or sessions with a gap of 5 ms, a row at a time.
+
+    They fire at their end, then for each row that comes later; with ``every`` at multiples of 3 ms before it, too.
+    """
+
+    def __init__(self, merges: bool, every: bool, purges: bool, lateness: int) -> None:
+        self.merges, self.every, self.purges, self.lateness = merges, every, purges, lateness
+        self.passed = self.late = 0
+        self.kept: dict[str, list[Kept]] = defaultdict(list)
+        self.fired: list[Any] = []
+
+    def add(self, key: str, value: int, at: int) -> None:
+        start = at if self.merges else at // 10 * 10
+        end = start + (5 if self.merges else 10)
+        mine = [
+            one
+            for one in self.kept[key]
+            if one.start == start or (self.merges and one.start <= end and start <= one.end)
+        ]
+        if not mine and end + self.lateness <= self.passed:
+            self.late += 1
+            return
+        whole = Kept(
+            min([start, *(one.start for one in mine)]),
+            max([end, *(one.end for one in mine)]),
+            [*(old for one in mine for old in one.values), value],
+            min((one.next for one in mine if one.next is not None), default=None),
+        )
+        self.kept[key] = [one for one in self.kept[key] if one not in mine] + [whole]
+        if whole.end <= self.passed:
+            self.fire(key, whole)
+        elif self.every and whole.next is None:
+            whole.next = max(at, self.passed) // 3 * 3 + 3
+
+    def advance(self, watermark: int) -> None:
+        for key, windows in self.kept.items():
+            for one in windows:
+                while one.next is not None and one.next < one.end and one.next <= watermark:
+                    self.fire(key, one)
+                    one.next += 3
+                if self.passed < one.end <= watermark:
+                    self.fire(key, one)
+                    one.next = None
+            self.kept[key] = [one for one in windows if one.end + self.lateness > watermark]
+        self.passed = watermark
+
+    def fire(self, key: str, one: Kept) -> None:
+        if one.values:
+            self.fired.append((key, one.start, one.end, " ".join(map(str, sorted(one.values)))))
+        if self.purges:
+            one.values = []
+
+
+@settings(max_examples=settings().max_examples // 5)
+@given(
+    batches=st.lists(st.tuples(ROWS, st.integers(0, 15)), min_size=1, max_size=4),
+    merges=st.booleans(),
+    every=st.booleans(),
+    purges=st.booleans(),
+    lateness=st.sampled_from([0, 6, 30]),
+)
+def test_triggers_of_event_time_and_late_rows_in_any_cut(
+    batches: Any, merges: bool, every: bool, purges: bool, lateness: int, async_enabled: bool
+) -> None:
+    trigger = triggers.continuous_event_time("3 milliseconds") if every else triggers.event_time()
+    chosen = {"trigger": triggers.purging(trigger) if purges else trigger}
+    window = session("5 milliseconds") if merges else TEN
+    model = EventTimeModel(merges, every, purges, lateness)
+    harness = harness_of(async_enabled, window, allowed_lateness=lateness * MS, **chosen)
+    latest = late = 0
+    for number, (rows, forward) in enumerate([*batches, ([], 100)]):
+        for row in rows:
+            model.add(*row)
+        model.advance(max(model.passed + forward, latest))
+        latest = max([latest, *(at for _, _, at in rows)])
+        found = step(harness, rows, watermark=model.passed)
+        told_in_order = [(*row[:3], " ".join(sorted(row[3].split()))) for row in found]
+        assert sorted(told_in_order) == sorted(model.fired)
+        model.fired.clear()
+        late += harness.statistics().get("counter.late_rows_dropped", 0)
+        assert late == model.late
+        harness = restarted(harness, parallelism=1 + number % 2)
+    assert harness.state_entries() == {}
+    harness.close()
 
 
 # -- what is refused -------------------------------------------------------------------------------------
