@@ -140,7 +140,7 @@ class WindowAssigner(ABC):
 
     @abstractmethod
     def default_trigger(self) -> Trigger:
-        """When they fire if nobody says anything else."""
+        """When they fire if nobody says anything else; one that goes by the watermark stands for the clock, too."""
 
     @property
     def text(self) -> str:

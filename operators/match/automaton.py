@@ -46,6 +46,7 @@ class Automaton:
         self.variable_of: list[int] = []
         self._edges: list[list[int]] = []  # of each node, the preferred first
         self._place: dict[int, int] = {}  # of the nodes that take a row
+        self._round: dict[int, int] = {}  # of the nodes where a round of an unbounded quantifier may begin
         self._owner = owner
         self._end = self._node()
         entry = self._build(pattern, self._end)
@@ -120,7 +121,8 @@ class Automaton:
         part, most = pattern.part, pattern.most
         if most is None:
             entry = self._node()
-            self._edges[entry] = self._either(self._build(part, entry), after, pattern.reluctant)
+            self._round[entry] = self._build(part, entry)
+            self._edges[entry] = self._either(self._round[entry], after, pattern.reluctant)
         else:
             entry = after
             for _ in range(most - pattern.least):
@@ -133,21 +135,27 @@ class Automaton:
         return [after, again] if reluctant else [again, after]
 
     def _closure(self, node: int) -> tuple[int, ...]:
-        """The places that can take the next row at ``node``; the first way to one is the preferred one."""
-        found: list[int] = []
-        seen: set[int] = set()
-        waiting = [node]
+        """The places that can take the next row at ``node``; the first way to one is the preferred one.
+
+        A node is looked at once for each set of rounds around it that have taken no row yet: these must not end.
+        """
+        found: dict[int, None] = {}
+        seen: set[tuple[int, frozenset[int]]] = set()
+        waiting = [(node, frozenset[int]())]
         while waiting:
-            node = waiting.pop()
-            if node in seen:
+            node, empty = waiting.pop()
+            if node in empty or (node, empty) in seen:
                 continue
-            seen.add(node)
+            seen.add((node, empty))
             if node == self._end:
                 return (*found, ACCEPT)
             if node in self._place:
-                found.append(self._place[node])
+                found[self._place[node]] = None
             else:
-                waiting += reversed(self._edges[node])
+                begun = self._round.get(node)
+                waiting += [
+                    (more, empty | {node} if more == begun else empty) for more in reversed(self._edges[node])
+                ]
         return tuple(found)
 
 

@@ -151,16 +151,22 @@ class ShownWindows:
     ) -> StateFuture[None]:
         """A future of having noted that windows ``old`` (u) are now part of others: ``new`` number ``new_of`` (u).
 
-        What was shown is taken back, and the new ones are shown, in this micro-batch.
+        What was shown is taken back, and the new ones are shown, in this micro-batch. A change that was to be shown
+        later waits no longer than it would have.
         """
 
         def note(gone: Columns) -> StateFuture[None]:
             visible = _visible(gone)
             self._forget(old.select(~visible), _select(gone, ~visible))
             self._schedule(old.select(visible), _select(gone, visible), _now(visible, ctx))
-            at_once = new.select(np.unique(new_of[visible]))
-            return self.state.async_get(at_once).then_accept(
-                lambda shown: self._schedule(at_once, shown, _now(shown.present | True, ctx))
+            due = np.where(visible, ctx.processing_time, gone.numpy(_DUE, MAX_WATERMARK).astype(np.int64))
+            earliest, at_once = np.full(len(new), MAX_WATERMARK), np.zeros(len(new), np.bool_)
+            np.minimum.at(earliest, new_of, due)
+            at_once[new_of[visible]] = True
+            return self.state.async_get(new).then_accept(
+                lambda shown: self._schedule(
+                    new, shown, np.where(at_once | _pending(shown), earliest, MAX_WATERMARK)
+                )
             )
 
         return self.state.async_get(old).then_compose(note)
@@ -243,6 +249,11 @@ def _now(chosen: BoolArray, ctx: BundleContext) -> Int64Array:
 def _visible(shown: Columns) -> BoolArray:
     """Which windows (u) have put out a row that stands."""
     return ~np.asarray(shown.columns[_START].is_null().to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _pending(shown: Columns) -> BoolArray:
+    """Which windows (u) have a change that is to be shown."""
+    return ~np.asarray(shown.columns[_DUE].is_null().to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _select(columns: Columns, chosen: BoolArray) -> Columns:

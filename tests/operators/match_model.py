@@ -80,7 +80,8 @@ def _rounds(
         yield labels
     if pattern.most is None or done < pattern.most:
         for more in _ways(pattern.part, at, labels, stop, meets):
-            yield from _rounds(pattern, done + 1, at, more, stop, meets)
+            if pattern.most is not None or not enough or more != labels:  # such a round is no way at all
+                yield from _rounds(pattern, done + 1, at, more, stop, meets)
     if enough and not pattern.reluctant:
         yield labels
 
@@ -112,6 +113,16 @@ def _expression(pattern: Pattern, taken: dict[str, str]) -> str:
     )
 
 
+def has_empty_rounds(pattern: Pattern) -> bool:
+    """Whether a round of a quantifier can take no row: regular expressions differ in which way they prefer."""
+    if isinstance(pattern, Variable):
+        return False
+    if isinstance(pattern, Quantified):
+        return takes_no_row(pattern.part) or has_empty_rounds(pattern.part)
+    assert isinstance(pattern, Concatenation | Alternation)
+    return any(has_empty_rounds(part) for part in pattern.parts)
+
+
 def takes_no_row(pattern: Pattern) -> bool:
     """Whether a match can be empty."""
     if isinstance(pattern, Variable):
@@ -125,7 +136,7 @@ def takes_no_row(pattern: Pattern) -> bool:
 def _larger(parts: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
     some = st.lists(parts, min_size=2, max_size=3).map(tuple)
     times = st.sampled_from([(0, 1), (0, None), (1, None), (2, 2), (1, 3), (2, None), (0, 2)])
-    repeated = st.tuples(parts.filter(lambda one: not takes_no_row(one)), times, st.booleans())
+    repeated = st.tuples(parts, times, st.booleans())
     return st.one_of(
         some.map(Concatenation),
         some.map(Alternation),
@@ -134,5 +145,4 @@ def _larger(parts: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
 
 
 PATTERNS = st.recursive(st.sampled_from("ABC").map(Variable), _larger, max_leaves=5)
-"""Patterns of A, B and C. No round of a quantifier can take no row: which of two such ways is preferred differs between
-regular expressions."""
+"""Patterns of A, B and C."""

@@ -172,6 +172,26 @@ def test_a_session_that_was_shown_and_grows_does_not_wait(async_enabled: bool) -
         assert harness.state_entries() == {}
 
 
+def test_a_change_does_not_wait_longer_because_its_session_grows(async_enabled: bool) -> None:
+    early = GroupWindowAggregate(session("5 milliseconds"), AGGREGATES, early="1 second")
+    with harness_of(early, async_enabled) as harness:
+        assert step(harness, [("a", 1, 10)]) == []
+        harness.advance_processing_time(600_000)
+        assert step(harness, [("a", 2, 12)]) == []
+        harness.advance_processing_time(400_000)
+        assert step(harness, [("a", 4, 15)]) == [("+I", "a", 10, 20, 3, 7)]
+    late = GroupWindowAggregate(
+        session("5 milliseconds"), AGGREGATES, allowed_lateness="1 second", late="1 second"
+    )
+    with harness_of(late, async_enabled) as harness:
+        assert step(harness, [], watermark=88) == []
+        assert step(harness, [("a", 1, 10), ("a", 1, 80)]) == []
+        harness.advance_processing_time(1_000_000)
+        found = step(harness, [("a", 2, 12), ("a", 2, 85)])
+        assert found == [("+I", "a", 10, 17, 2, 3)]  # the other one is not over any more
+        assert step(harness, [], watermark=91) == [("+I", "a", 80, 90, 2, 3)]
+
+
 @pytest.mark.parametrize("window", [tumble("10 milliseconds"), session("10 milliseconds")])
 def test_a_window_that_loses_its_rows_is_taken_back(window: Any, async_enabled: bool) -> None:
     operator = GroupWindowAggregate(window, AGGREGATES, early=0)

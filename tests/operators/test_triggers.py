@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncstate import ProcessWindowFunction, Trigger, TriggerResult, WindowAssigner
@@ -30,8 +31,16 @@ def told(key: Any, window: TimeWindow, rows: Sequence[Any]) -> list[Any]:
 
 def harness_of(async_enabled: bool, window: Any, **chosen: Any) -> OperatorHarness:
     operator = WindowApply(told, window, OUTPUT, **chosen)
-    time = {} if chosen.get("time") == "processing" else {"event_time": "at", "watermark_delay": 0}
+    in_event_time = {"event_time": "at", "watermark_delay": 0}
+    time: dict[str, Any] = {} if chosen.get("time") == "processing" else in_event_time
     return OperatorHarness(operator, SCHEMA, ["k"], changelog=False, async_enabled=async_enabled, **time)
+
+
+def restarted(harness: OperatorHarness, **changes: Any) -> OperatorHarness:
+    """The same operator over what it has committed."""
+    saved = harness.snapshot()
+    harness.close()
+    return harness.restore(saved, **changes)
 
 
 def step(harness: OperatorHarness, rows: Any, watermark: int | None = None) -> list[Any]:
@@ -89,6 +98,38 @@ def test_continuous_event_time(async_enabled: bool) -> None:
         assert harness.state_entries() == {}
 
 
+def test_continuous_event_time_goes_on_in_a_session_that_late_rows_make_longer(async_enabled: bool) -> None:
+    chosen = {
+        "trigger": triggers.continuous_event_time("3 milliseconds"),
+        "allowed_lateness": "1 second",
+    }
+    with harness_of(async_enabled, session("5 milliseconds"), **chosen) as harness:
+        assert step(harness, [("a", 1, 1)], watermark=8) == [("a", 1, 6, "1")] * 2  # at 3, and at its end
+        assert step(harness, [("a", 2, 6)], watermark=8) == []
+        assert step(harness, [], watermark=30) == [("a", 1, 11, "1 2")] * 2  # at 9, and at its end
+
+
+def test_continuous_event_time_does_not_fire_behind_the_end_of_a_window_that_is_kept(
+    async_enabled: bool,
+) -> None:
+    chosen = {"trigger": triggers.continuous_event_time("3 milliseconds"), "allowed_lateness": "1 second"}
+    with harness_of(async_enabled, TEN, **chosen) as harness:
+        assert step(harness, [("a", 1, 9)], watermark=50) == [("a", 0, 10, "1")]
+        assert step(harness, [("a", 2, 9)], watermark=90) == [("a", 0, 10, "1 2")]
+
+
+def test_continuous_event_time_in_a_global_window_ends_with_the_input(async_enabled: bool) -> None:
+    chosen = {
+        "assigner": assigners.global_windows(),
+        "trigger": triggers.continuous_event_time("3 milliseconds"),
+    }
+    with harness_of(async_enabled, None, **chosen) as harness:
+        assert step(harness, [("a", 1, 1), ("a", 2, 5)], watermark=6) == [("a", -99, 99_999, "1 2")] * 2
+        harness.push([("b", 3, 5 * MS)])
+        found = [row[1:] for row in harness.finish()]  # at the next multiple, and at the end
+        assert sorted(found) == [("a", -99, 99_999, "1 2")] * 2 + [("b", -99, 99_999, "3")] * 2
+
+
 def test_continuous_processing_time(async_enabled: bool) -> None:
     trigger = triggers.continuous_processing_time("1 second")
     with harness_of(async_enabled, TEN, trigger=trigger) as harness:
@@ -123,6 +164,13 @@ def test_delta_and_global_windows(async_enabled: bool) -> None:
     with harness_of(async_enabled, None, **chosen) as harness:
         assert step(harness, [("a", 1, 1), ("a", 11, 2), ("a", 12, 3)]) == [("a", -99, 99_999, "1 11 12")]
         assert step(harness, [("a", 23, 1), ("b", 99, 1)], watermark=90) == [("a", -99, 99_999, "1 11 12 23")]
+
+
+def test_delta_takes_a_measure_that_is_no_number_for_no_rise(async_enabled: bool) -> None:
+    trigger = triggers.delta(10, lambda row: float("nan") if row.v == 9 else row.v)
+    with harness_of(async_enabled, None, assigner=assigners.global_windows(), trigger=trigger) as harness:
+        found = step(harness, [("a", v, 1) for v in (1, 9, 2, 12)])
+        assert [row[3] for row in found] == ["1 9 2 12"]
 
 
 def test_evictors(async_enabled: bool) -> None:
@@ -169,6 +217,33 @@ def test_sessions_with_a_gap_of_each_row(async_enabled: bool) -> None:
         found = step(harness, [("a", 3, 1), ("a", 9, 3), ("a", 1, 30)], watermark=100)
         assert sorted(found) == [("a", 1, 12, "3 9"), ("a", 30, 31, "1")]
         assert harness.state_entries() == {}
+
+
+def test_sessions_with_a_gap_of_each_row_in_processing_time(async_enabled: bool) -> None:
+    assigner = assigners.dynamic_session(lambda row: row.v * MS)
+    with harness_of(async_enabled, None, assigner=assigner, time="processing") as harness:
+        assert step(harness, [("a", 3, 1), ("a", 9, 1)]) == []
+        harness.advance_processing_time("9 milliseconds")
+        assert [row[3] for row in step(harness, [("a", 4, 1)])] == ["3 9"]
+        assert not harness.waits_for_watermark
+
+
+def test_rows_whose_sessions_do_not_fit_are_dropped_and_counted(async_enabled: bool) -> None:
+    assigner = assigners.dynamic_session(lambda row: row.v * MS)
+    with harness_of(async_enabled, None, assigner=assigner) as harness:
+        harness.push([("a", 3, 2**63 - 1), ("a", 3, 2**63 - 3 * MS), ("a", 3, 5 * MS)])
+        assert harness.end_batch() == []
+        assert harness.statistics()["counter.event_times_out_of_range"] == 2
+        assert [row[1:] for row in harness.finish()] == [("a", 5, 8, "3")]
+        assert harness.state_entries() == {}
+
+
+@pytest.mark.parametrize(
+    "trigger", [triggers.purging(triggers.event_time()), triggers.continuous_event_time("1 second")]
+)
+def test_triggers_that_wait_for_the_watermark(trigger: Trigger) -> None:
+    with harness_of(False, TEN, trigger=trigger) as harness:
+        assert harness.waits_for_watermark
 
 
 class Counted(ProcessWindowFunction):
@@ -262,14 +337,111 @@ def test_count_triggers_in_any_cut(
     harness = harness_of(async_enabled, windows[window], allowed_lateness="1 second", **chosen)
     for number, batch in enumerate(batches):
         found += step(harness, batch)
-        saved = harness.snapshot()
-        harness.close()
-        harness = harness.restore(saved, async_enabled=async_enabled is bool(number % 2))
+        harness = restarted(harness, async_enabled=async_enabled is bool(number % 2))
     if window != "global":
         assert step(harness, [], watermark=10_000) == []
         assert harness.state_entries() == {}
     harness.close()
     assert found == model(window, n, purges, last, [row for batch in batches for row in batch])
+
+
+@dataclass
+class Kept:
+    """A window of the model, in ms; ``next``: the multiple of 3 ms at which it fires next, None if at none."""
+
+    start: int
+    end: int
+    values: list[int]
+    next: int | None
+
+
+class EventTimeModel:
+    """Tumbling windows of 10 ms, or sessions with a gap of 5 ms, a row at a time.
+
+    They fire at their end, then for each row that comes later; with ``every`` at multiples of 3 ms before it, too.
+    """
+
+    def __init__(self, merges: bool, every: bool, purges: bool, lateness: int) -> None:
+        self.merges, self.every, self.purges, self.lateness = merges, every, purges, lateness
+        self.passed = self.late = 0
+        self.kept: dict[str, list[Kept]] = defaultdict(list)
+        self.fired: list[Any] = []
+
+    def add(self, key: str, value: int, at: int) -> None:
+        start = at if self.merges else at // 10 * 10
+        end = start + (5 if self.merges else 10)
+        mine = [
+            one
+            for one in self.kept[key]
+            if one.start == start or (self.merges and one.start <= end and start <= one.end)
+        ]
+        if not mine and end + self.lateness <= self.passed:
+            self.late += 1
+            return
+        whole = Kept(
+            min([start, *(one.start for one in mine)]),
+            max([end, *(one.end for one in mine)]),
+            [*(old for one in mine for old in one.values), value],
+            min((one.next for one in mine if one.next is not None), default=None),
+        )
+        self.kept[key] = [one for one in self.kept[key] if one not in mine] + [whole]
+        if whole.end <= self.passed:
+            self.fire(key, whole)
+        elif self.every and whole.next is None:
+            whole.next = max(at, self.passed) // 3 * 3 + 3
+
+    def advance(self, watermark: int) -> None:
+        for key, windows in self.kept.items():
+            for one in windows:
+                while one.next is not None and one.next < one.end and one.next <= watermark:
+                    self.fire(key, one)
+                    one.next += 3
+                if self.passed < one.end <= watermark:
+                    self.fire(key, one)
+                    one.next = None
+            self.kept[key] = [one for one in windows if one.end + self.lateness > watermark]
+        self.passed = watermark
+
+    def fire(self, key: str, one: Kept) -> None:
+        if one.values:
+            self.fired.append((key, one.start, one.end, " ".join(map(str, sorted(one.values)))))
+        if self.purges:
+            one.values = []
+
+
+@settings(max_examples=15)
+@given(
+    batches=st.lists(st.tuples(ROWS, st.integers(0, 15)), min_size=1, max_size=4),
+    merges=st.booleans(),
+    every=st.booleans(),
+    purges=st.booleans(),
+    lateness=st.sampled_from([0, 6, 30]),
+)
+@example(batches=[([("a", 1, 9)], 15)], merges=False, every=True, purges=False, lateness=6)
+@example(batches=[([("a", 1, 1)], 8), ([("a", 2, 6)], 0)], merges=True, every=True, purges=False, lateness=30)
+def test_triggers_of_event_time_and_late_rows_in_any_cut(
+    batches: Any, merges: bool, every: bool, purges: bool, lateness: int, async_enabled: bool
+) -> None:
+    trigger = triggers.continuous_event_time("3 milliseconds") if every else triggers.event_time()
+    chosen = {"trigger": triggers.purging(trigger) if purges else trigger}
+    window = session("5 milliseconds") if merges else TEN
+    model = EventTimeModel(merges, every, purges, lateness)
+    harness = harness_of(async_enabled, window, allowed_lateness=lateness * MS, **chosen)
+    latest = late = 0
+    for number, (rows, forward) in enumerate([*batches, ([], 100)]):
+        for row in rows:
+            model.add(*row)
+        model.advance(max(model.passed + forward, latest))
+        latest = max([latest, *(at for _, _, at in rows)])
+        found = step(harness, rows, watermark=model.passed)
+        told_in_order = [(*row[:3], " ".join(sorted(row[3].split()))) for row in found]
+        assert sorted(told_in_order) == sorted(model.fired)
+        model.fired.clear()
+        late += int(harness.statistics().get("counter.late_rows_dropped", 0))
+        assert late == model.late
+        harness = restarted(harness, parallelism=1 + number % 2)
+    assert harness.state_entries() == {}
+    harness.close()
 
 
 # -- what is refused -------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ from asyncstate.durations import Duration, microseconds
 from asyncstate.functions import TimeWindow, Trigger, WindowAssigner
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Row
 
-from ...core.checks import TimeDomain
 from ...window.windows import SessionWindow, Window
-from .triggers import event_time, never, processing_time
+from .triggers import event_time, never
 
 
 class _Global(WindowAssigner):
@@ -53,9 +52,8 @@ class _DynamicSession(WindowAssigner):
 class _Given(WindowAssigner):
     """The windows of ``tumble``, ``hop``, ``cumulate`` and ``session``."""
 
-    def __init__(self, window: Window, time: TimeDomain) -> None:
+    def __init__(self, window: Window) -> None:
         self._window = window
-        self._time = time
         self.merges = isinstance(window, SessionWindow)
 
     def assign(self, row: Row, timestamp: int) -> Sequence[TimeWindow]:
@@ -67,16 +65,16 @@ class _Given(WindowAssigner):
         return [TimeWindow(window.window_start(end), end) for end in ends]
 
     def default_trigger(self) -> Trigger:
-        return event_time() if self._time == "event" else processing_time()
+        return event_time()
 
     @property
     def text(self) -> str:
         return self._window.text
 
 
-def assigner_of(window: Window, time: TimeDomain) -> WindowAssigner:
+def assigner_of(window: Window) -> WindowAssigner:
     """The windows of ``tumble`` and the others."""
-    return _Given(window, time)
+    return _Given(window)
 
 
 def global_windows() -> WindowAssigner:

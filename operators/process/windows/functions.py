@@ -44,7 +44,7 @@ from ..results import emit_rows, resolved
 from .assigners import assigner_of
 from .rows import AlignedRows, SessionRows, WindowRows
 from .triggered import TriggeredRows
-from .triggers import event_time
+from .triggers import fires_by_watermark, processing_time
 
 
 class _WindowOperator(FunctionOperator):
@@ -77,18 +77,22 @@ class _WindowOperator(FunctionOperator):
         self.time: TimeDomain = time
         self.window_columns = window_columns
         self._check_lateness()
-        self.waits_for_watermark = isinstance(self._trigger(), type(event_time()))
+        self.waits_for_watermark = fires_by_watermark(self._trigger())
         self._merges = self.assigner.merges
 
     def _trigger(self) -> Trigger:
         """That of the windows. Raises SchemaError for one that cannot be theirs."""
-        trigger = self.chosen.trigger or self.assigner.default_trigger()
+        trigger = self.chosen.trigger or self._default_trigger()
         if self.assigner.merges and not trigger.merges:
             raise SchemaError(
                 f"{self.owner}: the trigger {type(trigger).__name__} cannot be that of windows that merge; give it "
                 "merges = True, merge_states and on_merge, or take another window"
             )
         return trigger
+
+    def _default_trigger(self) -> Trigger:
+        trigger = self.assigner.default_trigger()
+        return processing_time() if self.time == "processing" and fires_by_watermark(trigger) else trigger
 
     def _check_lateness(self) -> None:
         if self.allowed_lateness < 0:
@@ -137,7 +141,7 @@ class _WindowOperator(FunctionOperator):
         if self.chosen.assigner is not None:
             return self.chosen.assigner
         assert self.window is not None
-        return assigner_of(self.window, self.time)
+        return assigner_of(self.window)
 
     def _triggered(self, time: WindowTime, context: OperatorContext) -> TriggeredRows:
         span = () if self.window is None else (self.window.time_span,)

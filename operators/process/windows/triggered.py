@@ -76,10 +76,12 @@ class _Open:
 class _Context:
     """The implementation of ``functions.TriggerContext``."""
 
-    def __init__(self, record: RecordContext, time: WindowTime, one: _Open) -> None:
+    def __init__(self, record: RecordContext, time: WindowTime, one: _Open, endless: bool = False) -> None:
+        """``endless``: whether what is registered for event time would go on for ever."""
         self._record = record
         self._time = time
         self._one = one
+        self._endless = endless
 
     @property
     def state(self) -> Any:
@@ -102,7 +104,7 @@ class _Context:
 
     def register_event_time(self, time: int) -> None:
         """See ``TriggerContext``."""
-        if time > self._time.passed:
+        if time > self._time.passed and not self._endless:
             self._one.timers.add((False, time))
             self._record.timers.register_event_time(time, namespace=self._one.namespace)
 
@@ -141,6 +143,11 @@ class _Context:
             return  # the window's own end is due then, too
         timers, namespace = self._record.timers, self._one.namespace
         (timers.delete_processing_time if processing else timers.delete_event_time)(time, namespace=namespace)
+
+
+def _is_global(window: TimeWindow) -> bool:
+    """Whether it never ends."""
+    return window.end == MAX_WATERMARK
 
 
 class TriggeredRows:
@@ -188,6 +195,9 @@ class TriggeredRows:
             return
         open_windows = [_Open.of(stored) for stored in await self._windows.async_value() or ()]
         windows = self._assigner.assign(row, at)
+        if any(start < MIN_WATERMARK or end > MAX_WATERMARK for start, end in windows):
+            self._outside.add()
+            return
         late = bool(windows)
         for window in windows:
             if window.end <= window.start:
@@ -214,7 +224,7 @@ class TriggeredRows:
         processing = timer.domain is TimeDomain.PROCESSING_TIME
         await self._ask(one, processing, timer.time, ctx)
         in_domain = processing == (self._time.domain == "processing")
-        if in_domain and timer.time == self._time.expiry(one.window.end):
+        if in_domain and timer.time == self._time.expiry(one.window.end) and not _is_global(one.window):
             await self._forget(one, ctx)
             open_windows.remove(one)
         self._store(open_windows)
@@ -222,7 +232,9 @@ class TriggeredRows:
     async def _ask(self, one: _Open, processing: bool, until: int, ctx: RecordContext) -> None:
         """Ask the trigger for each of its timers up to ``until``, in their order: those that it registers on the way
         would come behind others that are due already."""
-        context = _Context(ctx, self._time, one)
+        ends = self._time.domain == "event" and not _is_global(one.window)  # with the watermark
+        endless = not ends and ctx.watermark == MAX_WATERMARK
+        context = _Context(ctx, self._time, one, endless)
         asked = self._trigger.on_processing_time if processing else self._trigger.on_event_time
         while due := [time for kind, time in one.timers if kind is processing and time <= until]:
             time = min(due)
@@ -271,7 +283,7 @@ class TriggeredRows:
     def _end_timer(self, one: _Open, ctx: RecordContext, register: bool) -> None:
         """The timer of the window's last time; a global window has none."""
         time = self._time.expiry(one.window.end)
-        if one.window.end >= MAX_WATERMARK:
+        if _is_global(one.window):
             return
         timers = ctx.timers
         if self._time.domain == "processing":

@@ -1,7 +1,7 @@
 """The usual triggers.
 
 Owns: ``event_time``, ``processing_time``, ``count``, ``continuous_event_time``, ``continuous_processing_time``,
-``purging``, ``delta`` and ``never``.
+``purging``, ``delta`` and ``never``; ``fires_by_watermark``.
 Invariant: those that take a window's end fire it once for its end, and then for each row that comes later.
 Must not import anything of ``asyncstate`` but ``durations``, ``errors``, ``functions``, ``operator``.
 
@@ -115,26 +115,29 @@ class _ContinuousEventTime(_Continuous):
     def on_element(self, row: Row, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         if window.end - 1 <= ctx.watermark:
             return _FIRE
-        ctx.register_event_time(window.end - 1)
         if ctx.state is None:
             ctx.state = self.next_after(max(timestamp, ctx.watermark))
-            ctx.register_event_time(ctx.state)
+        self._register(window, ctx)
         return _CONTINUE
 
     def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         if time == window.end - 1:
+            ctx.state = None  # a row that makes the window longer begins anew
             return _FIRE
         if time != ctx.state:
             return _CONTINUE
         ctx.state = time + self.interval
-        ctx.register_event_time(min(ctx.state, window.end - 1))
+        self._register(window, ctx)
         return _FIRE
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        if window.end - 1 > ctx.watermark:
-            ctx.register_event_time(window.end - 1)
+        self._register(window, ctx)
+
+    def _register(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        end = window.end - 1
+        ctx.register_event_time(end)
         if ctx.state is not None:
-            ctx.register_event_time(ctx.state)
+            ctx.register_event_time(min(ctx.state, end))
 
 
 class _ContinuousProcessingTime(_Continuous):
@@ -213,10 +216,10 @@ class _Delta(Trigger):
         if ctx.state is None:
             ctx.state = measured
             return _CONTINUE
-        if measured - ctx.state <= self.threshold:
-            return _CONTINUE
-        ctx.state = measured
-        return _FIRE
+        if measured - ctx.state > self.threshold:  # NaN is not
+            ctx.state = measured
+            return _FIRE
+        return _CONTINUE
 
     @property
     def text(self) -> str:
@@ -231,6 +234,13 @@ class _Never(Trigger):
 
     def merge_states(self, states: Sequence[Any]) -> Any:
         return None
+
+
+def fires_by_watermark(trigger: Trigger) -> bool:
+    """Whether it is one of these and fires no window before the watermark has moved."""
+    if isinstance(trigger, _Purging):
+        return fires_by_watermark(trigger.trigger)
+    return isinstance(trigger, _EventTime | _ContinuousEventTime)
 
 
 def event_time() -> Trigger:
