@@ -87,17 +87,12 @@ def arrow_schema(schema: StructType, name: str) -> pa.Schema:
     assert isinstance(nullable, StructType)
     fields = []
     for field in nullable:
-        kind = field.dataType.simpleString()
-        if "string collate" in kind:  # Arrow has no collations, and keys and conditions would not follow it
-            raise SchemaError(
-                f"{name}: column '{field.name}' is of type {kind}, but operators compare texts by their bytes; give "
-                f"collate(lower({field.name}), 'UTF8_BINARY') or the like, which says what is equal"
-            )
         try:
             fields.append(to_arrow_schema(StructType([field]), timezone="UTC").field(0))
         except Exception as error:
             raise SchemaError(
-                f"{name}: column '{field.name}' of type {kind} cannot be sent to Python as Arrow; cast or drop it"
+                f"{name}: column '{field.name}' of type {field.dataType.simpleString()} cannot be sent to "
+                "Python as Arrow; cast or drop it"
             ) from error
     return pa.schema(fields)
 

@@ -8,12 +8,11 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import ArrayType, StringType, StructType
 
 from asyncstate import RecordContext, RecordOperator, Row
-from asyncstate.errors import JobError, SchemaError
+from asyncstate.errors import JobError
 from asyncstate.spark.batch import Applied, JobFrame, MicroBatch
-from asyncstate.spark.exchange import Stage, arrow_schema
+from asyncstate.spark.exchange import Stage
 from asyncstate.spark.pickling import shipped_copy
 from asyncstate.testing import OperatorHarness
 
@@ -47,14 +46,6 @@ def test_an_operator_that_cannot_be_shipped_is_named() -> None:
         shipped_copy("op", Holding(threading.Lock()))
     with pytest.raises(JobError, match=r"Holding cannot be sent.*lock.*in open\(\)"):
         OperatorHarness(Holding(threading.Lock()), SCHEMA, ["k"])
-
-
-def test_texts_with_a_collation_are_refused() -> None:
-    """By their bytes 'Ann' and 'ann' would be two keys, where Spark has one."""
-    text = StringType("UTF8_LCASE")
-    for kind in (text, ArrayType(text), StructType().add("inner", text)):
-        with pytest.raises(SchemaError, match="column 'name' is of type .*string collate UTF8_LCASE.*bytes"):
-            arrow_schema(StructType().add("id", "long").add("name", kind), "input 0")
 
 
 class Cached:
