@@ -20,8 +20,8 @@ class TableLookup(Lookup):
     """A bounded table: an Arrow table, a pandas DataFrame, or a list of dicts. It travels with the operator.
 
     ``key``: the columns that are compared with what is sent; ``columns``: those of an answer, in the order of the
-    operator's schema. SchemaError for columns that are not there, and
-    for a key of other types than what is sent.
+    operator's schema. SchemaError for columns that are not there, and for a key of other types than what
+    is sent.
 
     >>> table = TableLookup([{"id": 1, "name": "a"}, {"id": 1, "name": "b"}], ["id"], ["name"])
     >>> table.lookup([(1,), (2,)])
@@ -81,8 +81,10 @@ def _family(kind: pa.DataType) -> object:
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
-    if pa.types.is_time(kind) or pa.types.is_duration(kind):
-        return "duration" if pa.types.is_duration(kind) else "time"
+    if pa.types.is_time(kind):
+        return "time"
+    if pa.types.is_duration(kind):
+        return "duration"
     return pa.date32() if pa.types.is_date64(kind) else kind
 
 

@@ -248,12 +248,16 @@ def _now(chosen: BoolArray, ctx: BundleContext) -> Int64Array:
 
 def _visible(shown: Columns) -> BoolArray:
     """Which windows (u) have put out a row that stands."""
-    return ~np.asarray(shown.columns[_START].is_null().to_numpy(zero_copy_only=False), np.bool_)
+    return _has(shown, _START)
 
 
 def _pending(shown: Columns) -> BoolArray:
     """Which windows (u) have a change that is to be shown."""
-    return ~np.asarray(shown.columns[_DUE].is_null().to_numpy(zero_copy_only=False), np.bool_)
+    return _has(shown, _DUE)
+
+
+def _has(shown: Columns, at: int) -> BoolArray:
+    return ~np.asarray(shown.columns[at].is_null().to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _select(columns: Columns, chosen: BoolArray) -> Columns:
