@@ -412,8 +412,11 @@ def test_a_forked_process_has_nothing_of_it(tmp_path: Path, worker: Worker) -> N
         == "7 1\n"
     )
     assert worker.do("print(run()[0])") == "kept\n"
-    lingering = "child = os.fork() or (signal.pause(), os._exit(0))"
-    child = int(worker.do(f"{lingering}; print(child)"))
+    # It has let go of the parent's locks when it says so, which is later than the parent goes on.
+    lingering = (
+        "forked, says = os.pipe(); child = os.fork() or (os.write(says, b'.'), signal.pause(), os._exit(0))"
+    )
+    child = int(worker.do(f"{lingering}; os.read(forked, 1); print(child)"))
     try:
         worker.process.kill()
         worker.process.wait()
