@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import encode_namespace
-from asyncstate.codec.columns import binary_parts, gather_bytes
+from asyncstate.codec.columns import Int64Array, binary_parts, gather_bytes
 from asyncstate.codec.key_fields import payload_storage
 from asyncstate.operator import MAX_WATERMARK
 from asyncstate.requests import Page, StateSink
@@ -49,7 +48,7 @@ def namespace_pages(
         yield held
 
 
-def namespaces_of(store_keys: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
+def namespaces_of(store_keys: pa.LargeBinaryArray) -> Int64Array:
     """The namespaces of time-first store keys (m)."""
     offsets, data = binary_parts(store_keys)
     matrix = gather_bytes(data, offsets[:-1] + _PREFIX_BYTES, _NAMESPACE_BYTES)

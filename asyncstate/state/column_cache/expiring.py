@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
-from asyncstate.codec.columns import LARGE_BINARY
+from asyncstate.codec.columns import LARGE_BINARY, BoolArray, Int64Array
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
 from asyncstate.state.column_cache.cache import ColumnCache
@@ -25,9 +24,6 @@ from asyncstate.state.columnar.column_state import Columns, ColumnState
 from asyncstate.state.expiring.column_expiry import ColumnExpiry
 from asyncstate.state.expiring.stamped_codec import StampedCodec
 from asyncstate.state.expiring.ttl_columns import TtlColumnState
-
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
 
 _PREFIX_BYTES: Final = 3  # key group and state id
 

@@ -11,14 +11,18 @@ from abc import ABC, abstractmethod
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.codec.columns import Array, from_storage, storage_dtype, to_storage, valid_mask
-
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
+from asyncstate.codec.columns import (
+    Array,
+    BoolArray,
+    Int64Array,
+    from_storage,
+    storage_dtype,
+    to_storage,
+    valid_mask,
+)
 
 _CHUNK_BYTES_MAX: Final = 1 << 30  # the offsets of Arrow's strings have 32 bits
 _GARBAGE_MIN: Final = 1 << 10

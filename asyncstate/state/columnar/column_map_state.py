@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, UserKeyBatch, prefix_end
-from asyncstate.codec.columns import LARGE_BINARY
+from asyncstate.codec.columns import LARGE_BINARY, Int64Array
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
@@ -32,8 +31,6 @@ from asyncstate.state.namespace_ranges import (
     of_state,
 )
 from asyncstate.state.ranges import REMOVED_PAGE, range_pages, remove_pages
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, RowCodec
-from asyncstate.codec.columns import LARGE_BINARY
+from asyncstate.codec.columns import LARGE_BINARY, BoolArray, Int64Array
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
-
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Columns:
     """
 
     columns: list[pa.Array]
-    present: npt.NDArray[np.bool_]
+    present: BoolArray
 
     def numpy(self, index: int, fill: float = 0) -> npt.NDArray[np.generic]:
         """Field ``index`` as numpy (u), missing rows and nulls as ``fill``."""
@@ -52,7 +49,7 @@ class TimeRange:
     """Entries of a time-first state, in order of (key group, namespace, key): m rows."""
 
     store_keys: list[bytes]
-    namespaces: npt.NDArray[np.int64]
+    namespaces: Int64Array
     key_columns: list[pa.Array]
     columns: list[pa.Array]
 
@@ -160,7 +157,7 @@ class ColumnState:
         self,
         keys: KeyBatch,
         columns: Sequence[pa.Array],
-        keep: npt.NDArray[np.bool_],
+        keep: BoolArray,
         stamps: Int64Array | None = None,
     ) -> None:
         """Write the rows where ``keep`` (u) is true, remove the others."""

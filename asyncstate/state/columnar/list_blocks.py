@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec.columns import (
     LARGE_BINARY,
+    BoolArray,
     ByteArray,
+    Int64Array,
     binary_from,
     binary_parts,
     binary_rows,
@@ -35,9 +36,6 @@ from asyncstate.codec.columns import (
     valid_mask,
 )
 from asyncstate.errors import CodecError
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 TAIL_ROWS = 64
 """Most rows that stay in the head."""
@@ -302,14 +300,12 @@ def _headers(data: ByteArray, starts: Int64Array) -> _Headers:
 
 def _header_matrix(
     chunks: Int64Array, sealed_rows: Int64Array, rows: Int64Array, width: Int64Array
-) -> npt.NDArray[np.uint8]:
+) -> ByteArray:
     fields = np.stack([chunks, sealed_rows, rows, width], axis=1).astype(_LENGTH)
     return fields.view(np.uint8).reshape(-1, _HEADER_BYTES)
 
 
-def _row_lengths(
-    data: npt.NDArray[np.uint8], tables: Int64Array, rows: Int64Array, width: Int64Array
-) -> Int64Array:
+def _row_lengths(data: ByteArray, tables: Int64Array, rows: Int64Array, width: Int64Array) -> Int64Array:
     lengths = np.repeat(width, rows)
     has_table = width == VARIABLE
     if not has_table.any():

@@ -20,7 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, RowCodec
-from asyncstate.codec.columns import storage_dtype
+from asyncstate.codec.columns import Int64Array, storage_dtype
+from asyncstate.codec.key_batch import Int32Array
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.requests import StateSink
@@ -33,10 +34,6 @@ from asyncstate.state.columnar.list_blocks import (
 )
 from asyncstate.state.namespace_ranges import of_state
 from asyncstate.state.stored_lists import StoredLists, rows_of
-
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import RowCodec
-from asyncstate.codec.columns import LARGE_BINARY
+from asyncstate.codec.columns import LARGE_BINARY, BoolArray, Int64Array
 from asyncstate.operator import MIN_WATERMARK, BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.columnar.columns import TimeRange, row_codec
@@ -25,9 +24,6 @@ from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnSt
 from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
 from asyncstate.state.ranges import REMOVED_PAGE, remove_pages
 from asyncstate.state.stored_lists import FoundLists, block_lists
-
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,21 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec.columns import binary_parts, gather_bytes, without_prefix
+from asyncstate.codec.columns import (
+    BoolArray,
+    ByteArray,
+    Int64Array,
+    binary_parts,
+    gather_bytes,
+    without_prefix,
+)
 from asyncstate.codec.key_fields import payload_matrix, payload_storage
 from asyncstate.errors import CodecError
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
 from asyncstate.state.expiring.expiry import STAMP_BYTES, STAMP_MAX, checked_time
 from asyncstate.state.expiring.ttl import StateTtl, TtlTime, TtlUpdate, TtlVisibility
-
-BoolArray = npt.NDArray[np.bool_]
-ByteArray = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 UNTIMED_STAMP: Final = 2**63 - 1
 """``UNTIMED`` as a number: written in event time when no time was known."""

@@ -10,17 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import RowCodec
-from asyncstate.codec.columns import LARGE_BINARY, spread, valid_mask
+from asyncstate.codec.columns import LARGE_BINARY, BoolArray, ByteArray, spread, valid_mask
 from asyncstate.codec.key_fields import payload_matrix
 from asyncstate.state.expiring.column_expiry import ColumnExpiry, without_stamps
 from asyncstate.state.expiring.expiry import STAMP_BYTES
-
-BoolArray = npt.NDArray[np.bool_]
-ByteArray = npt.NDArray[np.uint8]
 
 _STAMP = pa.field("stamp", pa.int64(), nullable=False)
 

@@ -10,16 +10,11 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec.columns import binary_from, binary_parts
+from asyncstate.codec.columns import BoolArray, ByteArray, Int64Array, binary_from, binary_parts
 from asyncstate.codec.key_fields import payload_matrix
 from asyncstate.state.expiring.expiry import STAMP_BYTES
-
-BoolArray = npt.NDArray[np.bool_]
-ByteArray = npt.NDArray[np.uint8]
-Int64Array = npt.NDArray[np.int64]
 
 
 class Blocks(Protocol):

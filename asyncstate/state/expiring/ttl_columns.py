@@ -11,20 +11,24 @@ from collections.abc import Callable, Sequence
 from operator import add
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, RowCodec, prefix_end
-from asyncstate.codec.columns import LARGE_BINARY, binary_rows, matrix_rows, spread, valid_mask
+from asyncstate.codec.columns import (
+    LARGE_BINARY,
+    BoolArray,
+    Int64Array,
+    binary_rows,
+    matrix_rows,
+    spread,
+    valid_mask,
+)
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import Page, StateSink
 from asyncstate.state.columnar.column_state import Columns, ColumnState, KeptBeside
 from asyncstate.state.expiring.column_expiry import ColumnExpiry, WrittenKeys, without_stamps
 from asyncstate.state.ranges import range_pages
-
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
 
 
 class TtlColumnState(ColumnState):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, RowCodec, prefix_end
+from asyncstate.codec.columns import BoolArray, Int64Array
 from asyncstate.futures import StateFuture
 from asyncstate.requests import StateSink
 from asyncstate.state.columnar.list_blocks import ListHeads, read_heads
@@ -23,9 +23,6 @@ from asyncstate.state.expiring.column_expiry import ColumnExpiry, WrittenKeys, w
 from asyncstate.state.expiring.ttl_blocks import restamped_blocks, restamped_rows
 from asyncstate.state.ranges import range_pages
 from asyncstate.state.stored_lists import FoundLists, StoredLists, block_lists
-
-BoolArray = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
 
 
 class TtlListColumnState(ListColumnState):
