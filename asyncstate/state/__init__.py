@@ -13,10 +13,15 @@ from asyncstate.state.columnar.column_maps import (
 )
 from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from asyncstate.state.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
 from asyncstate.state.expiring.expiry import time_of
 from asyncstate.state.expiring.ttl import ExpiringState, StateTtl, TtlTime, TtlUpdate, TtlVisibility
-from asyncstate.state.fold_descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from asyncstate.state.keyed.aggregating import AggregateFunction, AggregatingState
 from asyncstate.state.keyed.binding import with_known_values
 from asyncstate.state.keyed.listing import ListState

@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Final, Generic
 import pyarrow as pa
 from typing_extensions import TypeVar
 
-from asyncstate.codec import BROADCAST_GROUP, KeyCodec, TypeLike, check_key_type, prefix_end, type_to_text
+from asyncstate.codec import BROADCAST_GROUP, prefix_end
 from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
 from asyncstate.state.at_once import MapAtOnce
-from asyncstate.state.descriptors import _Descriptor
+from asyncstate.state.descriptors import MapDescriptor
 from asyncstate.state.keyed.binding import Binding
 
 K = TypeVar("K", default=Any)
@@ -185,31 +185,25 @@ class BroadcastState(MapAtOnce[K, V]):
 
 
 @dataclass(frozen=True)
-class BroadcastStateDescriptor(_Descriptor[BroadcastState[K, V]], Generic[K, V]):
+class BroadcastStateDescriptor(MapDescriptor[BroadcastState[K, V], K, V], Generic[K, V]):
     """Declares a BroadcastState from ``key_type`` (a flat type, never pickled) to ``value_type``.
 
     For operators with a broadcast input; without namespaces and time to live.
     """
 
-    key_type: TypeLike[K] = None
-    value_type: TypeLike[V] = None
     kind: ClassVar[str] = "broadcast"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         for option in ("namespaced", "ttl"):
             if getattr(self, option, None):
                 raise StateDeclarationError(
                     f"state '{self.name}': broadcast state has no {option}; leave it out, or use a keyed state"
                 )
-        key_type = self._arrow_type("key_type", self.key_type)
-        check_key_type(f"{self.name}.key_type", key_type)
-        object.__setattr__(self, "key_type", key_type)
-        self._value_field("value_type")
+        super()._check()
 
     def type_texts(self) -> dict[str, str]:
-        """See ``StateDescriptor``."""
-        return {"key": type_to_text(self.key_type), "value": self._texts(self.value_type)["value"]}
+        texts = super().type_texts()
+        return {part: texts[part] for part in ("key", "value")}
 
     def bind(
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
@@ -220,11 +214,9 @@ class BroadcastStateDescriptor(_Descriptor[BroadcastState[K, V]], Generic[K, V])
                 f"operator '{context.uid}': broadcast state '{self.name}' is declared, but no input is broadcast; "
                 "set broadcast_input on the operator's class, or use a keyed state"
             )
-        codec = self._codec(self.value_type, context.uid, stored)
-        user_keys = KeyCodec([self.key_type], [f"{self.name}.key"], 1)
-        keys = {"encode_key": user_keys.encode_one, "decode_key": user_keys.decode_one}
+        codec = self._codec(context.uid, stored)
         shared = not self.pickled and not pa.types.is_nested(self.value_type)
-        return BroadcastState(self._binding(sink, state_id, context, codec, **keys), shared)
+        return BroadcastState(self._binding(sink, state_id, context, codec), shared)
 
 
 def _same(value: Any) -> Any:

@@ -1,7 +1,9 @@
 """Declarations of the record-grain states.
 
-Owns: the descriptors of ValueState, ListState and MapState, and what a declaration must satisfy.
-Invariant: a descriptor that exists has a valid name and types that can be stored.
+Owns: the descriptors of ValueState, ListState, MapState, ReducingState and AggregatingState, and what a declaration
+must satisfy.
+Invariant: a descriptor that exists has a valid name and types that can be stored; the function that a state folds with
+is never part of what the checkpoint knows of it.
 Must not import storage, execution or operators.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypedDict, Unpack, overload
 
@@ -29,15 +32,28 @@ from asyncstate.codec import (
     type_to_text,
 )
 from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
+from asyncstate.functions import AggregateFunction as TableFunction
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.expiring.expiry import expiry_of
 from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
-from asyncstate.state.expiring.ttl_listing import TtlListState
-from asyncstate.state.expiring.ttl_states import TtlMapState, TtlValueState
+from asyncstate.state.expiring.ttl_states import (
+    TtlAggregatingState,
+    TtlListState,
+    TtlMapState,
+    TtlReducingState,
+    TtlValueState,
+)
+from asyncstate.state.keyed.aggregating import (
+    Accumulating,
+    AggregateFunction,
+    AggregatingState,
+    accumulator_type_of,
+)
 from asyncstate.state.keyed.binding import NO_NAMESPACE, Binding
 from asyncstate.state.keyed.listing import ListState
 from asyncstate.state.keyed.mapping import MapState
+from asyncstate.state.keyed.reducing import ReducingState
 from asyncstate.state.keyed.value import ValueState
 from asyncstate.state.versions import PICKLED, evolved, older_values
 
@@ -46,6 +62,8 @@ S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T", default=Any)
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
+IN = TypeVar("IN", default=Any)
+OUT = TypeVar("OUT", default=Any)
 R = TypeVar("R", default=T | None)
 """What reads of a ValueState give."""
 
@@ -73,7 +91,8 @@ def check_state_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
-    """What the three have in common.
+    """What they have in common. ``_states``: the class of the state, and that with a ttl; ``_value``: the field that
+    has the type of its values.
 
     ``namespaced``: the state is used through ``at(namespace)`` only. ``pickled``: values are any Python
     objects, stored as pickles; give no type then. Who can write a pickled state's checkpoint can run code
@@ -85,14 +104,14 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
     pickled: bool = field(default=False, kw_only=True)
     ttl: Ttl = field(default=None, kw_only=True)
     belongs_to: BelongsTo | None = field(default=None, kw_only=True)
+    _states: ClassVar[tuple[Any, Any]]
+    _value: ClassVar[str] = "type"
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
         object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
-
-    def _value_field(self, attribute: str) -> None:
-        """Check the value type in ``attribute`` and spell shorthands out."""
-        given = getattr(self, attribute)
+        self._check()
+        attribute, given = self._value, getattr(self, self._value)
         if self.pickled != (given is None):
             action = "leave the type out" if self.pickled else "give a type, or declare it with pickled=True"
             raise StateDeclarationError(
@@ -104,6 +123,9 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
             check_value_type(f"{self.name}.{attribute}", arrow_type)
             object.__setattr__(self, attribute, arrow_type)
 
+    def _check(self) -> None:
+        """Check the rest of the declaration, before the type of values."""
+
     def _arrow_type(self, attribute: str, given: Any) -> pa.DataType:
         arrow_type = read_type(given, f"state '{self.name}', {attribute}")
         if not isinstance(arrow_type, pa.DataType):
@@ -113,7 +135,8 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
             )
         return arrow_type
 
-    def _texts(self, value_type: pa.DataType | None) -> dict[str, str]:
+    def type_texts(self) -> dict[str, str]:
+        value_type = getattr(self, self._value)
         return {
             "value": PICKLED if value_type is None else type_to_text(value_type),
             "namespaced": "yes" if self.namespaced else "no",
@@ -121,10 +144,16 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
             **dict([self.belongs_to] if self.belongs_to else []),
         }
 
-    def _codec(
-        self, value_type: pa.DataType | None, uid: str, stored: dict[str, str] | None
-    ) -> ValueCodec | PickleCodec:
+    def bind(
+        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> S_co:
+        binding = self._binding(sink, state_id, context, self._codec(context.uid, stored))
+        state: S_co = self._states[self.ttl is not None](binding, None if self.namespaced else NO_NAMESPACE)
+        return state
+
+    def _codec(self, uid: str, stored: dict[str, str] | None) -> ValueCodec | PickleCodec:
         """The codec of values; reads those of all versions before, too."""
+        value_type = getattr(self, self._value)
         owner = f"operator '{uid}', state '{self.name}'"
         texts = self.type_texts()
         kept = texts if stored is None else evolved(uid, self.name, texts, stored)
@@ -138,11 +167,13 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         state_id: int,
         context: OperatorContext,
         codec: ValueCodec | PickleCodec,
-        **more: Any,
     ) -> Binding:
-        expiry, ttl = None, as_ttl("state", self.ttl)
+        own = {"plain": codec.plain, **self._own(codec, context.uid)}
+        expiry, encode, ttl = None, codec.encode_one, as_ttl("state", self.ttl)
         if ttl is not None:
+            own["plain"] = None
             expiry = expiry_of(ttl, sink, context, f"operator '{context.uid}', state '{self.name}'")
+            encode = expiry.stamped(encode)
         return Binding(
             name=self.name,
             uid=context.uid,
@@ -150,50 +181,33 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
             state_id=bytes([state_id]),
             page_size=context.page_size,
             namespaced=self.namespaced,
-            encode_value=codec.encode_one,
+            encode_value=encode,
             decode_value=codec.decode_one,
             decode_values=codec.decode_page,
             decode_packed=codec.decode_packed,
-            plain=codec.plain,
             expiry=expiry,
-            **more,
+            **own,
         )
 
-    @property
-    def _root_suffix(self) -> bytes | None:
-        return None if self.namespaced else NO_NAMESPACE
+    def _own(self, codec: ValueCodec | PickleCodec, uid: str) -> dict[str, Any]:
+        """What else the Binding of this kind has; ``plain``: None if nothing can be known of its values."""
+        return {}
 
 
 @dataclass(frozen=True)
 class _ValueDescriptor(_Descriptor[ValueState[T, R]], Generic[T, R]):
-    """All of a ValueStateDescriptor but the types of its arguments."""
+    """All of a ValueStateDescriptor but the types of its arguments. The default is not stored and may change."""
 
     type: TypeLike[T] = None
     default: T | None = None
     kind: ClassVar[str] = "value"
+    _states = ValueState, TtlValueState
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._value_field("type")
-
-    def type_texts(self) -> dict[str, str]:
-        """See ``StateDescriptor``; the default is not stored and may change."""
-        return self._texts(self.type)
-
-    def bind(
-        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
-    ) -> ValueState[T, R]:
-        """See ``StateDescriptor``."""
-        codec = self._codec(self.type, context.uid, stored)
-        default = self._encoded_default(codec, context.uid)
-        state: builtins.type[ValueState[T, R]] = ValueState if self.ttl is None else TtlValueState
-        return state(self._binding(sink, state_id, context, codec, default=default), self._root_suffix)
-
-    def _encoded_default(self, codec: ValueCodec | PickleCodec, uid: str) -> bytes | None:
+    def _own(self, codec: ValueCodec | PickleCodec, uid: str) -> dict[str, Any]:
         if self.default is None:
-            return None
+            return {}
         try:
-            return codec.encode_one(self.default)
+            return {"default": codec.encode_one(self.default)}
         except CodecError as error:
             raise StateDeclarationError(
                 f"operator '{uid}', state '{self.name}': the default {self.default!r} is no value of the state: {error}"
@@ -243,54 +257,100 @@ class ListStateDescriptor(_Descriptor[ListState[T]], Generic[T]):
 
     element_type: TypeLike[T] = None
     kind: ClassVar[str] = "list"
+    _states = ListState, TtlListState
+    _value = "element_type"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._value_field("element_type")
-
-    def type_texts(self) -> dict[str, str]:
-        """See ``StateDescriptor``."""
-        return self._texts(self.element_type)
-
-    def bind(
-        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
-    ) -> ListState[T]:
-        """See ``StateDescriptor``."""
-        codec = self._codec(self.element_type, context.uid, stored)
-        state = ListState if self.ttl is None else TtlListState
-        return state(self._binding(sink, state_id, context, codec), self._root_suffix)
+    def _own(self, codec: ValueCodec | PickleCodec, uid: str) -> dict[str, Any]:
+        return {"plain": None}
 
 
 @dataclass(frozen=True)
-class MapStateDescriptor(_Descriptor[MapState[K, V]], Generic[K, V]):
-    """Declares a MapState from ``key_type`` (a flat type, never pickled) to ``value_type``."""
+class MapDescriptor(_Descriptor[S_co], Generic[S_co, K, V]):
+    """A declaration of user keys and values."""
 
     key_type: TypeLike[K] = None
     value_type: TypeLike[V] = None
-    kind: ClassVar[str] = "map"
+    _value = "value_type"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         key_type = self._arrow_type("key_type", self.key_type)
         check_key_type(f"{self.name}.key_type", key_type)
         object.__setattr__(self, "key_type", key_type)
-        self._value_field("value_type")
 
     def type_texts(self) -> dict[str, str]:
-        """See ``StateDescriptor``."""
-        return {"key": type_to_text(self.key_type), **self._texts(self.value_type)}
+        return {"key": type_to_text(self.key_type), **super().type_texts()}
 
-    def bind(
-        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
-    ) -> MapState[K, V]:
-        """See ``StateDescriptor``."""
-        codec = self._codec(self.value_type, context.uid, stored)
+    def _own(self, codec: ValueCodec | PickleCodec, uid: str) -> dict[str, Any]:
         user_keys = KeyCodec([self.key_type], [f"{self.name}.key"], 1)
-        keys = {
+        plain = plain_key(self.key_type)
+        return {
             "encode_key": user_keys.encode_one,
             "decode_key": user_keys.decode_one,
             "decode_keys": user_keys.decode_page,
-            "plain_key": plain_key(self.key_type),
+            "plain": codec.plain if plain else None,
+            "plain_key": plain,
         }
-        state = MapState if self.ttl is None else TtlMapState
-        return state(self._binding(sink, state_id, context, codec, **keys), self._root_suffix)
+
+
+@dataclass(frozen=True)
+class MapStateDescriptor(MapDescriptor[MapState[K, V], K, V], Generic[K, V]):
+    """Declares a MapState from ``key_type`` (a flat type, never pickled) to ``value_type``."""
+
+    kind: ClassVar[str] = "map"
+    _states = MapState, TtlMapState
+
+
+@dataclass(frozen=True)
+class ReducingStateDescriptor(_Descriptor[ReducingState[T]], Generic[T]):
+    """Declares a ReducingState of ``type``. ``reduce_function(stored, added)`` gives the value to store."""
+
+    reduce_function: Callable[[T, T], T]
+    type: TypeLike[T] = None
+    kind: ClassVar[str] = "reducing"
+    _states = ReducingState, TtlReducingState
+
+    def _check(self) -> None:
+        if not callable(self.reduce_function):
+            raise StateDeclarationError(
+                f"state '{self.name}': reduce_function={self.reduce_function!r} cannot be called; give a "
+                "function of the stored and the added value, such as max"
+            )
+
+    def _own(self, codec: ValueCodec | PickleCodec, uid: str) -> dict[str, Any]:
+        return {"function": self.reduce_function}
+
+
+@dataclass(frozen=True)
+class AggregatingStateDescriptor(_Descriptor[AggregatingState[IN, OUT]], Generic[IN, OUT]):
+    """Declares an AggregatingState whose accumulators are of ``accumulator_type``.
+
+    ``aggregate_function`` may also be one of ``asyncstate.functions``: a tuple that is added is the arguments of its
+    ``accumulate``, and its ``get_accumulator_type`` counts where no type is given.
+    """
+
+    aggregate_function: AggregateFunction[IN, Any, OUT] | TableFunction
+    accumulator_type: TypeLike[Any] = None
+    kind: ClassVar[str] = "aggregating"
+    _states = AggregatingState, TtlAggregatingState
+    _value = "accumulator_type"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.aggregate_function, TableFunction):
+            adapted = Accumulating(self.aggregate_function, self.accumulator_type, f"state '{self.name}'")
+            object.__setattr__(self, "aggregate_function", adapted)
+
+    def _check(self) -> None:
+        function = self.aggregate_function
+        if isinstance(function, TableFunction):
+            if not self.pickled:
+                found = accumulator_type_of(function, self.accumulator_type)
+                object.__setattr__(self, "accumulator_type", found)
+        elif not isinstance(function, AggregateFunction):
+            raise StateDeclarationError(
+                f"state '{self.name}': aggregate_function={function!r} is no AggregateFunction; "
+                "give an object of a class that derives from it"
+            )
+
+    def _own(self, codec: ValueCodec | PickleCodec, uid: str) -> dict[str, Any]:
+        return {"function": self.aggregate_function}

@@ -1,23 +1,30 @@
-"""The states of a declaration with a time to live.
+"""The states of a declaration with a time to live, of the record's current key.
 
-Owns: the value, map, reducing and aggregating state with a ttl; the list's is in ``ttl_listing``. They are classes of
-their own so that states without a ttl pay nothing.
+Owns: the value, list, map, reducing and aggregating state with a ttl. They are classes of their own so that states
+without a ttl pay nothing.
 Invariant: what reads show and renew is the same in both forms of a call and in both modes; a renewal never
-undoes a write.
+undoes a write. Each element of a list has its own stamp, behind its length: renewing it does not change that, so a
+list's chunks stay as they are, and only the clean-up writes a list anew.
 Must not import storage, execution or operators.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from asyncstate.futures import StateFuture
-from asyncstate.requests import Page
+from asyncstate.codec import prefix_end
+from asyncstate.futures import StateFuture, StateIterator
+from asyncstate.requests import Decoder, Page
 from asyncstate.state.keyed.aggregating import AggregatingState
-from asyncstate.state.keyed.binding import Binding
+from asyncstate.state.keyed.binding import KeyedState
+from asyncstate.state.keyed.chunks import COUNT_BYTES, elements, framed
+from asyncstate.state.keyed.listing import ListState
 from asyncstate.state.keyed.mapping import MapState, is_there
 from asyncstate.state.keyed.reducing import FoldingState, ReducingState
 from asyncstate.state.keyed.value import R_co, ValueState
+from asyncstate.state.ranges import range_entries
+from asyncstate.state.stored_lists import element_lists
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -26,24 +33,27 @@ IN = TypeVar("IN")
 OUT = TypeVar("OUT")
 
 
-class TtlValueState(ValueState[T, R_co], Generic[T, R_co]):
+class _StampedEntries(KeyedState):
+    """A state each of whose store entries has one stamp."""
+
+    __slots__ = ()
+
+    def sweep(self, group: bytes) -> int:
+        """Remove the expired entries of a key group; their number."""
+        removed: int = self._expiry.sweep_entries(group + self._id, self._binding.page_size)
+        return removed
+
+
+class TtlValueState(_StampedEntries, ValueState[T, R_co], Generic[T, R_co]):
     """A ValueState whose value expires."""
 
-    __slots__ = ("_expiry",)
-
-    def __init__(self, binding: Binding, suffix: bytes | None) -> None:
-        super().__init__(binding, suffix)
-        assert binding.expiry is not None
-        self._expiry = binding.expiry
-        self._encode = self._expiry.stamped(binding.encode_value)
+    __slots__ = ()
 
     def value(self) -> R_co:
-        """See ``ValueState``."""
         key = self._prefix()
         return self._expiry.reader(key, self._or_default)(self._get(key))  # type: ignore[no-any-return]
 
     def async_value(self) -> StateFuture[R_co]:
-        """See ``ValueState``."""
         key = self._prefix()
         return self._async_get(key, self._expiry.reader(key, self._or_default))
 
@@ -55,29 +65,17 @@ class TtlValueState(ValueState[T, R_co], Generic[T, R_co]):
         """See ``ValueState``; renews nothing."""
         return self._async_get(self._prefix(), lambda raw: self._expiry.shown(raw) is None)
 
-    def sweep(self, group: bytes) -> int:
-        """Remove the expired values of a key group; their number."""
-        return self._expiry.sweep_entries(group + self._id, self._binding.page_size)
 
-
-class TtlMapState(MapState[K, V], Generic[K, V]):
+class TtlMapState(_StampedEntries, MapState[K, V], Generic[K, V]):
     """A MapState each of whose entries expires by itself."""
 
-    __slots__ = ("_expiry",)
-
-    def __init__(self, binding: Binding, suffix: bytes | None) -> None:
-        super().__init__(binding, suffix)
-        assert binding.expiry is not None
-        self._expiry = binding.expiry
-        self._encode = self._expiry.stamped(binding.encode_value)
+    __slots__ = ()
 
     def get(self, key: K) -> V | None:
-        """See ``MapState``."""
         entry = self._entry(key)
         return self._expiry.reader(entry, self._or_none)(self._get(entry))  # type: ignore[no-any-return]
 
     def async_get(self, key: K) -> StateFuture[V | None]:
-        """See ``MapState``."""
         entry = self._entry(key)
         return self._async_get(entry, self._expiry.reader(entry, self._or_none))
 
@@ -99,10 +97,6 @@ class TtlMapState(MapState[K, V], Generic[K, V]):
         """See ``MapState``; renews nothing."""
         return self._async_iterate(self._shown_only).then_apply(lambda found: found.is_empty())
 
-    def sweep(self, group: bytes) -> int:
-        """Remove the expired entries of a key group; their number."""
-        return self._expiry.sweep_entries(group + self._id, self._binding.page_size)
-
     def _decode_entries(self, page: Page, offset: int) -> list[tuple[K, V]]:
         return super()._decode_entries(self._expiry.shown_page(page), offset)
 
@@ -117,28 +111,17 @@ class TtlMapState(MapState[K, V], Generic[K, V]):
         return [key for key, raw in page if shows(raw)]
 
 
-class _TtlFoldingState(FoldingState[IN, OUT], Generic[IN, OUT]):
+class _TtlFoldingState(_StampedEntries, FoldingState[IN, OUT], Generic[IN, OUT]):
     """A folded value that expires as a whole; adding to it, and merging into it, writes it."""
 
-    __slots__ = ("_expiry",)
-
-    def __init__(self, binding: Binding, suffix: bytes | None) -> None:
-        super().__init__(binding, suffix)
-        assert binding.expiry is not None
-        self._expiry = binding.expiry
-        self._encode = self._expiry.stamped(binding.encode_value)
+    __slots__ = ()
 
     def get(self) -> Any:
-        """See ``FoldingState``."""
         prefix = self._prefix()
         raw = self._stored(prefix)
         after, result = self._read(prefix, raw, None)
         self._write(prefix, raw, after)
         return result
-
-    def sweep(self, group: bytes) -> int:
-        """Remove the expired values of a key group; their number."""
-        return self._expiry.sweep_entries(group + self._id, self._binding.page_size)
 
     def _read(self, prefix: bytes, raw: bytes | None, _: None) -> tuple[bytes | None, Any]:
         expiry = self._expiry
@@ -159,3 +142,72 @@ class TtlAggregatingState(_TtlFoldingState[IN, OUT], AggregatingState[IN, OUT], 
     """An AggregatingState that expires."""
 
     __slots__ = ()
+
+
+class TtlListState(ListState[T], Generic[T]):
+    """A ListState each of whose elements expires by itself. A read renews what it loads."""
+
+    __slots__ = ()
+
+    def get(self) -> Iterator[T]:
+        prefix = self._prefix()
+        head = self._stored(prefix)
+        found = super().get()
+        self._write(prefix, head, self._renewed_head(head))
+        return found
+
+    def sweep(self, group: bytes) -> int:
+        """Remove the expired elements of a key group; their number."""
+        binding = self._binding
+        state = group + self._id
+        entries = range_entries(binding.sink, state, prefix_end(state), binding.page_size)
+        return sum(self._sweep_list(*found) for found in element_lists(entries, binding.label))
+
+    def _sweep_list(self, prefix: bytes, head: bytes, chunks: list[bytes]) -> int:
+        expiry = self._expiry
+        stored = [raw for chunk in chunks for raw in self._raw(chunk, 0)] + self._raw(head, COUNT_BYTES)
+        kept = [expiry.restamped(raw) for raw in stored if not expiry.expired(raw)]
+        if kept != stored:
+            self._write(prefix, head, self._replace(prefix, head, [framed(raw) for raw in kept])[0])
+        return len(stored) - len(kept)
+
+    def _read(
+        self, prefix: bytes, head: bytes | None, argument: None
+    ) -> tuple[bytes | None, StateFuture[StateIterator[T]]]:
+        _, found = super()._read(prefix, head, argument)
+        return self._renewed_head(head), found
+
+    def _elements(self, data: bytes, start: int) -> list[T]:
+        shown, decode = self._expiry.shown, self._decode
+        return [decode(value) for raw in self._raw(data, start) if (value := shown(raw)) is not None]
+
+    def _chunk_reader(self, key: bytes) -> Decoder[list[T]]:
+        def read(chunk: bytes | None) -> list[T]:
+            if chunk is not None:
+                self._renew_chunk(key, chunk)
+            return self._chunk(chunk)
+
+        return read
+
+    def _renewed_head(self, head: bytes | None) -> bytes | None:
+        return None if head is None else self._renewed(head, COUNT_BYTES)
+
+    def _renew_chunk(self, key: bytes, chunk: bytes) -> None:
+        """Renew the elements of a chunk that was read, unless it has been written since it was asked for."""
+        after = self._renewed(chunk, 0)
+        if after is not chunk and self._get(key) == chunk:
+            self._put(key, after)
+
+    def _renewed(self, data: bytes, start: int) -> bytes:
+        """``data`` as a read leaves it; ``data`` itself if nothing is to be renewed."""
+        expiry = self._expiry
+        if not expiry.renews:
+            return data
+        stamp = expiry.stamp()
+        before = self._raw(data, start)
+        after = [expiry.renewed(raw, stamp) for raw in before]
+        return data if after == before else data[:start] + b"".join(map(framed, after))
+
+    def _raw(self, data: bytes, start: int) -> list[bytes]:
+        """The elements with their stamps."""
+        return elements(data, start, bytes, self._binding.label)

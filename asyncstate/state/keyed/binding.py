@@ -31,9 +31,9 @@ class Binding:
     ``encode_value`` and ``decode_value`` are of the value, element or map value, the other two of a map's
     user key: ``decode_key(data, offset)`` gives the key tuple and the next offset. ``decode_values``,
     ``decode_packed`` and ``decode_keys`` do many at once (see ``ValueCodec`` and ``KeyCodec``). ``expiry`` is None
-    without a ttl.
-    ``function`` is what a state that folds what is added folds with. ``plain`` and ``plain_key`` tell whether values
-    and a map's user keys may be kept as Python objects; ``known`` has them if they are.
+    without a ttl; with one ``encode_value`` puts the stamp in front, and the others are of what is behind it.
+    ``function`` is what a state that folds what is added folds with. ``plain`` tells whether values may be kept as
+    Python objects, ``plain_key`` of which type a map's user keys are then; ``known`` has them if they are.
     """
 
     name: str
@@ -65,14 +65,38 @@ class Binding:
 
 
 class KeyedState:
-    """A state of the sink's current key, and of one namespace if it is declared with namespaces."""
+    """A state of the sink's current key, and of one namespace if it is declared with namespaces.
 
-    __slots__ = ("_binding", "_id", "_sink", "_suffix")
+    ``_level`` is None where nothing is kept, and from the moment on at which the state has found it resting.
+    """
+
+    __slots__ = (
+        "_async_get",
+        "_binding",
+        "_decode",
+        "_delete",
+        "_encode",
+        "_expiry",
+        "_get",
+        "_id",
+        "_level",
+        "_put",
+        "_sink",
+        "_suffix",
+    )
 
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
         self._binding = binding
-        self._sink = binding.sink
+        self._sink = sink = binding.sink
         self._id = binding.state_id
+        self._get = sink.get
+        self._async_get = sink.async_get
+        self._put = sink.put
+        self._delete = sink.delete
+        self._encode = binding.encode_value
+        self._decode = binding.decode_value
+        self._expiry: Any = binding.expiry
+        self._level = binding.known
         # None makes the concatenation of the store key fail: a namespaced state without its namespace
         self._suffix: Any = suffix
 
@@ -95,10 +119,6 @@ class KeyedState:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} '{self._binding.name}' of '{self._binding.uid}'>"
-
-    def _may_know(self) -> bool:
-        """Whether the state can use ``KnownValues``, given values that nobody can change."""
-        return False
 
     def _prefix(self) -> bytes:
         context: Any = self._sink.current
@@ -138,7 +158,7 @@ def with_known_values(state: S, limit_bytes: int, trial: Trial) -> S:
         return state
     binding = state._binding
     values = binding.plain
-    if values is None or not state._may_know() or not trial.begin():
+    if values is None or not trial.begin():
         return state
     default = None if binding.default is None else binding.decode_value(binding.default)
     known = KnownValues(

@@ -10,8 +10,8 @@ Source: FLIP-424's ``ListState``; the layout is that of ``chunks``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import (
@@ -19,10 +19,9 @@ from asyncstate.futures import (
     StateIterator,
     combine_all,
     completed_future,
-    completed_void_future,
 )
+from asyncstate.futures.future import VOID
 from asyncstate.requests import Decoder
-from asyncstate.state.keyed.binding import Binding
 from asyncstate.state.keyed.chunks import (
     COUNT_BYTES,
     INDEX_BYTES,
@@ -35,22 +34,15 @@ from asyncstate.state.keyed.chunks import (
     whole,
 )
 from asyncstate.state.keyed.cursors import PageCursor, live_cursors
-from asyncstate.state.keyed.merging import MergingState, Source
-from asyncstate.state.keyed.pending import as_it_is
+from asyncstate.state.keyed.pending import MergingState, Source, as_it_is
 
 T = TypeVar("T")
-
-_VOID: Final = completed_void_future()
 
 
 class ListState(MergingState, Generic[T]):
     """Elements of the current key. A small list is one store entry, a long one is read and kept in chunks."""
 
-    __slots__ = ("_encode",)
-
-    def __init__(self, binding: Binding, suffix: bytes | None) -> None:
-        super().__init__(binding, suffix)
-        self._encode = binding.encode_value
+    __slots__ = ()
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -59,7 +51,7 @@ class ListState(MergingState, Generic[T]):
         prefix = self._prefix()
         head = self._stored(prefix)
         if sealed_chunks(head):
-            return iter(self._cursor(prefix, head, blocking=True).load_now())
+            return iter(ListCursor(self, prefix, head, blocking=True).load_now())
         return iter(self._small(head))
 
     def async_get(self) -> StateFuture[StateIterator[T]]:
@@ -90,7 +82,7 @@ class ListState(MergingState, Generic[T]):
     def async_add_all(self, elements: Iterable[T]) -> StateFuture[None]:
         """``add_all``; every operation that is asked for later sees it."""
         frames = [self._frame(element) for element in elements]
-        return self._when_read(self._append_all, frames) if frames else _VOID
+        return self._when_read(self._append_all, frames) if frames else VOID
 
     def update(self, elements: Iterable[T] | None) -> None:
         """Replace all elements; an empty iterable (or None) clears."""
@@ -115,11 +107,8 @@ class ListState(MergingState, Generic[T]):
         self, prefix: bytes, head: bytes | None, _: None
     ) -> tuple[bytes | None, StateFuture[StateIterator[T]]]:
         if sealed_chunks(head):
-            return head, self._cursor(prefix, head, blocking=False).load()
+            return head, ListCursor(self, prefix, head, blocking=False).load()
         return head, completed_future(head).then_apply(self._small)
-
-    def _cursor(self, prefix: bytes, head: bytes | None, blocking: bool) -> ListCursor:
-        return ListCursor(self._binding, self._elements, prefix, head, blocking)
 
     def _small(self, head: bytes | None) -> StateIterator[T]:
         return StateIterator([] if head is None else self._elements(head, COUNT_BYTES))
@@ -174,6 +163,13 @@ class ListState(MergingState, Generic[T]):
         binding = self._binding
         return elements_of_one_type(data, start, binding.decode_values, binding.decode_packed, binding.label)
 
+    def _chunk(self, chunk: bytes | None) -> list[T]:
+        return self._elements(whole(chunk, self._binding.label), 0)
+
+    def _chunk_reader(self, _key: bytes) -> Decoder[list[T]]:
+        """What to make of the chunk under a store key."""
+        return self._chunk
+
     def _frame(self, element: T) -> bytes:
         if element is None:
             raise StateAccessError(
@@ -186,19 +182,12 @@ class ListState(MergingState, Generic[T]):
 class ListCursor(PageCursor[list[Any], Any]):
     """The chunks from ``_asked`` and then the tail of one list, as they were when it was asked for."""
 
-    __slots__ = ("_asked", "_binding", "_elements", "_kept", "_sealed", "_step", "_tail")
+    __slots__ = ("_asked", "_binding", "_kept", "_sealed", "_state", "_step", "_tail")
 
-    def __init__(
-        self,
-        binding: Binding,
-        elements_of: Callable[[bytes, int], list[Any]],
-        prefix: bytes,
-        head: bytes | None,
-        blocking: bool,
-    ) -> None:
-        super().__init__(binding.cursors, prefix, blocking)
-        self._binding = binding
-        self._elements = elements_of
+    def __init__(self, state: ListState[Any], prefix: bytes, head: bytes | None, blocking: bool) -> None:
+        super().__init__(state._binding.cursors, prefix, blocking)
+        self._state = state
+        self._binding = state._binding
         self._sealed = sealed_chunks(head)
         self._tail = head
         self._asked = 0
@@ -209,7 +198,7 @@ class ListCursor(PageCursor[list[Any], Any]):
         """The list is about to lose its chunks: read those that have not been asked for."""
         for index in range(self._asked, self._sealed):
             if index not in self._kept:
-                self._kept[index] = self._decoded(self._binding.sink.get(chunk_key(self._prefix, index)))
+                self._kept[index] = self._state._chunk(self._binding.sink.get(chunk_key(self._prefix, index)))
 
     def _ask(self) -> StateFuture[list[Any]]:
         first = self._asked
@@ -218,25 +207,18 @@ class ListCursor(PageCursor[list[Any], Any]):
         if self._kept:
             return completed_future([self._kept.pop(index) for index in chunks])
         keys = [chunk_key(self._prefix, index) for index in chunks]
-        sink, reader = self._binding.sink, self._reader
+        sink, reader = self._binding.sink, self._state._chunk_reader
         if self._blocking:
             return completed_future([reader(key)(sink.get(key)) for key in keys])
         return combine_all([sink.async_get(key, reader(key)) for key in keys])
-
-    def _reader(self, _key: bytes) -> Decoder[list[Any]]:
-        """What to make of the chunk under a store key."""
-        return self._decoded
 
     def _entries(self, page: list[Any]) -> list[Any]:
         items = [element for chunk in page for element in chunk]
         if items:
             self._step = max(1, self._binding.page_size * len(page) // len(items))
         if self._asked == self._sealed and self._tail is not None:
-            items += self._elements(self._tail, COUNT_BYTES)
+            items += self._state._elements(self._tail, COUNT_BYTES)
         return items
-
-    def _decoded(self, chunk: bytes | None) -> list[Any]:
-        return self._elements(whole(chunk, self._binding.label), 0)
 
     @property
     def _exhausted(self) -> bool:

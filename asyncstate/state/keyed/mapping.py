@@ -15,7 +15,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from asyncstate.codec import prefix_end
 from asyncstate.errors import StateAccessError
-from asyncstate.futures import DONE, StateFuture, StateIterator, completed_future, completed_void_future
+from asyncstate.futures import DONE, StateFuture, StateIterator, completed_future
+from asyncstate.futures.future import VOID
 from asyncstate.requests import Page
 from asyncstate.state.keyed.binding import Binding, KeyedState
 from asyncstate.state.keyed.cursors import PageCursor, live_cursors
@@ -26,7 +27,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-_VOID: Final = completed_void_future()
 _AFTER: Final = b"\x00"  # appended to a key: the smallest key behind it
 
 DecodePage = Callable[[Page, int], list[Any]]
@@ -38,40 +38,17 @@ class MapState(KeyedState, DictProtocol[K, V]):
     Iterations load ``page_size`` entries at a time; writing while they go on is safe.
     """
 
-    __slots__ = (
-        "_async_get",
-        "_cursors",
-        "_decode",
-        "_delete",
-        "_encode",
-        "_encode_key",
-        "_get",
-        "_known",
-        "_level",
-        "_or_none",
-        "_plain_key",
-        "_put",
-    )
+    __slots__ = ("_cursors", "_encode_key", "_known", "_or_none", "_plain_key")
 
-    # What is known of an entry goes by the record's key and the user key. Both are None where nothing is kept, and
-    # from the moment on at which the state has found it resting.
-    _level: KnownValues | None
+    # What is known of an entry goes by the record's key and the user key. None where ``_level`` is.
     _known: Callable[[Any, Any], Any] | None
 
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
-        sink = binding.sink
-        self._get = sink.get
-        self._async_get = sink.async_get
-        self._put = sink.put
-        self._delete = sink.delete
-        self._encode = binding.encode_value
-        self._decode = binding.decode_value
         self._encode_key = binding.encode_key
         self._cursors = binding.cursors
         self._or_none = _or_none(binding.decode_value)
         self._plain_key: Any = binding.plain_key
-        self._level = binding.known
         self._known = None if binding.known is None else binding.known.values.get
 
     # -- one entry ----------------------------------------------------------------------------------
@@ -140,7 +117,7 @@ class MapState(KeyedState, DictProtocol[K, V]):
     def async_put(self, key: K, value: V) -> StateFuture[None]:
         """``put``; every read that is asked for later sees it."""
         self.put(key, value)
-        return _VOID
+        return VOID
 
     def put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
         """``put`` each entry; none is stored if one is refused."""
@@ -161,7 +138,7 @@ class MapState(KeyedState, DictProtocol[K, V]):
     def async_put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> StateFuture[None]:
         """``put_all``; every read that is asked for later sees it."""
         self.put_all(entries)
-        return _VOID
+        return VOID
 
     def remove(self, key: K) -> None:
         """Remove the entry of ``key``; nothing happens if there is none."""
@@ -180,7 +157,7 @@ class MapState(KeyedState, DictProtocol[K, V]):
     def async_remove(self, key: K) -> StateFuture[None]:
         """``remove``; every read that is asked for later sees it."""
         self.remove(key)
-        return _VOID
+        return VOID
 
     # -- all entries --------------------------------------------------------------------------------
 
@@ -243,7 +220,7 @@ class MapState(KeyedState, DictProtocol[K, V]):
         """``clear``; every read that is asked for later sees it."""
         # Which entries to delete must be known before the record's next write, so nothing can wait.
         self.clear()
-        return _VOID
+        return VOID
 
     # -- the rest -----------------------------------------------------------------------------------
 
@@ -280,9 +257,6 @@ class MapState(KeyedState, DictProtocol[K, V]):
         return self._binding.decode_values([value for _, value in page])  # type: ignore[no-any-return]
 
     # -- what is known ------------------------------------------------------------------------------
-
-    def _may_know(self) -> bool:
-        return self._binding.expiry is None and self._plain_key is not None
 
     def _known_as(self, key: Any, entry: bytes) -> tuple[bytes, Any]:
         """What an entry is known as. A key of another type that can be stored is taken as it is read."""

@@ -1,62 +1,102 @@
 """Operations on stored values, in the order in which they were asked for.
 
-Owns: ``OrderedState``, the base of the states whose writes depend on what is stored (lists, reductions), the
-operations that wait for stored values, and ``JointOperation``, one on several values.
+Owns: ``MergingState``, the base of the states whose writes depend on what is stored (lists, reductions), the
+operations that wait for stored values, and merges, which are operations on several values: what several namespaces
+hold becomes the content of one, as when session windows meet.
 Invariant: operations on one stored value take effect in the order in which they were asked for, whether or
 not the value had to be waited for; one that fails changes nothing and lets the others be.
 Must not import storage, execution or operators.
+
+Only lists and reductions merge. Of two values, or of two values under one user key of a map, nothing but the
+operator knows which one is to stay, so ``ValueState`` and ``MapState`` do not have the methods.
+
+Source: Flink's ``InternalMergingState``.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from asyncstate.futures import StateFuture, completed_future, completed_void_future, failed_future
+from asyncstate.codec import encode_namespace
+from asyncstate.errors import StateAccessError
+from asyncstate.futures import StateFuture, combine_all, completed_future, failed_future
+from asyncstate.futures.future import VOID
 from asyncstate.state.keyed.binding import Binding, KeyedState
 
-_VOID: Final = completed_void_future()
-_JOINT: Final = b""  # stands for the store key of an operation that has several
+_MERGE: Final = b""  # stands for the store key of an operation that has several
 
 # (store key, the bytes under it, argument) -> (the bytes afterwards: None removes them, result). A result may be
 # a StateFuture. "The bytes afterwards" being the same object means that nothing is to be written.
 Operation = Callable[[bytes, bytes | None, Any], tuple[bytes | None, Any]]
 
 
-class JointOperation(ABC):
-    """An operation on the values under ``prefixes``, which may have to read more than them (``details``)."""
+class Source(NamedTuple):
+    """A namespace that is merged into another: its store key, what is stored there, and its ``_contents``."""
 
-    __slots__ = ("asked", "details", "prefixes")
-
-    def __init__(self, prefixes: list[bytes]) -> None:
-        self.prefixes = prefixes
-        self.asked = False
-        self.details: StateFuture[Any] | None = None
-
-    @abstractmethod
-    def ask(self, stored: list[bytes | None], blocking: bool) -> StateFuture[Any]:
-        """Read, and only read, what ``apply`` needs beside the values; answered at once if ``blocking``."""
-
-    @abstractmethod
-    def apply(self, stored: list[bytes | None], details: Any) -> list[bytes | None]:
-        """The values afterwards."""
+    prefix: bytes
+    stored: bytes | None
+    contents: Any
 
 
-class OrderedState(KeyedState):
-    """A state with one entry under its store key that operations read, change and write back."""
+class MergingState(KeyedState):
+    """A state with one entry under its store key that operations read, change and write back. Its namespaces can be
+    merged."""
 
-    __slots__ = ("_async_get", "_delete", "_get", "_put", "_waiting")
+    __slots__ = ("_waiting",)
 
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
-        sink = binding.sink
-        self._get = sink.get
-        self._async_get = sink.async_get
-        self._put = sink.put
-        self._delete = sink.delete
         self._waiting: dict[bytes, _Waiting] = binding.waiting
+
+    # -- merging --------------------------------------------------------------------------------------
+
+    def merge_namespaces(self, target: int, sources: Iterable[int]) -> None:
+        """Combine what ``sources`` hold, in the order given and behind what ``target`` holds, into ``target``.
+
+        The sources are empty afterwards. Without sources, or if they hold nothing, nothing happens. It does not
+        matter which namespace this object is ``at``. Raises StateAccessError if a namespace is given twice, or if the
+        state is not declared with ``namespaced=True``; OperatorError if the operator's function fails.
+        """
+        prefixes = self._namespace_prefixes(target, list(sources))
+        if len(prefixes) > 1:
+            before = [self._stored(prefix) for prefix in prefixes]
+            merge = _Merge(self, prefixes)
+            after = merge.apply(before, merge.ask(before, blocking=True).get())
+            for prefix, old, new in zip(prefixes, before, after, strict=True):
+                self._write(prefix, old, new)
+
+    def async_merge_namespaces(self, target: int, sources: Iterable[int]) -> StateFuture[None]:
+        """``merge_namespaces``; every operation that is asked for later, on any of the namespaces, sees it."""
+        prefixes = self._namespace_prefixes(target, list(sources))
+        return self._when_all_read(_Merge(self, prefixes)) if len(prefixes) > 1 else VOID
+
+    def _contents(self, prefix: bytes, stored: bytes | None, blocking: bool) -> StateFuture[Any]:
+        """Read, and only read, what ``_merged`` has to know of a source beside the stored value; answered at once if
+        ``blocking``."""
+        return VOID
+
+    @abstractmethod
+    def _merged(self, prefix: bytes, stored: bytes | None, sources: list[Source]) -> bytes | None:
+        """The value under the target's ``prefix`` afterwards; removes what sources have under other store keys."""
+
+    def _namespace_prefixes(self, target: int, sources: list[int]) -> list[bytes]:
+        label = self._binding.label
+        if not self._binding.namespaced:
+            raise StateAccessError(f"{label} has no namespaces to merge; declare it with namespaced=True")
+        if target in sources or len(set(sources)) != len(sources):
+            raise StateAccessError(
+                f"{label}: namespaces {sources!r} cannot be merged into {target!r}; give each namespace once, and the "
+                "target not among the sources"
+            )
+        context: Any = self._sink.current
+        try:
+            prefix = context.group + self._id + context.encoded_key
+        except (AttributeError, TypeError):
+            raise self.at(target)._misuse() from None
+        return [prefix + encode_namespace(namespace) for namespace in (target, *sources)]
 
     # -- one value ------------------------------------------------------------------------------------
 
@@ -95,7 +135,7 @@ class OrderedState(KeyedState):
             return failed_future(error)
         self._write(prefix, before, after)
         if result is None:
-            return _VOID
+            return VOID
         return result if type(result) is StateFuture else completed_future(result)
 
     def _write(self, prefix: bytes, before: bytes | None, after: bytes | None) -> None:
@@ -106,19 +146,12 @@ class OrderedState(KeyedState):
         else:
             self._put(prefix, after)
 
-    # -- several values -------------------------------------------------------------------------------
+    # -- waiting --------------------------------------------------------------------------------------
 
-    def _do_jointly(self, operation: JointOperation) -> None:
-        """Run ``operation`` at once, behind those asked for before on any of its values."""
-        before = [self._stored(prefix) for prefix in operation.prefixes]
-        after = operation.apply(before, operation.ask(before, blocking=True).get())
-        for prefix, old, new in zip(operation.prefixes, before, after, strict=True):
-            self._write(prefix, old, new)
-
-    def _when_all_read(self, operation: JointOperation) -> StateFuture[None]:
-        """Run ``operation`` when its values are known, behind those asked for before on any of them."""
+    def _when_all_read(self, merge: _Merge) -> StateFuture[None]:
+        """Run ``merge`` when its values are known, behind operations asked for before on any of them."""
         waiting = _Waiting()
-        for prefix in operation.prefixes:
+        for prefix in merge.prefixes:
             other = self._waiting.get(prefix)
             if other is None:
                 self._await(waiting, prefix, self._async_get(prefix, as_it_is))
@@ -126,11 +159,9 @@ class OrderedState(KeyedState):
                 waiting.absorb(other)
                 for absorbed in other.prefixes:
                     self._waiting[absorbed] = waiting
-        future = waiting.add(_JOINT, operation, None)
+        future = waiting.add(_MERGE, merge, None)
         self._go_on(waiting)
         return future
-
-    # -- waiting --------------------------------------------------------------------------------------
 
     def _await(self, waiting: _Waiting, prefix: bytes, loaded: StateFuture[bytes | None]) -> None:
         self._waiting[prefix] = waiting
@@ -166,7 +197,7 @@ class OrderedState(KeyedState):
         return waiting.stored[prefix]
 
     def _apply(self, waiting: _Waiting, blocking: bool) -> bool:
-        """Apply operations in order, up to a joint one that has to read more first; False if there is one."""
+        """Apply operations in order, up to a merge that has to read more first; False if there is one."""
         stored = waiting.stored
         operations = waiting.operations
         while waiting.position < len(operations):
@@ -175,7 +206,7 @@ class OrderedState(KeyedState):
             try:
                 if prefix:
                     stored[prefix], result = operation(prefix, stored[prefix], argument)
-                elif not self._apply_jointly(waiting, operation, blocking):
+                elif not self._apply_merge(waiting, operation, blocking):
                     return False
             except Exception as error:
                 result = _Failure(error)
@@ -187,21 +218,20 @@ class OrderedState(KeyedState):
         waiting.applied = True
         return True
 
-    def _apply_jointly(self, waiting: _Waiting, operation: JointOperation, blocking: bool) -> bool:
-        prefixes = operation.prefixes
-        stored = [waiting.stored[prefix] for prefix in prefixes]
-        details = operation.details
-        if details is None or (blocking and not details.done):
-            details = operation.details = operation.ask(stored, blocking)
-            if not details.done:
+    def _apply_merge(self, waiting: _Waiting, merge: _Merge, blocking: bool) -> bool:
+        stored = [waiting.stored[prefix] for prefix in merge.prefixes]
+        contents = merge.contents
+        if contents is None or (blocking and not contents.done):
+            contents = merge.contents = merge.ask(stored, blocking)
+            if not contents.done:
                 waiting.outstanding += 1
-                details.on_settled(lambda _: self._details_arrived(waiting.latest()))
-        if not details.done:
+                contents.on_settled(lambda _: self._contents_arrived(waiting.latest()))
+        if not contents.done:
             return False
-        waiting.stored.update(zip(prefixes, operation.apply(stored, details.get()), strict=True))
+        waiting.stored.update(zip(merge.prefixes, merge.apply(stored, contents.get()), strict=True))
         return True
 
-    def _details_arrived(self, waiting: _Waiting) -> None:
+    def _contents_arrived(self, waiting: _Waiting) -> None:
         waiting.outstanding -= 1
         self._go_on(waiting)
 
@@ -211,6 +241,30 @@ class OrderedState(KeyedState):
             if self._waiting.get(prefix) is waiting:
                 del self._waiting[prefix]
         waiting.fail(error)
+
+
+class _Merge:
+    """What is under ``prefixes``, the first of which is the target, becomes one; ``contents`` of the others is asked
+    for when what is stored of them is known."""
+
+    __slots__ = ("_state", "contents", "prefixes")
+
+    def __init__(self, state: MergingState, prefixes: list[bytes]) -> None:
+        self._state = state
+        self.prefixes = prefixes
+        self.contents: StateFuture[list[Any]] | None = None
+
+    def ask(self, stored: list[bytes | None], blocking: bool) -> StateFuture[list[Any]]:
+        """The contents of all sources."""
+        contents = self._state._contents
+        sources = zip(self.prefixes[1:], stored[1:], strict=True)
+        return combine_all([contents(prefix, value, blocking) for prefix, value in sources])
+
+    def apply(self, stored: list[bytes | None], contents: list[Any]) -> list[bytes | None]:
+        """The values afterwards."""
+        sources = list(map(Source, self.prefixes[1:], stored[1:], contents))
+        target = self._state._merged(self.prefixes[0], stored[0], sources)
+        return [target, *(None for _ in sources)]
 
 
 class _Failure:
@@ -225,7 +279,7 @@ class _Failure:
 class _Waiting:
     """Operations on values that are being read, and the futures of those who asked for them.
 
-    Mostly on one value. A joint operation unites what waits for any of its values, so that operations on them
+    Mostly on one value. A merge unites what waits for any of its values, so that operations on them
     that are asked for later wait behind it.
     """
 
@@ -264,7 +318,7 @@ class _Waiting:
         if prefix not in self.stored:
             self.stored[prefix] = self.before[prefix] = stored
 
-    def add(self, prefix: bytes, operation: Operation | JointOperation, argument: Any) -> StateFuture[Any]:
+    def add(self, prefix: bytes, operation: Operation | _Merge, argument: Any) -> StateFuture[Any]:
         future: StateFuture[Any] = StateFuture()
         self.operations.append((prefix, operation, argument, future))
         return future

@@ -13,37 +13,32 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from asyncstate.errors import OperatorError, StateAccessError
-from asyncstate.futures import StateFuture, completed_future, completed_void_future, failed_future
+from asyncstate.futures import StateFuture, completed_future, failed_future
+from asyncstate.futures.future import VOID
 from asyncstate.state.keyed.binding import Binding
 from asyncstate.state.keyed.known import UNKNOWN, KnownValues
-from asyncstate.state.keyed.merging import MergingState, Source
+from asyncstate.state.keyed.pending import MergingState, Source
 
 T = TypeVar("T")
 IN = TypeVar("IN")
 OUT = TypeVar("OUT")
-
-_VOID: Final = completed_void_future()
 
 
 class FoldingState(MergingState, Generic[IN, OUT]):
     """One stored value. ``binding.function`` is what its kind folds with.
 
     What is known of it goes by the store key, as the operations that wait do, and does not wait: whoever reads the
-    bytes makes it unknown, and writing them makes it known. ``_level`` is None where nothing is kept, and from the
-    moment on at which the state has found it resting.
+    bytes makes it unknown, and writing them makes it known.
     """
 
-    __slots__ = ("_decode", "_encode", "_function", "_level")
+    __slots__ = ("_function",)
 
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
-        self._encode = binding.encode_value
-        self._decode = binding.decode_value
         self._function = binding.function
-        self._level: KnownValues | None = binding.known
         if binding.known is not None:
             self._get, self._async_get = binding.known.get, binding.known.async_get
             self._delete = binding.known.delete
@@ -99,7 +94,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
             self._fold_in(level, prefix, stored, value)
         except Exception as error:
             return failed_future(error)
-        return _VOID
+        return VOID
 
     def clear(self) -> None:
         """Remove what has been added."""
@@ -114,16 +109,13 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         if prefix in self._waiting:
             return self._when_read(_cleared, None)
         self._delete(prefix)
-        return _VOID
+        return VOID
 
     def _given(self, value: Any) -> Any:
         """``value``, or an error if it cannot be added."""
         return value
 
     # -- what is known ------------------------------------------------------------------------------------
-
-    def _may_know(self) -> bool:
-        return self._binding.expiry is None
 
     def _fold_in(self, level: KnownValues, prefix: bytes, stored: Any, value: Any) -> None:
         after = self._folded(stored, value)

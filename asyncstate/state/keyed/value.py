@@ -10,19 +10,18 @@ Source: FLIP-424's ``ValueState``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Generic
+from typing import Any, Generic
 
 from typing_extensions import TypeVar
 
-from asyncstate.futures import DONE, StateFuture, completed_future, completed_void_future
+from asyncstate.futures import DONE, StateFuture, completed_future
+from asyncstate.futures.future import VOID
 from asyncstate.state.keyed.binding import Binding, KeyedState
-from asyncstate.state.keyed.known import UNKNOWN, KnownValues
+from asyncstate.state.keyed.known import UNKNOWN
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True, default=T | None)
 """What reads give: with a declared default always a value."""
-
-_VOID: Final = completed_void_future()
 
 
 class ValueState(KeyedState, Generic[T, R_co]):
@@ -31,43 +30,21 @@ class ValueState(KeyedState, Generic[T, R_co]):
     ``ValueState[int]`` is one without a default, whose reads may be None; with one it is ``ValueState[int, int]``.
     """
 
-    __slots__ = (
-        "_async_get",
-        "_decode",
-        "_default",
-        "_delete",
-        "_encode",
-        "_get",
-        "_known",
-        "_level",
-        "_or_default",
-        "_put",
-    )
+    __slots__ = ("_default", "_known", "_or_default")
 
-    # What is known goes by the record's key and the namespace. Both are None where nothing is kept, and from the
-    # moment on at which the state has found it resting.
-    _level: KnownValues | None
+    # What is known goes by the record's key and the namespace. None where ``_level`` is.
     _known: Callable[[Any, Any], Any] | None
 
     # The methods repeat the store key's expression: a call in between costs a fifth of the whole request.
 
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
-        sink = binding.sink
-        self._get = sink.get
-        self._async_get = sink.async_get
-        self._put = sink.put
-        self._delete = sink.delete
-        self._encode = binding.encode_value
-        self._decode = binding.decode_value
         self._default = binding.default
         self._or_default = _with_default(binding.decode_value, binding.default)
-        self._level = level = binding.known
-        self._known = None
-        if level is not None:
-            self._known = level.values.get
-            if binding.default is not None:
-                self._or_default = _with_this_default(binding.decode_value, level.default)
+        level = binding.known
+        self._known = None if level is None else level.values.get
+        if level is not None and binding.default is not None:
+            self._or_default = _with_this_default(binding.decode_value, level.default)
 
     def value(self) -> R_co:
         """The value, or the default."""
@@ -132,7 +109,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
     def async_update(self, value: T | None) -> StateFuture[None]:
         """``update``; every read that is asked for later sees it."""
         self.update(value)
-        return _VOID
+        return VOID
 
     def is_empty(self) -> bool:
         """True when no value is stored, whatever the default; decodes nothing."""
@@ -153,12 +130,9 @@ class ValueState(KeyedState, Generic[T, R_co]):
     def async_clear(self) -> StateFuture[None]:
         """``clear``; every read that is asked for later sees it."""
         self.update(None)
-        return _VOID
+        return VOID
 
     # -- what is known ------------------------------------------------------------------------------------
-
-    def _may_know(self) -> bool:
-        return self._binding.expiry is None
 
     def _look(self) -> Any:
         """What is known, None for an absent value; UNKNOWN if nothing is."""
