@@ -196,7 +196,7 @@ MUTATIONS: Final = (
         "storage/test_spilling.py",
     ),
     _mutation(
-        "asyncstate/storage/write_meter.py",
+        "asyncstate/storage/write_buffer.py",
         "_RECOUNT_ROWS: Final = 2 ",
         "_RECOUNT_ROWS: Final = 1_000 ",
         "storage/test_spilling.py",
@@ -240,7 +240,7 @@ MUTATIONS: Final = (
     ),
     # what of it goes to another worker
     _mutation(
-        "asyncstate/storage/handing_over.py",
+        "asyncstate/storage/open_stores.py",
         "    if of != lineage:\n",
         "    if not of:\n",
         "storage/test_open_stores.py",

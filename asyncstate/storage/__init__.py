@@ -1,20 +1,24 @@
 """Committed state: stores, this batch's writes over them, and the checkpoint that makes them durable.
 
-``contract`` says what a store is, ``rocksdb`` is the one that keeps state, ``empty`` the one of runs that keep none;
-``overlay`` holds a micro-batch's writes, which ``spilled`` keeps on disk when they are many. ``files`` and
-``object_files`` say where a checkpoint lies, ``manifest``, ``ownership`` and ``checkpoint`` are the driver's view of
-durable versions; ``lease`` gives a task a local store at a version, ``commit`` turns the task's writes into files,
-``snapshot`` and ``restore`` copy and rebuild. rocksdict is imported below this package only.
+``contract`` says what a store is, ``rocksdb`` is the one that keeps state; ``overlay`` holds a micro-batch's writes,
+which ``spilled`` keeps on disk when they are many. ``files`` and ``object_files`` say where a checkpoint lies,
+``manifest``, ``ownership`` and ``checkpoint`` are the driver's view of durable versions; ``lease`` gives a task a local
+store at a version, ``commit`` turns the task's writes into files, ``snapshot`` and ``restore`` copy and rebuild.
+rocksdict is imported below this package only.
 """
 
 from asyncstate.storage.base import PartitionBase, group_bounds, group_range, partition_base
 from asyncstate.storage.checkpoint import Checkpoint
-from asyncstate.storage.commit import commit_partition, snapshot_if_due, upload_delta
-from asyncstate.storage.contract import EMPTY_VERSION, Change, Changes, KeyedStore, StoreStatistics
-from asyncstate.storage.delta import verify_file
-from asyncstate.storage.empty import EmptyStore
-from asyncstate.storage.files import CheckpointFiles, LocalFiles
-from asyncstate.storage.handing_over import GiveAway
+from asyncstate.storage.commit import commit_partition, snapshot_if_due
+from asyncstate.storage.contract import (
+    EMPTY_VERSION,
+    Change,
+    Changes,
+    EmptyStore,
+    KeyedStore,
+    StoreStatistics,
+)
+from asyncstate.storage.files import CheckpointFiles, LocalFiles, verify_file
 from asyncstate.storage.lease import Lease, LocalStores
 from asyncstate.storage.manifest import (
     EMPTY_LINEAGE,
@@ -28,12 +32,11 @@ from asyncstate.storage.manifest import (
     StateSpec,
     extend_lineage,
 )
-from asyncstate.storage.object_files import ObjectFiles, checkpoint_files, existing_files
-from asyncstate.storage.open_stores import OpenStores
+from asyncstate.storage.object_files import ObjectFiles, Retries, checkpoint_files, existing_files
+from asyncstate.storage.open_stores import GiveAway, OpenStores
 from asyncstate.storage.overlay import LIST_GET_KEYS, OverlayStatistics, WriteOverlay
 from asyncstate.storage.read_cache import MISSING, CachedEntries
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
-from asyncstate.storage.retries import Retries
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
 from asyncstate.storage.spilled import SpilledWrites, WriteBound, changes_from
 from asyncstate.storage.worker_cache import CacheLoan, PartitionKey, WorkerCache
@@ -88,6 +91,5 @@ __all__ = [
     "group_range",
     "partition_base",
     "snapshot_if_due",
-    "upload_delta",
     "verify_file",
 ]

@@ -1,17 +1,17 @@
 """The end of a micro-batch on one partition: delta file, now and then a snapshot, partition manifest.
 
-Owns: commit_partition and its two halves. Invariant: nothing here is visible until the driver writes the
+Owns: commit_partition and what it writes. Invariant: nothing here is visible until the driver writes the
 manifest; all names are unique to the attempt. Must not write manifests.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from asyncstate.storage.contract import Changes
-from asyncstate.storage.delta import write_delta
-from asyncstate.storage.files import CheckpointFiles
+from asyncstate.storage.files import CheckpointFiles, file_checksum
 from asyncstate.storage.lease import Lease
 from asyncstate.storage.manifest import (
     DeltaRef,
@@ -22,6 +22,7 @@ from asyncstate.storage.manifest import (
     extend_lineage,
     snapshot_folder,
 )
+from asyncstate.storage.rocksdb import RocksDBOptions, write_sst
 from asyncstate.storage.snapshot import create_snapshot
 
 SNAPSHOT_EVERY_DELTAS = 10
@@ -46,9 +47,12 @@ def commit_partition(
     """
     base = lease.base
     snapshot = snapshot_if_due(lease, files, uid, partition, batch_id, attempt, snapshot_every_deltas)
-    delta = upload_delta(lease, files, changes, uid, partition, batch_id, attempt)
+    name = delta_name(uid, partition, batch_id, attempt)
+    local = lease.kept_folder / Path(name).name
+    delta = write_delta(changes, local, name, lease.store.options)
     deltas = [] if snapshot else list(base.deltas)
     if delta is not None:
+        files.put_file(local, name)
         deltas.append(DeltaRef(batch_id, delta, extend_lineage(base.lineage, delta)))
     return PartitionManifest(partition, snapshot or base.snapshot, deltas, dict(statistics or {}))
 
@@ -72,19 +76,11 @@ def snapshot_if_due(
     return create_snapshot(lease.store, base.lineage, files, folder, present)
 
 
-def upload_delta(
-    lease: Lease,
-    files: CheckpointFiles,
-    changes: Changes,
-    uid: str,
-    partition: int,
-    batch_id: int,
-    attempt: str,
+def write_delta(
+    changes: Changes, local: str | Path, name: str, options: RocksDBOptions | None = None
 ) -> FileRef | None:
-    """Upload the sorted changes as the attempt's delta file; None when there are none."""
-    name = delta_name(uid, partition, batch_id, attempt)
-    local = lease.kept_folder / Path(name).name
-    file = write_delta(changes, local, name, lease.store.options)
-    if file is not None:
-        files.put_file(local, name)
-    return file
+    """Write sorted changes to a local file that the checkpoint will call ``name``; None when empty."""
+    if not changes:
+        return None
+    write_sst(local, changes, options or RocksDBOptions())
+    return FileRef(name, os.stat(local).st_size, file_checksum(local), len(changes))

@@ -1,8 +1,8 @@
 """The contract of committed state: what every store of one operator partition offers.
 
-Owns: KeyedStore, StoreStatistics, Changes and ChangeColumns. Invariant: what a store shows is exactly one committed
-version; it changes only through ``apply`` (or, for RocksDB, ``ingest``) between micro-batches, never while one runs.
-Must not import rocksdict, threads or anything above storage.
+Owns: KeyedStore, EmptyStore, StoreStatistics, Changes and ChangeColumns. Invariant: what a store shows is exactly one
+committed version; it changes only through ``apply`` (or, for RocksDB, ``ingest``) between micro-batches, never while
+one runs. Must not import rocksdict, threads or anything above storage.
 """
 
 from __future__ import annotations
@@ -141,3 +141,33 @@ class KeyedStore(ABC):
             if len(page) < page_entries:
                 return
             start = page[-1][0] + b"\0"
+
+
+class EmptyStore(KeyedStore):
+    """A store that has nothing, below writes that are never committed: they live in the overlay, and beyond its bound
+    in its scratch store."""
+
+    version = EMPTY_VERSION
+
+    def get(self, key: bytes) -> bytes | None:
+        """See ``KeyedStore``."""
+        return None
+
+    def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
+        """See ``KeyedStore``."""
+        return [None] * len(keys)
+
+    def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """See ``KeyedStore``."""
+        return []
+
+    def apply(self, changes: Changes, version: int) -> None:
+        """Nobody commits to it."""
+        raise AssertionError("what is written over an EmptyStore is not committed")
+
+    def statistics(self) -> StoreStatistics:
+        """See ``KeyedStore``."""
+        return StoreStatistics(0, 0, 0, 0, 0, 0)
+
+    def close(self) -> None:
+        """See ``KeyedStore``; there is nothing to free."""

@@ -1,8 +1,8 @@
 """Where checkpoint files live: an interface that object stores offer too, and the local folder.
 
-Owns: CheckpointFiles, LocalFiles. Invariants: a file appears under its name whole or not at all; names are
-relative, with "/" between parts; a name that is listed was written before, and one that was written is listed.
-Must not know what the files mean.
+Owns: CheckpointFiles, LocalFiles, checking a file's content, and several transfers at a time. Invariants: a file
+appears under its name whole or not at all; names are relative, with "/" between parts; a name that is listed was
+written before, and one that was written is listed. Must not know what the files mean.
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ import shutil
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Final, TypeVar
+
+import xxhash
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError
-from asyncstate.storage.manifest import is_file_name
+from asyncstate.storage.manifest import FileRef, is_file_name
+
+A = TypeVar("A")
 
 TEMPORARY_PREFIX = ".tmp-"
+TRANSFERS_MAX: Final = 8
+"""Files up or down at a time: each may hold a chunk of 8 MB in memory."""
+_CHUNK_BYTES: Final = 1 << 20
 
 
 class CheckpointFiles(ABC):
@@ -236,3 +245,47 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_checksum(path: str | Path) -> str:
+    """Return the xxh3-128 of a file's content in hex."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def verify_file(local: str | Path, ref: FileRef) -> None:
+    """Check a fetched file; CheckpointCorruptionError names the checkpoint file and what is wrong with it."""
+    size_bytes = os.stat(local).st_size
+    if size_bytes != ref.size_bytes:
+        raise CheckpointCorruptionError(
+            f"checkpoint file {ref.name} is damaged: it has {size_bytes} bytes, its manifest says "
+            f"{ref.size_bytes}"
+        )
+    if file_checksum(local) != ref.checksum:
+        raise CheckpointCorruptionError(
+            f"checkpoint file {ref.name} is damaged: its content does not match the checksum in its manifest"
+        )
+
+
+def at_once(threads: int, action: Callable[[A], None], items: Iterable[A]) -> None:
+    """Run the action on all items; after an error no other is begun, and the first item's error is raised.
+
+    When it returns or raises, none of its threads runs any more, so the caller may remove what they worked on.
+    """
+    work = list(items)
+    if len(work) < 2:
+        for item in work:
+            action(item)
+        return
+    with ThreadPoolExecutor(min(threads, len(work)), "checkpoint") as pool:
+        running = [pool.submit(action, item) for item in work]
+        try:
+            wait(running, return_when=FIRST_EXCEPTION)
+        finally:
+            pool.shutdown(cancel_futures=True)
+        for done in running:
+            if not done.cancelled():
+                done.result()

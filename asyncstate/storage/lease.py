@@ -21,13 +21,11 @@ from asyncstate.errors import StoreError
 from asyncstate.storage.base import PartitionBase
 from asyncstate.storage.compaction import copies, hand_on, is_copy, pending_of
 from asyncstate.storage.files import CheckpointFiles
-from asyncstate.storage.handing_over import GiveAway, read_cached
-from asyncstate.storage.local_folders import default_local_dir, folder_name, make_owned, make_private
 from asyncstate.storage.manifest import DeltaRef
-from asyncstate.storage.open_stores import OpenStores
+from asyncstate.storage.open_stores import GiveAway, OpenStores, read_cached
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, advance, build_store
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
-from asyncstate.storage.slots import Slot
+from asyncstate.storage.slots import Slot, default_local_dir, folder_name, make_owned, make_private
 
 _STALE_VERSIONS: Final = 16
 _ABANDONED_SECONDS: Final = 7 * 24 * 3600.0

@@ -1,29 +1,40 @@
 """Checkpoint files in an object store, or in whatever else pyarrow has a file system for.
 
-Owns: ObjectFiles, ``checkpoint_files``, which opens any place, and ``existing_files``, which makes none. Invariants: an
-object appears whole: the stores of ``_WHOLE_OBJECTS`` show an upload when it is complete, elsewhere a temporary file is
-renamed; no message shows the place's credentials. Must not know what the files mean.
+Owns: ObjectFiles, ``checkpoint_files``, which opens any place, ``existing_files``, which makes none, and Retries: which
+failures pass, and trying again. Invariants: an object
+appears whole: the stores of ``_WHOLE_OBJECTS`` show an upload when it is complete, elsewhere a temporary file is
+renamed; no message shows the place's credentials; attempts and total time are bounded, and only what can be repeated
+without harm is: reads, deletes, and writes of a whole object under its own name. Must not know what the files mean.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import pyarrow as pa
+import stamina
 from pyarrow import fs
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, ConfigurationError
 from asyncstate.places import folder_of, is_uri, masked, scrubbed
-from asyncstate.storage.files import TEMPORARY_PREFIX, CheckpointFiles, LocalFiles, checked_name
-from asyncstate.storage.retries import Retries
-from asyncstate.storage.transfers import TRANSFERS_MAX, at_once
+from asyncstate.storage.files import (
+    TEMPORARY_PREFIX,
+    TRANSFERS_MAX,
+    CheckpointFiles,
+    LocalFiles,
+    at_once,
+    checked_name,
+)
 
 T = TypeVar("T")
 
@@ -32,6 +43,60 @@ _DELETES_MAX: Final = 16
 _CHUNK_BYTES: Final = 8 << 20
 _SMALL_BYTES_MAX: Final = 4 << 20
 _S3_SCHEMES: Final = ("s3", "s3a", "s3n")  # the latter two are Hadoop's names, which Spark's users know
+_WAIT_FIRST_SECONDS: Final = 0.1
+_WAIT_MAX_SECONDS: Final = 10.0
+_LASTING_KINDS: Final = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+)
+# An error number comes from this machine: the network may recover, a full or read-only disk does not.
+_PASSING_NUMBERS: Final = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EAGAIN", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTUNREACH", "EINTR", "EIO"),
+        *("ENETDOWN", "ENETUNREACH", "EPIPE", "ETIMEDOUT"),
+    )
+)
+# What S3, GCS and Azure name, in pyarrow's texts, when asking again cannot help.
+_LASTING_TEXTS: Final = re.compile(
+    r"ACCESS_DENIED|PERMISSION_DENIED|UNAUTHENTICATED|MISSING_AUTHENTICATION|SIGNATURE_DOES_NOT_MATCH|"
+    r"INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|INVALID_SIGNATURE|UNRECOGNIZED_CLIENT|OPT_IN_REQUIRED|"
+    r"NO_SUCH_|NOT_FOUND|INVALID_ARGUMENT|VALIDATION|HTTP status 4(?!08|29)\d\d|"
+    r"Authentication\w*Failed|Authorization\w*(Failure|Mismatch)|ContainerNotFound|\b40[134]\b"
+)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Tell whether trying again may help: a timeout, throttling, a failing server or connection."""
+    if not isinstance(error, OSError) or isinstance(error, _LASTING_KINDS):
+        return False
+    if error.errno is not None:
+        return error.errno in _PASSING_NUMBERS
+    return _LASTING_TEXTS.search(str(error)) is None
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """At most ``attempts`` tries, none begun later than ``timeout_seconds`` after the first.
+
+    The waits between grow from 0.1 to 10 seconds, with jitter.
+    """
+
+    attempts: int = 5
+    timeout_seconds: float = 60.0
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Return the result of the first try that succeeds; raises what the last one raised."""
+        again = stamina.RetryingCaller(
+            attempts=self.attempts,
+            timeout=self.timeout_seconds,
+            wait_initial=_WAIT_FIRST_SECONDS,
+            wait_max=_WAIT_MAX_SECONDS,
+        )
+        return again(is_passing, action)
 
 
 def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFiles:

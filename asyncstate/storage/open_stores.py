@@ -1,30 +1,40 @@
 """Stores that stay open between micro-batches, ready for another process to take.
 
-Owns: ``OpenStores``, those of one process, and how it is asked for one.
+Owns: ``OpenStores``, those of one process, how it is asked for one, and the file in which what is cached of it goes
+along.
 Invariants: a store in here stands at the content that its slot's record names and is changed by nobody; its slot stays
 locked by this process, and a named pipe beside it has this process as its reader for as long as the store may be asked
-for. Must not know of checkpoints or decide what a store is used for.
+for. The file is right for the content that it names, and is there as a whole or not at all; it says nothing that the
+store does not say, and is no format: it is only read by the process for which it was written, so a process of another
+version never sees it. Must not know of checkpoints or decide what a store is used for.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import selectors
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
+
+import numpy as np
 
 from asyncstate.errors import StoreError
-from asyncstate.storage.handing_over import GiveAway, write_cached
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.slots import Slot
 
 # What an open store takes beside its tables; it also bounds how many files are open.
 _STORE_BYTES: Final = 1 << 20
+
+GiveAway = Callable[[], tuple[str, Any] | None]
+"""Gives what this process has cached of a partition, after which it has it no longer, and the lineage of the content
+that this is right for; None if there is nothing, or nothing worth the way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -194,6 +204,49 @@ def _hand_over(of: weakref.ref[OpenStores], asked: selectors.BaseSelector) -> No
                 return
             stores.hand_over(Path(key.data))
             del stores
+
+
+def write_cached(path: Path, lineage: str, cached: object) -> None:
+    """Write what is ``cached`` of the content ``lineage``; on a full disk nothing."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with temporary.open("wb") as file:
+            _write(file, lineage, cached)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def read_cached(path: Path, lineage: str) -> Any:
+    """What was cached of the content ``lineage``; None if that is not there."""
+    try:
+        with path.open("rb") as file:
+            return _read(file, lineage)
+    except (OSError, EOFError, ValueError, pickle.PickleError):
+        return None
+
+
+def _write(file: BinaryIO, lineage: str, cached: object) -> None:
+    # Arrays go from their memory into the file, and from the file into memory of their own: each is copied twice.
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(cached, protocol=5, buffer_callback=buffers.append)
+    parts = [buffer.raw() for buffer in buffers]
+    pickle.dump((lineage, [part.nbytes for part in parts]), file)
+    for part in parts:
+        file.write(part)
+    file.write(body)
+
+
+def _read(file: BinaryIO, lineage: str) -> Any:
+    of, sizes = pickle.load(file)
+    if of != lineage:
+        return None
+    parts = [np.empty(size, np.uint8) for size in sizes]
+    for part in parts:
+        file.readinto(part)  # type: ignore[attr-defined]  # a file in binary mode has it
+    return pickle.load(file, buffers=parts)
 
 
 _all: weakref.WeakSet[OpenStores] = weakref.WeakSet()

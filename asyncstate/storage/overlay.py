@@ -16,7 +16,6 @@ from typing import Final, cast
 
 from asyncstate.figures import Bytes, Count, Elapsed, Limit, Peak
 from asyncstate.storage.contract import Changes, KeyedStore
-from asyncstate.storage.merging import scan_over
 from asyncstate.storage.read_cache import (
     ENTRY_OVERHEAD_BYTES,
     MISSING,
@@ -25,7 +24,7 @@ from asyncstate.storage.read_cache import (
     Peeked,
     look_up,
 )
-from asyncstate.storage.spilled import SpilledWrites, WriteBound
+from asyncstate.storage.spilled import SpilledWrites, WriteBound, scan_over
 from asyncstate.storage.write_buffer import WriteBuffer, WriteStatistics
 
 LIST_GET_KEYS: Final = 128

@@ -19,12 +19,10 @@ from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.errors import CheckpointCorruptionError
 from asyncstate.storage.base import PartitionBase, group_bounds
 from asyncstate.storage.checkpoint import Checkpoint
-from asyncstate.storage.delta import verify_file
-from asyncstate.storage.files import CheckpointFiles
+from asyncstate.storage.files import TRANSFERS_MAX, CheckpointFiles, at_once, verify_file
 from asyncstate.storage.manifest import DeltaRef, FileRef, PartitionManifest, SnapshotRef
 from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore, write_sst
 from asyncstate.storage.snapshot import snapshot_files, unlink_metadata
-from asyncstate.storage.transfers import TRANSFERS_MAX, at_once
 
 
 @dataclass(frozen=True, slots=True)

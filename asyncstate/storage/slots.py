@@ -1,7 +1,10 @@
-"""One slot: a folder for one local store, its lock, and the record of what it holds.
+"""Where stores lie on a machine's own disk: whose folders those are, and a slot for each store.
 
-Owns: Slot and SlotRecord. Invariants: a slot is used under an advisory file lock, which dies with its process; its
-record names its content, and says "changing" before the content changes. Must not know leases or checkpoints.
+Owns: Slot (a folder for one local store, its lock, and the record of what it holds) and the folders above it.
+Invariants: local stores are the one thing without a checksum, so nobody else may write where they lie by default: that
+folder carries the user's number, is theirs, and open to them alone. A slot is used under an advisory file lock, which
+dies with its process; its record names its content, and says "changing" before the content changes. Must not know
+leases or checkpoints.
 """
 
 from __future__ import annotations
@@ -12,14 +15,20 @@ import os
 import select
 import shutil
 import stat
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import xxhash
+
+from asyncstate.errors import StoreError
 
 RECORD_FORMAT: Final = 1
+_PRIVATE: Final = 0o700
+_OTHERS: Final = 0o077
 _TAKE_OVER_SECONDS_MAX: Final = (
     2.0  # closing a store takes milliseconds; who takes longer hangs or was stopped
 )
@@ -175,3 +184,39 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""  # no such thing on this system; a power cut is then not told from a restart
+
+
+def default_local_dir() -> Path:
+    """The folder of this user in the temporary directory of this machine."""
+    return Path(tempfile.gettempdir()) / f"asyncstate-{os.geteuid()}"
+
+
+def folder_name(job_id: str, place: str) -> str:
+    """The folder of a job's stores; jobs of one name over different checkpoints have different ones."""
+    return f"{job_id}-{xxhash.xxh3_64_hexdigest(place.encode())}"
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it, open to this user alone; one that is there already stays as it is."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(_PRIVATE, exist_ok=True)
+
+
+def make_owned(folder: Path) -> None:
+    """Make ``folder``, or check that it is this user's alone. Raises StoreError if it is not."""
+    folder.mkdir(_PRIVATE, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise _not_ours(folder, "is no folder of its own but a link")
+    if found.st_uid != os.geteuid():
+        raise _not_ours(folder, f"belongs to the user with the number {found.st_uid}, not {os.geteuid()}")
+    if found.st_mode & _OTHERS:
+        raise _not_ours(folder, f"is open to other users (mode {stat.S_IMODE(found.st_mode):o})")
+
+
+def _not_ours(folder: Path, what: str) -> StoreError:
+    return StoreError(
+        f"the local store folder {folder} {what}, so what lies in it may be somebody else's. Delete it, or set "
+        "async-state.local-dir to a folder that only this user can write to"
+    )

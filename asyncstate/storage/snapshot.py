@@ -17,8 +17,7 @@ import msgspec
 from rocksdict import Checkpoint as RocksDBCheckpoint
 
 from asyncstate.errors import StoreError
-from asyncstate.storage.delta import file_checksum
-from asyncstate.storage.files import CheckpointFiles
+from asyncstate.storage.files import CheckpointFiles, file_checksum
 from asyncstate.storage.manifest import FileRef, SnapshotRef
 from asyncstate.storage.rocksdb import RocksDBStore
 

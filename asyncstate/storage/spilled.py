@@ -1,6 +1,7 @@
 """This micro-batch's writes that did not fit into memory: on the worker's disk, over the committed store.
 
-Owns: ``SpilledWrites``, ``SpilledChanges``, ``WriteBound``. Invariants: a key reads as it was last spilled, else as
+Owns: ``SpilledWrites``, ``SpilledChanges``, ``WriteBound``, and newer entries laid over older ones in key order
+(``scan_over``), of which no more than a page of either is held. Invariants: a key reads as it was last spilled, else as
 committed; a run becomes visible as a whole or not at all; the committed store is not touched.
 Runs are entries of a scratch store that belongs to the attempt: a value with one byte before it, a delete as no bytes
 at all, so that it is told from a key that was not written. Must not import rocksdict, lease or the overlay.
@@ -8,18 +9,23 @@ at all, so that it is told from a key that was not written. Must not import rock
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from asyncstate.errors import StoreError
 from asyncstate.storage.contract import Change, ChangeColumns, Changes, KeyedStore
-from asyncstate.storage.merging import changes_over, scan_over
 
 _LIVE: Final = b"\x01"
 _DELETED: Final = b""
 _PAGE_ENTRIES: Final = 4096
+_NEWER_MIN: Final = 64  # entries asked of the newer layer, at least: finding where they start costs most
+
+Entry = tuple[bytes, bytes]
+NewerScan = Callable[[bytes, bytes | None, int], Sequence[Change]]
+"""The first entries in a range, deletes among them; fewer than asked for means that there are no more."""
+OlderScan = Callable[[bytes, bytes | None, int], list[Entry]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +206,55 @@ def _unmarked(marked: bytes) -> bytes | None:
 
 def _key_of(change: Change) -> bytes:
     return change[0]
+
+
+def scan_over(newer: NewerScan, older: OlderScan, start: bytes, end: bytes | None, limit: int) -> list[Entry]:
+    """Return at most ``limit`` entries with start <= key < end, ascending, ``newer`` laid over ``older``."""
+    found: list[Entry] = []
+    while len(found) < limit:
+        wanted = limit - len(found)
+        page = older(start, end, wanted)
+        asked = max(wanted, _NEWER_MIN)
+        merged, reached = _merge(page, len(page) == wanted, newer(start, end, asked), asked)
+        found += merged
+        if reached is None:
+            break
+        start = reached + b"\0"
+    return found[:limit]
+
+
+def _merge(
+    page: list[Entry], page_full: bool, mine: Sequence[Change], asked: int
+) -> tuple[list[Entry], bytes | None]:
+    """Merge two pages; also tell up to which key both are complete, None for all."""
+    if not mine:
+        return page, page[-1][0] if page_full else None
+    ends = ([page[-1][0]] if page_full else []) + ([mine[-1][0]] if len(mine) >= asked else [])
+    reached = min(ends) if ends else None
+    merged: dict[bytes, bytes | None] = dict(page)
+    merged.update(mine)
+    live = sorted((key, value) for key, value in merged.items() if value is not None)
+    if reached is not None:
+        live = [entry for entry in live if entry[0] <= reached]
+    return live, reached
+
+
+def changes_over(
+    newer: Mapping[bytes, bytes | None], keys: Sequence[bytes], older: Iterable[Sequence[Change]]
+) -> Iterator[Change]:
+    """Give the entries of ``older``, pages in key order, with those of ``newer`` under its sorted ``keys`` over them.
+
+    Deletes of both are entries; each key comes once.
+    """
+    position = 0
+    for page in older:
+        stop = bisect_right(keys, page[-1][0], position)
+        if stop == position:
+            yield from page
+            continue
+        merged = dict(page)
+        merged.update((key, newer[key]) for key in keys[position:stop])
+        yield from sorted(merged.items())
+        position = stop
+    for key in keys[position:]:
+        yield key, newer[key]

@@ -19,7 +19,7 @@ from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, run_partition
 from asyncstate.runtime import stores as task_stores
 from asyncstate.storage import CheckpointFiles, Retries
 from asyncstate.storage import commit as task_commit
-from asyncstate.storage import delta as delta_files
+from asyncstate.storage import files as task_files
 
 
 class MemoryFiles(CheckpointFiles):
@@ -68,7 +68,8 @@ def without_checkpoint() -> Iterator[None]:
     with (
         patch.object(task_stores, "checkpoint_files", memory_files),
         patch.object(task_commit, "snapshot_if_due", lambda *_, **__: None),
-        patch.object(delta_files, "file_checksum", lambda _: ""),
+        patch.object(task_commit, "file_checksum", lambda _: ""),
+        patch.object(task_files, "file_checksum", lambda _: ""),
     ):
         yield
 

@@ -19,7 +19,7 @@ from asyncstate.errors import CodecError
 from asyncstate.futures import StateFuture
 from asyncstate.state import ColumnCache, Columns, ColumnState, ColumnStateDescriptor, with_column_cache
 from asyncstate.state.column_cache.table import CachedTable, Rows
-from asyncstate.storage.handing_over import read_cached, write_cached
+from asyncstate.storage.open_stores import read_cached, write_cached
 from tests.state.fakes import FakeSink
 
 Key = tuple[Any, ...]

@@ -27,7 +27,7 @@ from asyncstate.storage import (
     Retries,
     checkpoint_files,
 )
-from asyncstate.storage.retries import is_passing
+from asyncstate.storage.object_files import is_passing
 from tests.s3_server import ACCESS_KEY, SECRET_KEY, Fault, FaultyProxy, S3Server, faulty_proxy
 from tests.storage.minijob import MiniJob, key
 

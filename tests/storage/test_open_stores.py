@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.errors import StoreError
-from asyncstate.storage import LocalStores, Manifest, OpenStores, RocksDBStore, handing_over, partition_base
+from asyncstate.storage import LocalStores, Manifest, OpenStores, RocksDBStore, partition_base
 from asyncstate.storage.slots import Slot
 from tests.storage.minijob import PLENTY_BYTES, MiniJob, Writes, applied, key
 
@@ -253,7 +253,7 @@ def test_the_store_comes_without_what_cannot_be_written(
 
     assert handed.cached is not None
     if what == "a full disk":
-        monkeypatch.setattr(handing_over, "_write", full)
+        monkeypatch.setattr("asyncstate.storage.open_stores._write", full)
     else:
         handed.cached = handed.cached[0], lambda: None
     for _ in range(2):  # the thread that hands over lives on

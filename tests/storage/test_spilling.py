@@ -27,9 +27,9 @@ from asyncstate.storage import (
     WriteOverlay,
     changes_from,
 )
-from asyncstate.storage.delta import write_delta
+from asyncstate.storage.commit import write_delta
 from asyncstate.storage.read_cache import ENTRY_OVERHEAD_BYTES
-from asyncstate.storage.write_meter import WriteMeter, size_in_memory
+from asyncstate.storage.write_buffer import WriteMeter, size_in_memory
 from asyncstate.testing import FaultyStore
 from tests.memory_store import MemoryStore
 from tests.storage.minijob import SMALL, MiniJob, key

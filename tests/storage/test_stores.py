@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import StoreError
 from asyncstate.storage import KeyedStore, RocksDBOptions, RocksDBStore, rocksdb
-from asyncstate.storage.delta import file_checksum
+from asyncstate.storage.files import file_checksum
 from asyncstate.storage.rocksdb import write_sst
 from tests.memory_store import MemoryStore
 from tests.storage.minijob import SMALL, applied

@@ -9,7 +9,7 @@ import pytest
 
 from asyncstate.errors import CheckpointCorruptionError
 from asyncstate.storage import LocalFiles, LocalStores, partition_base
-from asyncstate.storage.transfers import TRANSFERS_MAX, at_once
+from asyncstate.storage.files import TRANSFERS_MAX, at_once
 from tests.storage.minijob import MiniJob, key
 
 _DEADLINE_SECONDS = 20.0
