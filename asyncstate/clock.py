@@ -1,7 +1,6 @@
-"""Time, injected: everything that asks for the time asks a Clock.
+"""The time of day, injected: processing time is that of a Clock. Durations are measured without one.
 
-Owns: the Clock contract, the machine's clock and a clock that a test moves by hand.
-Invariant: no other module calls ``time.time`` or ``time.monotonic``. Imports nothing of the project.
+Owns: the Clock contract, the machine's clock and a clock that a test moves by hand. Imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -11,14 +10,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two readings: the time of day for processing-time timers and TTL, and a steady one for measuring."""
+    """The time of day, for processing-time timers and TTL."""
 
     def now_us(self) -> int:
         """Time of day, microseconds since the epoch (UTC). May jump when the machine's clock is set."""
-        ...
-
-    def monotonic_ns(self) -> int:
-        """Nanoseconds since an arbitrary start. Never goes back; only differences mean something."""
         ...
 
 
@@ -28,32 +23,25 @@ class SystemClock:
     def now_us(self) -> int:
         return time.time_ns() // 1_000
 
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns()
-
 
 class ManualClock:
-    """A clock that stands still until it is moved; both readings move together.
+    """A clock that stands still until it is moved.
 
     >>> clock = ManualClock(now_us=1_000_000)
     >>> clock.advance(ms=250)
-    >>> clock.now_us(), clock.monotonic_ns()
-    (1250000, 250000000)
+    >>> clock.now_us()
+    1250000
     """
 
     def __init__(self, now_us: int = 0) -> None:
         self._now_us = now_us
-        self._elapsed_us = 0
 
     def now_us(self) -> int:
-        return self._now_us + self._elapsed_us
-
-    def monotonic_ns(self) -> int:
-        return self._elapsed_us * 1_000
+        return self._now_us
 
     def advance(self, us: int = 0, *, ms: int = 0, seconds: int = 0) -> None:
         """Move forward by the sum of the parts. Raises ValueError on a negative sum."""
         step_us = us + ms * 1_000 + seconds * 1_000_000
         if step_us < 0:
             raise ValueError(f"a clock cannot be moved back by {-step_us} us; make a new ManualClock instead")
-        self._elapsed_us += step_us
+        self._now_us += step_us

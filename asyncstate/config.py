@@ -1,6 +1,6 @@
 """Configuration: the ``async-state.*`` keys, their defaults, ranges and units, resolved once on the driver.
 
-Owns: ``Config`` (frozen, shipped to the tasks as JSON), the table ``OPTIONS`` and ``resolve``.
+Owns: ``Config`` (frozen), the table ``OPTIONS`` and ``resolve``.
 Invariant: a ``Config`` in hand has been checked; whichever way it was made, each value is in its range.
 May import only ``durations``, ``errors`` and ``places`` of ``asyncstate``, msgspec and the standard library.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Annotated, Literal, get_type_hints
@@ -195,9 +195,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     The key of ``buffer_timeout_ms`` is ``async-state.buffer-timeout``: without the unit, which stands last in
     the name, and with a dot after ``rocksdb`` or ``bundled_agg``, or before ``retry``. 0 in a field that takes ``auto``
-    means auto. Raises ConfigurationError if a value is out of range or two contradict each other. ``sources`` pairs
-    each key whose value is not its default with where that came from: ``operator option`` or ``<spelling> in the
-    session``.
+    means auto. Raises ConfigurationError if a value is out of range or two contradict each other.
     """
 
     enabled: Annotated[
@@ -387,7 +385,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Number(1, 32_768),
         "Key groups, so the most partitions there can ever be. Fixed by the job's first batch.",
     ] = 128
-    sources: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
@@ -407,21 +404,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         shown = (f"{name}={_shown(getattr(self, name))!r}" for name in self.__struct_fields__)
         return f"Config({', '.join(shown)})"
 
-    def to_json(self) -> str:
-        """A text for the tasks; ``from_json`` gives an equal Config."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Config:
-        """Raises ConfigurationError if the text was not written by ``to_json`` of this version."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError as error:
-            raise ConfigurationError(
-                f"the configuration sent to this task cannot be read ({error}); "
-                f"install the same version of asyncstate on the driver and the workers"
-            ) from error
-
 
 def _key_of(name: str) -> str:
     """The configuration key of a ``Config`` field."""
@@ -432,7 +414,6 @@ def _key_of(name: str) -> str:
 OPTIONS: dict[str, Option] = {
     name: Option(_key_of(name), *hint.__metadata__)
     for name, hint in get_type_hints(Config, include_extras=True).items()
-    if name != "sources"
 }
 """The options by ``Config`` field, in the order of the documentation."""
 
@@ -451,15 +432,6 @@ def default_text(name: str) -> str:
     return OPTIONS[name].kind.show(_DEFAULTS[name])
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A value somebody set: what it converts to, how it was spelled, and what to call the place."""
-
-    value: object
-    spelling: str
-    source: str
-
-
 def resolve(operator_options: Mapping[str, object], session: Mapping[str, object]) -> Config:
     """The one Config of an operator, from its own options and the session's configuration.
 
@@ -470,43 +442,30 @@ def resolve(operator_options: Mapping[str, object], session: Mapping[str, object
     for key in operator_options:
         if not _is_ours(key):
             raise _unknown(key)
-    given = _collect(session, in_session=True) | _collect(operator_options, in_session=False)
-    chosen = {name: given[name] for name in OPTIONS if name in given and given[name].value != _DEFAULTS[name]}
-    return Config(
-        **{name: found.value for name, found in chosen.items()},  # type: ignore[arg-type]
-        sources=tuple((OPTIONS[name].key, found.source) for name, found in chosen.items()),
-    )
+    return Config(**_collect(session) | _collect(operator_options))  # type: ignore[arg-type]
 
 
-def _collect(settings: Mapping[str, object], *, in_session: bool) -> dict[str, _Found]:
+def _collect(settings: Mapping[str, object]) -> dict[str, object]:
     """What one place sets, by ``Config`` field; both spellings at once must agree."""
-    found: dict[str, _Found] = {}
-    for spelling, name in _ours(settings):
-        given = settings[spelling]
-        value = OPTIONS[name].convert(given, spelling)
-        other = found.get(name)
-        if other is not None and other.value != value:
+    found: dict[str, object] = {}
+    spellings: dict[str, str] = {}
+    for spelling in sorted(filter(_is_ours, settings)):
+        key = spelling.removeprefix(SPARK_PREFIX)
+        if key not in _FIELDS:
+            raise _unknown(spelling)
+        name = _FIELDS[key]
+        value = OPTIONS[name].convert(settings[spelling], spelling)
+        other = spellings.setdefault(name, spelling)
+        if found.setdefault(name, value) != value:
             raise ConfigurationError(
-                f"{other.spelling} is {_shown(settings[other.spelling])!r} but {spelling} is {_shown(given)!r}; "
+                f"{other} is {_shown(settings[other])!r} but {spelling} is {_shown(settings[spelling])!r}; "
                 f"set one of them, or both to the same value"
             )
-        found[name] = _Found(
-            value, spelling, f"{spelling} in the session" if in_session else "operator option"
-        )
     return found
 
 
 def _shown(given: object) -> object:
     return masked(given) if isinstance(given, str) else given
-
-
-def _ours(settings: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Spelling and ``Config`` field of each setting that is meant for us."""
-    for spelling in sorted(filter(_is_ours, settings)):
-        key = spelling.removeprefix(SPARK_PREFIX)
-        if key not in _FIELDS:
-            raise _unknown(spelling)
-        yield spelling, _FIELDS[key]
 
 
 def _is_ours(key: str) -> bool:

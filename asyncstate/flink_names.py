@@ -1,13 +1,13 @@
 """What Flink calls otherwise: hints for those who write its names from memory.
 
-Owns: the names of contexts and methods, and ``add_hint`` and ``hint_for``.
+Owns: the names of contexts and methods, ``hint_for`` and ``NameHints``.
 Invariant: a hint stands in an error that would be raised anyway; no name of Flink's works.
 Must not import anything of the project.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 _OF_CONTEXT: Final = {
     "timer_service": "ctx.timers: ctx.timers.register_event_time(time_us)",
@@ -45,8 +45,16 @@ def hint_for(owner: str, name: str) -> str:
     return f"{owner} has no '{name}'" + (f"; it is {found} here" if found else "")
 
 
-def add_hint(error: TypeError, kind: type) -> None:
-    """Note at ``error``, that ``kind`` is abstract, which of its methods has Flink's name instead of ours."""
-    for name, ours in _OF_CLASS.items():
-        if hasattr(kind, name):
-            error.add_note(f"{kind.__name__}.{name} is Flink's name; here the method is {ours}")
+class NameHints:
+    """Base of abstract classes whose methods Flink calls otherwise: an error for one that is missing says so."""
+
+    if not TYPE_CHECKING:  # a checker would take every argument for right
+
+        def __new__(cls, *args, **settings):
+            try:
+                return super().__new__(cls)
+            except TypeError as error:  # it is abstract
+                for name, ours in _OF_CLASS.items():
+                    if hasattr(cls, name):
+                        error.add_note(f"{cls.__name__}.{name} is Flink's name; here the method is {ours}")
+                raise

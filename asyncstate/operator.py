@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import (
-    TYPE_CHECKING,
     Any,
     ClassVar,
     Generic,
@@ -35,7 +34,7 @@ from asyncstate.changelog import RowKind, accumulates
 from asyncstate.codec import KeyBatch, KeyCodec, SchemaLike
 from asyncstate.display import Constructed, constructor_text, html_table, settings_of
 from asyncstate.durations import Seconds
-from asyncstate.flink_names import add_hint
+from asyncstate.flink_names import NameHints
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.requests import StateSink
@@ -236,7 +235,15 @@ class Timers(Protocol):
 
 
 class CallContext(Protocol):
-    """What makes calls to the outside: part of the contexts of both grains."""
+    """Part of the contexts of both grains: the times of the micro-batch, and calls to the outside."""
+
+    @property
+    def watermark(self) -> int:
+        """The watermark of this micro-batch, microseconds."""
+
+    @property
+    def processing_time(self) -> int:
+        """The time at which the driver started this micro-batch, microseconds; the same for all partitions."""
 
     # To type checkers the call has the parameters and the result of its function. With a timeout, which no parameter
     # of the function can stand for, it has the result alone: PEP 612 allows nothing between arguments and keywords.
@@ -307,14 +314,6 @@ class RecordContext(CallContext, Protocol):
         """Event time in microseconds; None without an event time column."""
 
     @property
-    def watermark(self) -> int:
-        """The watermark of this micro-batch, microseconds."""
-
-    @property
-    def processing_time(self) -> int:
-        """The time at which the driver started this micro-batch, microseconds; the same for all partitions."""
-
-    @property
     def timers(self) -> Timers:
         """Timers of this record's key."""
 
@@ -365,16 +364,8 @@ class BundleContext(CallContext, Protocol):
     """What a bundle-grain operator is called with."""
 
     @property
-    def watermark(self) -> int:
-        """The watermark of this micro-batch, microseconds."""
-
-    @property
     def previous_watermark(self) -> int:
         """The watermark of the micro-batch before, microseconds."""
-
-    @property
-    def processing_time(self) -> int:
-        """The time at which the driver started this micro-batch, microseconds."""
 
     @property
     def previous_processing_time(self) -> int:
@@ -390,21 +381,12 @@ class BundleContext(CallContext, Protocol):
         or one for all. ``output`` names a side output instead. Raises SchemaError for missing and unknown columns."""
 
 
-class Operator(ABC, metaclass=Constructed):
+class Operator(NameHints, ABC, metaclass=Constructed):
     """Base of all operators. Subclass ``RecordOperator`` or ``BundleOperator``.
 
     An operator is pickled on the driver and unpickled in the workers for every micro-batch: keep only its
     parameters in ``__init__`` and make everything else in ``open``.
     """
-
-    if not TYPE_CHECKING:  # a checker would take every argument for right
-
-        def __new__(cls, *args, **settings):
-            try:
-                return super().__new__(cls)
-            except TypeError as error:  # it is abstract
-                add_hint(error, cls)
-                raise
 
     num_inputs: ClassVar[int] = 1
     accepts_changelog: ClassVar[bool] = True

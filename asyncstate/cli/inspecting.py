@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -52,9 +52,10 @@ def list_states(place: Place, version: Version = None, output: OutputFormat = Fo
     if output is Format.JSON:
         print_json(found)
         return
+    watermark = "not known" if found["watermark_us"] is None else f"{found['watermark_us']} us"
     say(f"job {found['job']}: versions {', '.join(map(str, found['versions']))}; shown is {found['version']}")
     say(
-        f"watermark {_shown_time(found['watermark_us'])}, {found['max_parallelism']} key groups"
+        f"watermark {watermark}, {found['max_parallelism']} key groups"
         f"{', finished' if found['final'] else ''}"
     )
     for operator in found["operators"]:
@@ -62,7 +63,10 @@ def list_states(place: Place, version: Version = None, output: OutputFormat = Fo
             f"{operator['uid']} ({operator['operator']}): key {operator['key']}, {operator['parallelism']} partitions, "
             f"{operator['checkpoint_bytes']} bytes in {operator['files']} files"
         )
-        rows = [{**state, "types": _lines(state["types"])} for state in operator["states"]]
+        rows = [
+            {**state, "types": "\n".join(f"{name}: {text}" for name, text in state["types"].items())}
+            for state in operator["states"]
+        ]
         print_rows(title, rows, ["state", "kind", "types"])
 
 
@@ -173,10 +177,6 @@ def _state(spec: StateSpec) -> dict[str, Any]:
     return {"state": spec.name, "kind": spec.kind, "types": types}
 
 
-def _lines(texts: Mapping[str, str]) -> str:
-    return "\n".join(f"{name}: {text}" for name, text in texts.items())
-
-
 def _entries(
     pieces: Sequence[StatePartition], wanted: WrittenKey | None, local_dir: str | None
 ) -> Iterator[dict[str, Any]]:
@@ -193,7 +193,3 @@ def _wanted_key(piece: StatePartition, key: list[str] | None) -> WrittenKey | No
     if decoder.state.kind == "broadcast":
         raise StateDeclarationError(f"{decoder.owner}: broadcast state has no key; leave --key out")
     return WrittenKey(decoder.owner, decoder.schema.field("key").type, key)
-
-
-def _shown_time(watermark_us: int | None) -> str:
-    return "not known" if watermark_us is None else f"{watermark_us} us"

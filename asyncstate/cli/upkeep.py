@@ -6,6 +6,7 @@ and nothing at all if Spark's checkpoint cannot follow. Must not import Spark.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -29,10 +30,7 @@ def verify(place: Place, output: OutputFormat = Format.TABLE) -> None:
             {
                 "versions": inspection.versions,
                 "files": files,
-                "problems": [
-                    {"file": problem.file, "versions": problem.versions, "message": problem.message}
-                    for problem in found
-                ],
+                "problems": [dataclasses.asdict(problem) for problem in found],
             }
         )
     else:

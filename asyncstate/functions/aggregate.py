@@ -27,7 +27,20 @@ from asyncstate.functions.process import Function
 # -- values in a loop -----------------------------------------------------------------------------------
 
 
-class AggregateFunction(Function):
+class _Typed(Function):
+    """What both kinds of aggregate functions may say of their types."""
+
+    def get_result_type(self) -> TypeLike:
+        """The Arrow type of a value; None: it is given to ``udaf``."""
+        return None
+
+    def get_accumulator_type(self) -> TypeLike:
+        """The Arrow type of the accumulator, a struct (or its schema), a list or a map; None: it is given to
+        ``udaf``."""
+        return None
+
+
+class AggregateFunction(_Typed):
     """Values into an accumulator, and what that amounts to.
 
     An *accumulator* is what ``create_accumulator`` returns: a list, a dict, a tuple or a ``MutableRow``, with a value a
@@ -61,15 +74,6 @@ class AggregateFunction(Function):
     def get_value(self, accumulator: Any) -> Any:
         """What the accumulator amounts to, of the result type, or None."""
         raise NotImplementedError(f"{type(self).__name__} has no method get_value")
-
-    def get_result_type(self) -> TypeLike:
-        """The Arrow type of ``get_value``; None: it is given to ``udaf``."""
-        return None
-
-    def get_accumulator_type(self) -> TypeLike:
-        """The Arrow type of the accumulator, a struct (or its schema), a list or a map; None: it is given to
-        ``udaf``."""
-        return None
 
 
 class RetractableCollector(Protocol):
@@ -302,7 +306,7 @@ class SegmentsApplied:
     updated_values_after_each_row: pa.Array | None = None
 
 
-class BundledAggregateFunction(Function):
+class BundledAggregateFunction(_Typed):
     """Many rows of many keys into accumulators in one call: what calls a service, or computes with numpy.
 
     May be a base beside ``AggregateFunction``: it is then used in place of its methods where ``supports_bundling``.
@@ -328,11 +332,3 @@ class BundledAggregateFunction(Function):
 
         May be an ``async def`` that calls a service: it then runs as ``BundleContext.call`` runs it.
         """
-
-    def get_result_type(self) -> TypeLike:
-        """See ``AggregateFunction``."""
-        return None
-
-    def get_accumulator_type(self) -> TypeLike:
-        """See ``AggregateFunction``."""
-        return None

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from asyncstate.changelog import RowKind
-from asyncstate.flink_names import add_hint
+from asyncstate.flink_names import NameHints
 from asyncstate.operator import CallContext, Key, OperatorContext, RecordContext, Row, Timer
 
 
-class Function(ABC):  # noqa: B024 - each kind below has its own abstract methods
+class Function(NameHints, ABC):
     """Base of all functions: the life cycle, which is that of an operator.
 
     A function is pickled for every micro-batch: keep parameters in ``__init__``, and declare state in ``open``. State
@@ -29,15 +29,6 @@ class Function(ABC):  # noqa: B024 - each kind below has its own abstract method
     A *row* that is returned is a tuple or Row (a value a column), a dict (a value a column name), or, for an output of
     one column, the value itself. Times are int64 microseconds.
     """
-
-    if not TYPE_CHECKING:  # a checker would take every argument for right
-
-        def __new__(cls, *args, **settings):
-            try:
-                return super().__new__(cls)
-            except TypeError as error:  # it is abstract
-                add_hint(error, cls)
-                raise
 
     accepts_changelog: ClassVar[bool] = False
     """True for functions that can take rows back. State that follows the rows it saw is wrong as soon as one of them
@@ -188,14 +179,6 @@ class WindowContext(CallContext, Protocol):
     @property
     def window(self) -> TimeWindow:
         """The window."""
-
-    @property
-    def watermark(self) -> int:
-        """The watermark of this micro-batch, microseconds."""
-
-    @property
-    def processing_time(self) -> int:
-        """The time at which the driver started this micro-batch, microseconds."""
 
     @property
     def window_namespace(self) -> int:

@@ -5,7 +5,6 @@ rewriting the stored entries of a state (``migration``).
 Invariant: nothing here runs an operator, and only ``migration`` writes. Must not import Spark.
 """
 
-from asyncstate.offline.inspect import TIMERS, StateDecoder, TimersState
-from asyncstate.offline.inspect_sizes import StateSize, state_size
+from asyncstate.offline.inspect import TIMERS, TIMERS_STATE, StateDecoder, StateSize, state_size
 
-__all__ = ["TIMERS", "StateDecoder", "StateSize", "TimersState", "state_size"]
+__all__ = ["TIMERS", "TIMERS_STATE", "StateDecoder", "StateSize", "state_size"]

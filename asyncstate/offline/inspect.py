@@ -1,17 +1,20 @@
 """Stored entries as rows of typed columns, from what the checkpoint knows of a state; no operator is needed.
 
-Owns: ``StateDecoder``, the one place that knows the stored form of every kind of state at once.
+Owns: ``StateDecoder``, the one place that knows the stored form of every kind of state at once; ``state_size``.
 Invariant: every entry of a state comes out, or an error names the state; nothing is unpickled unless asked for.
-Must not import storage, execution, operators or Spark.
+Must not import execution, operators or Spark.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from asyncstate.changelog import ROW_KIND_TEXTS
 from asyncstate.codec import (
@@ -25,19 +28,24 @@ from asyncstate.codec import (
     schema_from_text,
     type_from_text,
 )
-from asyncstate.codec.columns import Int64Array
+from asyncstate.codec.columns import Int64Array, binary_rows
 from asyncstate.errors import CodecError, StateDeclarationError
-from asyncstate.offline.inspect_lists import elements_of
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.requests import Page
+from asyncstate.state.columnar.list_blocks import read_rows
 from asyncstate.state.expiring.expiry import STAMP_BYTES, UNTIMED
+from asyncstate.state.keyed.chunks import COUNT_BYTES, elements
 from asyncstate.state.ranges import pages_of
+from asyncstate.state.stored_lists import BLOCKS, ELEMENTS, ListPiece, list_pieces
 from asyncstate.state.timers import TIMERS_BY_TIME, live_timers
 from asyncstate.state.versions import PICKLED
+from asyncstate.storage.manifest import StateSpec
 
 TIMERS: Final = "@timers"
 """Under which name the timers of an operator are read; no declared state can have it."""
 TIMER_KIND: Final = "timer"
+TIMERS_STATE: Final = StateSpec(TIMERS_BY_TIME, TIMERS, TIMER_KIND)
+"""Stands for an operator's timers, which are not declared, among its states."""
 
 _GROUP_BYTES: Final = 2
 _PREFIX_BYTES: Final = _GROUP_BYTES + 1  # and the state id
@@ -45,6 +53,7 @@ _NAMESPACE_BYTES: Final = 8
 _ARRIVAL_BYTES: Final = 12  # batch id and number, at the end of the key of a row that waits
 _FIRST_ORDERED: Final = 3  # state id of the rows of input 0 that wait
 _PAGE_ENTRIES: Final = 4096
+_PAGE_PIECES: Final = 256  # of lists: a chunk may have a thousand rows
 
 _MAPS: Final = ("map", "broadcast", "column-map")
 _LISTS: Final = ("list", "list-column")
@@ -57,19 +66,6 @@ _WAITING: Final = (
     pa.field("batch_id", pa.int64()),
     pa.field("arrival", pa.int64()),
 )
-
-
-class StoredState(Protocol):
-    """What the checkpoint knows of a state (``storage.StateSpec``)."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def types(self) -> dict[str, str]: ...
 
 
 class StoredEntries(Protocol):
@@ -96,7 +92,7 @@ class StateDecoder:
     """
 
     def __init__(
-        self, uid: str, state: StoredState, keys: Sequence[pa.Schema], *, unpickle: bool = False
+        self, uid: str, state: StateSpec, keys: Sequence[pa.Schema], *, unpickle: bool = False
     ) -> None:
         self.owner = f"operator '{uid}', state '{state.name}'"
         if state.kind not in _KINDS:
@@ -167,7 +163,7 @@ class StateDecoder:
 
     def _lists(self, _: StoredEntries, found: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
         blocks = self.state.kind == "list-column"
-        for keys, heads, positions, values in elements_of(found, blocks, self.owner):
+        for keys, heads, positions, values in _elements_of(found, blocks, self.owner):
             self._check_ends(keys, self._located(keys)[2])  # a chunk without its head would pass for one
             if len(positions):
                 columns, namespaces = self._located(heads)[:2]
@@ -343,15 +339,6 @@ class StateDecoder:
         return pa.schema([*fields, pa.field("value", self._value_type), pa.field("ttl_stamp", pa.int64())])
 
 
-class TimersState:
-    """Stands for an operator's timers, which are not declared, among its states."""
-
-    id = TIMERS_BY_TIME
-    name = TIMERS
-    kind = TIMER_KIND
-    types: dict[str, str] = {}  # noqa: RUF012  # read only, as that of a StateSpec
-
-
 def _versions(types: dict[str, str], part: str) -> list[str]:
     """The texts that ``part`` had before, oldest first."""
     found: list[str] = []
@@ -364,3 +351,62 @@ def _stamp(value: bytes, owner: str) -> int | None:
     if len(value) < STAMP_BYTES:
         raise CodecError(f"{owner}: a stored value has no time stamp; read an older checkpoint version")
     return None if value.startswith(UNTIMED) else decode_namespace(value)
+
+
+_Elements = tuple[list[bytes], list[bytes], Int64Array, Sequence[bytes]]
+"""The store key of each piece's list; then for each element that of its list, its position there, and its bytes."""
+
+
+def _elements_of(entries: Iterator[tuple[bytes, bytes]], blocks: bool, owner: str) -> Iterator[_Elements]:
+    """Some pieces at a time; ``blocks`` tells list columns from lists. CodecError naming ``owner`` for damage."""
+    pieces = list_pieces(entries, BLOCKS if blocks else ELEMENTS, owner)
+    position = 0
+    while page := list(itertools.islice(pieces, _PAGE_PIECES)):
+        values, counts = _block_rows(page, owner) if blocks else _list_elements(page, owner)
+        heads: list[bytes] = []
+        positions = []
+        for piece, count in zip(page, counts, strict=True):
+            heads += [piece.key] * count
+            positions.append(np.arange(position, position + count, dtype=np.int64))
+            position = 0 if piece.is_head else position + count
+        yield [piece.key for piece in page], heads, np.concatenate(positions), values
+
+
+def _list_elements(pieces: list[ListPiece], owner: str) -> tuple[list[bytes], list[int]]:
+    found = [elements(piece.data, COUNT_BYTES if piece.is_head else 0, bytes, owner) for piece in pieces]
+    return [element for part in found for element in part], [len(part) for part in found]
+
+
+def _block_rows(pieces: list[ListPiece], owner: str) -> tuple[list[bytes], list[int]]:
+    rows, counts = read_rows([piece.data for piece in pieces], owner)
+    return binary_rows(rows), counts.tolist()
+
+
+@dataclass(frozen=True)
+class StateSize:
+    """``keys`` that have an entry (None where the stored key does not tell: rows that wait in order, broadcast state);
+    ``entries`` of the store, of which a list has several, or timers that are to fire; ``size_bytes`` of keys and
+    values, before compression."""
+
+    keys: int | None
+    entries: int
+    size_bytes: int
+
+
+def state_size(
+    decoder: StateDecoder, entries: StoredEntries, groups: range, broadcast: bool = True
+) -> StateSize:
+    """Count the state of ``decoder`` in the store of a partition that has these key groups."""
+    count = size_bytes = 0
+    keys: set[int] = set()  # hashes: a key may stand in many places of a state that is ordered by time
+    for page in pages_of(decoder.stored(entries, groups, broadcast), _PAGE_ENTRIES):
+        size_bytes += sum(len(key) + len(value) for key, value in page)
+        if decoder.state.kind == TIMER_KIND:
+            timers = live_timers(page, entries.get_many)
+            count += len(timers)
+            keys.update(xxhash.xxh3_64_intdigest(timer.key) for timer in timers)
+        else:
+            count += len(page)
+            keys.update(map(xxhash.xxh3_64_intdigest, decoder.key_bytes([key for key, _ in page])))
+    known = decoder.state.kind not in ("ordered", "broadcast")
+    return StateSize(len(keys) if known else None, count, size_bytes)

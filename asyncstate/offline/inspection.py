@@ -20,7 +20,7 @@ import pyarrow as pa
 from asyncstate.codec import schema_from_text
 from asyncstate.config import Config
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, StateDeclarationError, StoreError
-from asyncstate.offline import TIMERS, StateDecoder, StateSize, TimersState, state_size
+from asyncstate.offline import TIMERS, TIMERS_STATE, StateDecoder, StateSize, state_size
 from asyncstate.places import masked
 from asyncstate.runtime.stores import retries_of, rocksdb_options
 from asyncstate.storage import (
@@ -64,7 +64,7 @@ class StatePartition:
     uid: str
     partition: int
     version: int
-    states: tuple[StateSpec | TimersState, ...]
+    states: tuple[StateSpec, ...]
     keys: tuple[pa.Schema, ...]
     manifest: Manifest = field(repr=False)
     checkpoint: str = field(repr=False)
@@ -212,9 +212,9 @@ def key_schemas(operator: OperatorManifest) -> tuple[pa.Schema, ...]:
     return tuple(found)
 
 
-def states_of(operator: OperatorManifest) -> list[StateSpec | TimersState]:
+def states_of(operator: OperatorManifest) -> list[StateSpec]:
     """The declared states, rows that wait in order among them, and the timers."""
-    return [*operator.states, TimersState()]
+    return [*operator.states, TIMERS_STATE]
 
 
 def decoders(piece: StatePartition) -> list[StateDecoder]:
@@ -280,19 +280,21 @@ def scratch_folder(local_dir: str | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _chosen_operators(manifest: Manifest, uid: str | None) -> list[OperatorManifest]:
-    if uid is None:
-        return list(manifest.operators.values())
+def operator_of(manifest: Manifest, uid: str) -> OperatorManifest:
+    """The operator ``uid``. Raises StateDeclarationError that says which there are."""
     if uid not in manifest.operators:
+        there = ", ".join(f"'{name}'" for name in manifest.operators) or "none"
         raise StateDeclarationError(
-            f"version {manifest.batch_id} has no operator '{uid}'; its operators are {sorted(manifest.operators)}"
+            f"version {manifest.batch_id} has no operator '{uid}'; its operators are {there}"
         )
-    return [manifest.operators[uid]]
+    return manifest.operators[uid]
 
 
-def _chosen_states(
-    operator: OperatorManifest, state: str | None, timers: bool
-) -> Sequence[StateSpec | TimersState]:
+def _chosen_operators(manifest: Manifest, uid: str | None) -> list[OperatorManifest]:
+    return list(manifest.operators.values()) if uid is None else [operator_of(manifest, uid)]
+
+
+def _chosen_states(operator: OperatorManifest, state: str | None, timers: bool) -> Sequence[StateSpec]:
     if state is None:
         return states_of(operator) if timers else operator.states
     return [spec for spec in states_of(operator) if spec.name == state]

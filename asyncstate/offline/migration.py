@@ -19,7 +19,7 @@ from asyncstate.codec import BROADCAST_GROUP, KeyCodec, prefix_end, schema_from_
 from asyncstate.config import Config
 from asyncstate.errors import StateDeclarationError
 from asyncstate.offline.field_edits import CastField, DropField, FieldEdit, RenameField
-from asyncstate.offline.inspection import Inspection, scratch_folder
+from asyncstate.offline.inspection import Inspection, operator_of, scratch_folder
 from asyncstate.offline.rewriting import StateRewriter
 from asyncstate.runtime.stores import rocksdb_options
 from asyncstate.state.descriptors import check_state_name
@@ -120,7 +120,7 @@ class _Migration:
 
     def __init__(self, manifest: Manifest, uid: str, state: str, change: Migration) -> None:
         self.manifest = manifest
-        self._operator = _operator_of(manifest, uid)
+        self._operator = operator_of(manifest, uid)
         self._state = _state_of(self._operator, state)
         self._change = change
         self._rewriter: StateRewriter | None = None
@@ -205,15 +205,6 @@ class _Migration:
                 changes = []
         if changes:
             yield changes
-
-
-def _operator_of(manifest: Manifest, uid: str) -> OperatorManifest:
-    if uid not in manifest.operators:
-        there = ", ".join(f"'{name}'" for name in manifest.operators) or "none"
-        raise StateDeclarationError(
-            f"version {manifest.batch_id} has no operator '{uid}'; its operators are {there}"
-        )
-    return manifest.operators[uid]
 
 
 def _state_of(operator: OperatorManifest, state: str) -> StateSpec:

@@ -70,7 +70,7 @@ class StateRewriter:
         if self._kind in _ROW_KINDS:
             return edit
         if pa.types.is_struct(schema.types[0]):
-            return _with_field(edit, f"{VALUE}.{edit.field}")
+            return dataclasses.replace(edit, field=f"{VALUE}.{edit.field}")
         if not isinstance(edit, CastField) or edit.field != VALUE or edit.to.endswith(" not null"):
             raise StateDeclarationError(
                 f"{self._owner}: it holds a {schema.types[0]}, which has no fields; only its type can be cast: "
@@ -135,7 +135,3 @@ class StateRewriter:
             yield key, head
             yield from itertools.islice(chunks, now)
             yield from ((block_key(key, index), None) for index in range(now, before))
-
-
-def _with_field(edit: FieldEdit, field: str) -> FieldEdit:
-    return dataclasses.replace(edit, field=field)

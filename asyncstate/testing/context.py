@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -22,6 +21,7 @@ from asyncstate.execution.calls import OutsideCalls
 from asyncstate.flink_names import hint_for
 from asyncstate.futures import StateFuture
 from asyncstate.operator import InputSpec, Key, RecordOperator, Row, TimeDomain, Timer, key_type, row_type
+from asyncstate.requests import StateSink
 from asyncstate.runtime import Keys, keys_of_inputs
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.outputs import bound
@@ -34,41 +34,21 @@ _UID = "operator"
 _GROUPS = 128
 
 
-class _Timers:
+class _Timers(KeyedTimers):
     """The operator's timers, noted beside."""
 
-    def __init__(self, timers: KeyedTimers, key: Callable[[], tuple[Any, ...]]) -> None:
-        self._timers = timers
+    def __init__(self, sink: StateSink, uid: str, handled: bool, key: Callable[[], tuple[Any, ...]]) -> None:
+        super().__init__(sink, uid, handled)
         self._key = key
         self.noted: list[tuple[tuple[Any, ...], Timer]] = []
 
-    def register_event_time(
-        self, time_us: int, name: str | None = None, namespace: int | None = None
-    ) -> None:
-        """See ``operator.Timers``."""
-        self._timers.register_event_time(time_us, name, namespace)
-        self._note(Timer(time_us, name, namespace))
+    def _register(self, kind: Any, time_us: int, name: str | None, namespace: int | None) -> None:
+        super()._register(kind, time_us, name, namespace)
+        self._note(Timer(time_us, name, namespace, kind.domain))
 
-    def register_processing_time(
-        self, time_us: int, name: str | None = None, namespace: int | None = None
-    ) -> None:
-        """See ``operator.Timers``."""
-        self._timers.register_processing_time(time_us, name, namespace)
-        self._note(Timer(time_us, name, namespace, TimeDomain.PROCESSING_TIME))
-
-    def delete_event_time(
-        self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
-    ) -> None:
-        """See ``operator.Timers``."""
-        self._timers.delete_event_time(time_us, name, namespace)
-        self._forget(TimeDomain.EVENT_TIME, time_us, name, namespace)
-
-    def delete_processing_time(
-        self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
-    ) -> None:
-        """See ``operator.Timers``."""
-        self._timers.delete_processing_time(time_us, name, namespace)
-        self._forget(TimeDomain.PROCESSING_TIME, time_us, name, namespace)
+    def _delete(self, kind: Any, time_us: int | None, name: str | None, namespace: int | None) -> None:
+        super()._delete(kind, time_us, name, namespace)
+        self._forget(kind.domain, time_us, name, namespace)
 
     def _note(self, timer: Timer) -> None:
         self._forget(timer.domain, None if timer.name else timer.time, timer.name, timer.namespace)
@@ -125,8 +105,9 @@ class FakeContext:
         self.emitted: list[tuple[Any, ...]] = []
         self.aside: dict[str, list[tuple[Any, ...]]] = {name: [] for name in output.side_outputs}
         self.called: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
-        timers = KeyedTimers(self._controller, _UID, operator.handles_timers)
-        self._timers = _Timers(timers, lambda: tuple(self._at_hand().key))
+        self._timers = _Timers(
+            self._controller, _UID, operator.handles_timers, lambda: tuple(self._at_hand().key)
+        )
         names = key_type(context.key_schema)
         self._frame = BatchFrame(
             watermark,
@@ -248,10 +229,8 @@ class FakeContext:
         self._stack.enter_context(self._controller)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         try:
-            self._stack.__exit__(kind, error, traceback)
+            self._stack.__exit__(*error)
         finally:
             self._operator.close()

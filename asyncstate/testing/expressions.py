@@ -75,7 +75,10 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
             f"{expression} is a Spark column, which needs Spark; write it as SQL text, or as a function of Arrow "
             "columns"
         )
-    parsed = _parsed(expression)
+    try:
+        parsed: Any = sqlglot.parse_one(expression, read="spark")
+    except sqlglot.errors.ParseError as error:
+        raise SchemaError(f"'{expression}' is no Spark SQL: {str(error).splitlines()[0]}") from error
     refused = (exp.AggFunc, exp.Window, exp.Subquery, exp.Select, exp.UDTF)
     found = parsed.find(*refused)
     if found is not None:
@@ -84,14 +87,6 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
             "an operator, or a function of Arrow columns"
         )
     return str(parsed.sql(dialect="duckdb", identify=True))
-
-
-def _parsed(expression: str) -> Any:
-    try:
-        parsed: Any = sqlglot.parse_one(expression, read="spark")
-    except sqlglot.errors.ParseError as error:
-        raise SchemaError(f"'{expression}' is no Spark SQL: {str(error).splitlines()[0]}") from error
-    return parsed
 
 
 def _query(rows: pa.RecordBatch, columns: Sequence[str], where: str | None = None) -> pa.RecordBatch:

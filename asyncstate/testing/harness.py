@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
@@ -82,9 +81,8 @@ from asyncstate.storage import (
     StateSpec,
     checkpoint_files,
 )
-from asyncstate.testing.copies import copies_of, with_copy
-from asyncstate.testing.exchange import exchanged
 from asyncstate.testing.rows import OutputRow, kind_codes, record_batch, rows_of
+from asyncstate.testing.shipping import copies_of, exchanged, with_copy
 from asyncstate.testing.starting import InitialState, initial_of
 from asyncstate.tracebacks import users_frames
 
@@ -430,17 +428,13 @@ class OperatorHarness:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- running -------------------------------------------------------------------------------------

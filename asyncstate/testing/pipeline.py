@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -155,9 +154,7 @@ class PipelineHarness:
 
     def restart(self, **changes: Any) -> None:
         """As a job that is started again over its checkpoint, with another ``parallelism`` or ``async_enabled``."""
-        for uid, operator in self._operators.items():
-            self._operators[uid] = operator.restore(operator.snapshot(), **changes)
-            operator.close()
+        self._restore({uid: one.snapshot() for uid, one in self._operators.items()}, **changes)
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -214,9 +211,7 @@ class PipelineHarness:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- running -------------------------------------------------------------------------------------------
@@ -339,10 +334,10 @@ class PipelineHarness:
         initial = [input_batch(given, number) for number, given in enumerate(before) if given is not None]
         return _joined(operator.run_batch(final, watermark, initial or None), self._schemas[node])
 
-    def _restore(self, saved: Mapping[str, Path]) -> None:
+    def _restore(self, saved: Mapping[str, Path], **changes: Any) -> None:
         for uid, snapshot in saved.items():
             operator = self._operators[uid]
-            self._operators[uid] = operator.restore(snapshot)
+            self._operators[uid] = operator.restore(snapshot, **changes)
             operator.close()
 
 

@@ -57,7 +57,7 @@ def initial_of(
     if given is None:
         return Initial()
     if isinstance(given, Mapping):
-        return Initial(values=list(_values(uid, given, _Owner(operator, ready, states), check)))
+        return Initial(values=list(_values(uid, given, operator, ready, states, check)))
     each = [given] if len(specs) == 1 else list(given) if isinstance(given, list | tuple) else []
     if len(each) != len(specs) or not any(one is not None for one in each):
         raise JobError(
@@ -105,42 +105,32 @@ def input_batch(rows: pa.RecordBatch, index: int) -> InputBatch:
     return InputBatch(rows.select(names), codes if codes.any() else None, index)
 
 
-class _Owner(NamedTuple):
-    """Whose states are given values: the operator, its inputs, the states it declares."""
-
-    operator: Operator
-    inputs: Sequence[InputSpec]
-    states: Sequence[StateSpec]
-
-    @property
-    def keyed(self) -> InputSpec:
-        """The first input with a key."""
-        return next(spec for spec in self.inputs if not spec.broadcast)
-
-    def columns(self, state: str, rows: Any) -> pa.Schema:
-        """Those of rows of values: the key's, of a map ``user_key``, and ``value``."""
-        key = self.keyed.key_schema
-        found = next(one for one in self.states if one.name == state)
-        value = _value_type(found, rows)
-        more = [pa.field("user_key", type_from_text(found.types["key"]))] if found.kind == "map" else []
-        return pa.schema([*key, *more, pa.field("value", value)])
-
-
 def _values(
     uid: str,
     given: Mapping[str, Any],
-    of: _Owner,
+    operator: Operator,
+    inputs: Sequence[InputSpec],
+    states: Sequence[StateSpec],
     check: Callable[[Operator, InputSpec], None],
 ) -> Iterator[tuple[Operator, InputSpec, InputBatch]]:
+    keyed = next(spec for spec in inputs if not spec.broadcast)
     for state, rows in given.items():
-        writer = InitialValues(of.operator, of.inputs, state)
-        bare = pa.schema([*of.keyed.key_schema, pa.field("value", pa.int64())])
-        check(writer, InputSpec(bare, of.keyed.key))
+        writer = InitialValues(operator, inputs, state)
+        bare = pa.schema([*keyed.key_schema, pa.field("value", pa.int64())])
+        check(writer, InputSpec(bare, keyed.key))
         if not isinstance(rows, pa.RecordBatch):
             what = f"operator '{uid}', values of state '{state}'"
-            rows = initial_rows(what, rows, of.columns(state, rows), False)
-        check_values(uid, state, rows.schema, of.keyed.key_schema)
-        yield writer, InputSpec(rows.schema, of.keyed.key), InputBatch(rows)
+            declared = next(one for one in states if one.name == state)
+            rows = initial_rows(what, rows, _value_columns(keyed.key_schema, declared, rows), False)
+        check_values(uid, state, rows.schema, keyed.key_schema)
+        yield writer, InputSpec(rows.schema, keyed.key), InputBatch(rows)
+
+
+def _value_columns(key: pa.Schema, state: StateSpec, rows: Any) -> pa.Schema:
+    """Those of rows of values: the key's, of a map ``user_key``, and ``value``."""
+    value = _value_type(state, rows)
+    more = [pa.field("user_key", type_from_text(state.types["key"]))] if state.kind == "map" else []
+    return pa.schema([*key, *more, pa.field("value", value)])
 
 
 def _value_type(state: StateSpec, rows: Any) -> pa.DataType:

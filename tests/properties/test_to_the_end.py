@@ -24,7 +24,7 @@ from asyncstate.operator import (
 )
 from asyncstate.runtime import CommitRecord, run_to_the_end
 from asyncstate.testing import OperatorHarness
-from asyncstate.testing.exchange import exchanged
+from asyncstate.testing.shipping import exchanged
 from tests.properties.examples import Example
 from tests.properties.runs import KEY_GROUPS, OutputRow, push
 from tests.properties.test_every_operator import OPERATORS, examples_of

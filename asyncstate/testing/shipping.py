@@ -1,0 +1,82 @@
+"""What a Spark job does between driver and tasks, in this process: copies of the operator, the exchange of rows.
+
+Owns: ``copies_of`` and ``with_copy``; ``exchanged``.
+Invariant: an operator runs once; each partition and micro-batch has a copy of what it was when it was given. A row goes
+to the partition of its key's group, and rows of a partition keep their order; rows of a broadcast input go another way.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.errors import JobError
+from asyncstate.operator import InputSpec, Operator
+from asyncstate.runtime import InputBatch, TaskSpec
+from asyncstate.runtime.put_together import put_together
+
+__tracebackhide__ = True  # pytest shows the test's own line
+
+
+def copies_of(operator: Operator) -> Callable[[], Operator]:
+    """Makes copies of ``operator`` as it is now.
+
+    Pickled where that is possible. Spark's pickler also takes modules, lambdas and classes that stand in functions;
+    where plain pickle refuses them the operator is copied. Raises JobError if that cannot be done either.
+    """
+    try:
+        pickled = pickle.dumps(operator)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        kept = _deep_copy(operator)
+        return lambda: _deep_copy(kept)
+    return lambda: pickle.loads(pickled)
+
+
+def _deep_copy(operator: Operator) -> Operator:
+    try:
+        return copy.deepcopy(operator, {id(module): module for module in sys.modules.values()})
+    except TypeError as error:
+        raise JobError(
+            f"{type(operator).__name__} cannot be sent to tasks: {error}. Make what cannot be pickled (clients, locks, "
+            "open files) in open()"
+        ) from error
+
+
+def with_copy(spec: TaskSpec, copies: Callable[[], Operator]) -> TaskSpec:
+    """The spec with its own copy of the operator, as each Spark task has."""
+    shipped = copy.copy(spec)
+    object.__setattr__(shipped, "operator", copies())
+    return shipped
+
+
+def exchanged(
+    inputs: Sequence[InputSpec], rows: Sequence[InputBatch], parallelism: int, max_parallelism: int
+) -> list[list[InputBatch]]:
+    """The pushed rows by partition, as the exchange of a Spark job would deliver them."""
+    parts: list[list[InputBatch]] = [[] for _ in range(parallelism)]
+    for pushed in rows:
+        spec = inputs[pushed.input_index]
+        if spec.broadcast:
+            continue
+        if spec.local is not None:
+            pushed = put_together(pushed, spec, max_parallelism)
+        else:
+            pushed = replace(pushed, batch=pushed.batch.select(spec.schema.names))
+        codec = spec.key_codec(max_parallelism)
+        columns = [pushed.batch.column(name) for name in spec.key]
+        groups = codec.groups(columns) if columns else np.zeros(pushed.batch.num_rows, np.int32)
+        owners = groups.astype(np.int64) * parallelism // max_parallelism
+        for partition in np.unique(owners).tolist():
+            mine = owners == partition
+            kinds = None if pushed.kinds is None else pushed.kinds[mine]
+            parts[partition].append(
+                InputBatch(pushed.batch.filter(pa.array(mine)), kinds, pushed.input_index)
+            )
+    return parts
