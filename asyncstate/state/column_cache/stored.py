@@ -75,9 +75,9 @@ class FixedColumn(StoredColumn):
 
     def resize(self, capacity: int, count: int) -> None:
         """See ``StoredColumn``."""
-        self._values = _resized(self._values, capacity, count)
+        self._values = resized(self._values, capacity, count)
         if self._nulls is not None:
-            self._nulls = _resized(self._nulls, capacity, count)
+            self._nulls = resized(self._nulls, capacity, count)
 
     def put(self, rows: Int64Array, column: pa.Array, count: int) -> None:
         """See ``StoredColumn``."""
@@ -99,9 +99,9 @@ class FixedColumn(StoredColumn):
 
     def keep(self, rows: Int64Array, capacity: int) -> None:
         """See ``StoredColumn``."""
-        self._values = _kept(self._values, rows, capacity)
+        self._values = kept_values(self._values, rows, capacity)
         if self._nulls is not None:
-            self._nulls = _kept(self._nulls, rows, capacity)
+            self._nulls = kept_values(self._nulls, rows, capacity)
 
     def equal(self, rows: Int64Array, column: pa.Array, positions: Int64Array) -> BoolArray:
         """See ``StoredColumn``."""
@@ -138,7 +138,7 @@ class VariableColumn(StoredColumn):
 
     def resize(self, capacity: int, count: int) -> None:
         """See ``StoredColumn``."""
-        self._at = _resized(self._at, capacity, count)
+        self._at = resized(self._at, capacity, count)
 
     def put(self, rows: Int64Array, column: pa.Array, count: int) -> None:
         """See ``StoredColumn``."""
@@ -211,13 +211,15 @@ def stored_column(arrow_type: pa.DataType) -> StoredColumn:
     return VariableColumn(arrow_type) if dtype is None else FixedColumn(arrow_type, dtype)
 
 
-def _resized(values: Array, capacity: int, count: int) -> Array:
-    resized = np.zeros((capacity, *values.shape[1:]), values.dtype)
-    resized[:count] = values[:count]
-    return resized
+def resized(values: Array, capacity: int, count: int) -> Array:
+    """The first ``count`` of ``values``, with room for ``capacity``."""
+    after = np.zeros((capacity, *values.shape[1:]), values.dtype)
+    after[:count] = values[:count]
+    return after
 
 
-def _kept(values: Array, rows: Int64Array, capacity: int) -> Array:
+def kept_values(values: Array, rows: Int64Array, capacity: int) -> Array:
+    """Those of ``values`` at ``rows``, with room for ``capacity``."""
     kept = np.zeros((capacity, *values.shape[1:]), values.dtype)
     kept[: len(rows)] = values.take(rows, axis=0)
     return kept

@@ -20,8 +20,9 @@ from asyncstate.futures.future import VOID
 from asyncstate.requests import Page
 from asyncstate.state.keyed.binding import Binding, KeyedState
 from asyncstate.state.keyed.cursors import PageCursor, live_cursors
-from asyncstate.state.keyed.dict_protocol import DictProtocol
 from asyncstate.state.keyed.known import UNKNOWN, KnownValues
+from asyncstate.state.maps import DictProtocol
+from asyncstate.state.ranges import range_pages
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -202,19 +203,13 @@ class MapState(KeyedState, DictProtocol[K, V]):
 
     def clear(self) -> None:
         """Remove all entries."""
-        start = prefix = self._prefix()
-        end = prefix_end(start)
-        limit = self._binding.page_size
-        while True:
-            page = self._sink.scan(start, end, limit)
+        prefix = self._prefix()
+        for page in range_pages(self._sink, prefix, prefix_end(prefix), self._binding.page_size):
             for entry, raw in page:
                 if self._cursors:
                     self._preserve(entry, raw)
                 self._delete(entry)
             self._removed(page, len(prefix))
-            if len(page) < limit:
-                return
-            start = page[-1][0] + _AFTER
 
     def async_clear(self) -> StateFuture[None]:
         """``clear``; every read that is asked for later sees it."""
