@@ -22,8 +22,7 @@ from asyncstate.state.column_cache.cache import ColumnCache
 from asyncstate.state.column_cache.state import CachedColumnState
 from asyncstate.state.column_cache.table import CachedTable, UInt16Array
 from asyncstate.state.columnar.column_state import Columns, ColumnState
-from asyncstate.state.expiring.column_expiry import ColumnExpiry, without_stamps
-from asyncstate.state.expiring.expiry import STAMP_BYTES
+from asyncstate.state.expiring.expiry import STAMP_BYTES, ColumnExpiry, without_stamps
 from asyncstate.state.expiring.ttl_columns import TtlColumnState
 
 S = TypeVar("S")

@@ -34,7 +34,7 @@ from asyncstate.operator import MIN_WATERMARK, BelongsTo
 from asyncstate.requests import Page
 from asyncstate.state.columnar.column_state import ColumnState, TimeRange
 from asyncstate.state.columnar.columns import ColumnsDescriptor
-from asyncstate.state.expiring.column_expiry import ColumnExpiry
+from asyncstate.state.expiring.expiry import ColumnExpiry
 from asyncstate.state.expiring.ttl import Ttl
 from asyncstate.state.expiring.ttl_columns import TtlColumnState
 from asyncstate.state.ranges import (

@@ -17,7 +17,7 @@ from asyncstate.codec import RowCodec, read_schema, schema_from_text, schema_to_
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.columnar.column_state import Columns, ColumnState, TimeRange
-from asyncstate.state.expiring.column_expiry import ColumnExpiry, column_expiry_of
+from asyncstate.state.expiring.expiry import ColumnExpiry, checked_time
 from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
 from asyncstate.state.expiring.ttl_columns import TtlColumnState
 from asyncstate.state.versions import evolved, older_values
@@ -58,7 +58,8 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
         codec = RowCodec(self.schema, older, owner=f"state '{self.name}' of operator '{uid}'")
         expiry = None
         if ttl is not None:
-            expiry = column_expiry_of(ttl, context, f"operator '{uid}', state '{self.name}'")
+            owner = f"operator '{uid}', state '{self.name}'"
+            expiry = ColumnExpiry(ttl, checked_time(ttl, context, owner), owner)
         return self._state(expiry, sink, state_id, codec, context)
 
     @abstractmethod

@@ -15,7 +15,7 @@ import pyarrow as pa
 from asyncstate.operator import BelongsTo
 from asyncstate.state.columnar.columns import ColumnsDescriptor
 from asyncstate.state.columnar.list_column_state import ListColumns, ListColumnState
-from asyncstate.state.expiring.column_expiry import ColumnExpiry
+from asyncstate.state.expiring.expiry import ColumnExpiry
 from asyncstate.state.expiring.ttl import Ttl
 from asyncstate.state.expiring.ttl_columns import TtlListColumnState
 

@@ -20,7 +20,7 @@ from asyncstate.requests import Page
 from asyncstate.state.columnar.columns import ColumnsDescriptor, TimeRange
 from asyncstate.state.columnar.list_blocks import numbered_keys
 from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.expiring.column_expiry import ColumnExpiry
+from asyncstate.state.expiring.expiry import ColumnExpiry
 from asyncstate.state.ranges import (
     REMOVED_PAGE,
     TIME_FIRST_PREFIX_BYTES,

@@ -35,8 +35,7 @@ from asyncstate.requests import Page
 from asyncstate.state.columnar.column_state import Columns, ColumnState, KeptBeside
 from asyncstate.state.columnar.list_blocks import ListHeads, read_heads
 from asyncstate.state.columnar.list_column_state import ListColumns, ListColumnState
-from asyncstate.state.expiring.column_expiry import ColumnExpiry, WrittenKeys, without_stamps
-from asyncstate.state.expiring.expiry import STAMP_BYTES
+from asyncstate.state.expiring.expiry import STAMP_BYTES, ColumnExpiry, WrittenKeys, without_stamps
 from asyncstate.state.ranges import range_pages
 from asyncstate.state.stored_lists import FoundLists, StoredLists, block_lists
 
