@@ -88,18 +88,15 @@ class CachedTtlColumnState(TtlColumnState):
     # -- reading ----------------------------------------------------------------------------------
 
     def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
-        """See ``ColumnState``."""
         return self._answer(keys, stamps, renew)(self._rows.get(keys))
 
     def async_get(
         self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
     ) -> StateFuture[Columns]:
-        """See ``ColumnState``."""
         answer = self._answer(keys, stamps, renew)
         return self._rows.async_get(keys).then_apply(answer)
 
     def prefetch(self, keys: KeyBatch) -> None:
-        """See ``ColumnState``."""
         self._rows.prefetch(keys)
 
     def _answer(self, keys: KeyBatch, stamps: Int64Array | None, renew: bool) -> Callable[[Columns], Columns]:
@@ -127,18 +124,15 @@ class CachedTtlColumnState(TtlColumnState):
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
-        """See ``ColumnState``."""
         at = self._expiry.stamps(None, len(keys)) if stamps is None else stamps
         self._rows.put(keys, [pa.array(at), *columns])
         self._note_keys(keys)
 
     def remove(self, keys: KeyBatch) -> None:
-        """See ``ColumnState``."""
         self._rows.remove(keys)
         self._note_keys(keys)
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        """See ``ColumnState``."""
         self._rows.remove_entries(store_keys)
         self._note(store_keys)
 
@@ -149,7 +143,6 @@ class CachedTtlColumnState(TtlColumnState):
     # -- the clean-up -----------------------------------------------------------------------------
 
     def sweep(self, group: bytes) -> int:
-        """See ``TtlColumnState``."""
         table = self._rows.known
         removed = 0 if table is not None and table.whole else super().sweep(group)
         return removed if table is None else removed + self._sweep_known(int.from_bytes(group, "big"), table)

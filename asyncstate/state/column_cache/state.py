@@ -65,7 +65,6 @@ class CachedColumnState(ColumnState, LevelOne):
     # -- reading ----------------------------------------------------------------------------------
 
     def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
-        """See ``ColumnState``."""
         table = self._table(keys)
         if table is None:
             return super().get(keys, stamps, renew)
@@ -78,7 +77,6 @@ class CachedColumnState(ColumnState, LevelOne):
     def async_get(
         self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
     ) -> StateFuture[Columns]:
-        """See ``ColumnState``."""
         table = self._table(keys)
         if table is None:
             return super().async_get(keys, stamps, renew)
@@ -89,7 +87,6 @@ class CachedColumnState(ColumnState, LevelOne):
         return read.then_apply(lambda values: self._answered(table, asked, values))
 
     def prefetch(self, keys: KeyBatch) -> None:
-        """See ``ColumnState``."""
         table = self._table(keys)
         if table is None:
             super().prefetch(keys)
@@ -153,7 +150,6 @@ class CachedColumnState(ColumnState, LevelOne):
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
-        """See ``ColumnState``."""
         table = self._table(keys)
         if table is None:
             super().put(keys, columns, stamps)
@@ -161,7 +157,6 @@ class CachedColumnState(ColumnState, LevelOne):
             self._write(table, keys, self._codec.checked(columns))
 
     def remove(self, keys: KeyBatch) -> None:
-        """See ``ColumnState``."""
         table = self._table(keys)
         if table is None:
             super().remove(keys)
@@ -169,7 +164,6 @@ class CachedColumnState(ColumnState, LevelOne):
             self._write(table, keys, None)
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        """See ``ColumnState``."""
         self._cache.forget(self._id)  # it does not know keys by their bytes
         super().remove_entries(store_keys)
 

@@ -123,7 +123,6 @@ class ColumnMapState(ColumnState):
         self._remove_ranges(self._ranges(keys))
 
     def remove_with(self, owners: Sequence[bytes]) -> None:
-        """See ``KeptBeside``."""
         self._remove_ranges([(start, prefix_end(start)) for start in of_state(owners, self._id)])
 
     def _remove_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
