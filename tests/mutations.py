@@ -221,7 +221,7 @@ MUTATIONS: Final = (
         "state/test_column_cache.py",
     ),
     _mutation(
-        "asyncstate/state/column_cache/index.py",
+        "asyncstate/state/column_cache/table.py",
         "            if right.all():",
         "            if True:",
         "state/test_column_cache.py",

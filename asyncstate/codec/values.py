@@ -47,7 +47,7 @@ class RowCodec:
     an older schema that cannot be read as the newer one (see ``check_evolution``). Added fields read as null.
     """
 
-    __slots__ = ("_layouts", "_owner", "_sources", "decode_one", "encode_one", "schema")
+    __slots__ = ("_layouts", "_sources", "decode_one", "encode_one", "owner", "schema")
 
     encode_one: EncodeRow
     """Bytes of one tuple. A plain function, fast from a local; ``CodecError`` for a bad value."""
@@ -65,7 +65,7 @@ class RowCodec:
         for old, new in itertools.pairwise(schemas):
             check_evolution(old, new, owner)
         self.schema = schema
-        self._owner = owner
+        self.owner = owner
         self._layouts = [row_layout(one, version, owner) for version, one in enumerate(schemas)]
         self._sources = [source_indices(one, schema) for one in older]
         self.encode_one = row_encoder(self._layouts[-1])
@@ -86,12 +86,12 @@ class RowCodec:
     ) -> list[bytes]:
         """The bytes of each row, behind those of ``prefix`` (n, width) if given; ``CodecError`` if the columns have not
         exactly the schema's types. ``num_rows`` tells how many there are of a schema without fields."""
-        plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
+        plain = plain_columns(columns, self.schema.types, self.schema.names, self.owner)
         return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else num_rows, prefix)
 
     def checked(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """The columns as ``encode`` takes them; raises what ``encode`` raises, for columns that are encoded later."""
-        plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
+        plain = plain_columns(columns, self.schema.types, self.schema.names, self.owner)
         for index, column in enumerate(plain):
             if column.null_count and not self.schema.field(index).nullable:
                 raise self._layouts[-1].missing(index)
@@ -101,7 +101,7 @@ class RowCodec:
         self, columns: Sequence[pa.Array], prefix: ByteArray | None = None
     ) -> pa.LargeBinaryArray:
         """As ``encode``, as a binary column: for rows that are stored many to a value."""
-        plain = plain_columns(columns, self.schema.types, self.schema.names, self._owner)
+        plain = plain_columns(columns, self.schema.types, self.schema.names, self.owner)
         return encode_row_column(self._layouts[-1], plain, len(plain[0]) if plain else 0, prefix)
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[list[pa.Array], BoolArray]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic
+from typing import Any, ClassVar, Generic
 
 import pyarrow as pa
 from typing_extensions import TypeVar
@@ -22,14 +22,13 @@ from asyncstate.codec import BROADCAST_GROUP, prefix_end
 from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
-from asyncstate.state.at_once import MapAtOnce
 from asyncstate.state.descriptors import MapDescriptor
 from asyncstate.state.keyed.binding import Binding
+from asyncstate.state.maps import MapAtOnce
+from asyncstate.state.ranges import range_entries
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
-
-_AFTER: Final = b"\x00"  # appended to a key: the smallest key behind it
 
 _Entry = tuple[Any, Any]
 """A user key as it is stored, and its value: decoded if it cannot be changed, else its bytes."""
@@ -76,15 +75,17 @@ class BroadcastState(MapAtOnce[K, V]):
 
     def entries(self) -> Iterator[tuple[K, V]]:
         """All (key, value) as they are now, by encoded key."""
-        return iter(self._entries())
+        take = self._take
+        return iter([(key, take(held)) for key, held in self._sorted()])
 
     def keys(self) -> Iterator[K]:
         """All keys as they are now, by encoded key."""
-        return iter(self._keys())
+        return iter([key for key, _ in self._sorted()])
 
     def values(self) -> Iterator[V]:
         """All values as they are now, by encoded key."""
-        return iter(self._values())
+        take = self._take
+        return iter([take(held) for _, held in self._sorted()])
 
     def is_empty(self) -> bool:
         """True when the map has no entry."""
@@ -123,19 +124,13 @@ class BroadcastState(MapAtOnce[K, V]):
     def _loaded(self) -> dict[bytes, _Entry]:
         """All entries by encoded key, read from the sink the first time."""
         if self._by_bytes is None:
-            self._by_bytes = dict(self._stored())
+            binding, skip = self._binding, len(self._prefix)
+            stored = range_entries(binding.sink, self._prefix, prefix_end(self._prefix), binding.page_size)
+            self._by_bytes = {
+                store_key[skip:]: (binding.decode_key(store_key, skip)[0][0], self._hold(raw))
+                for store_key, raw in stored
+            }
         return self._by_bytes
-
-    def _stored(self) -> Iterator[tuple[bytes, _Entry]]:
-        binding = self._binding
-        start, end, skip = self._prefix, prefix_end(self._prefix), len(self._prefix)
-        while True:
-            page = binding.sink.scan(start, end, binding.page_size)
-            for store_key, raw in page:
-                yield store_key[skip:], (binding.decode_key(store_key, skip)[0][0], self._hold(raw))
-            if len(page) < binding.page_size:
-                return
-            start = page[-1][0] + _AFTER
 
     def _sorted(self) -> list[_Entry]:
         entries = self._loaded()
@@ -143,17 +138,6 @@ class BroadcastState(MapAtOnce[K, V]):
             entries = self._by_bytes = dict(sorted(entries.items()))
             self._in_order = True
         return list(entries.values())
-
-    def _entries(self) -> list[tuple[K, V]]:
-        take = self._take
-        return [(key, take(held)) for key, held in self._sorted()]
-
-    def _keys(self) -> list[K]:
-        return [key for key, _ in self._sorted()]
-
-    def _values(self) -> list[V]:
-        take = self._take
-        return [take(held) for _, held in self._sorted()]
 
     def _encoded(self, key: K, value: V) -> tuple[bytes, bytes]:
         if value is None:

@@ -35,7 +35,7 @@ from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.functions import AggregateFunction as TableFunction
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
-from asyncstate.state.expiring.expiry import expiry_of
+from asyncstate.state.expiring.expiry import Expiry, checked_time
 from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
 from asyncstate.state.expiring.ttl_states import (
     TtlAggregatingState,
@@ -172,7 +172,8 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         expiry, encode, ttl = None, codec.encode_one, as_ttl("state", self.ttl)
         if ttl is not None:
             own["plain"] = None
-            expiry = expiry_of(ttl, sink, context, f"operator '{context.uid}', state '{self.name}'")
+            owner = f"operator '{context.uid}', state '{self.name}'"
+            expiry = Expiry(ttl, sink, checked_time(ttl, context, owner))
             encode = expiry.stamped(encode)
         return Binding(
             name=self.name,

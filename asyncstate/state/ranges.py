@@ -1,6 +1,8 @@
 """Reading many ranges of the store as one ordered stream.
 
 Owns: paging through ranges and merging them; timers and buffered rows are read this way. Removing what pages have.
+Ranges of namespaces in time-first states, whose store keys are ``[group][state id][namespace][key]``: where the key
+begins in them, how a range is walked (by key group, then namespace, then key), and how namespaces are read from keys.
 Invariant: one page a range is held. Entries may be written and deleted meanwhile; those written behind the
 position that a range has reached are not found.
 Must not import storage, execution or operators.
@@ -9,10 +11,17 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import encode_namespace
+from asyncstate.codec.columns import Int64Array, binary_parts, gather_bytes
+from asyncstate.codec.key_fields import payload_storage
+from asyncstate.operator import MAX_WATERMARK
 from asyncstate.requests import Page, StateSink
 
 _AFTER: Final = b"\x00"
@@ -21,6 +30,12 @@ REMOVED_PAGE: Final = 256
 """Entries that are read at a time only to be removed: a chunk of rows may be large."""
 _REMOVED_KEYS: Final = 1 << 16
 """Keys that are held to be removed together."""
+
+_GROUP_BYTES: Final = 2
+_PREFIX_BYTES: Final = _GROUP_BYTES + 1  # group and state id
+_NAMESPACE_BYTES: Final = 8
+TIME_FIRST_PREFIX_BYTES: Final = _PREFIX_BYTES + _NAMESPACE_BYTES
+"""What stands before the key in a store key of a time-first state."""
 
 Entry = tuple[bytes, bytes]
 
@@ -68,3 +83,37 @@ def remove_pages(remove: Callable[[list[bytes]], object], pages: Iterable[Page])
             remove(removed)
             removed = []
     remove(removed)
+
+
+def namespace_pages(
+    sink: StateSink, state_id: int, groups: Iterable[int], start: int, until: int, page_size: int
+) -> Iterator[Page]:
+    """All entries with start <= namespace <= ``until``, in lists of ``page_size`` entries or somewhat more."""
+    held: Page = []
+    for group in groups:
+        group_bytes = group.to_bytes(_GROUP_BYTES, "big")
+        prefix = group_bytes + bytes([state_id])
+        # No namespace is above the highest; what follows its keys is the next state.
+        end = group_bytes + bytes([state_id + 1])
+        if until < MAX_WATERMARK:
+            end = prefix + encode_namespace(until + 1)
+        for page in range_pages(sink, prefix + encode_namespace(start), end, page_size):
+            held += page
+            if len(held) >= page_size:
+                yield held
+                held = []
+    if held:
+        yield held
+
+
+def namespaces_of(store_keys: pa.LargeBinaryArray) -> Int64Array:
+    """The namespaces of time-first store keys (m)."""
+    offsets, data = binary_parts(store_keys)
+    matrix = gather_bytes(data, offsets[:-1] + _PREFIX_BYTES, _NAMESPACE_BYTES)
+    return payload_storage(matrix, np.dtype(np.int64))
+
+
+def of_state(store_keys: Sequence[bytes], state_id: int) -> list[bytes]:
+    """The store keys of another state, ``state_id``, that has the same keys."""
+    state = bytes([state_id])
+    return [key[:_GROUP_BYTES] + state + key[_PREFIX_BYTES:] for key in store_keys]

@@ -26,7 +26,7 @@ from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.flink_names import hint_for
 from asyncstate.operator import MAX_WATERMARK, TimeDomain, Timer
 from asyncstate.requests import Page, StateSink
-from asyncstate.state.ranges import merged_entries, pages_of
+from asyncstate.state.ranges import Entry, merged_entries, pages_of
 
 TIMERS_BY_TIME: Final = 1
 """Reserved state id."""
@@ -45,6 +45,7 @@ _PLAIN: Final = b"\x00"
 _NAMESPACED: Final = b"\x01"
 _LENGTH_BYTES: Final = 4
 _NEVER: Final = 2**63  # above every time
+_NAMED: Final = bytes([NAMED_TIMERS])
 _DOMAINS: Final = (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME)  # by their byte in a store key
 _NONE_FIRED: Final = -(2**63) - 1  # below every time
 
@@ -123,25 +124,21 @@ class KeyedTimers:
     def register_event_time(
         self, time_us: int, name: str | None = None, namespace: int | None = None
     ) -> None:
-        """See ``operator.Timers``."""
         self._register(self._event, time_us, name, namespace)
 
     def delete_event_time(
         self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
     ) -> None:
-        """See ``operator.Timers``."""
         self._delete(self._event, time_us, name, namespace)
 
     def register_processing_time(
         self, time_us: int, name: str | None = None, namespace: int | None = None
     ) -> None:
-        """See ``operator.Timers``."""
         self._register(self._processing, time_us, name, namespace)
 
     def delete_processing_time(
         self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
     ) -> None:
-        """See ``operator.Timers``."""
         self._delete(self._processing, time_us, name, namespace)
 
     def _register(self, kind: _Kind, time_us: int, name: str | None, namespace: int | None) -> None:
@@ -199,29 +196,22 @@ class KeyedTimers:
 
         Timers registered while the round is under way are left to the next one.
         """
-        kind = self._kind(domain)
-        kind.earliest, kind.fired_until = _NEVER, until
-        self._round = at_hand = _Round(kind, until)
-        ranges = [_range(group.to_bytes(_GROUP_BYTES, "big") + kind.by_time, until) for group in groups]
-        entries = merged_entries(self._sink, ranges, page_size, _firing_order)
-        for page in pages_of(entries, page_size):
-            timers = self._live(kind, [entry for entry in page if entry[0] not in at_hand.postponed])
+        at_hand, entries = self._begin(self._kind(domain), groups, until, page_size)
+        for page in pages_of(entries(), page_size):
+            timers = self._live([entry for entry in page if entry[0] not in at_hand.postponed])
             if timers:
                 yield timers
 
     def between_rows(self, groups: Iterable[int], until: int, page_size: int) -> TimersBetweenRows:
         """One round of event time whose timers take turns with rows: also those that it registers are due in it."""
-        kind = self._event
-        kind.earliest, kind.fired_until = _NEVER, until
-        self._round = at_hand = _Round(kind, until)
+        at_hand, entries = self._begin(self._event, groups, until, page_size)
         registered: list[DueTimer] = []
         at_hand.registered = registered
-        ranges = [_range(group.to_bytes(_GROUP_BYTES, "big") + kind.by_time, until) for group in groups]
 
         def stored() -> Iterator[DueTimer]:
             at_hand.touched.clear()  # what is read from here on is as it is now
-            for page in pages_of(merged_entries(self._sink, ranges, page_size, _firing_order), page_size):
-                yield from self._live(kind, page)
+            for page in pages_of(entries(), page_size):
+                yield from self._live(page)
 
         return TimersBetweenRows(stored, registered)
 
@@ -248,7 +238,7 @@ class KeyedTimers:
                 return False
             sink.delete(entry)
             return True
-        named = _named_entry(at_hand.kind, timer)
+        named = _named_entry(timer)
         if entry in at_hand.postponed:
             return False  # deleted or moved, and registered again for the next round
         sink.delete(entry)
@@ -266,7 +256,7 @@ class KeyedTimers:
         touched.add(entry)
         if timer.name is None:
             return True
-        named = _named_entry(at_hand.kind, timer)
+        named = _named_entry(timer)
         if named in touched and sink.get(named) != encode_namespace(timer.time):
             return False
         sink.delete(named)
@@ -274,6 +264,15 @@ class KeyedTimers:
         return True
 
     # -- the rest ---------------------------------------------------------------------------------------
+
+    def _begin(
+        self, kind: _Kind, groups: Iterable[int], until: int, page_size: int
+    ) -> tuple[_Round, Callable[[], Iterator[Entry]]]:
+        """A round, and what reads the entries that are due in it, in firing order."""
+        kind.earliest, kind.fired_until = _NEVER, until
+        self._round = at_hand = _Round(kind, until)
+        ranges = [_range(group.to_bytes(_GROUP_BYTES, "big") + kind.by_time, until) for group in groups]
+        return at_hand, lambda: merged_entries(self._sink, ranges, page_size, _firing_order)
 
     def _kind(self, domain: TimeDomain) -> _Kind:
         return self._event if domain is TimeDomain.EVENT_TIME else self._processing
@@ -288,7 +287,7 @@ class KeyedTimers:
                 at_hand.touched.add(named)
             if time_us <= at_hand.until:
                 length = len(self._current()[1]).to_bytes(_LENGTH_BYTES, "big")
-                at_hand.registered.append(_timer(at_hand.kind.domain, entry, length))
+                at_hand.registered.append(_timer(entry, length))
             return
         if time_us <= at_hand.until:
             there = self._sink.get(entry) is not None
@@ -298,17 +297,14 @@ class KeyedTimers:
         if named is not None:
             at_hand.touched.add(named)
 
-    def _live(self, kind: _Kind, entries: Page) -> list[DueTimer]:
+    def _live(self, entries: Page) -> list[DueTimer]:
         """The timers of ``entries``; entries that a named timer has left behind are deleted."""
-        timers = [_timer(kind.domain, key, value) for key, value in entries]
-        named = sorted({_named_entry(kind, timer) for timer in timers if timer.name is not None})
-        times = dict(zip(named, self._sink.get_many(named), strict=True)) if named else {}
-        live = []
-        for timer in timers:
-            if timer.name is None or times[_named_entry(kind, timer)] == encode_namespace(timer.time):
-                live.append(timer)
-            else:
-                self._sink.delete(timer.store_key)
+        live = live_timers(entries, self._sink.get_many)
+        if len(live) < len(entries):
+            kept = {timer.store_key for timer in live}
+            for key, _ in entries:
+                if key not in kept:
+                    self._sink.delete(key)
         return live
 
     def _current(self) -> tuple[bytes, bytes]:
@@ -390,20 +386,13 @@ def turn_of(timer: DueTimer) -> bytes:
 
 def live_timers(entries: Page, get_many: Callable[[list[bytes]], list[bytes | None]]) -> list[DueTimer]:
     """The timers of stored entries by time, of both domains, without what named timers have left behind."""
-    timers = [_timer(_DOMAINS[key[_TIME_AT - 1]], key, value) for key, value in entries]
-    named = {
-        timer.store_key: timer.group
-        + bytes([NAMED_TIMERS])
-        + timer.store_key[_TIME_AT - 1 : _TIME_AT]
-        + timer.store_key[_KEY_AT:]
-        for timer in timers
-        if timer.name is not None
-    }
-    times = dict(zip(named, get_many(list(named.values())), strict=True)) if named else {}
+    timers = [_timer(key, value) for key, value in entries]
+    named = sorted({_named_entry(timer) for timer in timers if timer.name is not None})
+    times = dict(zip(named, get_many(named), strict=True)) if named else {}
     return [
         timer
         for timer in timers
-        if timer.name is None or times[timer.store_key] == encode_namespace(timer.time)
+        if timer.name is None or times[_named_entry(timer)] == encode_namespace(timer.time)
     ]
 
 
@@ -412,12 +401,12 @@ def _range(start: bytes, until: int) -> tuple[bytes, bytes]:
     return start, prefix_end(start) if until >= MAX_WATERMARK else start + encode_namespace(until + 1)
 
 
-def _firing_order(entry: tuple[bytes, bytes]) -> bytes:
+def _firing_order(entry: Entry) -> bytes:
     key = entry[0]
     return key[_TIME_AT:_KEY_AT] + key[:_GROUP_BYTES] + key[_KEY_AT:]
 
 
-def _timer(domain: TimeDomain, entry: bytes, value: bytes) -> DueTimer:
+def _timer(entry: bytes, value: bytes) -> DueTimer:
     end = _KEY_AT + int.from_bytes(value, "big")
     namespace = None
     name_at = end + 1
@@ -425,9 +414,10 @@ def _timer(domain: TimeDomain, entry: bytes, value: bytes) -> DueTimer:
         namespace = decode_namespace(entry, name_at)
         name_at += 8
     name = entry[name_at:].decode() or None
-    time = decode_namespace(entry, _TIME_AT)
+    time, domain = decode_namespace(entry, _TIME_AT), _DOMAINS[entry[_TIME_AT - 1]]
     return DueTimer(time, entry[:_GROUP_BYTES], entry[_KEY_AT:end], name, namespace, entry, domain)
 
 
-def _named_entry(kind: _Kind, timer: DueTimer) -> bytes:
-    return timer.group + kind.by_name + timer.store_key[_KEY_AT:]
+def _named_entry(timer: DueTimer) -> bytes:
+    entry = timer.store_key
+    return timer.group + _NAMED + entry[_TIME_AT - 1 : _TIME_AT] + entry[_KEY_AT:]

@@ -52,9 +52,11 @@ class DictSink:
         pass
 
 
+CONTEXT: Any = SimpleNamespace(uid="join", key_groups=range(4), key_codec=KEYS, page_size=100)
+
+
 def open_state(sink: DictSink, schema: pa.Schema) -> ListColumnState:
-    context: Any = SimpleNamespace(uid="join")
-    return ListColumnStateDescriptor("bids", schema).bind(sink, 8, context, None)  # type: ignore[arg-type]
+    return ListColumnStateDescriptor("bids", schema).bind(sink, 8, CONTEXT, None)  # type: ignore[arg-type]
 
 
 def batch_of(keys: Sequence[int]) -> KeyBatch:
@@ -249,7 +251,8 @@ def test_rows_of_an_older_schema_are_read_and_appended_to() -> None:
     keys = batch_of([1, 2])
     open_state(sink, older).append(keys, *flat(keys, {1: [(1,), (2,)]}, older))
     newer = pa.schema([("a", pa.int64()), ("b", pa.int64())])
-    state = ListColumnState(sink, 8, RowCodec(newer, [older]), "state 'bids'")  # type: ignore[arg-type]
+    codec = RowCodec(newer, [older], owner="state 'bids'")
+    state = ListColumnState(sink, 8, codec, CONTEXT)  # type: ignore[arg-type]
     state.append(keys, *flat(keys, {1: [(3, 4)], 2: [(5, 6)]}, newer))
     assert as_lists(keys, state.get(keys)) == {1: [(1, None), (2, None), (3, 4)], 2: [(5, 6)]}
 

@@ -19,7 +19,7 @@ from asyncstate.errors import CodecError, StateDeclarationError
 from asyncstate.offline.inspection import Inspection, partition_sizes, read_partition
 from asyncstate.offline.json_text import plain
 from asyncstate.state.columnar import list_blocks
-from asyncstate.state.expiring.column_expiry import WrittenKeys
+from asyncstate.state.expiring.expiry import WrittenKeys
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeRecord, FakeSink
 from tests.state.ttl_column_probe import NUMBER, ColumnBench, ColumnProbe, text

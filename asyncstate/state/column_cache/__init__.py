@@ -1,11 +1,11 @@
 """Column states in a worker's memory: rows as columns behind an index of hashes, kept between micro-batches.
 
-``index`` finds rows, ``stored`` has their columns, ``table`` puts both together for one state, ``cache`` bounds those
-of a partition, ``state`` is the column state that is answered from there, ``expiring`` the one with a time to live.
+``table`` finds the rows of one state, ``stored`` has their columns, ``cache`` bounds those of a partition, ``state`` is
+the column state that is answered from there, ``expiring`` the one with a time to live.
 """
 
 from asyncstate.state.column_cache.cache import ColumnCache, ColumnCacheStatistics
-from asyncstate.state.column_cache.cached import with_column_cache
+from asyncstate.state.column_cache.expiring import with_column_cache
 from asyncstate.state.column_cache.state import CachedColumnState
 
 __all__ = ["CachedColumnState", "ColumnCache", "ColumnCacheStatistics", "with_column_cache"]

@@ -1,6 +1,6 @@
-"""A column state with a time to live that is answered from memory where that knows.
+"""A column state with a time to live that is answered from memory where that knows, and which states are cached.
 
-Owns: ``CachedTtlColumnState``.
+Owns: ``CachedTtlColumnState``; ``StampedCodec``, whose rows have their stamp as a first column; ``with_column_cache``.
 Invariant: reads show and renew, and the clean-up removes, what they do without the cache, and the same is stored.
 Must not import storage, execution or operators.
 """
@@ -8,24 +8,64 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch
-from asyncstate.codec.columns import LARGE_BINARY, BoolArray, Int64Array
+from asyncstate.codec import KeyBatch, RowCodec
+from asyncstate.codec.columns import LARGE_BINARY, BoolArray, ByteArray, Int64Array, spread, valid_mask
+from asyncstate.codec.key_fields import payload_matrix
 from asyncstate.futures import StateFuture
-from asyncstate.operator import OperatorContext
+from asyncstate.operator import OperatorContext, StateDescriptor
 from asyncstate.state.column_cache.cache import ColumnCache
 from asyncstate.state.column_cache.state import CachedColumnState
 from asyncstate.state.column_cache.table import CachedTable, UInt16Array
 from asyncstate.state.columnar.column_state import Columns, ColumnState
-from asyncstate.state.expiring.column_expiry import ColumnExpiry
-from asyncstate.state.expiring.stamped_codec import StampedCodec
+from asyncstate.state.expiring.expiry import STAMP_BYTES, ColumnExpiry, without_stamps
 from asyncstate.state.expiring.ttl_columns import TtlColumnState
 
+S = TypeVar("S")
+
+_STAMP: Final = pa.field("stamp", pa.int64(), nullable=False)
 _PREFIX_BYTES: Final = 3  # key group and state id
+
+
+class StampedCodec(RowCodec):
+    """The rows of ``rows`` behind the stamps that ``expiry`` reads, int64 microseconds; both are columns here.
+
+    For many rows at once only: it has no ``encode_one`` and ``decode_one``.
+    """
+
+    __slots__ = ("_expiry", "_rows")
+
+    def __init__(self, rows: RowCodec, expiry: ColumnExpiry) -> None:
+        self._rows = rows
+        self._expiry = expiry
+        self.schema = pa.schema([_STAMP, *rows.schema])
+
+    @property
+    def width(self) -> int | None:
+        return None if self._rows.width is None else STAMP_BYTES + self._rows.width
+
+    def encode(
+        self, columns: Sequence[pa.Array], prefix: ByteArray | None = None, num_rows: int = 0
+    ) -> list[bytes]:
+        assert prefix is None, "the stamp is the first thing"
+        return self._rows.encode(columns[1:], payload_matrix(columns[0].to_numpy()), len(columns[0]))
+
+    def checked(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        return [columns[0], *self._rows.checked(columns[1:])]
+
+    def decode(self, values: Sequence[bytes | None]) -> tuple[list[pa.Array], BoolArray]:
+        """See ``RowCodec``; ``CodecError``, too, for a row without a stamp."""
+        rows = pa.array(values, LARGE_BINARY)
+        present = valid_mask(rows)
+        rows = rows if present is None else rows.drop_null()
+        columns = [pa.array(self._expiry.read(rows)), *self._rows.decode(without_stamps(rows))[0]]
+        if present is None:
+            return columns, np.ones(len(rows), np.bool_)
+        return spread(columns, present), present
 
 
 class CachedTtlColumnState(TtlColumnState):
@@ -39,7 +79,7 @@ class CachedTtlColumnState(TtlColumnState):
         cls, state: TtlColumnState, context: OperatorContext, cache: ColumnCache, is_new: bool
     ) -> CachedTtlColumnState:
         """``state``, cached from now on. ``is_new``: nothing is stored of it."""
-        cached = cls(state._sink, state._id, state._codec, context, state._expiry)
+        cached = cls(state._expiry, state._sink, state._id, state._codec, context)
         stamped = ColumnState(state._sink, state._id, StampedCodec(state._codec, state._expiry), context)
         cached._rows = CachedColumnState.over(stamped, context, cache, is_new)
         cached._ended = None
@@ -48,18 +88,15 @@ class CachedTtlColumnState(TtlColumnState):
     # -- reading ----------------------------------------------------------------------------------
 
     def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
-        """See ``ColumnState``."""
         return self._answer(keys, stamps, renew)(self._rows.get(keys))
 
     def async_get(
         self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
     ) -> StateFuture[Columns]:
-        """See ``ColumnState``."""
         answer = self._answer(keys, stamps, renew)
         return self._rows.async_get(keys).then_apply(answer)
 
     def prefetch(self, keys: KeyBatch) -> None:
-        """See ``ColumnState``."""
         self._rows.prefetch(keys)
 
     def _answer(self, keys: KeyBatch, stamps: Int64Array | None, renew: bool) -> Callable[[Columns], Columns]:
@@ -87,18 +124,15 @@ class CachedTtlColumnState(TtlColumnState):
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
-        """See ``ColumnState``."""
         at = self._expiry.stamps(None, len(keys)) if stamps is None else stamps
         self._rows.put(keys, [pa.array(at), *columns])
         self._note_keys(keys)
 
     def remove(self, keys: KeyBatch) -> None:
-        """See ``ColumnState``."""
         self._rows.remove(keys)
         self._note_keys(keys)
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        """See ``ColumnState``."""
         self._rows.remove_entries(store_keys)
         self._note(store_keys)
 
@@ -109,7 +143,6 @@ class CachedTtlColumnState(TtlColumnState):
     # -- the clean-up -----------------------------------------------------------------------------
 
     def sweep(self, group: bytes) -> int:
-        """See ``TtlColumnState``."""
         table = self._rows.known
         removed = 0 if table is not None and table.whole else super().sweep(group)
         return removed if table is None else removed + self._sweep_known(int.from_bytes(group, "big"), table)
@@ -179,3 +212,18 @@ def _only(shown: BoolArray, found: Columns) -> Columns:
         at = pa.array(np.arange(len(shown)), mask=~shown)
         columns = [column.take(at) for column in columns]
     return Columns(columns, shown)
+
+
+def with_column_cache(
+    state: S, descriptor: StateDescriptor[S], context: OperatorContext, cache: ColumnCache, is_new: bool
+) -> S:
+    """``state`` as ``cache`` answers it, if it can be cached: one row a key, without namespaces. Ranges are read of all
+    others, by the store's order. ``is_new``: nothing is stored of it."""
+    if getattr(descriptor, "time_first", True):
+        return state
+    given: object = state
+    if type(given) is ColumnState:
+        return cast(S, CachedColumnState.over(given, context, cache, is_new))
+    if type(given) is TtlColumnState:
+        return cast(S, CachedTtlColumnState.over(given, context, cache, is_new))
+    return state

@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, UserKeyBatch
+from asyncstate.codec.columns import BoolArray, Int64Array
+from asyncstate.codec.hashing import UInt64Array
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import LevelOne
 from asyncstate.state.column_cache.cache import ColumnCache
-from asyncstate.state.column_cache.index import BoolArray, Int64Array, UInt64Array
 from asyncstate.state.column_cache.table import CachedTable, Rows
 from asyncstate.state.columnar.column_state import Columns, ColumnState
 
@@ -41,12 +42,11 @@ class _Asked(NamedTuple):
         return self.keys if len(self.wanted) == len(self.keys) else self.keys.select(self.wanted)
 
 
-class CachedColumnState(ColumnState):
+class CachedColumnState(ColumnState, LevelOne):
     """Rows that are known are taken from the cache; those that are not are read, and known from then on. Writes stay
     in the cache until the end of the micro-batch, or until there is no room for them any more."""
 
     _cache: ColumnCache
-    _level: _Writes
     _ahead: tuple[UInt64Array, Int64Array] | None
 
     @classmethod
@@ -56,16 +56,15 @@ class CachedColumnState(ColumnState):
         """``state``, cached from now on. ``is_new``: nothing is stored of it."""
         cached = cls(state._sink, state._id, state._codec, context)
         cached._cache = cache
-        cached._level = _Writes(cached)
         cached._ahead = None
-        cached._sink.attach(cached._level)
+        cached.hits = 0
+        cached._sink.attach(cached)
         cache.open(cached._id, cached._codec.schema, is_new, cached.hand_on)
         return cached
 
     # -- reading ----------------------------------------------------------------------------------
 
     def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
-        """See ``ColumnState``."""
         table = self._table(keys)
         if table is None:
             return super().get(keys, stamps, renew)
@@ -78,7 +77,6 @@ class CachedColumnState(ColumnState):
     def async_get(
         self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
     ) -> StateFuture[Columns]:
-        """See ``ColumnState``."""
         table = self._table(keys)
         if table is None:
             return super().async_get(keys, stamps, renew)
@@ -89,7 +87,6 @@ class CachedColumnState(ColumnState):
         return read.then_apply(lambda values: self._answered(table, asked, values))
 
     def prefetch(self, keys: KeyBatch) -> None:
-        """See ``ColumnState``."""
         table = self._table(keys)
         if table is None:
             super().prefetch(keys)
@@ -104,7 +101,7 @@ class CachedColumnState(ColumnState):
         unknown = rows < 0
         known = table.take(rows)
         wanted = np.zeros(0, np.int64) if table.whole else np.flatnonzero(unknown)
-        self._level.hits += len(keys) - len(wanted)
+        self.hits += len(keys) - len(wanted)
         self._cache.asked += len(keys)
         self._cache.hits += len(keys) - len(wanted)
         self._cache.read_bytes += sum(column.nbytes for column in known.columns)
@@ -153,7 +150,6 @@ class CachedColumnState(ColumnState):
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
-        """See ``ColumnState``."""
         table = self._table(keys)
         if table is None:
             super().put(keys, columns, stamps)
@@ -161,7 +157,6 @@ class CachedColumnState(ColumnState):
             self._write(table, keys, self._codec.checked(columns))
 
     def remove(self, keys: KeyBatch) -> None:
-        """See ``ColumnState``."""
         table = self._table(keys)
         if table is None:
             super().remove(keys)
@@ -169,7 +164,6 @@ class CachedColumnState(ColumnState):
             self._write(table, keys, None)
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        """See ``ColumnState``."""
         self._cache.forget(self._id)  # it does not know keys by their bytes
         super().remove_entries(store_keys)
 
@@ -195,6 +189,9 @@ class CachedColumnState(ColumnState):
         if there:
             self._sink.put_many(*zip(*there, strict=True))
         self._sink.delete_many([key for key, value in zip(keys, values, strict=True) if value is None])
+
+    def write_back(self) -> None:
+        """Nothing: nobody reads ranges of these states."""
 
     def finish(self) -> None:
         """Write all rows that are dirty: each is encoded once, however often it was written."""
@@ -226,20 +223,3 @@ class CachedColumnState(ColumnState):
         if keys.namespaces is not None or isinstance(keys, UserKeyBatch):
             return None
         return self._cache.table(self._id, [column.type for column in keys.columns])
-
-
-class _Writes(LevelOne):
-    """What the cache has to write at the end. Nobody reads ranges of these states, so nothing is written before."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, state: CachedColumnState) -> None:
-        super().__init__()
-        self._state = state
-
-    def write_back(self) -> None:
-        """See ``LevelOne``."""
-
-    def finish(self) -> None:
-        """See ``LevelOne``."""
-        self._state.finish()

@@ -70,17 +70,14 @@ class FixedColumn(StoredColumn):
 
     @property
     def nbytes(self) -> int:
-        """See ``StoredColumn``."""
         return self._values.nbytes + (0 if self._nulls is None else self._nulls.nbytes)
 
     def resize(self, capacity: int, count: int) -> None:
-        """See ``StoredColumn``."""
-        self._values = _resized(self._values, capacity, count)
+        self._values = resized(self._values, capacity, count)
         if self._nulls is not None:
-            self._nulls = _resized(self._nulls, capacity, count)
+            self._nulls = resized(self._nulls, capacity, count)
 
     def put(self, rows: Int64Array, column: pa.Array, count: int) -> None:
-        """See ``StoredColumn``."""
         self._values[rows] = to_storage(column)
         valid = valid_mask(column)
         if valid is not None and self._nulls is None:
@@ -89,7 +86,6 @@ class FixedColumn(StoredColumn):
             self._nulls[rows] = False if valid is None else ~valid
 
     def take(self, rows: Int64Array, present: BoolArray | None) -> pa.Array:
-        """See ``StoredColumn``."""
         valid = present
         if self._nulls is not None:
             nulls = self._nulls.take(rows)
@@ -98,13 +94,11 @@ class FixedColumn(StoredColumn):
         return from_storage(self._values.take(rows, axis=0), self.type, valid)
 
     def keep(self, rows: Int64Array, capacity: int) -> None:
-        """See ``StoredColumn``."""
-        self._values = _kept(self._values, rows, capacity)
+        self._values = kept_values(self._values, rows, capacity)
         if self._nulls is not None:
-            self._nulls = _kept(self._nulls, rows, capacity)
+            self._nulls = kept_values(self._nulls, rows, capacity)
 
     def equal(self, rows: Int64Array, column: pa.Array, positions: Int64Array) -> BoolArray:
-        """See ``StoredColumn``."""
         stored, given = self._values.take(rows, axis=0), to_storage(column).take(positions, axis=0)
         if stored.dtype.kind == "f":  # by their bits: NaN is a key
             stored, given = (values.view(f"<i{values.dtype.itemsize}") for values in (stored, given))
@@ -133,15 +127,12 @@ class VariableColumn(StoredColumn):
 
     @property
     def nbytes(self) -> int:
-        """See ``StoredColumn``."""
         return self._at.nbytes + self._chunk_bytes
 
     def resize(self, capacity: int, count: int) -> None:
-        """See ``StoredColumn``."""
-        self._at = _resized(self._at, capacity, count)
+        self._at = resized(self._at, capacity, count)
 
     def put(self, rows: Int64Array, column: pa.Array, count: int) -> None:
-        """See ``StoredColumn``."""
         if not len(rows):
             return
         self._at[rows] = np.arange(self._total, self._total + len(rows))
@@ -164,7 +155,6 @@ class VariableColumn(StoredColumn):
         self._chunk_bytes = sum(chunk.nbytes for chunk in self._chunks)
 
     def take(self, rows: Int64Array, present: BoolArray | None) -> pa.Array:
-        """See ``StoredColumn``."""
         at = self._at.take(rows)
         if not self._chunks:
             return pa.nulls(len(rows), self.type)
@@ -186,7 +176,6 @@ class VariableColumn(StoredColumn):
         return together.take(pa.array(back, mask=None if present is None else ~present))
 
     def keep(self, rows: Int64Array, capacity: int) -> None:
-        """See ``StoredColumn``."""
         step = max(1, int(len(rows) * _CHUNK_BYTES_MAX / max(self._chunk_bytes, 1)))
         kept = [self.take(rows[start : start + step], None) for start in range(0, len(rows), step)]
         self._chunks, self._starts, self._total, self._chunk_bytes = [], [], 0, 0
@@ -196,7 +185,6 @@ class VariableColumn(StoredColumn):
         self._at[: len(rows)] = np.arange(len(rows))
 
     def equal(self, rows: Int64Array, column: pa.Array, positions: Int64Array) -> BoolArray:
-        """See ``StoredColumn``."""
         stored, given = self.take(rows, None), column.take(pa.array(positions))
         same = pc.equal(stored, given)
         if same.null_count:
@@ -211,13 +199,15 @@ def stored_column(arrow_type: pa.DataType) -> StoredColumn:
     return VariableColumn(arrow_type) if dtype is None else FixedColumn(arrow_type, dtype)
 
 
-def _resized(values: Array, capacity: int, count: int) -> Array:
-    resized = np.zeros((capacity, *values.shape[1:]), values.dtype)
-    resized[:count] = values[:count]
-    return resized
+def resized(values: Array, capacity: int, count: int) -> Array:
+    """The first ``count`` of ``values``, with room for ``capacity``."""
+    after = np.zeros((capacity, *values.shape[1:]), values.dtype)
+    after[:count] = values[:count]
+    return after
 
 
-def _kept(values: Array, rows: Int64Array, capacity: int) -> Array:
+def kept_values(values: Array, rows: Int64Array, capacity: int) -> Array:
+    """Those of ``values`` at ``rows``, with room for ``capacity``."""
     kept = np.zeros((capacity, *values.shape[1:]), values.dtype)
     kept[: len(rows)] = values.take(rows, axis=0)
     return kept

@@ -1,8 +1,10 @@
 """Rows of one column state in memory: by key, as columns, with what is not stored yet.
 
-Owns: ``CachedTable`` and ``Rows``, what is taken out of it.
+Owns: ``CachedTable`` and ``Rows``, what is taken out of it; ``KeyIndex``, where the row of a key is.
 Invariant: of a key that has a row here the state is what the row says, present or removed; if the table is ``whole``,
 a key without one is not there at all. What is dirty is in no other place.
+A slot of the index is 0, or has 32 bits of a key's hash and its row number + 1; a key lies in the first slot behind its
+home that was free when it came. Nothing is ever taken out: whoever drops rows makes a new index.
 Must not import storage, execution or operators.
 """
 
@@ -17,17 +19,26 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
-from asyncstate.state.column_cache.index import BoolArray, Int64Array, KeyIndex, UInt64Array
-from asyncstate.state.column_cache.stored import StoredColumn, stored_column
+from asyncstate.codec.columns import BoolArray, Int64Array
+from asyncstate.codec.hashing import UInt64Array
+from asyncstate.state.column_cache.stored import StoredColumn, kept_values, resized, stored_column
 from asyncstate.state.columnar.column_state import Columns
 
 Hashes = Callable[[KeyBatch], UInt64Array]
 UInt16Array = npt.NDArray[np.uint16]
+Same = Callable[[Int64Array, Int64Array], BoolArray]
+"""``same(rows, positions)``: whether row ``rows[i]`` has the key at ``positions[i]`` of those that are looked for."""
+
+_SLOTS_A_ROW: Final = 2
+_HALF: Final = np.uint64(32)
+_ONE: Final = np.uint64(1)
+_ROW_BITS: Final = np.uint64((1 << 32) - 1)
 
 _CAPACITY_MIN: Final = 64
 _GROWTH: Final = 1.5
 _PRESENT: Final = np.uint8(1)
 _DIRTY: Final = np.uint8(2)
+_ARRAYS: Final = ("_hashes", "_groups", "_used", "_marks")  # of a CachedTable, by row
 
 
 class Rows(NamedTuple):
@@ -165,11 +176,8 @@ class CachedTable:
         for column in self._columns:
             column.resize(capacity, self._count)
         count = self._count
-        for name in ("_hashes", "_groups", "_used", "_marks"):
-            before = getattr(self, name)
-            after = np.zeros(capacity, before.dtype)
-            after[:count] = before[:count]
-            setattr(self, name, after)
+        for name in _ARRAYS:
+            setattr(self, name, resized(getattr(self, name), capacity, count))
         self._index = KeyIndex(capacity)
         self._index.insert(self._hashes[:count], np.arange(count))
 
@@ -227,13 +235,68 @@ class CachedTable:
         self._written = [after for before in written if len(after := before[before >= 0])]
         for column in self._columns:
             column.keep(rows, capacity)
-        for name in ("_hashes", "_groups", "_used", "_marks"):
-            before = getattr(self, name)
-            after = np.zeros(capacity, before.dtype)
-            after[: len(rows)] = before[rows]
-            setattr(self, name, after)
+        for name in _ARRAYS:
+            setattr(self, name, kept_values(getattr(self, name), rows, capacity))
         self._count = len(rows)
         self._index = KeyIndex(capacity)
         self._index.insert(self._hashes[: self._count], np.arange(self._count))
         self.drops += 1
         self.version += 1
+
+
+class KeyIndex:
+    """Row numbers by key, for up to ``capacity`` rows: open addressing over 64-bit hashes of keys."""
+
+    __slots__ = ("_slots",)
+
+    def __init__(self, capacity: int) -> None:
+        self._slots: UInt64Array = np.zeros(_SLOTS_A_ROW * max(capacity, 1), np.uint64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slots; of an index without capacity 0."""
+        return self._slots.nbytes if len(self._slots) > _SLOTS_A_ROW else 0
+
+    def find(self, hashes: UInt64Array, same: Same) -> Int64Array:
+        """The row of each key (u), by its hash; -1 where there is none."""
+        rows = np.full(len(hashes), -1, np.int64)
+        at, tags = self._homes(hashes), hashes << _HALF
+        positions: Int64Array | None = None  # None: all
+        while True:
+            slots = self._slots.take(at)
+            matching = np.flatnonzero(((slots ^ tags) - _ONE) < _ROW_BITS)
+            found = ((slots[matching] & _ROW_BITS) - _ONE).astype(np.int64)
+            asked = matching if positions is None else positions[matching]
+            right = same(found, asked)
+            left = slots != 0
+            if right.all():
+                rows[asked] = found
+                left[matching] = False
+            else:
+                rows[asked[right]] = found[right]
+                left[matching[right]] = False
+            going_on = np.flatnonzero(left)
+            if not len(going_on):
+                return rows
+            positions = going_on if positions is None else positions[going_on]
+            at, tags = self._next(at[going_on]), tags[going_on]
+
+    def insert(self, hashes: UInt64Array, rows: Int64Array) -> None:
+        """Add keys (n) that are not there, each once."""
+        at = self._homes(hashes)
+        entries = (hashes << _HALF) | (rows.astype(np.uint64) + _ONE)
+        while len(at):
+            free = np.flatnonzero(self._slots.take(at) == 0)
+            taken = at[free]
+            self._slots[taken] = entries[free]  # of several for one slot the last one gets it
+            left = np.ones(len(at), np.bool_)
+            left[free] = self._slots.take(taken) != entries[free]
+            at, entries = self._next(at[left]), entries[left]
+
+    def _homes(self, hashes: UInt64Array) -> Int64Array:
+        return (((hashes >> _HALF) * np.uint64(len(self._slots))) >> _HALF).astype(np.int64)
+
+    def _next(self, at: Int64Array) -> Int64Array:
+        following = at + 1
+        following[following == len(self._slots)] = 0
+        return following

@@ -1,32 +1,228 @@
-"""Declaration of the column states of rows by key and user key.
+"""Column map state: rows of typed columns by key and user key, read and written for many pairs at once.
 
-Owns: ``ColumnMapStateDescriptor``, and ``TtlColumnMapState``, which puts the two halves of its work together; the state
-itself is in ``column_map_state``.
+Owns: ``ColumnMapState``, its descriptor, and what its reads of many entries give; ``TtlColumnMapState``.
+Invariant: an entry is stored under ``[store key of the key][user key]``, as those of a ``MapState`` without namespaces
+are, so the entries of a key are one range of the store, in the order of the user keys.
 Must not import storage, execution or operators.
+
+Source: FLIP-424's ``MapState``, at bundle grain.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn
 
+import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyCodec, RowCodec, check_key_type, read_schema, schema_to_text
-from asyncstate.errors import StateDeclarationError
-from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
-from asyncstate.requests import StateSink
-from asyncstate.state.columnar.column_map_state import ColumnMapState, MapEntries, MapTimeRange
-from asyncstate.state.columnar.columns import row_codec
-from asyncstate.state.expiring.column_expiry import ColumnExpiry, column_expiry_of
-from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
+from asyncstate.codec import (
+    KeyBatch,
+    KeyCodec,
+    UserKeyBatch,
+    check_key_type,
+    prefix_end,
+    read_schema,
+    schema_to_text,
+)
+from asyncstate.codec.columns import LARGE_BINARY, Int64Array
+from asyncstate.errors import StateAccessError, StateDeclarationError
+from asyncstate.futures import StateFuture, completed_future
+from asyncstate.operator import MIN_WATERMARK, BelongsTo
+from asyncstate.requests import Page
+from asyncstate.state.columnar.column_state import ColumnState, TimeRange
+from asyncstate.state.columnar.columns import ColumnsDescriptor
+from asyncstate.state.expiring.expiry import ColumnExpiry
+from asyncstate.state.expiring.ttl import Ttl
 from asyncstate.state.expiring.ttl_columns import TtlColumnState
-
-__all__ = ["ColumnMapState", "ColumnMapStateDescriptor", "MapEntries", "MapTimeRange", "TtlColumnMapState"]
+from asyncstate.state.ranges import (
+    REMOVED_PAGE,
+    TIME_FIRST_PREFIX_BYTES,
+    namespace_pages,
+    namespaces_of,
+    of_state,
+    range_pages,
+    remove_pages,
+)
 
 
 @dataclass(frozen=True)
-class ColumnMapStateDescriptor(StateDescriptor["ColumnMapState"]):
+class MapEntries:
+    """Entries of some of the u keys of a KeyBatch, in order of (key, user key): m rows.
+
+    ``key_index`` (m, ascending) tells the key of each; ``user_columns`` has an array (m) for each part of the user key,
+    ``columns`` one a field.
+    """
+
+    store_keys: list[bytes]
+    key_index: Int64Array
+    user_columns: list[pa.Array]
+    columns: list[pa.Array]
+
+    @property
+    def num_rows(self) -> int:
+        """m."""
+        return len(self.store_keys)
+
+
+@dataclass(frozen=True)
+class MapTimeRange(TimeRange):
+    """Entries of a time-first map, in order of (key group, namespace, key, user key): m rows."""
+
+    user_columns: list[pa.Array]
+
+
+@dataclass
+class _Page:
+    """Entries (m), of each the index of its key and where its user key begins."""
+
+    entries: Page = field(default_factory=list)
+    key_index: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def add(self, entries: Page, index: int, offset: int) -> None:
+        """More entries, of one key."""
+        self.entries += entries
+        self.key_index += [index] * len(entries)
+        self.offsets += [offset] * len(entries)
+
+
+class ColumnMapState(ColumnState):
+    """Rows by key (and namespace) and user key.
+
+    What reads or writes single entries takes the pairs that ``KeyBatch.with_user_keys`` gives; what is about all
+    entries of a key takes the KeyBatch itself. Raises StateAccessError for the other one, for user keys of other types
+    and for keys that do not have namespaces as declared.
+    """
+
+    def __init__(self, user_keys: KeyCodec, time_first: bool, *bound: Any) -> None:
+        """``bound``: as of a ColumnState."""
+        super().__init__(*bound)
+        self._user_keys = user_keys
+        self._time_first = time_first
+
+    # -- all entries of keys ------------------------------------------------------------------------
+
+    def async_entries(self, keys: KeyBatch) -> StateFuture[MapEntries]:
+        """A future of all entries of ``keys`` as they are now. A scan a key, read page by page; all are held."""
+        return completed_future(self._entries(next(self._pages_of(keys, math.inf), _Page())))
+
+    def entries(self, keys: KeyBatch) -> Iterator[MapEntries]:
+        """All entries of ``keys``, page by page: ``iterate-response-batch-size`` at a time, and never twice as many.
+
+        Entries may be written or removed between pages; the pages to come show what is written behind their start.
+        """
+        return (
+            found for found in map(self._entries, self._pages_of(keys, self._page_size)) if found.num_rows
+        )
+
+    def remove_all(self, keys: KeyBatch) -> None:
+        """Remove all entries of ``keys``. They are looked for: a scan a key."""
+        self._remove_ranges(self._ranges(keys))
+
+    def remove_with(self, owners: Sequence[bytes]) -> None:
+        self._remove_ranges([(start, prefix_end(start)) for start in of_state(owners, self._id)])
+
+    def _remove_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
+        limit = min(self._page_size, REMOVED_PAGE)
+        scans = (range_pages(self._sink, *bounds, limit) for bounds in ranges)
+        remove_pages(self.remove_entries, (page for scan in scans for page in scan))
+
+    def _pages_of(self, keys: KeyBatch, held_max: float) -> Iterator[_Page]:
+        held = _Page()
+        for index, (start, end) in enumerate(self._ranges(keys)):
+            for page in range_pages(self._sink, start, end, self._page_size):
+                held.add(page, index, len(start))
+                if len(held.entries) >= held_max:
+                    yield held
+                    held = _Page()
+        if held.entries:
+            yield held
+
+    def _ranges(self, keys: KeyBatch) -> list[tuple[bytes, bytes]]:
+        if isinstance(keys, UserKeyBatch):
+            self._misused("was asked for all entries of keys that have user keys; give the KeyBatch itself")
+        self._check_namespaces(keys)
+        return [(start, prefix_end(start)) for start in keys.store_keys(self._id)]
+
+    def _entries(self, page: _Page) -> MapEntries:
+        shown, chosen = self._shown(page.entries)
+        store_keys = [key for key, _ in shown]
+        columns, _ = self._codec.decode([row for _, row in shown])
+        return MapEntries(
+            store_keys=store_keys,
+            key_index=np.array(page.key_index, np.int64)[chosen],
+            user_columns=self._user_keys.decode(store_keys, np.array(page.offsets, np.int64)[chosen]),
+            columns=columns,
+        )
+
+    # -- ranges of time -----------------------------------------------------------------------------
+
+    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[MapTimeRange]:
+        """See ``ColumnState``. Order: key group, namespace, key, user key."""
+        self._check_time_first()
+        return map(self._time_range, self._time_pages(start, until))
+
+    def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
+        """Remove all entries with start <= namespace <= ``until``; time-first states only."""
+        self._check_time_first()
+        limit = min(self._page_size, REMOVED_PAGE)
+        pages = namespace_pages(self._sink, self._id, self._groups, start, until, limit)
+        remove_pages(self.remove_entries, pages)
+
+    def _time_range(self, entries: Page) -> MapTimeRange:
+        store_keys = [key for key, _ in entries]
+        packed = pa.array(store_keys, LARGE_BINARY)
+        key_columns, ends = self._key_codec.decode_prefix(packed, TIME_FIRST_PREFIX_BYTES)
+        columns, _ = self._codec.decode([row for _, row in entries])
+        return MapTimeRange(
+            store_keys=store_keys,
+            namespaces=namespaces_of(packed),
+            key_columns=key_columns,
+            columns=columns,
+            user_columns=self._user_keys.decode(packed, ends),
+        )
+
+    # -- what is refused ----------------------------------------------------------------------------
+
+    def _store_keys(self, keys: KeyBatch) -> list[bytes]:
+        if not isinstance(keys, UserKeyBatch):
+            self._misused("was used with keys alone; give the pairs of keys.with_user_keys(columns, index)")
+        if keys.user_types != self._user_keys.types:
+            given, declared = (
+                ", ".join(map(str, types)) for types in (keys.user_types, self._user_keys.types)
+            )
+            self._misused(
+                f"was used with user keys of type ({given}), it is declared with ({declared}); cast them"
+            )
+        self._check_namespaces(keys)
+        return keys.store_keys(self._id)
+
+    def _check_namespaces(self, keys: KeyBatch) -> None:
+        if self._time_first and keys.namespaces is None:
+            self._misused(
+                "is time-first but was used with keys without namespaces; use keys.in_namespaces(times)"
+            )
+        if not self._time_first and keys.namespaces is not None:
+            self._misused("was used with keys in namespaces; declare it with time_first=True")
+
+    def _check_time_first(self) -> None:
+        if not self._time_first:
+            self._misused("was asked for a range of namespaces; declare it with time_first=True")
+
+    def _misused(self, what: str) -> NoReturn:
+        raise StateAccessError(f"{self._codec.owner} {what}")
+
+
+class TtlColumnMapState(TtlColumnState, ColumnMapState):
+    """A ColumnMapState each of whose entries expires by itself. Reads of ranges, and of all entries of keys, renew what
+    they show, too."""
+
+
+@dataclass(frozen=True)
+class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
     """Declares a ColumnMapState: ``key_schema`` has the parts of the user key, ``schema`` one row's fields.
 
     A schema without fields makes a set of user keys. ``time_first``, ``fixed_fields``, ``ttl`` and ``belongs_to`` are
@@ -44,56 +240,24 @@ class ColumnMapStateDescriptor(StateDescriptor["ColumnMapState"]):
     kind: ClassVar[str] = "column-map"
 
     def __post_init__(self) -> None:
-        for name in ("key_schema", "schema"):
-            object.__setattr__(self, name, read_schema(getattr(self, name), f"state '{self.name}', {name}"))
-        object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
-        if not len(self.key_schema):
+        super().__post_init__()
+        key_schema = read_schema(self.key_schema, f"state '{self.name}', key_schema")
+        object.__setattr__(self, "key_schema", key_schema)
+        if not len(key_schema):
             raise StateDeclarationError(
                 f"state '{self.name}' is declared with a user key of no columns; give the columns of the user key, or "
                 "use a ColumnState"
             )
-        for field in self.key_schema:
-            check_key_type(f"{self.name}.{field.name}", field.type)
+        for part in key_schema:
+            check_key_type(f"{self.name}.{part.name}", part.type)
 
     def type_texts(self) -> dict[str, str]:
         """User key, schema, layout and what the ttl is measured in."""
-        return {
-            "key": schema_to_text(self.key_schema),
-            "value": schema_to_text(self.schema),
-            "layout": "time-first" if self.time_first else "key",
-            **ttl_texts(self.ttl),
-            **dict([self.belongs_to] if self.belongs_to else []),
-        }
+        return {"key": schema_to_text(self.key_schema), **super().type_texts()}
 
-    def bind(
-        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
-    ) -> ColumnMapState:
-        """See ``StateDescriptor``."""
-        codec = row_codec(context.uid, self.name, self.schema, self.type_texts(), stored)
+    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> ColumnMapState:
         names = [f"{self.name}.{name}" for name in self.key_schema.names]
         user_keys = KeyCodec(self.key_schema.types, names, 1)
-        owner = f"state '{self.name}' of operator '{context.uid}'"
-        ttl = as_ttl("state", self.ttl)
-        if ttl is None:
-            return ColumnMapState(sink, state_id, codec, context, user_keys, self.time_first, owner)
-        expiry = column_expiry_of(ttl, context, f"operator '{context.uid}', state '{self.name}'")
-        return TtlColumnMapState(sink, state_id, codec, context, user_keys, self.time_first, owner, expiry)
-
-
-class TtlColumnMapState(TtlColumnState, ColumnMapState):
-    """A ColumnMapState each of whose entries expires by itself. Reads of ranges, and of all entries of keys, renew what
-    they show, too."""
-
-    def __init__(
-        self,
-        sink: StateSink,
-        state_id: int,
-        codec: RowCodec,
-        context: OperatorContext,
-        user_keys: KeyCodec,
-        time_first: bool,
-        owner: str,
-        expiry: ColumnExpiry,
-    ) -> None:
-        ColumnMapState.__init__(self, sink, state_id, codec, context, user_keys, time_first, owner)
-        self._expire_by(expiry)
+        if expiry is None:
+            return ColumnMapState(user_keys, self.time_first, *bound)
+        return TtlColumnMapState(expiry, user_keys, self.time_first, *bound)

@@ -8,9 +8,9 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import compress
-from typing import Protocol
+from dataclasses import dataclass, replace
+from itertools import chain, compress
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from asyncstate.codec.columns import LARGE_BINARY, BoolArray, Int64Array
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
 from asyncstate.requests import Page, StateSink
-from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
+from asyncstate.state.ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
 
 
 @dataclass(frozen=True)
@@ -68,40 +68,32 @@ class TimeRange:
         """The namespace of each row."""
         return self.namespaces
 
-    def piece(self, start: int, stop: int) -> TimeRange:
+    def piece(self, start: int, stop: int) -> Self:
         """Entries ``start`` to ``stop``."""
-        return TimeRange(*self._piece(start, stop))
 
-    def followed_by(self, more: Sequence[TimeRange]) -> TimeRange:
+        def cut(name: str, values: Any) -> Any:
+            if name.endswith("columns"):
+                return [column.slice(start, stop - start) for column in values]
+            return values[start:stop]
+
+        return replace(self, **{name: cut(name, values) for name, values in vars(self).items()})
+
+    def followed_by(self, more: Sequence[Self]) -> Self:
         """The entries, then those of ranges of the same state that follow."""
-        return TimeRange(*self._followed_by(more))
+
+        def joined(name: str, parts: list[Any]) -> Any:
+            if name.endswith("columns"):
+                return [pa.concat_arrays(pieces) for pieces in zip(*parts, strict=True)]
+            return list(chain(*parts)) if name == "store_keys" else np.concatenate(parts)
+
+        parts = [self, *more]
+        return replace(
+            self, **{name: joined(name, [getattr(part, name) for part in parts]) for name in vars(self)}
+        )
 
     def entry_keys(self, chosen: BoolArray | None = None) -> list[bytes]:
         """The store keys of all that is stored of the ``chosen`` entries (m; None: of all), for ``remove_entries``."""
         return self.store_keys if chosen is None else list(compress(self.store_keys, chosen.tolist()))
-
-    def _piece(self, start: int, stop: int) -> tuple[list[bytes], Int64Array, list[pa.Array], list[pa.Array]]:
-        return (
-            self.store_keys[start:stop],
-            self.namespaces[start:stop],
-            [column.slice(start, stop - start) for column in self.key_columns],
-            [column.slice(start, stop - start) for column in self.columns],
-        )
-
-    def _followed_by(
-        self, more: Sequence[TimeRange]
-    ) -> tuple[list[bytes], Int64Array, list[pa.Array], list[pa.Array]]:
-        parts = [self, *more]
-        return (
-            [key for part in parts for key in part.store_keys],
-            np.concatenate([part.namespaces for part in parts]),
-            _concatenated([part.key_columns for part in parts]),
-            _concatenated([part.columns for part in parts]),
-        )
-
-
-def _concatenated(parts: Sequence[list[pa.Array]]) -> list[pa.Array]:
-    return [pa.concat_arrays(pieces) for pieces in zip(*parts, strict=True)]
 
 
 class KeptBeside(Protocol):

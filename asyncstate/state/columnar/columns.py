@@ -1,14 +1,15 @@
 """Declarations of the column states of one row a key, and what both column states share.
 
-Owns: ``ColumnStateDescriptor`` and ``row_codec``; the state itself is in ``column_state``, with a time to live in
-``ttl_columns``.
+Owns: ``ColumnStateDescriptor`` and ``ColumnsDescriptor``, the base of it and of those of lists and maps; the state
+itself is in ``column_state``, with a time to live in ``ttl_columns``.
 Must not import storage, execution or operators.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
@@ -16,16 +17,58 @@ from asyncstate.codec import RowCodec, read_schema, schema_from_text, schema_to_
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.columnar.column_state import Columns, ColumnState, TimeRange
-from asyncstate.state.expiring.column_expiry import column_expiry_of
+from asyncstate.state.expiring.expiry import ColumnExpiry, checked_time
 from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
 from asyncstate.state.expiring.ttl_columns import TtlColumnState
 from asyncstate.state.versions import evolved, older_values
 
-__all__ = ["ColumnState", "ColumnStateDescriptor", "Columns", "TimeRange", "row_codec"]
+__all__ = ["ColumnState", "ColumnStateDescriptor", "Columns", "ColumnsDescriptor", "TimeRange"]
+
+S_co = TypeVar("S_co", covariant=True)
+
+
+class ColumnsDescriptor(StateDescriptor[S_co]):
+    """What the declarations of column states have in common; ``_layouts``: not time-first, and time-first."""
+
+    schema: pa.Schema
+    time_first: bool
+    ttl: Ttl
+    belongs_to: BelongsTo | None
+    _layouts: ClassVar[tuple[str, str]] = "key", "time-first"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", read_schema(self.schema, f"state '{self.name}'"))
+        object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
+
+    def type_texts(self) -> dict[str, str]:
+        """Schema, layout and what the ttl is measured in."""
+        return {
+            "value": schema_to_text(self.schema),
+            "layout": self._layouts[self.time_first],
+            **ttl_texts(self.ttl),
+            **dict([self.belongs_to] if self.belongs_to else []),
+        }
+
+    def bind(
+        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> S_co:
+        types, uid, ttl = self.type_texts(), context.uid, as_ttl("state", self.ttl)
+        kept = types if stored is None else evolved(uid, self.name, types, stored)
+        older = [schema_from_text(text) for text in older_values(kept)]
+        codec = RowCodec(self.schema, older, owner=f"state '{self.name}' of operator '{uid}'")
+        expiry = None
+        if ttl is not None:
+            owner = f"operator '{uid}', state '{self.name}'"
+            expiry = ColumnExpiry(ttl, checked_time(ttl, context, owner), owner)
+        return self._state(expiry, sink, state_id, codec, context)
+
+    @abstractmethod
+    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> S_co:
+        """The state over sink, state id, codec and context."""
 
 
 @dataclass(frozen=True)
-class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
+class ColumnStateDescriptor(ColumnsDescriptor[ColumnState]):
     """Declares a ColumnState: ``schema`` is one row's fields.
 
     ``time_first``: the state has a namespace (int64, a window end or a time in microseconds) that is ordered
@@ -44,32 +87,5 @@ class ColumnStateDescriptor(StateDescriptor["ColumnState"]):
     may_lack: frozenset[str] = frozenset()
     kind: ClassVar[str] = "column"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "schema", read_schema(self.schema, f"state '{self.name}'"))
-        object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
-
-    def type_texts(self) -> dict[str, str]:
-        """Schema, layout and what the ttl is measured in."""
-        layout = "time-first" if self.time_first else "key"
-        made_for = dict([self.belongs_to] if self.belongs_to else [])
-        return {"value": schema_to_text(self.schema), "layout": layout, **ttl_texts(self.ttl), **made_for}
-
-    def bind(
-        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
-    ) -> ColumnState:
-        """See ``StateDescriptor``."""
-        codec = row_codec(context.uid, self.name, self.schema, self.type_texts(), stored)
-        ttl = as_ttl("state", self.ttl)
-        if ttl is None:
-            return ColumnState(sink, state_id, codec, context)
-        owner = f"operator '{context.uid}', state '{self.name}'"
-        return TtlColumnState(sink, state_id, codec, context, column_expiry_of(ttl, context, owner))
-
-
-def row_codec(
-    uid: str, name: str, schema: pa.Schema, types: dict[str, str], stored: dict[str, str] | None
-) -> RowCodec:
-    """The codec of the rows of a state that is declared with ``types``; reads those of all versions before, too."""
-    kept = types if stored is None else evolved(uid, name, types, stored)
-    older = [schema_from_text(text) for text in older_values(kept)]
-    return RowCodec(schema, older, owner=f"state '{name}' of operator '{uid}'")
+    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> ColumnState:
+        return ColumnState(*bound) if expiry is None else TtlColumnState(expiry, *bound)

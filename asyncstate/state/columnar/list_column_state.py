@@ -24,6 +24,7 @@ from asyncstate.codec.columns import Int64Array, storage_dtype
 from asyncstate.codec.key_batch import Int32Array
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, completed_future
+from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
 from asyncstate.state.columnar.list_blocks import (
     ListHeads,
@@ -32,7 +33,7 @@ from asyncstate.state.columnar.list_blocks import (
     empty_heads,
     read_heads,
 )
-from asyncstate.state.namespace_ranges import of_state
+from asyncstate.state.ranges import of_state
 from asyncstate.state.stored_lists import StoredLists, rows_of
 
 
@@ -69,12 +70,15 @@ class ListColumnState:
     the same bundle (before any write to these keys), otherwise they are read again.
     """
 
-    def __init__(self, sink: StateSink, state_id: int, codec: RowCodec, owner: str) -> None:
+    def __init__(self, sink: StateSink, state_id: int, codec: RowCodec, context: OperatorContext) -> None:
         self._fixed = all(storage_dtype(field.type) is not None for field in codec.schema)
-        self._owner = owner
+        self._owner = codec.owner
         self._sink = sink
         self._id = state_id
         self._codec = codec
+        self._groups = context.key_groups
+        self._key_codec = context.key_codec
+        self._page_size = context.page_size
 
     # -- reading ----------------------------------------------------------------------------------
 

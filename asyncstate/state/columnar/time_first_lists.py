@@ -8,45 +8,43 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import RowCodec
 from asyncstate.codec.columns import LARGE_BINARY, BoolArray, Int64Array
-from asyncstate.operator import MIN_WATERMARK, BelongsTo, OperatorContext, StateDescriptor
-from asyncstate.requests import Page, StateSink
-from asyncstate.state.columnar.columns import TimeRange, row_codec
+from asyncstate.operator import MIN_WATERMARK, BelongsTo
+from asyncstate.requests import Page
+from asyncstate.state.columnar.columns import ColumnsDescriptor, TimeRange
 from asyncstate.state.columnar.list_blocks import numbered_keys
 from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.namespace_ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
-from asyncstate.state.ranges import REMOVED_PAGE, remove_pages
+from asyncstate.state.expiring.expiry import ColumnExpiry
+from asyncstate.state.ranges import (
+    REMOVED_PAGE,
+    TIME_FIRST_PREFIX_BYTES,
+    namespace_pages,
+    namespaces_of,
+    remove_pages,
+)
 from asyncstate.state.stored_lists import FoundLists, block_lists
 
 
 @dataclass(frozen=True)
-class TimeFirstListDescriptor(StateDescriptor["TimeFirstListState"]):
+class TimeFirstListDescriptor(ColumnsDescriptor["TimeFirstListState"]):
     """Declares a TimeFirstListState: ``schema`` is one row's fields. It is stored as lists with ``time_first`` are."""
 
     name: str
     schema: pa.Schema
     belongs_to: BelongsTo | None = None
     kind: ClassVar[str] = ListColumnStateDescriptor.kind
+    time_first = True
+    ttl = None
+    _layouts = ListColumnStateDescriptor._layouts
 
-    def type_texts(self) -> dict[str, str]:
-        """Schema and layout."""
-        lists = ListColumnStateDescriptor(self.name, self.schema, time_first=True, belongs_to=self.belongs_to)
-        return lists.type_texts()
-
-    def bind(
-        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
-    ) -> TimeFirstListState:
-        """See ``StateDescriptor``."""
-        codec = row_codec(context.uid, self.name, self.schema, self.type_texts(), stored)
-        owner = f"state '{self.name}' of operator '{context.uid}'"
-        return TimeFirstListState(sink, state_id, codec, owner, context)
+    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> TimeFirstListState:
+        return TimeFirstListState(*bound)
 
 
 @dataclass(frozen=True)
@@ -80,22 +78,11 @@ class ListRange(TimeRange):
         """The index of the first row of each list (u)."""
         return np.cumsum(self.counts) - self.counts
 
-    def piece(self, start: int, stop: int) -> ListRange:
+    def piece(self, start: int, stop: int) -> Self:
         """See ``TimeRange``; lists ``start`` to ``stop``."""
-        store_keys, namespaces, key_columns, _ = self._piece(start, stop)
         first, rows = int(self.counts[:start].sum()), int(self.counts[start:stop].sum())
         columns = [column.slice(first, rows) for column in self.columns]
-        numbers = self.counts[start:stop], self.chunks[start:stop]
-        return ListRange(store_keys, namespaces, key_columns, columns, *numbers)
-
-    def followed_by(self, more: Sequence[TimeRange]) -> ListRange:
-        """See ``TimeRange``."""
-        parts = [self, *cast(Sequence[ListRange], more)]
-        return ListRange(
-            *self._followed_by(more),
-            np.concatenate([part.counts for part in parts]),
-            np.concatenate([part.chunks for part in parts]),
-        )
+        return replace(super().piece(start, stop), columns=columns)
 
     def entry_keys(self, chosen: BoolArray | None = None) -> list[bytes]:
         """The store keys of the heads, then of the chunks, of the ``chosen`` lists (u; None: of all)."""
@@ -105,14 +92,6 @@ class ListRange(TimeRange):
 
 class TimeFirstListState(ListColumnState):
     """A ListColumnState whose key batches have namespaces (times in microseconds), which stand before the key."""
-
-    def __init__(
-        self, sink: StateSink, state_id: int, codec: RowCodec, owner: str, context: OperatorContext
-    ) -> None:
-        super().__init__(sink, state_id, codec, owner)
-        self._groups = context.key_groups
-        self._key_codec = context.key_codec
-        self._page_size = context.page_size
 
     def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[ListRange]:
         """All lists with start <= namespace <= ``until``, page by page.

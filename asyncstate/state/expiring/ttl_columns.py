@@ -1,7 +1,9 @@
-"""ColumnState with a time to live.
+"""Column states with a time to live.
 
-Owns: ``TtlColumnState``, a class of its own so that states without a ttl pay nothing.
-Invariant: what reads show and renew is the same in both modes; a renewal never undoes a write.
+Owns: ``TtlColumnState`` and ``TtlListColumnState``, classes of their own so that states without a ttl pay nothing.
+Invariant: what reads show and renew is the same in both modes; a renewal never undoes a write. Each row of a list has
+its own stamp, in front of its bytes. Renewing a row does not change its length, so blocks stay as they are; only the
+clean-up writes a list anew without being asked to.
 Must not import storage, execution or operators.
 """
 
@@ -9,62 +11,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import add
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, RowCodec, prefix_end
+from asyncstate.codec import KeyBatch, prefix_end
 from asyncstate.codec.columns import (
     LARGE_BINARY,
     BoolArray,
+    ByteArray,
     Int64Array,
+    binary_from,
+    binary_parts,
     binary_rows,
     matrix_rows,
     spread,
     valid_mask,
 )
+from asyncstate.codec.key_fields import payload_matrix
 from asyncstate.futures import StateFuture
-from asyncstate.operator import OperatorContext
-from asyncstate.requests import Page, StateSink
+from asyncstate.requests import Page
 from asyncstate.state.columnar.column_state import Columns, ColumnState, KeptBeside
-from asyncstate.state.expiring.column_expiry import ColumnExpiry, WrittenKeys, without_stamps
+from asyncstate.state.columnar.list_blocks import ListHeads, read_heads
+from asyncstate.state.columnar.list_column_state import ListColumns, ListColumnState
+from asyncstate.state.expiring.expiry import STAMP_BYTES, ColumnExpiry, WrittenKeys, without_stamps
 from asyncstate.state.ranges import range_pages
+from asyncstate.state.stored_lists import FoundLists, StoredLists, block_lists
 
 
 class TtlColumnState(ColumnState):
     """A ColumnState each of whose rows expires by itself. A range read renews what it shows, too."""
 
-    def __init__(
-        self,
-        sink: StateSink,
-        state_id: int,
-        codec: RowCodec,
-        context: OperatorContext,
-        expiry: ColumnExpiry,
-    ) -> None:
-        super().__init__(sink, state_id, codec, context)
-        self._expire_by(expiry)
-
-    def _expire_by(self, expiry: ColumnExpiry) -> None:
+    def __init__(self, expiry: ColumnExpiry, *arguments: Any) -> None:
+        """``arguments``: of the state without a ttl."""
+        super().__init__(*arguments)
         self._expiry = expiry
         self._beside: list[KeptBeside] = []
         self._written = WrittenKeys()
 
     def stamps_at(self, times: Int64Array | None, count: int) -> Int64Array | None:
-        """See ``ColumnState``."""
         return self._expiry.stamps(times, count)
 
     # -- reading ----------------------------------------------------------------------------------
 
     def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
-        """See ``ColumnState``."""
         store_keys = self._store_keys(keys)
         return self._reader(store_keys, stamps, renew)(self._sink.get_many(store_keys))
 
     def async_get(
         self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
     ) -> StateFuture[Columns]:
-        """See ``ColumnState``."""
         store_keys = self._store_keys(keys)
         return self._sink.async_get_many(store_keys).then_apply(self._reader(store_keys, stamps, renew))
 
@@ -122,18 +119,15 @@ class TtlColumnState(ColumnState):
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
-        """See ``ColumnState``."""
         store_keys = self._store_keys(keys)
         rows = self._codec.encode(columns, self._expiry.prefix(stamps, len(store_keys)), len(store_keys))
         self._sink.put_many(store_keys, rows)
         self._note(store_keys)
 
     def remove(self, keys: KeyBatch) -> None:
-        """See ``ColumnState``."""
         self.remove_entries(self._store_keys(keys))
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        """See ``ColumnState``."""
         super().remove_entries(store_keys)
         self._note(store_keys)
 
@@ -144,7 +138,6 @@ class TtlColumnState(ColumnState):
     # -- the clean-up -----------------------------------------------------------------------------
 
     def take_along(self, beside: KeptBeside) -> None:
-        """See ``ColumnState``."""
         self._beside.append(beside)
 
     def sweep(self, group: bytes) -> int:
@@ -182,5 +175,152 @@ class TtlColumnState(ColumnState):
             beside.remove_with(keys)
 
 
+class TtlListColumnState(ListColumnState):
+    """A ListColumnState each of whose rows expires by itself. Heads alone renew nothing."""
+
+    def __init__(self, expiry: ColumnExpiry, *arguments: Any) -> None:
+        """``arguments``: of the state without a ttl."""
+        super().__init__(*arguments)
+        self._expiry = expiry
+        self._written = WrittenKeys()
+
+    def stamps_at(self, times: Int64Array | None, count: int) -> Int64Array | None:
+        return self._expiry.stamps(times, count)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def async_counts(self, heads: ListHeads) -> StateFuture[Int64Array]:
+        """See ``ListColumnState``; reads the chunks."""
+
+        def shown(stored: StoredLists) -> Int64Array:
+            there = self._expiry.shown(self._expiry.read(stored.rows))
+            counts: Int64Array = np.bincount(stored.key_index[there], minlength=len(heads.blocks))
+            return counts
+
+        return self._async_stored(heads).then_apply(shown)
+
+    def _heads_reader(self, store_keys: list[bytes]) -> Callable[[list[bytes | None]], ListHeads]:
+        moment = self._written.moment
+        return lambda blocks: read_heads(store_keys, blocks, self._owner, moment)
+
+    def _decode(
+        self, heads: ListHeads, stored: StoredLists, stamps: Int64Array | None, renew: bool
+    ) -> ListColumns:
+        expiry, rows, key_index = self._expiry, stored.rows, stored.key_index
+        found = expiry.read(rows)
+        if renew and expiry.renews:
+            at = expiry.stamps(None, len(heads.blocks)) if stamps is None else stamps
+            found = self._renew(heads, stored, found, at[key_index])
+        shown = expiry.shown(found)
+        if not shown.all():
+            rows, key_index, found = rows.filter(pa.array(shown)), key_index[shown], found[shown]
+        columns, _ = self._codec.decode(without_stamps(rows))
+        counts = np.bincount(key_index, minlength=len(heads.blocks))
+        return ListColumns(columns, key_index, counts, found)
+
+    def _renew(self, heads: ListHeads, stored: StoredLists, found: Int64Array, at: Int64Array) -> Int64Array:
+        """Give the rows that are due the stamps ``at`` (m), unless their list has been written since; all stamps."""
+        due = self._expiry.due(found, at)
+        if not due.any():
+            return found
+        renewed = np.where(due, at, found)
+        due &= ~self._written.since(heads.store_keys, heads.moment)[stored.key_index]
+        self._put_stamps(heads, stored, due, renewed)
+        return renewed
+
+    def _put_stamps(self, heads: ListHeads, stored: StoredLists, due: BoolArray, stamps: Int64Array) -> None:
+        if not due.any():
+            return
+        changed, blocks = _restamped_blocks(stored, due, stamps)
+        keys = self._block_keys(heads, stored)
+        self._sink.put_many([keys[index] for index in changed.tolist()], blocks)
+        owners = np.unique(stored.key_index[due]).tolist()
+        self._written.note([heads.store_keys[index] for index in owners])
+
+    @staticmethod
+    def _block_keys(heads: ListHeads, stored: StoredLists) -> list[bytes]:
+        """The store key of each block."""
+        own = [key for key, block in zip(heads.store_keys, heads.blocks, strict=True) if block is not None]
+        keys = [*stored.chunk_keys, *own]
+        return keys if stored.order is None else [keys[index] for index in stored.order.tolist()]
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def _heads_for(self, keys: KeyBatch, heads: ListHeads | None) -> ListHeads:
+        # A read behind that of the heads may have renewed rows in them.
+        if heads is not None and self._written.since(heads.store_keys, heads.moment).any():
+            heads = None
+        return super()._heads_for(keys, heads)
+
+    def _encode(self, columns: Sequence[pa.Array], stamps: Int64Array | None) -> pa.LargeBinaryArray:
+        count = len(columns[0]) if columns else 0
+        return self._codec.encode_column(columns, self._expiry.prefix(stamps, count))
+
+    def _write(self, heads: ListHeads, added: Int64Array, rows: pa.LargeBinaryArray) -> Int64Array:
+        self._note(heads)
+        return super()._write(heads, added, rows)
+
+    def _remove(self, heads: ListHeads) -> None:
+        self._note(heads)
+        super()._remove(heads)
+
+    def _note(self, heads: ListHeads) -> None:
+        if self._expiry.renews:
+            self._written.note(heads.store_keys)
+
+    # -- the clean-up -----------------------------------------------------------------------------
+
+    def sweep(self, group: bytes) -> int:
+        """Remove the expired rows of a key group; their number."""
+        state = group + bytes([self._id])
+        pages = range_pages(self._sink, state, prefix_end(state), self._page_size)
+        return sum(map(self._sweep_lists, block_lists(pages, self._owner)))
+
+    def _sweep_lists(self, found: FoundLists) -> int:
+        """Write those of the lists anew, as if written at once, that have expired rows or rows without a time."""
+        expiry, heads, stored = self._expiry, found.heads, self._stored(*found)
+        stamps = expiry.read(stored.rows)
+        expired, untimed = expiry.expired(stamps), expiry.untimed(stamps)
+        touched = np.zeros(len(heads.blocks), np.bool_)
+        touched[stored.key_index[expired | untimed]] = True
+        if not touched.any():
+            return 0
+        kept = ~expired & touched[stored.key_index]
+        counts = np.bincount(stored.key_index[kept], minlength=len(heads.blocks))
+        self._remove(heads.select(touched & (counts == 0)))
+        rows = stored.rows.filter(pa.array(kept))
+        untimed = untimed[kept]
+        if untimed.any():
+            rows = _restamped_rows(rows, untimed, expiry.prefix(None, int(untimed.sum())))
+        self._replace(heads.select(counts > 0), counts[counts > 0], rows)
+        return int(expired.sum())
+
+
 def _chosen(keys: Sequence[bytes], chosen: BoolArray) -> list[bytes]:
     return [keys[index] for index in np.flatnonzero(chosen).tolist()]
+
+
+def _restamped_blocks(
+    stored: StoredLists, due: BoolArray, stamps: Int64Array
+) -> tuple[Int64Array, list[bytes]]:
+    """Where rows are ``due`` (m) they get the one of ``stamps`` (m) that is theirs: the indices of the blocks that
+    change, and these blocks."""
+    data = np.frombuffer(b"".join(stored.blocks), np.uint8).copy()
+    ends = np.cumsum(np.fromiter(map(len, stored.blocks), np.int64, len(stored.blocks)))
+    offsets, _ = binary_parts(stored.rows)
+    # Rows stand at the end of their block, one behind the other.
+    shift = ends - offsets[np.cumsum(stored.per_block)]
+    starts = (offsets[:-1] + np.repeat(shift, stored.per_block))[due]
+    data[starts[:, None] + np.arange(STAMP_BYTES)] = payload_matrix(stamps[due])
+    changed = np.unique(np.repeat(np.arange(len(ends)), stored.per_block)[due])
+    whole = data.tobytes()
+    before = np.append(0, ends)
+    return changed, [whole[before[index] : before[index + 1]] for index in changed.tolist()]
+
+
+def _restamped_rows(rows: pa.LargeBinaryArray, chosen: BoolArray, prefix: ByteArray) -> pa.LargeBinaryArray:
+    """``rows`` (n), those that are ``chosen`` (n) with the stamps in ``prefix`` (k, 8)."""
+    offsets, read_only = binary_parts(rows)
+    data = read_only.copy()
+    data[offsets[:-1][chosen][:, None] + np.arange(STAMP_BYTES)] = prefix
+    return binary_from(offsets, pa.py_buffer(data))

@@ -1,13 +1,14 @@
 """What all state objects of one declared state share, and the error for using one wrongly.
 
-Owns: ``Binding``, ``KeyedState`` (the base of the record-grain kinds), ``with_known_values``, and the bytes that go
-behind the key.
+Owns: ``Binding``, ``KeyedState`` (the base of the record-grain kinds), ``with_default``, ``with_known_values``, and the
+bytes that go behind the key.
 Invariant: a store key is ``[key group][state id][key][namespace: 8 bytes, if declared][user key or index]``.
 Must not import storage, execution or operators.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, TypeVar
 
@@ -150,6 +151,18 @@ class KeyedState:
             f"{label} was used without a current key; use it in process(), in on_timer(), or in a callback "
             "chained to a state future of the record"
         )
+
+
+def with_default(decode: Callable[[bytes], Any], default: bytes | None) -> Callable[[bytes | None], Any]:
+    """``decode`` for a value that may be missing. The default is decoded each time: it may be a list."""
+
+    def or_none(raw: bytes | None) -> Any:
+        return None if raw is None else decode(raw)
+
+    def or_default(raw: bytes | None) -> Any:
+        return decode(default if raw is None else raw)  # type: ignore[arg-type]
+
+    return or_none if default is None else or_default
 
 
 def with_known_values(state: S, limit_bytes: int, trial: Trial) -> S:

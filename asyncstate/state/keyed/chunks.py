@@ -80,11 +80,7 @@ def elements_of_one_type(
             found = decode_packed(data, start + 1, stride, count)
             if found is not None:
                 return found
-    return decode_page(elements(data, start, _as_they_are, label))
-
-
-def _as_they_are(element: bytes) -> bytes:
-    return element
+    return decode_page(elements(data, start, bytes, label))
 
 
 def sealed_chunks(head: bytes | None) -> int:

@@ -154,7 +154,6 @@ class KnownValues(LevelOne):
             self._take(key, value)
 
     def write_back(self) -> None:
-        """See ``LevelOne``."""
         held = self.held
         if not held:
             return
@@ -230,7 +229,6 @@ class KnownValues(LevelOne):
         self.old.clear()
 
     def finish(self) -> None:
-        """See ``LevelOne``."""
         self.write_back()
         if not self.resting:
             self._judge()

@@ -149,7 +149,6 @@ class ListState(MergingState, Generic[T]):
         return frames if head is None else frames + elements(head, COUNT_BYTES, framed, label)
 
     def _merged(self, prefix: bytes, stored: bytes | None, sources: list[Source]) -> bytes | None:
-        """See ``MergingState``."""
         frames: list[bytes] = []
         for source in sources:
             self._replace(source.prefix, source.stored, [])

@@ -18,10 +18,11 @@ from asyncstate.errors import StateAccessError
 from asyncstate.futures import DONE, StateFuture, StateIterator, completed_future
 from asyncstate.futures.future import VOID
 from asyncstate.requests import Page
-from asyncstate.state.keyed.binding import Binding, KeyedState
+from asyncstate.state.keyed.binding import Binding, KeyedState, with_default
 from asyncstate.state.keyed.cursors import PageCursor, live_cursors
-from asyncstate.state.keyed.dict_protocol import DictProtocol
 from asyncstate.state.keyed.known import UNKNOWN, KnownValues
+from asyncstate.state.maps import DictProtocol
+from asyncstate.state.ranges import range_pages
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -47,7 +48,7 @@ class MapState(KeyedState, DictProtocol[K, V]):
         super().__init__(binding, suffix)
         self._encode_key = binding.encode_key
         self._cursors = binding.cursors
-        self._or_none = _or_none(binding.decode_value)
+        self._or_none = with_default(binding.decode_value, None)
         self._plain_key: Any = binding.plain_key
         self._known = None if binding.known is None else binding.known.values.get
 
@@ -197,24 +198,18 @@ class MapState(KeyedState, DictProtocol[K, V]):
     def async_is_empty(self) -> StateFuture[bool]:
         """A future of ``is_empty``, as it is now."""
         binding = self._binding
-        first = _MapCursor(binding, self._prefix(), _as_read, blocking=False, page_size=1)
-        return first.load().then_apply(_nothing)
+        first = _MapCursor(binding, self._prefix(), lambda page, _: page, blocking=False, page_size=1)
+        return first.load().then_apply(StateIterator.is_empty)
 
     def clear(self) -> None:
         """Remove all entries."""
-        start = prefix = self._prefix()
-        end = prefix_end(start)
-        limit = self._binding.page_size
-        while True:
-            page = self._sink.scan(start, end, limit)
+        prefix = self._prefix()
+        for page in range_pages(self._sink, prefix, prefix_end(prefix), self._binding.page_size):
             for entry, raw in page:
                 if self._cursors:
                     self._preserve(entry, raw)
                 self._delete(entry)
             self._removed(page, len(prefix))
-            if len(page) < limit:
-                return
-            start = page[-1][0] + _AFTER
 
     def async_clear(self) -> StateFuture[None]:
         """``clear``; every read that is asked for later sees it."""
@@ -401,17 +396,5 @@ class _MapCursor(PageCursor[Page, Any]):
         return not self._full
 
 
-def _or_none(decode: Callable[[bytes], Any]) -> Callable[[bytes | None], Any]:
-    return lambda raw: None if raw is None else decode(raw)
-
-
 def is_there(raw: bytes | None) -> bool:
     return raw is not None
-
-
-def _as_read(page: Page, _: int) -> Page:
-    return page
-
-
-def _nothing(found: StateIterator[Any]) -> bool:
-    return found.is_empty()

@@ -168,7 +168,6 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         return self._bytes_of(self._folded(self._value_of(raw), value)), None
 
     def _merged(self, prefix: bytes, stored: bytes | None, sources: list[Source]) -> bytes | None:
-        """See ``MergingState``."""
         merged = self._value_of(stored)
         others = [other for source in sources if (other := self._value_of(source.stored)) is not None]
         if not others:

@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 
 from asyncstate.futures import DONE, StateFuture, completed_future
 from asyncstate.futures.future import VOID
-from asyncstate.state.keyed.binding import Binding, KeyedState
+from asyncstate.state.keyed.binding import Binding, KeyedState, with_default
 from asyncstate.state.keyed.known import UNKNOWN
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
         self._default = binding.default
-        self._or_default = _with_default(binding.decode_value, binding.default)
+        self._or_default = with_default(binding.decode_value, binding.default)
         level = binding.known
         self._known = None if level is None else level.values.get
         if level is not None and binding.default is not None:
@@ -177,20 +177,8 @@ def _is_absent(raw: bytes | None) -> bool:
     return raw is None
 
 
-def _with_default(decode: Callable[[bytes], Any], default: bytes | None) -> Callable[[bytes | None], Any]:
-    """``decode`` for a value that may be missing. The default is decoded each time: it may be a list."""
-
-    def or_none(raw: bytes | None) -> Any:
-        return None if raw is None else decode(raw)
-
-    def or_default(raw: bytes | None) -> Any:
-        return decode(default if raw is None else raw)  # type: ignore[arg-type]
-
-    return or_none if default is None else or_default
-
-
 def _with_this_default(decode: Callable[[bytes], Any], default: Any) -> Callable[[bytes | None], Any]:
-    """``_with_default`` for a default that nobody can change: it is shown itself, so that it can be told."""
+    """``with_default`` for a default that nobody can change: it is shown itself, so that it can be told."""
 
     def or_default(raw: bytes | None) -> Any:
         return default if raw is None else decode(raw)

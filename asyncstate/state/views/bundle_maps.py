@@ -18,9 +18,8 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import python_values
 from asyncstate.futures import StateFuture, completed_void_future
-from asyncstate.operator import OperatorContext
 from asyncstate.state.columnar.column_maps import ColumnMapState, ColumnMapStateDescriptor
-from asyncstate.state.views.bundle_views import BundleViews, ViewCounters
+from asyncstate.state.views.bundle_views import BundleViews
 from asyncstate.state.views.in_memory import MemoryMap, user_key
 from asyncstate.state.views.views import MapView
 
@@ -33,36 +32,26 @@ _ABSENT: Final = object()
 class MapViews(BundleViews["_BundleMap"]):
     """``MapView`` fields: entries by key and user key."""
 
-    def __init__(
-        self,
-        name: str,
-        state_name: str,
-        arrow_type: pa.MapType,
-        context: OperatorContext,
-        time_first: bool,
-        owner: str,
-    ) -> None:
-        super().__init__(name, owner, ViewCounters(context))
-        self.key_type, self.value_type = arrow_type.key_type, arrow_type.item_type
-        self.state: ColumnMapState = context.get_state(
-            ColumnMapStateDescriptor(
-                state_name,
-                pa.schema([pa.field("key", self.key_type)]),
-                pa.schema([pa.field("value", self.value_type)]),
-                time_first=time_first,
-            )
+    state: ColumnMapState
+    iterations = 0
+    _entries = 0  # read or written in this bundle
+
+    def _descriptor(self, name: str, time_first: bool) -> ColumnMapStateDescriptor:
+        key = pa.schema([pa.field("key", self.type.key_type)])
+        return ColumnMapStateDescriptor(
+            name, key, pa.schema([pa.field("value", self.type.item_type)]), time_first=time_first
         )
-        self.iterations = 0
-        self._entries = 0  # read or written in this bundle
+
+    def _new(self, key: int) -> _BundleMap:
+        return _BundleMap(self, key)
 
     def begin(self, keys: KeyBatch) -> None:
-        """See ``BundleViews``."""
         super().begin(keys)
         self._entries = 0
 
     def async_read(self, columns: Sequence[pa.Array], index: np.ndarray) -> StateFuture[None]:
         """Read the entries that are named by arguments of the views' key type: one list get for each such column."""
-        named = [column for column in columns if column.type == self.key_type]
+        named = [column for column in columns if column.type == self.type.key_type]
         if not named or self._keys is None:
             return completed_void_future()
         pairs = self._keys.with_user_keys(
@@ -79,7 +68,6 @@ class MapViews(BundleViews["_BundleMap"]):
         return self.state.async_get(pairs).then_accept(keep)
 
     def view(self, key: int, new: bool, given: Any) -> MapView[Any, Any]:
-        """See ``BundleViews``."""
         backing = self._backing(key)
         if new:
             backing.whole = True
@@ -87,16 +75,10 @@ class MapViews(BundleViews["_BundleMap"]):
                 backing.put(name, value)
         return MapView(backing)
 
-    def _backing(self, key: int) -> _BundleMap:
-        backing = self._held.get(key)
-        if backing is None:
-            backing = self._held[key] = _BundleMap(self, key)
-        return backing
-
     def read(self, key: int, user: Any) -> Any:
         """One entry, alone; ``_ABSENT`` if there is none."""
         self.counters.alone.add()
-        pair = self.one(key).with_user_keys([self.column([user], self.key_type)], np.zeros(1, np.int64))
+        pair = self.one(key).with_user_keys([self.column([user], self.type.key_type)], np.zeros(1, np.int64))
         found = self.state.get(pair)
         return python_values(found.columns[0])[0] if found.present[0] else _ABSENT
 
@@ -130,18 +112,17 @@ class MapViews(BundleViews["_BundleMap"]):
             return
         self.counters.written.add(len(written))
         index = np.array([key for key, _, _ in written], np.int64)
-        users = self.column([user for _, user, _ in written], self.key_type)
+        users = self.column([user for _, user, _ in written], self.type.key_type)
         assert self._keys is not None
         pairs = self._keys.with_user_keys([users], index)
         place = np.empty(len(written), np.int64)
         place[pairs.inverse] = np.arange(len(written))  # each pair is written once
         values = [written[at][2] for at in place.tolist()]
         there = np.array([value is not _ABSENT for value in values], np.bool_)
-        column = self.column([None if value is _ABSENT else value for value in values], self.value_type)
+        column = self.column([None if value is _ABSENT else value for value in values], self.type.item_type)
         self.state.write(pairs, [column], there)
 
     def remove(self, keys: KeyBatch) -> None:
-        """See ``BundleViews``."""
         self.state.remove_all(keys)
 
 

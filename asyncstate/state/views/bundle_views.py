@@ -24,7 +24,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import arrow_values, python_values
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture, completed_void_future
-from asyncstate.operator import Counter, OperatorContext
+from asyncstate.operator import Counter, OperatorContext, StateDescriptor
 from asyncstate.state.columnar.column_state import ColumnState
 from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.state.columnar.list_column_state import ListColumnState
@@ -48,12 +48,43 @@ class ViewCounters:
 class BundleViews(ABC, Generic[B]):
     """One view field of an accumulator: a view for each key of the bundle at hand."""
 
-    def __init__(self, name: str, owner: str, counters: ViewCounters) -> None:
+    state: Any
+
+    def __init__(
+        self,
+        name: str,
+        state_name: str,
+        arrow_type: pa.DataType,
+        context: OperatorContext,
+        time_first: bool,
+        owner: str,
+    ) -> None:
         self._name = name
         self._owner = owner
-        self.counters = counters
+        self.type = arrow_type
+        self.counters = ViewCounters(context)
+        self.state = context.get_state(self._descriptor(state_name, time_first))
         self._keys: KeyBatch | None = None
         self._held: dict[int, B] = {}
+
+    @abstractmethod
+    def _descriptor(self, name: str, time_first: bool) -> StateDescriptor[Any]:
+        """Declares the state."""
+
+    @abstractmethod
+    def _new(self, key: int) -> B:
+        """What is behind the view of a key."""
+
+    def _backing(self, key: int) -> B:
+        backing = self._held.get(key)
+        if backing is None:
+            backing = self._held[key] = self._new(key)
+        return backing
+
+    def _stored(self, key: int) -> list[Any]:
+        """All that is stored of a key, read alone."""
+        self.counters.alone.add()
+        return python_values(self.state.get(self.one(key)).columns[0])
 
     def begin(self, keys: KeyBatch) -> None:
         """The keys (u) of the next bundle."""
@@ -72,9 +103,9 @@ class BundleViews(ABC, Generic[B]):
     def flush(self) -> None:
         """Write what the bundle has changed."""
 
-    @abstractmethod
     def remove(self, keys: KeyBatch) -> None:
         """Remove the views of ``keys``, which the bundle has not at hand any more."""
+        self.state.remove(keys)
 
     def one(self, key: int) -> KeyBatch:
         """A key of the bundle alone."""
@@ -102,39 +133,23 @@ class BundleViews(ABC, Generic[B]):
 class ListViews(BundleViews["_BundleList"]):
     """``ListView`` fields: adding needs none of what is stored."""
 
-    def __init__(
-        self,
-        name: str,
-        state_name: str,
-        arrow_type: pa.ListType,
-        context: OperatorContext,
-        time_first: bool,
-        owner: str,
-    ) -> None:
-        super().__init__(name, owner, ViewCounters(context))
-        self.type = arrow_type.value_type
-        self.state: ListColumnState = context.get_state(
-            ListColumnStateDescriptor(
-                state_name, pa.schema([pa.field("element", self.type)]), time_first=time_first
-            )
-        )
+    state: ListColumnState
+
+    def _descriptor(self, name: str, time_first: bool) -> ListColumnStateDescriptor:
+        schema = pa.schema([pa.field("element", self.type.value_type)])
+        return ListColumnStateDescriptor(name, schema, time_first=time_first)
+
+    def _new(self, key: int) -> _BundleList:
+        return _BundleList(lambda: self._stored(key))
 
     def view(self, key: int, new: bool, given: Any) -> ListView[Any]:
-        """See ``BundleViews``."""
-        backing = self._held.get(key)
-        if backing is None:
-            backing = self._held[key] = _BundleList(lambda: self._stored(key))
+        backing = self._backing(key)
         if new:
             backing.known()
             backing.add_all(list(given) if given is not None else ())
         return ListView(backing)
 
-    def _stored(self, key: int) -> list[Any]:
-        self.counters.alone.add()
-        return python_values(self.state.get(self.one(key)).columns[0])
-
     def flush(self) -> None:
-        """See ``BundleViews``."""
         held = sorted(self._held.items())
         replaced = [(key, backing) for key, backing in held if backing.replaced]
         self._write(replaced, self.state.put)
@@ -146,12 +161,10 @@ class ListViews(BundleViews["_BundleList"]):
             return
         counts = [len(backing.added) for _, backing in held]
         self.counters.written.add(sum(counts))
-        elements = self.column([element for _, backing in held for element in backing.added], self.type)
+        elements = self.column(
+            [element for _, backing in held for element in backing.added], self.type.value_type
+        )
         write(self.some([key for key, _ in held]), [elements], np.repeat(np.arange(len(held)), counts))
-
-    def remove(self, keys: KeyBatch) -> None:
-        """See ``BundleViews``."""
-        self.state.remove(keys)
 
 
 class _BundleList(MemoryList[Any]):
@@ -191,40 +204,23 @@ class _BundleList(MemoryList[Any]):
 class ValueViews(BundleViews["_BundleValue"]):
     """``ValueView`` fields: read only when they are asked for."""
 
-    def __init__(
-        self,
-        name: str,
-        state_name: str,
-        arrow_type: pa.DataType,
-        context: OperatorContext,
-        time_first: bool,
-        owner: str,
-    ) -> None:
-        super().__init__(name, owner, ViewCounters(context))
-        self.type = arrow_type
-        self.state: ColumnState = context.get_state(
-            ColumnStateDescriptor(
-                state_name, pa.schema([pa.field("value", arrow_type)]), time_first=time_first
-            )
-        )
+    state: ColumnState
+
+    def _descriptor(self, name: str, time_first: bool) -> ColumnStateDescriptor:
+        return ColumnStateDescriptor(name, pa.schema([pa.field("value", self.type)]), time_first=time_first)
+
+    def _new(self, key: int) -> _BundleValue:
+        return _BundleValue(lambda: self._stored(key)[0])
 
     def view(self, key: int, new: bool, given: Any) -> ValueView[Any]:
-        """See ``BundleViews``."""
-        backing = self._held.get(key)
-        if backing is None:
-            backing = self._held[key] = _BundleValue(lambda: self._stored(key))
+        backing = self._backing(key)
         if new:
             backing.known(None)
             if given is not None and not given.is_empty():
                 backing.update(given.value())
         return ValueView(backing)
 
-    def _stored(self, key: int) -> Any:
-        self.counters.alone.add()
-        return python_values(self.state.get(self.one(key)).columns[0])[0]
-
     def flush(self) -> None:
-        """See ``BundleViews``."""
         written = [(key, backing.value()) for key, backing in sorted(self._held.items()) if backing.written]
         self._held = {}
         if not written:
@@ -233,10 +229,6 @@ class ValueViews(BundleViews["_BundleValue"]):
         values = [value for _, value in written]
         there = np.array([value is not None for value in values], np.bool_)
         self.state.write(self.some([key for key, _ in written]), [self.column(values, self.type)], there)
-
-    def remove(self, keys: KeyBatch) -> None:
-        """See ``BundleViews``."""
-        self.state.remove(keys)
 
 
 class _BundleValue(MemoryValue[Any]):

@@ -13,7 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, StateIterator, completed_future
-from asyncstate.state.at_once import VOID, MapAtOnce
+from asyncstate.futures.future import VOID
+from asyncstate.state.maps import MapAtOnce
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -18,10 +18,10 @@ from typing_extensions import TypeVar
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, StateIterator
 from asyncstate.state.broadcast import BroadcastState
-from asyncstate.state.keyed.dict_protocol import DictProtocol
 from asyncstate.state.keyed.listing import ListState
 from asyncstate.state.keyed.mapping import MapState
 from asyncstate.state.keyed.value import ValueState
+from asyncstate.state.maps import DictProtocol
 from asyncstate.state.views.in_memory import MemoryList, MemoryMap, MemoryValue
 
 T = TypeVar("T")

@@ -1,24 +1,78 @@
-"""Futures of what is answered at once: by a map that is in memory as a whole.
+"""What maps have in common: use like a dict's, and futures of what is answered at once.
 
-Owns: ``MapAtOnce``, the asynchronous half of ``MapState``'s methods over the other half.
-Invariant: an asynchronous method does what its twin does when it is asked for, and nothing more.
-Must not import storage, execution or operators.
+Owns: ``DictProtocol``, the base of maps that have ``get``, ``put``, ``remove``, ``contains``, ``keys`` and ``entries``;
+``MapAtOnce``, the asynchronous half of ``MapState``'s methods for a map that is in memory as a whole.
+Invariant: each operator is one of those calls and nothing more, so ``map[key]`` is None for a key that is not there; an
+asynchronous method does what its twin does when it is asked for.
+Must not import storage, execution, operators or the states.
+
+Source: Flink's Python ``MapState`` and ``MapView``.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, TypeVar
+from typing import Generic, TypeVar
 
-from asyncstate.futures import StateFuture, StateIterator, completed_future, completed_void_future
-from asyncstate.state.keyed.dict_protocol import DictProtocol
+from asyncstate.futures import StateFuture, StateIterator, completed_future
+from asyncstate.futures.future import VOID
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-VOID: Final = completed_void_future()
-"""What a write gives that has been done."""
+
+class DictProtocol(Generic[K, V]):
+    """``map[key]``, ``map[key] = value``, ``del map[key]``, ``key in map``, iteration over the keys, ``items()``.
+
+    Unlike a dict's, a missing key is never a KeyError: reading gives None and deleting does nothing, as with ``get``
+    and ``remove``. There is no length: it would read every entry.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def get(self, key: K) -> V | None:
+        """The value under ``key``, or None."""
+
+    @abstractmethod
+    def contains(self, key: K) -> bool:
+        """True when there is a value under ``key``."""
+
+    @abstractmethod
+    def put(self, key: K, value: V) -> None:
+        """Store ``value``."""
+
+    @abstractmethod
+    def remove(self, key: K) -> None:
+        """Remove the entry of ``key``; nothing happens if there is none."""
+
+    @abstractmethod
+    def keys(self) -> Iterator[K]:
+        """All keys as they are now."""
+
+    @abstractmethod
+    def entries(self) -> Iterator[tuple[K, V]]:
+        """All (key, value) as they are now."""
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """``entries`` under the name it has in a dict."""
+        return self.entries()
+
+    def __getitem__(self, key: K) -> V | None:
+        return self.get(key)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: K) -> None:
+        self.remove(key)
+
+    def __contains__(self, key: K) -> bool:
+        return self.contains(key)
+
+    def __iter__(self) -> Iterator[K]:
+        return self.keys()
 
 
 class MapAtOnce(DictProtocol[K, V]):
