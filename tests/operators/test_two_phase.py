@@ -22,7 +22,7 @@ from asyncstate.operator import InputSpec
 from asyncstate.runtime.put_together import put_together
 from asyncstate.runtime.spec import InputBatch
 from asyncstate.state import StateTtl
-from asyncstate.testing import OperatorHarness, exchange
+from asyncstate.testing import OperatorHarness, shipping
 from operators import (
     Aggregate,
     GroupAggregate,
@@ -364,7 +364,7 @@ def test_values_that_come_in_another_bundle_than_the_rest_of_their_key(
         made = put_together(*args)
         return replace(made, batch=made.batch.take(pa.array(range(made.batch.num_rows))[::-1]))
 
-    monkeypatch.setattr(exchange, "put_together", reversed_rows)
+    monkeypatch.setattr(shipping, "put_together", reversed_rows)
     options = {"async-state.bundle-size": "1000"}
     operator = GroupAggregate(VALUES_ALL, ttl=None if ttl is None else StateTtl(ttl))
     rows: list[Row] = []
