@@ -154,21 +154,18 @@ class TtlColumnState(ColumnState):
             return 0
         keys = [key for key, _ in page]
         touched[touched] = self._only_stored(_chosen(keys, touched))
-        removed = self._remove_expired(_chosen(keys, touched & expired))
+        over = _chosen(keys, touched & expired)
+        if over:
+            self._sink.delete_many(over)
+            self._remove_beside(over)
         late = touched & untimed
         now = self._expiry.stamps(None, int(late.sum()))
         self._restamp(_chosen(keys, late), rows.filter(pa.array(late)), now)
-        return removed
+        return len(over)
 
     def _only_stored(self, store_keys: list[bytes]) -> BoolArray:
         """Which rows of a page (n) are nowhere else, so that this is where they are swept."""
         return np.ones(len(store_keys), np.bool_)
-
-    def _remove_expired(self, keys: list[bytes]) -> int:
-        if keys:
-            self._sink.delete_many(keys)
-            self._remove_beside(keys)
-        return len(keys)
 
     def _remove_beside(self, keys: list[bytes]) -> None:
         for beside in self._beside:
