@@ -91,10 +91,6 @@ class ListHeads:
             self.moment,
         )
 
-    def but_last(self) -> ListHeads:
-        """The heads of all keys but the last."""
-        return self.select(np.arange(len(self.blocks)) < len(self.blocks) - 1)
-
     def without(self, gone: BoolArray) -> ListHeads:
         """The heads of all keys once the lists of some, a mask of u, have been removed."""
         kept = np.where(gone, 0, 1)

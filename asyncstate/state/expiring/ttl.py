@@ -76,8 +76,9 @@ class StateTtl:
             try:
                 object.__setattr__(self, name, options(given))
             except ValueError:
-                known = ", ".join(repr(str(option)) for option in options)
-                raise StateDeclarationError(f"StateTtl: {name} is {given!r}; give one of: {known}") from None
+                raise StateDeclarationError(
+                    f"StateTtl: {name} is {given!r}; give one of: {', '.join(repr(str(option)) for option in options)}"
+                ) from None
 
     @property
     def duration_us(self) -> int:
