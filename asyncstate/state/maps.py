@@ -1,7 +1,8 @@
 """What maps have in common: use like a dict's, and futures of what is answered at once.
 
 Owns: ``DictProtocol``, the base of maps that have ``get``, ``put``, ``remove``, ``contains``, ``keys`` and ``entries``;
-``MapAtOnce``, the asynchronous half of ``MapState``'s methods for a map that is in memory as a whole.
+``WritesAtOnce`` and ``MapAtOnce``, the asynchronous half of ``MapState``'s methods for a map of which writes, or all
+calls, need not wait.
 Invariant: each operator is one of those calls and nothing more, so ``map[key]`` is None for a key that is not there; an
 asynchronous method does what its twin does when it is asked for.
 Must not import storage, execution, operators or the states.
@@ -75,14 +76,44 @@ class DictProtocol(Generic[K, V]):
         return self.keys()
 
 
-class MapAtOnce(DictProtocol[K, V]):
-    """A map whose every future is done."""
+class WritesAtOnce(DictProtocol[K, V]):
+    """A map whose writes take effect when they are asked for."""
 
     __slots__ = ()
 
     @abstractmethod
     def put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
         """``put`` each entry; none is stored if one is refused."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove all entries."""
+
+    def async_put(self, key: K, value: V) -> StateFuture[None]:
+        """``put``; every read that is asked for later sees it."""
+        self.put(key, value)
+        return VOID
+
+    def async_put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> StateFuture[None]:
+        """``put_all``; every read that is asked for later sees it."""
+        self.put_all(entries)
+        return VOID
+
+    def async_remove(self, key: K) -> StateFuture[None]:
+        """``remove``; every read that is asked for later sees it."""
+        self.remove(key)
+        return VOID
+
+    def async_clear(self) -> StateFuture[None]:
+        """``clear``; every read that is asked for later sees it."""
+        self.clear()
+        return VOID
+
+
+class MapAtOnce(WritesAtOnce[K, V]):
+    """A map whose every future is done."""
+
+    __slots__ = ()
 
     @abstractmethod
     def values(self) -> Iterator[V]:
@@ -92,10 +123,6 @@ class MapAtOnce(DictProtocol[K, V]):
     def is_empty(self) -> bool:
         """True when the map has no entry."""
 
-    @abstractmethod
-    def clear(self) -> None:
-        """Remove all entries."""
-
     def async_get(self, key: K) -> StateFuture[V | None]:
         """A future of ``get``."""
         return completed_future(self.get(key))
@@ -103,21 +130,6 @@ class MapAtOnce(DictProtocol[K, V]):
     def async_contains(self, key: K) -> StateFuture[bool]:
         """A future of ``contains``."""
         return completed_future(self.contains(key))
-
-    def async_put(self, key: K, value: V) -> StateFuture[None]:
-        """``put``; every later read sees it."""
-        self.put(key, value)
-        return VOID
-
-    def async_put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> StateFuture[None]:
-        """``put_all``; every later read sees it."""
-        self.put_all(entries)
-        return VOID
-
-    def async_remove(self, key: K) -> StateFuture[None]:
-        """``remove``; every later read sees it."""
-        self.remove(key)
-        return VOID
 
     def async_entries(self) -> StateFuture[StateIterator[tuple[K, V]]]:
         """A future of an iterator over ``entries`` as they are now."""
@@ -134,8 +146,3 @@ class MapAtOnce(DictProtocol[K, V]):
     def async_is_empty(self) -> StateFuture[bool]:
         """A future of ``is_empty``."""
         return completed_future(self.is_empty())
-
-    def async_clear(self) -> StateFuture[None]:
-        """``clear``; every later read sees it."""
-        self.clear()
-        return VOID

@@ -119,7 +119,12 @@ def block_lists(pages: Iterable[Page], owner: str) -> Iterator[FoundLists]:
         # the scan would be found by it.
         last = int(np.flatnonzero(is_head)[-1])
         if last:
-            yield _found(heads.but_last(), held[:last], is_head[:last], owner)
+            yield _found(
+                heads.select(np.arange(len(heads.blocks)) < len(heads.blocks) - 1),
+                held[:last],
+                is_head[:last],
+                owner,
+            )
             held = held[last:]
     if held:
         is_head, heads = _heads_among(held, owner)

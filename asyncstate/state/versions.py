@@ -96,11 +96,7 @@ def _of_values(old: pa.Schema, new: pa.Schema, may_add: Collection[str] | None) 
         added = [field for field in new if field.name not in names and field.nullable]
         found += [Refusal(Change.ADDED, field.name, now=str(field.type)) for field in added]
     for refusal in found:
-        yield _shown(refusal), _way_out(refusal, new)
-
-
-def _shown(refusal: Refusal) -> str:
-    return str(refusal).replace(f"'{_ROOT}", "'")
+        yield str(refusal).replace(f"'{_ROOT}", "'"), _way_out(refusal, new)
 
 
 def _way_out(refusal: Refusal, new: pa.Schema) -> str:
@@ -109,13 +105,10 @@ def _way_out(refusal: Refusal, new: pa.Schema) -> str:
     if refusal.change is Change.REMOVED and _reached(new, refusal.field.rpartition(".")[0]):
         return f"drop-field {shlex.quote(field)}"
     if refusal.change in (Change.RETYPED, Change.NOT_NULL) and _reached(new, refusal.field):
-        nested = any(_is_nested(text) for text in (refusal.was, refusal.now))
+        types = [field_from_text("field", text).type for text in (refusal.was, refusal.now)]
+        nested = any(map(pa.types.is_nested, types))
         return "" if nested else f"cast-field {shlex.quote(field)} {shlex.quote(refusal.now)}"
     return "" if refusal.change is not Change.MOVED else "-"
-
-
-def _is_nested(text: str) -> bool:
-    return bool(pa.types.is_nested(field_from_text("field", text).type))
 
 
 def _reached(schema: pa.Schema, path: str) -> bool:

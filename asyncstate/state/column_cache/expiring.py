@@ -8,7 +8,7 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -71,19 +71,14 @@ class StampedCodec(RowCodec):
 class CachedTtlColumnState(TtlColumnState):
     """A TtlColumnState whose rows are cached, each with its stamp as a column in front of its own."""
 
-    _rows: CachedColumnState
-    _ended: _Ended | None
-
-    @classmethod
-    def over(
-        cls, state: TtlColumnState, context: OperatorContext, cache: ColumnCache, is_new: bool
-    ) -> CachedTtlColumnState:
+    def __init__(
+        self, state: TtlColumnState, context: OperatorContext, cache: ColumnCache, is_new: bool
+    ) -> None:
         """``state``, cached from now on. ``is_new``: nothing is stored of it."""
-        cached = cls(state._expiry, state._sink, state._id, state._codec, context)
+        super().__init__(state._expiry, state._sink, state._id, state._codec, context)
         stamped = ColumnState(state._sink, state._id, StampedCodec(state._codec, state._expiry), context)
-        cached._rows = CachedColumnState.over(stamped, context, cache, is_new)
-        cached._ended = None
-        return cached
+        self._rows = CachedColumnState(stamped, context, cache, is_new)
+        self._ended: _Ended | None = None
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -219,11 +214,6 @@ def with_column_cache(
 ) -> S:
     """``state`` as ``cache`` answers it, if it can be cached: one row a key, without namespaces. Ranges are read of all
     others, by the store's order. ``is_new``: nothing is stored of it."""
-    if getattr(descriptor, "time_first", True):
-        return state
-    given: object = state
-    if type(given) is ColumnState:
-        return cast(S, CachedColumnState.over(given, context, cache, is_new))
-    if type(given) is TtlColumnState:
-        return cast(S, CachedTtlColumnState.over(given, context, cache, is_new))
-    return state
+    kinds: dict[type, Any] = {ColumnState: CachedColumnState, TtlColumnState: CachedTtlColumnState}
+    cached = None if getattr(descriptor, "time_first", True) else kinds.get(type(state))
+    return state if cached is None else cast(S, cached(state, context, cache, is_new))

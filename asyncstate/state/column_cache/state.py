@@ -46,21 +46,16 @@ class CachedColumnState(ColumnState, LevelOne):
     """Rows that are known are taken from the cache; those that are not are read, and known from then on. Writes stay
     in the cache until the end of the micro-batch, or until there is no room for them any more."""
 
-    _cache: ColumnCache
-    _ahead: tuple[UInt64Array, Int64Array] | None
-
-    @classmethod
-    def over(
-        cls, state: ColumnState, context: OperatorContext, cache: ColumnCache, is_new: bool
-    ) -> CachedColumnState:
+    def __init__(
+        self, state: ColumnState, context: OperatorContext, cache: ColumnCache, is_new: bool
+    ) -> None:
         """``state``, cached from now on. ``is_new``: nothing is stored of it."""
-        cached = cls(state._sink, state._id, state._codec, context)
-        cached._cache = cache
-        cached._ahead = None
-        cached.hits = 0
-        cached._sink.attach(cached)
-        cache.open(cached._id, cached._codec.schema, is_new, cached.hand_on)
-        return cached
+        super().__init__(state._sink, state._id, state._codec, context)
+        self.hits = 0
+        self._cache = cache
+        self._ahead: tuple[UInt64Array, Int64Array] | None = None
+        self._sink.attach(self)
+        cache.open(self._id, self._codec.schema, is_new, self.hand_on)
 
     # -- reading ----------------------------------------------------------------------------------
 

@@ -103,8 +103,8 @@ class KeptBeside(Protocol):
         """Remove all of the keys of ``owners``: store keys, ascending, of the other state."""
 
 
-class ColumnState:
-    """One row a key (and namespace). Keys come as a ``KeyBatch`` of u sorted unique keys."""
+class BundleState:
+    """A state of all keys of a bundle at once, bound to the sink of a partition."""
 
     def __init__(self, sink: StateSink, state_id: int, codec: RowCodec, context: OperatorContext) -> None:
         self._sink = sink
@@ -119,6 +119,17 @@ class ColumnState:
         microseconds; None: there are none). None without a ttl."""
         return None
 
+    def prefetch(self, keys: KeyBatch) -> None:
+        """Start loading what is stored of ``keys`` while other work goes on."""
+        self._sink.prefetch(self._store_keys(keys))
+
+    def _store_keys(self, keys: KeyBatch) -> list[bytes]:
+        return keys.store_keys(self._id)
+
+
+class ColumnState(BundleState):
+    """One row a key (and namespace). Keys come as a ``KeyBatch`` of u sorted unique keys."""
+
     def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
         """The rows of ``keys``.
 
@@ -132,10 +143,6 @@ class ColumnState:
     ) -> StateFuture[Columns]:
         """A future of the same."""
         return self._sink.async_get_many(self._store_keys(keys)).then_apply(self._decode)
-
-    def prefetch(self, keys: KeyBatch) -> None:
-        """Start loading the rows of ``keys`` while other work goes on."""
-        self._sink.prefetch(self._store_keys(keys))
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
         """Write one row a key: an array (u) a field; ``stamps`` as in ``get``."""
@@ -184,9 +191,6 @@ class ColumnState:
             shown, _ = self._shown(page)
             if shown:
                 yield shown
-
-    def _store_keys(self, keys: KeyBatch) -> list[bytes]:
-        return keys.store_keys(self._id)
 
     def _shown(self, entries: Page) -> tuple[Page, BoolArray]:
         """What a range read shows of ``entries`` (m), each with its bare row, and which of them (m)."""

@@ -91,10 +91,6 @@ class ListHeads:
             self.moment,
         )
 
-    def but_last(self) -> ListHeads:
-        """The heads of all keys but the last."""
-        return self.select(np.arange(len(self.blocks)) < len(self.blocks) - 1)
-
     def without(self, gone: BoolArray) -> ListHeads:
         """The heads of all keys once the lists of some, a mask of u, have been removed."""
         kept = np.where(gone, 0, 1)
@@ -177,7 +173,9 @@ class NewBlocks:
         self._lengths = np.diff(self._offsets)
         old = _OldTails(heads)
         totals = heads.rows + added
-        sealed = (totals > TAIL_ROWS) | (old.data_bytes + self._added_bytes(added) > TAIL_BYTES)
+        last = np.cumsum(added)
+        added_bytes = self._offsets[last] - self._offsets[last - added]
+        sealed = (totals > TAIL_ROWS) | (old.data_bytes + added_bytes > TAIL_BYTES)
         units = np.where(sealed, -(-totals // CHUNK_ROWS), 1)
         self.chunk_counts: Int64Array = heads.chunks + np.where(sealed, units, 0)
         owner, number = _pieces(units)
@@ -201,11 +199,6 @@ class NewBlocks:
             self.chunks = [values[unit] for unit in chosen.tolist()]
             number = heads.chunks[owner] + number
             self.chunk_keys = _suffixed(heads.store_keys, owner[chosen], number[chosen])
-
-    def _added_bytes(self, added: Int64Array) -> Int64Array:
-        ends = np.cumsum(added)
-        sizes: Int64Array = self._offsets[ends] - self._offsets[ends - added]
-        return sizes
 
     def _widths(self, starts: Int64Array, old_rows: Int64Array, old_width: Int64Array) -> Int64Array:
         """The common length of the rows of each unit, VARIABLE if they differ (after a change of schema)."""
@@ -289,12 +282,7 @@ def _headers_of(blocks: pa.LargeBinaryArray, owner: str) -> _Headers:
     offsets, data = binary_parts(blocks)
     if bool((np.diff(offsets) < _HEADER_BYTES).any()):
         raise _damaged(owner)
-    return _headers(data, offsets[:-1])
-
-
-def _headers(data: ByteArray, starts: Int64Array) -> _Headers:
-    headers = gather_bytes(data, starts, _HEADER_BYTES)
-    fields = headers.view(_LENGTH).astype(np.int64)
+    fields = gather_bytes(data, offsets[:-1], _HEADER_BYTES).view(_LENGTH).astype(np.int64)
     return fields[:, 0], fields[:, 1], fields[:, 2], fields[:, 3]
 
 

@@ -26,6 +26,7 @@ from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
+from asyncstate.state.columnar.column_state import BundleState
 from asyncstate.state.columnar.list_blocks import (
     ListHeads,
     NewBlocks,
@@ -62,7 +63,7 @@ class ListColumns:
         return np.cumsum(self.counts) - self.counts
 
 
-class ListColumnState:
+class ListColumnState(BundleState):
     """Many rows a key. Keys come as a ``KeyBatch`` of u sorted unique keys.
 
     Rows are given as ``columns`` (an array (m) a field) and ``key_index`` (m), ascending indices of keys.
@@ -71,21 +72,11 @@ class ListColumnState:
     """
 
     def __init__(self, sink: StateSink, state_id: int, codec: RowCodec, context: OperatorContext) -> None:
+        super().__init__(sink, state_id, codec, context)
         self._fixed = all(storage_dtype(field.type) is not None for field in codec.schema)
         self._owner = codec.owner
-        self._sink = sink
-        self._id = state_id
-        self._codec = codec
-        self._groups = context.key_groups
-        self._key_codec = context.key_codec
-        self._page_size = context.page_size
 
     # -- reading ----------------------------------------------------------------------------------
-
-    def stamps_at(self, times: Int64Array | None, count: int) -> Int64Array | None:
-        """What to give as ``stamps``: of ``count`` keys, or of rows whose event times are ``times`` (``count``
-        microseconds; None: there are none). None without a ttl."""
-        return None
 
     def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> ListColumns:
         """All rows of ``keys``.
@@ -109,10 +100,6 @@ class ListColumnState:
             lambda heads: self.async_rows(heads, stamps).then_apply(lambda rows: (heads, rows))
         )
 
-    def prefetch(self, keys: KeyBatch) -> None:
-        """Start loading the heads of ``keys`` while other work goes on."""
-        self._sink.prefetch(keys.store_keys(self._id))
-
     def heads(self, keys: KeyBatch) -> ListHeads:
         """The heads of ``keys``: enough for sizes and for writing."""
         store_keys = keys.store_keys(self._id)
@@ -126,7 +113,7 @@ class ListColumnState:
     def rows(self, heads: ListHeads, stamps: Int64Array | None = None, renew: bool = True) -> ListColumns:
         """All rows of the keys of ``heads``, as they were when the heads were read; for the rest see ``get``."""
         keys, owners = chunk_keys(heads)
-        stored = self._stored(heads, keys, owners, self._sink.get_many(keys) if keys else [])
+        stored = rows_of(heads, keys, owners, self._sink.get_many(keys) if keys else [], self._owner)
         return self._decode(heads, stored, stamps, renew)
 
     def async_rows(
@@ -145,15 +132,10 @@ class ListColumnState:
     def _async_stored(self, heads: ListHeads) -> StateFuture[StoredLists]:
         keys, owners = chunk_keys(heads)
         if not keys:
-            return completed_future(self._stored(heads, keys, owners, []))
+            return completed_future(rows_of(heads, keys, owners, [], self._owner))
         return self._sink.async_get_many(keys).then_apply(
-            lambda chunks: self._stored(heads, keys, owners, chunks)
+            lambda chunks: rows_of(heads, keys, owners, chunks, self._owner)
         )
-
-    def _stored(
-        self, heads: ListHeads, keys: list[bytes], owners: Int64Array, chunks: Sequence[bytes | None]
-    ) -> StoredLists:
-        return rows_of(heads, keys, owners, chunks, self._owner)
 
     def _decode(
         self, heads: ListHeads, stored: StoredLists, stamps: Int64Array | None, renew: bool

@@ -28,7 +28,7 @@ from asyncstate.state.ranges import (
     namespaces_of,
     remove_pages,
 )
-from asyncstate.state.stored_lists import FoundLists, block_lists
+from asyncstate.state.stored_lists import FoundLists, block_lists, rows_of
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class TimeFirstListState(ListColumnState):
         return namespace_pages(self._sink, self._id, self._groups, start, until, page_size)
 
     def _range(self, found: FoundLists) -> ListRange:
-        stored = self._stored(*found)
+        stored = rows_of(*found, self._owner)
         columns, _ = self._codec.decode(stored.rows)
         store_keys = found.heads.store_keys
         packed = pa.array(store_keys, LARGE_BINARY)

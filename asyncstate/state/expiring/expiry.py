@@ -75,7 +75,8 @@ class Expiry:
         self._now = now
         self.renews = ttl.update is TtlUpdate.READ_AND_WRITE
         self._stamp_now = UNTIMED if now == MIN_WATERMARK else encode_namespace(min(now, STAMP_MAX))
-        self._first_live = _first_live(now, ttl.duration_us)
+        first = now - ttl.duration_us + 1  # below every stamp while nothing can have expired
+        self._first_live = b"" if first <= MIN_WATERMARK else encode_namespace(first)
         hides = ttl.visibility is TtlVisibility.NEVER_RETURN_EXPIRED
         self._hidden_below = self._first_live if hides else b""
 
@@ -275,9 +276,3 @@ def time_of(ttl: StateTtl, context: OperatorContext) -> int:
     if ttl.time is TtlTime.PROCESSING:
         return context.processing_time
     return context.previous_watermark if context.watermark == MAX_WATERMARK else context.watermark
-
-
-def _first_live(now: int, duration_us: int) -> bytes:
-    """The lowest stamp that has not expired; below every stamp while nothing can have."""
-    first = now - duration_us + 1
-    return b"" if first <= MIN_WATERMARK else encode_namespace(first)

@@ -12,12 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import StateDeclarationError
-
-E = TypeVar("E", bound=StrEnum)
 
 _LONGEST_US: Final = 2**62  # a stamp and a duration together stay within 64 bits
 
@@ -74,7 +72,13 @@ class StateTtl:
             )
         object.__setattr__(self, "duration", duration_us)
         for name, options in (("time", TtlTime), ("update", TtlUpdate), ("visibility", TtlVisibility)):
-            object.__setattr__(self, name, _option(name, options, getattr(self, name)))
+            given = getattr(self, name)
+            try:
+                object.__setattr__(self, name, options(given))
+            except ValueError:
+                raise StateDeclarationError(
+                    f"StateTtl: {name} is {given!r}; give one of: {', '.join(repr(str(option)) for option in options)}"
+                ) from None
 
     @property
     def duration_us(self) -> int:
@@ -116,12 +120,3 @@ def ttl_texts(ttl: Ttl) -> dict[str, str]:
     # Only where there is one: the texts of states without stay what they are in every checkpoint.
     checked = as_ttl("state", ttl)
     return {} if checked is None else {"ttl": str(checked.time)}
-
-
-def _option(name: str, options: type[E], given: str) -> E:
-    try:
-        return options(given)
-    except ValueError:
-        raise StateDeclarationError(
-            f"StateTtl: {name} is {given!r}; give one of: {', '.join(repr(str(option)) for option in options)}"
-        ) from None

@@ -32,26 +32,37 @@ from asyncstate.codec.columns import (
 from asyncstate.codec.key_fields import payload_matrix
 from asyncstate.futures import StateFuture
 from asyncstate.requests import Page
-from asyncstate.state.columnar.column_state import Columns, ColumnState, KeptBeside
+from asyncstate.state.columnar.column_state import BundleState, Columns, ColumnState, KeptBeside
 from asyncstate.state.columnar.list_blocks import ListHeads, read_heads
 from asyncstate.state.columnar.list_column_state import ListColumns, ListColumnState
 from asyncstate.state.expiring.expiry import STAMP_BYTES, ColumnExpiry, WrittenKeys, without_stamps
 from asyncstate.state.ranges import range_pages
-from asyncstate.state.stored_lists import FoundLists, StoredLists, block_lists
+from asyncstate.state.stored_lists import FoundLists, StoredLists, block_lists, rows_of
 
 
-class TtlColumnState(ColumnState):
-    """A ColumnState each of whose rows expires by itself. A range read renews what it shows, too."""
+class _Stamped(BundleState):
+    """A state whose rows expire, each by itself."""
 
-    def __init__(self, expiry: ColumnExpiry, *arguments: Any) -> None:
-        """``arguments``: of the state without a ttl."""
-        super().__init__(*arguments)
+    def __init__(self, expiry: ColumnExpiry, *bound: Any) -> None:
+        """``bound``: as of the state without a ttl."""
+        super().__init__(*bound)
         self._expiry = expiry
-        self._beside: list[KeptBeside] = []
         self._written = WrittenKeys()
 
     def stamps_at(self, times: Int64Array | None, count: int) -> Int64Array | None:
         return self._expiry.stamps(times, count)
+
+    def _note(self, store_keys: Sequence[bytes]) -> None:
+        if self._expiry.renews:
+            self._written.note(store_keys)
+
+
+class TtlColumnState(_Stamped, ColumnState):
+    """A ColumnState each of whose rows expires by itself. A range read renews what it shows, too."""
+
+    def __init__(self, expiry: ColumnExpiry, *bound: Any) -> None:
+        super().__init__(expiry, *bound)
+        self._beside: list[KeptBeside] = []
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -131,10 +142,6 @@ class TtlColumnState(ColumnState):
         super().remove_entries(store_keys)
         self._note(store_keys)
 
-    def _note(self, store_keys: Sequence[bytes]) -> None:
-        if self._expiry.renews:
-            self._written.note(store_keys)
-
     # -- the clean-up -----------------------------------------------------------------------------
 
     def take_along(self, beside: KeptBeside) -> None:
@@ -154,38 +161,26 @@ class TtlColumnState(ColumnState):
             return 0
         keys = [key for key, _ in page]
         touched[touched] = self._only_stored(_chosen(keys, touched))
-        removed = self._remove_expired(_chosen(keys, touched & expired))
+        over = _chosen(keys, touched & expired)
+        if over:
+            self._sink.delete_many(over)
+            self._remove_beside(over)
         late = touched & untimed
         now = self._expiry.stamps(None, int(late.sum()))
         self._restamp(_chosen(keys, late), rows.filter(pa.array(late)), now)
-        return removed
+        return len(over)
 
     def _only_stored(self, store_keys: list[bytes]) -> BoolArray:
         """Which rows of a page (n) are nowhere else, so that this is where they are swept."""
         return np.ones(len(store_keys), np.bool_)
-
-    def _remove_expired(self, keys: list[bytes]) -> int:
-        if keys:
-            self._sink.delete_many(keys)
-            self._remove_beside(keys)
-        return len(keys)
 
     def _remove_beside(self, keys: list[bytes]) -> None:
         for beside in self._beside:
             beside.remove_with(keys)
 
 
-class TtlListColumnState(ListColumnState):
+class TtlListColumnState(_Stamped, ListColumnState):
     """A ListColumnState each of whose rows expires by itself. Heads alone renew nothing."""
-
-    def __init__(self, expiry: ColumnExpiry, *arguments: Any) -> None:
-        """``arguments``: of the state without a ttl."""
-        super().__init__(*arguments)
-        self._expiry = expiry
-        self._written = WrittenKeys()
-
-    def stamps_at(self, times: Int64Array | None, count: int) -> Int64Array | None:
-        return self._expiry.stamps(times, count)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -257,16 +252,12 @@ class TtlListColumnState(ListColumnState):
         return self._codec.encode_column(columns, self._expiry.prefix(stamps, count))
 
     def _write(self, heads: ListHeads, added: Int64Array, rows: pa.LargeBinaryArray) -> Int64Array:
-        self._note(heads)
+        self._note(heads.store_keys)
         return super()._write(heads, added, rows)
 
     def _remove(self, heads: ListHeads) -> None:
-        self._note(heads)
+        self._note(heads.store_keys)
         super()._remove(heads)
-
-    def _note(self, heads: ListHeads) -> None:
-        if self._expiry.renews:
-            self._written.note(heads.store_keys)
 
     # -- the clean-up -----------------------------------------------------------------------------
 
@@ -278,7 +269,7 @@ class TtlListColumnState(ListColumnState):
 
     def _sweep_lists(self, found: FoundLists) -> int:
         """Write those of the lists anew, as if written at once, that have expired rows or rows without a time."""
-        expiry, heads, stored = self._expiry, found.heads, self._stored(*found)
+        expiry, heads, stored = self._expiry, found.heads, rows_of(*found, self._owner)
         stamps = expiry.read(stored.rows)
         expired, untimed = expiry.expired(stamps), expiry.untimed(stamps)
         touched = np.zeros(len(heads.blocks), np.bool_)

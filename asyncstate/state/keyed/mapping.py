@@ -16,12 +16,11 @@ from typing import Any, Final, NoReturn, TypeVar
 from asyncstate.codec import prefix_end
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import DONE, StateFuture, StateIterator, completed_future
-from asyncstate.futures.future import VOID
 from asyncstate.requests import Page
 from asyncstate.state.keyed.binding import Binding, KeyedState, with_default
 from asyncstate.state.keyed.cursors import PageCursor, live_cursors
 from asyncstate.state.keyed.known import UNKNOWN, KnownValues
-from asyncstate.state.maps import DictProtocol
+from asyncstate.state.maps import WritesAtOnce
 from asyncstate.state.ranges import range_pages
 
 K = TypeVar("K")
@@ -33,7 +32,7 @@ _AFTER: Final = b"\x00"  # appended to a key: the smallest key behind it
 DecodePage = Callable[[Page, int], list[Any]]
 
 
-class MapState(KeyedState, DictProtocol[K, V]):
+class MapState(KeyedState, WritesAtOnce[K, V]):
     """Entries of the current key, usable like a dict too.
 
     Iterations load ``page_size`` entries at a time; writing while they go on is safe.
@@ -115,11 +114,6 @@ class MapState(KeyedState, DictProtocol[K, V]):
             self._preserve(entry)
         self._put(entry, encoded)
 
-    def async_put(self, key: K, value: V) -> StateFuture[None]:
-        """``put``; every read that is asked for later sees it."""
-        self.put(key, value)
-        return VOID
-
     def put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
         """``put`` each entry; none is stored if one is refused."""
         level = self._level
@@ -136,11 +130,6 @@ class MapState(KeyedState, DictProtocol[K, V]):
             else:
                 level.put(self._known_as(key, entry), entry, raw, value)
 
-    def async_put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> StateFuture[None]:
-        """``put_all``; every read that is asked for later sees it."""
-        self.put_all(entries)
-        return VOID
-
     def remove(self, key: K) -> None:
         """Remove the entry of ``key``; nothing happens if there is none."""
         level = self._level
@@ -154,11 +143,6 @@ class MapState(KeyedState, DictProtocol[K, V]):
             self._delete(entry)
         else:
             level.write(self._known_as(key, entry), entry, None)
-
-    def async_remove(self, key: K) -> StateFuture[None]:
-        """``remove``; every read that is asked for later sees it."""
-        self.remove(key)
-        return VOID
 
     # -- all entries --------------------------------------------------------------------------------
 
@@ -203,6 +187,7 @@ class MapState(KeyedState, DictProtocol[K, V]):
 
     def clear(self) -> None:
         """Remove all entries."""
+        # Which entries to delete must be known before the record's next write, so ``async_clear`` cannot wait.
         prefix = self._prefix()
         for page in range_pages(self._sink, prefix, prefix_end(prefix), self._binding.page_size):
             for entry, raw in page:
@@ -210,12 +195,6 @@ class MapState(KeyedState, DictProtocol[K, V]):
                     self._preserve(entry, raw)
                 self._delete(entry)
             self._removed(page, len(prefix))
-
-    def async_clear(self) -> StateFuture[None]:
-        """``clear``; every read that is asked for later sees it."""
-        # Which entries to delete must be known before the record's next write, so nothing can wait.
-        self.clear()
-        return VOID
 
     # -- the rest -----------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class MapViews(BundleViews["_BundleMap"]):
         )
 
         def keep(stored: Any) -> None:
-            self.counters.ahead.add(len(pairs))
+            self.ahead.add(len(pairs))
             users, values = python_values(pairs.user_columns[0]), python_values(stored.columns[0])
             rows = zip(pairs.key_index.tolist(), users, values, stored.present.tolist(), strict=True)
             for key, user, value, present in rows:
@@ -77,7 +77,7 @@ class MapViews(BundleViews["_BundleMap"]):
 
     def read(self, key: int, user: Any) -> Any:
         """One entry, alone; ``_ABSENT`` if there is none."""
-        self.counters.alone.add()
+        self.alone.add()
         pair = self.one(key).with_user_keys([self.column([user], self.type.key_type)], np.zeros(1, np.int64))
         found = self.state.get(pair)
         return python_values(found.columns[0])[0] if found.present[0] else _ABSENT
@@ -85,7 +85,7 @@ class MapViews(BundleViews["_BundleMap"]):
     def pages(self, key: int) -> Iterator[list[tuple[Any, Any]]]:
         """All stored entries of a key, in the order of their keys."""
         for page in self.state.entries(self.one(key)):
-            self.counters.alone.add()
+            self.alone.add()
             users, values = python_values(page.user_columns[0]), python_values(page.columns[0])
             yield list(zip(users, values, strict=True))
 
@@ -110,7 +110,7 @@ class MapViews(BundleViews["_BundleMap"]):
         written = [(key, *entry) for key, backing in held for entry in backing.taken()]
         if not written:
             return
-        self.counters.written.add(len(written))
+        self.written.add(len(written))
         index = np.array([key for key, _, _ in written], np.int64)
         users = self.column([user for _, user, _ in written], self.type.key_type)
         assert self._keys is not None
@@ -154,7 +154,7 @@ class _BundleMap(MemoryMap[Any, Any]):
         key = user_key(key)
         value = self._entries.get(key)
         if value is not None or self.whole or key in self._absent:
-            self._views.counters.kept.add()
+            self._views.kept.add()
             return value
         found = self._views.read(self._key, key)
         self.keep(key, found)

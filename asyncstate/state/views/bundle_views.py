@@ -24,7 +24,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import arrow_values, python_values
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture, completed_void_future
-from asyncstate.operator import Counter, OperatorContext, StateDescriptor
+from asyncstate.operator import OperatorContext, StateDescriptor
 from asyncstate.state.columnar.column_state import ColumnState
 from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.state.columnar.list_column_state import ListColumnState
@@ -33,16 +33,6 @@ from asyncstate.state.views.in_memory import MemoryList, MemoryValue
 from asyncstate.state.views.views import ListView, ValueView
 
 B = TypeVar("B")
-
-
-class ViewCounters:
-    """How often views were read: entries that were read ahead, reads alone, and answers from what was kept."""
-
-    def __init__(self, context: OperatorContext) -> None:
-        self.ahead: Counter = context.counter("view_reads_ahead")
-        self.alone: Counter = context.counter("view_reads_alone")
-        self.kept: Counter = context.counter("view_reads_kept")
-        self.written: Counter = context.counter("view_writes")
 
 
 class BundleViews(ABC, Generic[B]):
@@ -62,7 +52,10 @@ class BundleViews(ABC, Generic[B]):
         self._name = name
         self._owner = owner
         self.type = arrow_type
-        self.counters = ViewCounters(context)
+        # Entries that were read ahead, reads alone, answers from what was kept, and entries written.
+        self.ahead, self.alone, self.kept, self.written = (
+            context.counter(f"view_{name}") for name in ("reads_ahead", "reads_alone", "reads_kept", "writes")
+        )
         self.state = context.get_state(self._descriptor(state_name, time_first))
         self._keys: KeyBatch | None = None
         self._held: dict[int, B] = {}
@@ -83,7 +76,7 @@ class BundleViews(ABC, Generic[B]):
 
     def _stored(self, key: int) -> list[Any]:
         """All that is stored of a key, read alone."""
-        self.counters.alone.add()
+        self.alone.add()
         return python_values(self.state.get(self.one(key)).columns[0])
 
     def begin(self, keys: KeyBatch) -> None:
@@ -160,7 +153,7 @@ class ListViews(BundleViews["_BundleList"]):
         if not held:
             return
         counts = [len(backing.added) for _, backing in held]
-        self.counters.written.add(sum(counts))
+        self.written.add(sum(counts))
         elements = self.column(
             [element for _, backing in held for element in backing.added], self.type.value_type
         )
@@ -225,7 +218,7 @@ class ValueViews(BundleViews["_BundleValue"]):
         self._held = {}
         if not written:
             return
-        self.counters.written.add(len(written))
+        self.written.add(len(written))
         values = [value for _, value in written]
         there = np.array([value is not None for value in values], np.bool_)
         self.state.write(self.some([key for key, _ in written]), [self.column(values, self.type)], there)
