@@ -25,7 +25,7 @@ from asyncstate.futures import to_iterable
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
 from asyncstate.state import ListState, ListStateDescriptor, MapState, MapStateDescriptor
 from asyncstate.storage import RocksDBOptions
-from asyncstate.storage.rocksdb import rocksdb_options
+from asyncstate.storage.rocksdb_options import rocksdb_options
 from bench.job import Job
 
 ENTRIES: Final = 1000

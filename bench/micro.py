@@ -42,7 +42,7 @@ from asyncstate.operator import (
 from asyncstate.spark.task import settle_worker
 from asyncstate.state import ColumnMapStateDescriptor, Columns, ValueState, ValueStateDescriptor
 from asyncstate.storage import RocksDBOptions
-from asyncstate.storage.rocksdb import rocksdb_options
+from asyncstate.storage.rocksdb_options import rocksdb_options
 from bench.calls import CallAKey, CallARecord, CountBoth, both_inputs, calls_by_hand
 from bench.iteration import ENTRIES, OPERATORS, HandIterations, Iterations, MapEntries
 from bench.job import Job

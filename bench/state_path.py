@@ -43,7 +43,7 @@ from asyncstate.storage import (
     StoreStatistics,
     WriteOverlay,
 )
-from asyncstate.storage.rocksdb import rocksdb_options
+from asyncstate.storage.rocksdb_options import rocksdb_options
 from bench.job import Job
 from bench.processor_time import Spent
 from operators import (

@@ -75,7 +75,7 @@ MUTATIONS: Final = (
         "storage/test_compaction.py",
     ),
     _mutation(
-        "asyncstate/storage/rocksdb.py",
+        "asyncstate/storage/rocksdb_options.py",
         "self.limit_bytes - sum(self._readers.values())",
         "self.limit_bytes",
         "storage/test_compaction.py",
@@ -286,7 +286,7 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/rocksdb.py",
-        "db = self.db if self._blocks is None else self._blocks.db",
+        "db = self.db if self._blocks is None else self._blocks",
         "db = self.db",
         "storage/test_range_blocks.py",
     ),

@@ -15,7 +15,7 @@ from asyncstate.codec.hashing import (
 )
 from asyncstate.codec.key_batch import KeyBatch, UserKeyBatch
 from asyncstate.codec.keys import KeyCodec, decode_namespace, encode_namespace, prefix_end
-from asyncstate.codec.plain import PlainValues, plain_key, plain_values
+from asyncstate.codec.scalars import PlainValues, plain_key, plain_values
 from asyncstate.codec.types import (
     check_key_type,
     check_value_schema,

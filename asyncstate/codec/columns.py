@@ -9,7 +9,7 @@ Must not import anything of the project but ``asyncstate.errors`` and ``codec.ty
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 ByteArray = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
+ByteRows: TypeAlias = ByteArray | pa.LargeBinaryArray
+"""Byte strings (n): the rows of a matrix (n, width) if all have one width, else a binary column."""
 
 LARGE_BINARY = pa.large_binary()
 EMPTY = pa.scalar(b"", LARGE_BINARY)
@@ -178,6 +180,16 @@ def binary_rows(column: pa.LargeBinaryArray) -> list[Any]:
     """The bytes objects of a binary column, None for null."""
     rows: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
     return rows
+
+
+def as_binary(rows: ByteRows) -> pa.LargeBinaryArray:
+    """Byte strings as a binary column."""
+    return matrix_binary(rows) if isinstance(rows, np.ndarray) else rows
+
+
+def as_rows(rows: ByteRows) -> list[bytes]:
+    """Byte strings as bytes objects."""
+    return matrix_rows(rows) if isinstance(rows, np.ndarray) else binary_rows(rows)
 
 
 def binary_parts(column: pa.LargeBinaryArray) -> tuple[Int64Array, ByteArray]:

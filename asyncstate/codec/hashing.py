@@ -229,8 +229,6 @@ def _hasher_of(arrow_type: pa.DataType, name: str) -> HashOne:
     check_key_type(name, arrow_type)
     form = scalar_form(arrow_type)
     to_bytes = _hashed_bytes(form)
-    if form.direct is int:
-        return _int_hasher(form, name)
 
     def hash_one(value: Any, seed: int) -> int:
         try:
@@ -238,24 +236,18 @@ def _hasher_of(arrow_type: pa.DataType, name: str) -> HashOne:
         except CONVERSION_ERRORS as error:
             raise mismatch("key", name, arrow_type, value, error) from None
 
-    return hash_one
-
-
-def _int_hasher(form: ScalarForm, name: str) -> HashOne:
-    """Integers and timestamps: one packing call instead of a chain of conversions."""
-    assert form.code is not None
+    if form.direct is not int:
+        return hash_one
+    # Integers and timestamps: one packing call instead of a chain of conversions.
     pack = struct.Struct("<q" if form.code == "q" else "<i").pack
-    limit = 1 << (struct.calcsize("<" + form.code) * 8 - 1)
+    limit = 1 << (arrow_type.bit_width - 1)
 
-    def hash_one(value: Any, seed: int) -> int:
+    def hash_integer(value: Any, seed: int) -> int:
         if type(value) is int and -limit <= value < limit:
             return _xxh64(pack(value), seed)
-        try:
-            return _xxh64(pack(form.to_primitive(value)), seed)
-        except CONVERSION_ERRORS as error:
-            raise mismatch("key", name, form.arrow_type, value, error) from None
+        return hash_one(value, seed)
 
-    return hash_one
+    return hash_integer
 
 
 def _hashed_bytes(form: ScalarForm) -> Callable[[Any], bytes]:

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from asyncstate.codec.columns import (
     BoolArray,
-    ByteArray,
     Int64Array,
     binary_parts,
     from_storage,
@@ -82,11 +81,6 @@ class KeyBatch:
         return len(self.groups)
 
     @property
-    def has_inverse(self) -> bool:
-        """False after ``select``: the batch no longer knows its rows."""
-        return self._inverse is not None
-
-    @property
     def inverse(self) -> Int32Array:
         """Index of the unique key of each row, shape (num_rows,); ``CodecError`` after ``select``."""
         if self._inverse is None:
@@ -119,10 +113,6 @@ class KeyBatch:
         offsets = binary_parts(encoded)[0]
         return prefix + int(offsets[-1] - offsets[0])
 
-    def keys_with_group(self) -> list[bytes]:
-        """``[group: 2 bytes big endian][key]`` of each unique key, without namespaces."""
-        return encoded_rows(self._encoded_keys(), group_matrix(self.groups))
-
     def store_keys(self, state_id: int) -> list[bytes]:
         """``[group][state id: 1 byte][key]`` or ``[group][state id][namespace: 8 bytes][key]``, ascending.
 
@@ -137,7 +127,7 @@ class KeyBatch:
             raise CodecError(f"state id {state_id} does not fit one byte; declare fewer states")
         width = 3 if self.namespaces is None else 11
         prefix = np.empty((len(self), width), np.uint8)
-        prefix[:, :2] = group_matrix(self.groups)
+        prefix[:, :2] = self.groups.astype(">u2").view(np.uint8).reshape(-1, 2)
         prefix[:, 2] = state_id
         if self.namespaces is not None:
             prefix[:, 3:] = payload_matrix(self.namespaces)
@@ -192,20 +182,7 @@ class KeyBatch:
         keys; without it the rows are this batch's own. Cheaper than grouping anew: keys are ranked already.
         """
         index = self.inverse if index is None else index
-        ticks, tick_codes = _distinct_ticks(namespaces)
-        pairs, pair_codes = _distinct_codes(tick_codes * len(self) + index, len(ticks) * len(self))
-        keys = pairs % max(len(self), 1)
-        order = np.argsort(self.groups[keys], kind="stable")  # unique keys ascend by group already
-        taken = keys[order]
-        batch = _ordered_batch(
-            self._fields,
-            self.columns,
-            self.groups[taken],
-            taken,
-            ticks[pairs[order] // max(len(self), 1)],
-            pair_codes,
-            order,
-        )
+        batch, taken = _pairs(self._fields, self.columns, self.groups, index, namespaces)
         batch._encoded = _take_encoded(self._encoded, taken)
         return batch
 
@@ -343,11 +320,6 @@ def _distinct_codes(codes: Int64Array, bound: int) -> tuple[Int64Array, Int64Arr
     return np.flatnonzero(present), (np.cumsum(present) - 1)[codes]
 
 
-def group_matrix(groups: UInt16Array) -> ByteArray:
-    """Key groups as big-endian bytes, shape (n, 2)."""
-    return groups.astype(">u2").view(np.uint8).reshape(-1, 2)
-
-
 def group_rows(
     fields: Sequence[KeyField],
     columns: Sequence[pa.Array],
@@ -367,20 +339,33 @@ def group_rows(
     routed = [unique[at] for at in route]
     hashes = hash_columns(routed) if routed else np.zeros(int(codes.max()) + 1, np.uint64)
     groups = groups_of(hashes, max_parallelism).astype(np.uint16)
-    if namespace is None:
-        order = np.argsort(groups, kind="stable")
-        batch = _ordered_batch(fields, unique, groups[order], order, None, codes, order)
-        if tuple(route) == tuple(range(len(columns))):
-            batch._hashes = hashes[order]
-        return batch
-    ticks, tick_codes = np.unique(namespace, return_inverse=True)
-    pairs, pair_codes = np.unique(tick_codes.astype(np.int64) * len(groups) + codes, return_inverse=True)
-    key_of_pair = pairs % len(groups)
-    order = np.argsort(groups[key_of_pair], kind="stable")
-    taken = key_of_pair[order]
-    return _ordered_batch(
-        fields, unique, groups[taken], taken, ticks[pairs[order] // len(groups)], pair_codes, order
+    if namespace is not None:
+        return _pairs(fields, unique, groups, codes, namespace)[0]
+    order = np.argsort(groups, kind="stable")
+    batch = _ordered_batch(fields, unique, groups[order], order, None, codes, order)
+    if tuple(route) == tuple(range(len(columns))):
+        batch._hashes = hashes[order]
+    return batch
+
+
+def _pairs(
+    fields: Sequence[KeyField],
+    unique: list[pa.Array],
+    groups: UInt16Array,
+    codes: npt.NDArray[np.integer],
+    namespaces: Int64Array,
+) -> tuple[KeyBatch, Int64Array]:
+    """The unique pairs of a key and a namespace, and the key of each pair, by the ranked keys ``codes`` of the rows."""
+    ticks, tick_codes = _distinct_ticks(namespaces)
+    count = max(len(groups), 1)
+    pairs, pair_codes = _distinct_codes(tick_codes * count + codes, len(ticks) * count)
+    keys = pairs % count
+    order = np.argsort(groups[keys], kind="stable")
+    taken = keys[order]
+    batch = _ordered_batch(
+        fields, unique, groups[taken], taken, ticks[pairs[order] // count], pair_codes, order
     )
+    return batch, taken
 
 
 def _ordered_batch(

@@ -16,16 +16,16 @@ from asyncstate.codec.columns import (
     LARGE_BINARY,
     BoolArray,
     ByteArray,
+    ByteRows,
     Int64Array,
-    binary_from,
+    as_binary,
+    as_rows,
     binary_parts,
-    binary_rows,
+    binary_slices,
     from_binary,
     from_storage,
     gather_bytes,
     join_binary,
-    matrix_binary,
-    matrix_rows,
     storage_dtype,
     to_storage,
     valid_mask,
@@ -42,7 +42,7 @@ from asyncstate.codec.key_fields import (
 )
 from asyncstate.errors import CodecError
 
-EncodedKeys: TypeAlias = ByteArray | pa.LargeBinaryArray
+EncodedKeys: TypeAlias = ByteRows
 StoredKeys: TypeAlias = Sequence[bytes] | pa.LargeBinaryArray
 
 
@@ -65,18 +65,14 @@ def encode_columns(fields: Sequence[KeyField], columns: Sequence[pa.Array], num_
 
 def encoded_rows(keys: EncodedKeys, prefix: ByteArray | None = None) -> list[bytes]:
     """The keys as bytes objects, each behind its row of the (n, p) ``prefix`` matrix."""
-    if isinstance(keys, np.ndarray):
-        return matrix_rows(keys if prefix is None else np.concatenate([prefix, keys], axis=1))
-    return binary_rows(keys if prefix is None else join_binary([matrix_binary(prefix), keys]))
+    return as_rows(keys if prefix is None else joined_keys(prefix, keys))
 
 
 def joined_keys(first: EncodedKeys, second: EncodedKeys) -> EncodedKeys:
     """Each key of ``first`` with that of the same row of ``second`` behind it."""
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return np.concatenate([first, second], axis=1)
-    return join_binary(
-        [matrix_binary(part) if isinstance(part, np.ndarray) else part for part in (first, second)]
-    )
+    return join_binary([as_binary(first), as_binary(second)])
 
 
 def decode_columns(
@@ -153,23 +149,13 @@ class _KeyCursor:
         ends = np.append(terminators, 0)[found]
         self._advance(ends + len(TERMINATOR), valid)
         ends = ends if valid is None else np.where(valid, ends, starts)
-        # Rows lie one behind the other, so gaps and payloads alternate in one binary column.
-        bounds = np.empty(2 * len(starts) + 1, np.int64)
-        bounds[0] = 0
-        bounds[1::2] = starts
-        bounds[2::2] = ends
-        pieces = binary_from(bounds, pa.py_buffer(self._data))
-        payloads = unescape(pieces.take(pa.array(np.arange(1, len(bounds), 2)[: len(starts)])))
-        column = from_binary(payloads, field.arrow_type)
-        return column if valid is None else _with_nulls(column, valid)
+        column = from_binary(unescape(binary_slices(self._data, starts, ends)), field.arrow_type)
+        if valid is None:
+            return column
+        return column.take(pa.array(np.arange(len(column), dtype=np.int64), mask=~valid))
 
     def _terminator_positions(self) -> Int64Array:
         if self._terminators is None:
             data = self._data
             self._terminators = np.flatnonzero((data[:-1] == 0) & (data[1:] == 1))
         return self._terminators
-
-
-def _with_nulls(column: pa.Array, valid: BoolArray) -> pa.Array:
-    indices = np.arange(len(column), dtype=np.int64)
-    return column.take(pa.array(indices, mask=~valid))

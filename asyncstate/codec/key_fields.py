@@ -26,6 +26,7 @@ from asyncstate.codec.columns import (
     LARGE_BINARY,
     Array,
     ByteArray,
+    binary_from,
     contains_zero,
     storage_dtype,
     to_binary,
@@ -40,7 +41,6 @@ TERMINATOR = b"\x00\x01"
 ZERO, ESCAPED_ZERO = b"\x00", b"\x00\xff"
 
 _UNSIGNED_CODES = {"b": "B", "h": "H", "i": "I", "q": "Q"}
-_DECIMAL_BIAS = 1 << 127
 _TERMINATOR_SCALAR = pa.scalar(TERMINATOR, LARGE_BINARY)
 _MARK_SCALAR = pa.scalar(VALUE_MARK, LARGE_BINARY)
 
@@ -68,10 +68,15 @@ def key_field(name: str, arrow_type: pa.DataType) -> KeyField:
     if form.arrow_type in (pa.string(), pa.large_string()):
         return _string_field(name, form)
     if dtype is None:
-        encode, decode = _variable_payload(form)
-        return KeyField(name, arrow_type, None, _encoder(name, form, encode), _decoder(name, form, decode))
-    payload_encoder, unpack = _fixed_payload(form)
+        return KeyField(
+            name,
+            arrow_type,
+            None,
+            _encoder(name, form, _encode_bytes),
+            _decoder(name, form, decode_bytes),
+        )
     width = dtype.itemsize
+    payload_encoder, unpack = _fixed_payload(form, width)
 
     def decode_fixed(data: bytes, start: int) -> tuple[Any, int]:
         end = start + width
@@ -113,9 +118,8 @@ def _integer_field(name: str, form: ScalarForm) -> KeyField:
 
 def _string_field(name: str, form: ScalarForm) -> KeyField:
     """Strings without zero bytes, nearly all there are, need no escaping."""
-    payload_encoder, payload_decoder = _variable_payload(form)
-    slow_encode = _encoder(name, form, payload_encoder)
-    slow_decode = _decoder(name, form, payload_decoder)
+    slow_encode = _encoder(name, form, _encode_bytes)
+    slow_decode = _decoder(name, form, decode_bytes)
 
     def encode(value: Any) -> bytes:
         if type(value) is str and "\x00" not in value:
@@ -178,23 +182,17 @@ def corrupt_key(name: str, arrow_type: pa.DataType, cause: object) -> CodecError
     )
 
 
-def _fixed_payload(form: ScalarForm) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+def _fixed_payload(form: ScalarForm, width: int) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     """Primitive to payload bytes and back for fixed-width types."""
-    code = form.code
-    assert code is not None
-    if code == "?":
+    if form.code == "?":
         return lambda value: VALUE_MARK if value else ZERO, _bool_of
-    if code == "16s":
-        return (
-            lambda value: int(value + _DECIMAL_BIAS).to_bytes(16, "big"),
-            lambda raw: int.from_bytes(raw, "big") - _DECIMAL_BIAS,
-        )
-    if code in "fd":
-        return _float_payload(code)
-    # What is left is date32; integers and timestamps have their own codec.
-    packer = struct.Struct(">" + _UNSIGNED_CODES[code])
-    bias = 1 << (packer.size * 8 - 1)
-    return lambda value: packer.pack(value + bias), lambda raw: packer.unpack(raw)[0] - bias
+    if form.code in ("f", "d"):
+        return _float_payload(form.code)
+    bias = 1 << (8 * width - 1)
+    return (
+        lambda value: (value + bias).to_bytes(width, "big"),
+        lambda raw: int.from_bytes(raw, "big") - bias,
+    )
 
 
 def _bool_of(raw: bytes) -> bool:
@@ -222,11 +220,8 @@ def _float_payload(code: str) -> tuple[Callable[[float], bytes], Callable[[bytes
     return encode, decode
 
 
-def _variable_payload(form: ScalarForm) -> tuple[Callable[[bytes], bytes], DecodeField]:
-    def encode(raw: bytes) -> bytes:
-        return raw.replace(ZERO, ESCAPED_ZERO) + TERMINATOR
-
-    return encode, decode_bytes
+def _encode_bytes(raw: bytes) -> bytes:
+    return raw.replace(ZERO, ESCAPED_ZERO) + TERMINATOR
 
 
 def decode_bytes(data: bytes, start: int) -> tuple[bytes, int]:
@@ -321,7 +316,7 @@ def encode_fixed(payloads: ByteArray, valid: Array | None) -> pa.LargeBinaryArra
         keep[:, 1:] = valid[:, None]
         data = matrix[keep]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return pa.Array.from_buffers(LARGE_BINARY, rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return binary_from(offsets, pa.py_buffer(data))
 
 
 def unescape(column: pa.LargeBinaryArray) -> pa.LargeBinaryArray:

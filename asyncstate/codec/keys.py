@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from asyncstate.codec.columns import Int64Array, plain_columns
 from asyncstate.codec.hashing import check_max_parallelism, key_groups, row_grouper
-from asyncstate.codec.key_batch import KeyBatch, group_matrix, group_rows
+from asyncstate.codec.key_batch import KeyBatch, group_rows
 from asyncstate.codec.key_columns import StoredKeys, decode_columns, encode_columns, encoded_rows
 from asyncstate.codec.key_fields import KeyField, key_field
 from asyncstate.codec.pages import DecodeKeys, key_pages
@@ -52,7 +52,6 @@ class KeyCodec:
         "names",
         "route",
         "types",
-        "width",
     )
 
     encode_one: EncodeKey
@@ -83,26 +82,37 @@ class KeyCodec:
         self.max_parallelism = max_parallelism
         self.route = tuple(route) or tuple(range(len(names)))
         self._fields = tuple(key_field(*field) for field in zip(self.names, self.types, strict=True))
-        widths = [field.width for field in self._fields]
-        self.width = None if None in widths else sum(width + 1 for width in widths if width is not None)
-        self.encode_one, self.decode_one = _row_functions(self._fields)
+        functions_of = _single_functions if len(self._fields) == 1 else _general_functions
+        self.encode_one, self.decode_one = functions_of(self._fields)
         self.decode_page = key_pages(self.types, self.decode_one)
-        self.group_prefix_one = _group_prefixer(self.types, self.names, max_parallelism, self.route)
+        self.group_prefix_one = self._group_prefixer()
+
+    def _group_prefixer(self) -> EncodeKey:
+        names, route = self.names, self.route
+        prefixes = [group.to_bytes(2, "big") for group in range(self.max_parallelism)]
+        routed_types = tuple(self.types[at] for at in route)
+        routed_names = tuple(names[at] for at in route)
+        group_of = row_grouper(routed_types, self.max_parallelism, routed_names)
+
+        def group_prefix_one(values: tuple[Any, ...]) -> bytes:
+            return prefixes[group_of(values)]
+
+        def routed_prefix_one(values: tuple[Any, ...]) -> bytes:
+            if len(values) != len(names):
+                raise wrong_arity("key", values, names)
+            return prefixes[group_of(tuple(values[at] for at in route))]
+
+        return group_prefix_one if route == tuple(range(len(names))) else routed_prefix_one
 
     def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
         """The key bytes of each row."""
         plain = self._plain(columns)
-        return encoded_rows(encode_columns(self._fields, plain, _length(plain)))
-
-    def encode_with_group(self, columns: Sequence[pa.Array]) -> list[bytes]:
-        """``[key group: 2 bytes big endian][key]`` of each row."""
-        plain = self._plain(columns)
-        groups = key_groups(self._routed(plain), self.max_parallelism).astype(np.uint16)
-        return encoded_rows(encode_columns(self._fields, plain, len(groups)), group_matrix(groups))
+        return encoded_rows(encode_columns(self._fields, plain, len(plain[0]) if plain else 0))
 
     def groups(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
         """The key group of each row."""
-        return key_groups(self._routed(self._plain(columns)), self.max_parallelism)
+        plain = self._plain(columns)
+        return key_groups([plain[at] for at in self.route], self.max_parallelism)
 
     def decode(self, keys: StoredKeys, skip: int | Int64Array = 0) -> list[pa.Array]:
         """Key columns of stored keys; ``skip`` bytes (one number, or one a key) precede each, nothing may follow."""
@@ -144,9 +154,6 @@ class KeyCodec:
             )
         return group_rows(self._fields, plain, namespace, num_rows, self.max_parallelism, self.route)
 
-    def _routed(self, columns: list[pa.Array]) -> list[pa.Array]:
-        return [columns[at] for at in self.route]
-
     def _plain(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         return plain_columns(columns, self.types, self.names, "key")
 
@@ -156,16 +163,9 @@ def _bytes_at(keys: StoredKeys, index: int) -> bytes:
     return key
 
 
-def _length(columns: Sequence[pa.Array]) -> int:
-    return len(columns[0]) if columns else 0
-
-
-def _row_functions(fields: tuple[KeyField, ...]) -> tuple[EncodeKey, DecodeKey]:
-    return _single_functions(fields[0]) if len(fields) == 1 else _general_functions(fields)
-
-
-def _single_functions(field: KeyField) -> tuple[EncodeKey, DecodeKey]:
+def _single_functions(fields: tuple[KeyField, ...]) -> tuple[EncodeKey, DecodeKey]:
     """The common single key column without a loop over fields."""
+    (field,) = fields
     encode, decode, names = field.encode_one, field.decode_one, (field.name,)
 
     def encode_one(values: tuple[Any, ...]) -> bytes:
@@ -203,24 +203,6 @@ def _general_functions(fields: tuple[KeyField, ...]) -> tuple[EncodeKey, DecodeK
         return tuple(values), offset
 
     return encode_pair if len(encoders) == 2 else encode_one, decode_one
-
-
-def _group_prefixer(
-    types: tuple[pa.DataType, ...], names: tuple[str, ...], max_parallelism: int, route: tuple[int, ...]
-) -> EncodeKey:
-    prefixes = [group.to_bytes(2, "big") for group in range(max_parallelism)]
-    routed_types, routed_names = tuple(types[at] for at in route), tuple(names[at] for at in route)
-    group_of = row_grouper(routed_types, max_parallelism, routed_names)
-
-    def group_prefix_one(values: tuple[Any, ...]) -> bytes:
-        return prefixes[group_of(values)]
-
-    def routed_prefix_one(values: tuple[Any, ...]) -> bytes:
-        if len(values) != len(names):
-            raise wrong_arity("key", values, names)
-        return prefixes[group_of(tuple(values[at] for at in route))]
-
-    return group_prefix_one if route == tuple(range(len(names))) else routed_prefix_one
 
 
 def encode_namespace(namespace: int) -> bytes:

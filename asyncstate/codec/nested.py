@@ -20,6 +20,7 @@ import pyarrow as pa
 from asyncstate.codec.columns import LARGE_BINARY
 from asyncstate.codec.hashing import big_integer_bytes
 from asyncstate.codec.scalars import ScalarForm, scalar_form
+from asyncstate.codec.times import with_leaves
 from asyncstate.codec.types import is_nested_type, is_string_type
 
 Convert = Callable[[Any], Any]
@@ -109,21 +110,12 @@ def _unpack(raw: bytes) -> Any:
 
 def _plain_type(arrow_type: pa.DataType) -> pa.DataType:
     """The type with timestamps as int64 and dates as int32, at any depth."""
-    if pa.types.is_timestamp(arrow_type):
-        return pa.int64()
-    if pa.types.is_date32(arrow_type):
-        return pa.int32()
-    if pa.types.is_list(arrow_type):
-        return pa.list_(_plain_field(arrow_type.value_field))
-    if pa.types.is_map(arrow_type):
-        return pa.map_(_plain_field(arrow_type.key_field), _plain_field(arrow_type.item_field))
-    if pa.types.is_struct(arrow_type):
-        return pa.struct([_plain_field(field) for field in arrow_type])
-    return arrow_type
+    return with_leaves(arrow_type, _plain_leaf)
 
 
-def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_plain_type(field.type))
+def _plain_leaf(arrow_type: pa.DataType) -> pa.DataType:
+    is_time = pa.types.is_timestamp(arrow_type)
+    return pa.int64() if is_time else pa.int32() if pa.types.is_date32(arrow_type) else arrow_type
 
 
 def _optional(convert: Convert) -> Convert:

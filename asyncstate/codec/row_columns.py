@@ -16,6 +16,7 @@ from asyncstate.codec.columns import (
     Array,
     BoolArray,
     ByteArray,
+    ByteRows,
     Int64Array,
     binary_from,
     binary_parts,
@@ -25,7 +26,6 @@ from asyncstate.codec.columns import (
     gather_bytes,
     join_binary,
     matrix_binary,
-    matrix_rows,
     to_binary,
     to_storage,
     valid_mask,
@@ -41,24 +41,8 @@ _MAX_VARIABLE_BYTES = (1 << 32) - 1
 
 def encode_rows(
     layout: RowLayout, columns: Sequence[pa.Array], num_rows: int, prefix: ByteArray | None = None
-) -> list[bytes]:
+) -> ByteRows:
     """The bytes of each row, behind those of ``prefix`` (num_rows, width)."""
-    matrix, blobs = _encoded_parts(layout, columns, num_rows, prefix)
-    return binary_rows(join_binary([matrix_binary(matrix), *blobs])) if blobs else matrix_rows(matrix)
-
-
-def encode_row_column(
-    layout: RowLayout, columns: Sequence[pa.Array], num_rows: int, prefix: ByteArray | None = None
-) -> pa.LargeBinaryArray:
-    """As ``encode_rows``, as a binary column: no object is made for a row."""
-    matrix, blobs = _encoded_parts(layout, columns, num_rows, prefix)
-    return join_binary([matrix_binary(matrix), *blobs]) if blobs else matrix_binary(matrix)
-
-
-def _encoded_parts(
-    layout: RowLayout, columns: Sequence[pa.Array], num_rows: int, prefix: ByteArray | None
-) -> tuple[ByteArray, list[pa.LargeBinaryArray]]:
-    """The headers of the rows behind their prefix (num_rows, width), and the bytes of each variable field."""
     header: Array = np.zeros(num_rows, layout.dtype)
     header["version"] = layout.version
     for index, column in enumerate(columns):
@@ -77,7 +61,7 @@ def _encoded_parts(
     matrix = header.view(np.uint8).reshape(num_rows, layout.dtype.itemsize)
     if prefix is not None:
         matrix = np.concatenate([prefix, matrix], axis=1)
-    return matrix, blobs
+    return join_binary([matrix_binary(matrix), *blobs]) if blobs else matrix
 
 
 def _blobs(column: pa.Array) -> pa.LargeBinaryArray:

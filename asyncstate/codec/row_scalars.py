@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncstate.codec.row_layout import RowLayout
-from asyncstate.codec.scalars import CONVERSION_ERRORS, ScalarForm, mismatch, wrong_arity
+from asyncstate.codec.scalars import CONVERSION_ERRORS, mismatch, wrong_arity
 from asyncstate.errors import CodecError
 
 EncodeRow = Callable[[tuple[Any, ...]], bytes]
@@ -116,7 +116,10 @@ def _general_decoder(layout: RowLayout) -> DecodeRow:
     unpack_from, size, version = layout.header.unpack_from, layout.header.size, layout.version
     variable = range(len(layout.fixed), len(order))
     # Where each field's primitive lies, and what makes a value of it (None: it is one already).
-    plan = [(order.index(index), _reader(form)) for index, form in enumerate(layout.forms)]
+    plan = [
+        (order.index(index), None if form.direct is not None else form.from_primitive)
+        for index, form in enumerate(layout.forms)
+    ]
     no_nulls = bytes(layout.bitmap_bytes)
 
     def decode_one(data: bytes) -> tuple[Any, ...]:
@@ -144,7 +147,3 @@ def _general_decoder(layout: RowLayout) -> DecodeRow:
         return tuple(values)
 
     return decode_one
-
-
-def _reader(form: ScalarForm) -> Callable[[Any], Any] | None:
-    return None if form.direct is not None else form.from_primitive

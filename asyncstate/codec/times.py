@@ -1,6 +1,7 @@
 """Timestamps inside Arrow types, at any depth, as the integers that rows carry.
 
-Owns: ``in_microseconds``, ``has_timestamps``, ``integers``, ``event_times``, ``python_values`` and ``arrow_values``.
+Owns: ``in_microseconds``, ``has_timestamps``, ``integers``, ``event_times``, ``python_values``, ``arrow_values`` and
+``with_leaves``.
 Invariant: only timestamps change; time zones are kept, since an instant is the same number in every zone.
 Must not import anything of the project.
 """
@@ -27,16 +28,16 @@ def has_timestamps(arrow_type: pa.DataType) -> bool:
 @lru_cache(maxsize=4096)
 def in_microseconds(arrow_type: pa.DataType) -> pa.DataType:
     """The type with all timestamps in microseconds; the type itself if they are."""
-    return (
-        _mapped(arrow_type, lambda one: pa.timestamp("us", one.tz))
-        if has_timestamps(arrow_type)
-        else arrow_type
+    if not has_timestamps(arrow_type):
+        return arrow_type
+    return with_leaves(
+        arrow_type, lambda one: pa.timestamp("us", one.tz) if pa.types.is_timestamp(one) else one
     )
 
 
 @lru_cache(maxsize=4096)
 def _as_integers(arrow_type: pa.DataType) -> pa.DataType:
-    return _mapped(arrow_type, lambda one: pa.int64())
+    return with_leaves(arrow_type, lambda one: pa.int64() if pa.types.is_timestamp(one) else one)
 
 
 def microsecond_struct(schema: pa.Schema) -> pa.DataType:
@@ -72,21 +73,18 @@ def arrow_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     return column if plain == arrow_type else column.cast(arrow_type)
 
 
-def _mapped(arrow_type: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    if pa.types.is_timestamp(arrow_type):
-        return convert(arrow_type)
+def with_leaves(arrow_type: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type with ``convert`` of each flat type in it, at any depth."""
+
+    def converted(field: pa.Field) -> pa.Field:
+        return field.with_type(with_leaves(field.type, convert))
+
     if pa.types.is_list(arrow_type):
-        return pa.list_(_mapped_field(arrow_type.value_field, convert))
+        return pa.list_(converted(arrow_type.value_field))
     if pa.types.is_large_list(arrow_type):
-        return pa.large_list(_mapped_field(arrow_type.value_field, convert))
+        return pa.large_list(converted(arrow_type.value_field))
     if pa.types.is_map(arrow_type):
-        return pa.map_(
-            _mapped_field(arrow_type.key_field, convert), _mapped_field(arrow_type.item_field, convert)
-        )
+        return pa.map_(converted(arrow_type.key_field), converted(arrow_type.item_field))
     if pa.types.is_struct(arrow_type):
-        return pa.struct([_mapped_field(field, convert) for field in arrow_type])
-    return arrow_type
-
-
-def _mapped_field(field: pa.Field, convert: Callable[[pa.DataType], pa.DataType]) -> pa.Field:
-    return field.with_type(_mapped(field.type, convert))
+        return pa.struct([converted(field) for field in arrow_type])
+    return convert(arrow_type)

@@ -46,10 +46,7 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _PLAIN_NAME = re.compile(r"[^\W\d]\w*")
 _NOT_NULL = " not null"
 
-KEY_TYPES_TEXT = (
-    "bool, int8, int16, int32, int64, float32, float64, string, large_string, binary, large_binary, "
-    "date32, timestamp, decimal128"
-)
+KEY_TYPES_TEXT = ", ".join([*_FLAT_TYPES, "timestamp", "decimal128"])
 
 
 def is_key_type(arrow_type: pa.DataType) -> bool:

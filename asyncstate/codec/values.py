@@ -21,6 +21,9 @@ from asyncstate.codec.columns import (
     LARGE_BINARY,
     BoolArray,
     ByteArray,
+    ByteRows,
+    as_binary,
+    as_rows,
     binary_parts,
     plain_columns,
     spread,
@@ -29,15 +32,15 @@ from asyncstate.codec.columns import (
 from asyncstate.codec.evolution import check_evolution, source_indices
 from asyncstate.codec.nested import upgrade, upgrade_column
 from asyncstate.codec.pages import DecodePacked, DecodeValues, value_pages
-from asyncstate.codec.plain import PlainValues, plain_values
-from asyncstate.codec.row_columns import decode_rows, encode_row_column, encode_rows
+from asyncstate.codec.row_columns import decode_rows, encode_rows
 from asyncstate.codec.row_layout import RowLayout, row_layout
 from asyncstate.codec.row_scalars import DecodeRow, EncodeRow, row_decoder, row_encoder
+from asyncstate.codec.scalars import PlainValues, plain_values
 from asyncstate.codec.types import check_value_schema, is_string_type
 from asyncstate.errors import CodecError, SchemaError
 
 MAX_VERSIONS = 250
-PICKLE_MARK = 0xFE
+PICKLE_MARK = b"\xfe"
 
 
 class RowCodec:
@@ -86,8 +89,7 @@ class RowCodec:
     ) -> list[bytes]:
         """The bytes of each row, behind those of ``prefix`` (n, width) if given; ``CodecError`` if the columns have not
         exactly the schema's types. ``num_rows`` tells how many there are of a schema without fields."""
-        plain = plain_columns(columns, self.schema.types, self.schema.names, self.owner)
-        return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else num_rows, prefix)
+        return as_rows(self._encoded(columns, prefix, num_rows))
 
     def checked(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """The columns as ``encode`` takes them; raises what ``encode`` raises, for columns that are encoded later."""
@@ -101,8 +103,11 @@ class RowCodec:
         self, columns: Sequence[pa.Array], prefix: ByteArray | None = None
     ) -> pa.LargeBinaryArray:
         """As ``encode``, as a binary column: for rows that are stored many to a value."""
+        return as_binary(self._encoded(columns, prefix))
+
+    def _encoded(self, columns: Sequence[pa.Array], prefix: ByteArray | None, num_rows: int = 0) -> ByteRows:
         plain = plain_columns(columns, self.schema.types, self.schema.names, self.owner)
-        return encode_row_column(self._layouts[-1], plain, len(plain[0]) if plain else 0, prefix)
+        return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else num_rows, prefix)
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[list[pa.Array], BoolArray]:
         """Columns of n rows, null in all columns where ``values`` is None, and the mask of rows present.
@@ -151,7 +156,14 @@ def _versioned_decoder(layouts: Sequence[RowLayout], sources: Sequence[list[int]
     older = [row_decoder(layout) for layout in layouts[:-1]]
     if not older:
         return current
-    plans = [_upgrades(layout, from_, layouts[-1]) for layout, from_ in zip(layouts, sources, strict=False)]
+    # For each field its index in the older row (-1: added), and what makes the new value of the old one.
+    plans = [
+        [
+            (source, None if source < 0 else upgrade(layout.schema.field(source).type, field.type))
+            for source, field in zip(of_layout, layouts[-1].schema, strict=True)
+        ]
+        for layout, of_layout in zip(layouts, sources, strict=False)
+    ]
 
     def decode_one(data: bytes) -> tuple[Any, ...]:
         if not data or data[0] >= len(older):
@@ -166,16 +178,6 @@ def _versioned_decoder(layouts: Sequence[RowLayout], sources: Sequence[list[int]
         )
 
     return decode_one
-
-
-def _upgrades(
-    old: RowLayout, sources: Sequence[int], new: RowLayout
-) -> list[tuple[int, Callable[[Any], Any] | None]]:
-    """For each field of ``new`` its index in ``old`` (-1: added), and what makes the new value of the old one."""
-    return [
-        (source, None if source < 0 else upgrade(old.schema.field(source).type, field.type))
-        for source, field in zip(sources, new.schema, strict=True)
-    ]
 
 
 class ValueCodec:
@@ -203,11 +205,6 @@ class ValueCodec:
         self._row = RowCodec(_one_field(type), [_one_field(one) for one in older], owner=owner)
         self.encode_one, self.decode_one = _value_functions(self._row, self._row._layouts[-1])
         self.decode_page, self.decode_packed = value_pages(self._row._layouts[-1], self.decode_one)
-
-    @property
-    def version(self) -> int:
-        """The version byte of what is written."""
-        return self._row.version
 
     def encode(self, column: pa.Array) -> list[bytes]:
         """The bytes of each value."""
@@ -311,7 +308,7 @@ class PickleCodec:
     def encode_one(self, value: Any) -> bytes:
         """The mark byte and the pickle; ``CodecError`` if the object cannot be pickled."""
         try:
-            return bytes([PICKLE_MARK]) + pickle.dumps(value, protocol=5)
+            return PICKLE_MARK + pickle.dumps(value, protocol=5)
         except Exception as error:  # pickle raises whatever the object's own methods raise
             raise CodecError(
                 f"{self._owner}: a {type(value).__name__} cannot be pickled: {error}; "
@@ -320,7 +317,7 @@ class PickleCodec:
 
     def decode_one(self, data: bytes) -> Any:
         """The object; ``CodecError`` if the bytes were not written by this codec or cannot be loaded."""
-        if data[:1] != bytes([PICKLE_MARK]):
+        if data[:1] != PICKLE_MARK:
             raise CodecError(
                 f"{self._owner}: stored bytes are not a pickled value; "
                 "declare the type the state was written with"

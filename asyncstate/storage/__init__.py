@@ -37,7 +37,8 @@ from asyncstate.storage.open_stores import GiveAway, OpenStores
 from asyncstate.storage.overlay import LIST_GET_KEYS, OverlayStatistics, WriteOverlay
 from asyncstate.storage.read_cache import MISSING, CachedEntries
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
-from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
+from asyncstate.storage.rocksdb import RocksDBStore
+from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.spilled import SpilledWrites, WriteBound, changes_from
 from asyncstate.storage.worker_cache import CacheLoan, PartitionKey, WorkerCache
 

@@ -22,7 +22,8 @@ from asyncstate.storage.manifest import (
     extend_lineage,
     snapshot_folder,
 )
-from asyncstate.storage.rocksdb import RocksDBOptions, write_sst
+from asyncstate.storage.rocksdb import write_sst
+from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.snapshot import create_snapshot
 
 SNAPSHOT_EVERY_DELTAS = 10

@@ -23,8 +23,9 @@ import msgspec
 from asyncstate.errors import StoreError
 from asyncstate.storage.base import PartitionBase
 from asyncstate.storage.manifest import DeltaRef
-from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
-from asyncstate.storage.slots import Slot, SlotRecord
+from asyncstate.storage.rocksdb import RocksDBStore
+from asyncstate.storage.rocksdb_options import RocksDBOptions
+from asyncstate.storage.slots import Slot, SlotRecord, replace_file
 from asyncstate.storage.snapshot import ChecksumCache, hard_linked_copy
 
 _COPIES_MAX: Final = 2
@@ -50,9 +51,7 @@ class CopyRecord(msgspec.Struct, frozen=True):
 
     def write(self, slot: Slot) -> None:
         """Note it in the slot."""
-        temporary = slot.copy_mark.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(self))
-        temporary.replace(slot.copy_mark)
+        replace_file(slot.copy_mark, msgspec.json.encode(self))
 
     def followed(self, base: PartitionBase) -> CopyRecord:
         """With what ``base`` has beyond it; as it is, if it is not on the way there."""
@@ -195,7 +194,7 @@ def _slowed(store: RocksDBStore) -> RocksDBOptions:
 
 def _know_checksums(copy: RocksDBStore) -> None:
     """Read the merged files here, so that the next snapshot need not."""
-    checksums = ChecksumCache(ChecksumCache.path_of(copy.path))
+    checksums = ChecksumCache(copy.path)
     tables = list(Path(copy.path).glob("*.sst"))
     for table in tables:
         checksums.checksum(table)

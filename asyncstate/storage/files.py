@@ -80,10 +80,6 @@ class CheckpointFiles(ABC):
         for name in names:
             self.delete(name)
 
-    def exists(self, name: str) -> bool:
-        """Tell whether there is a file of this name."""
-        return self.size_bytes(name) is not None
-
     def sweep(self, older_than_seconds: float = 3600.0) -> int:
         """Remove what interrupted writes left behind, if they leave anything; return how many pieces."""
         return 0

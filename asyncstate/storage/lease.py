@@ -24,7 +24,8 @@ from asyncstate.storage.files import CheckpointFiles
 from asyncstate.storage.manifest import DeltaRef
 from asyncstate.storage.open_stores import GiveAway, OpenStores, read_cached
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, advance, build_store
-from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore
+from asyncstate.storage.rocksdb import RocksDBStore
+from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.slots import Slot, default_local_dir, folder_name, make_owned, make_private
 
 _STALE_VERSIONS: Final = 16
@@ -82,8 +83,7 @@ class Lease:
         if scratch is not None:
             with suppress(StoreError):  # nothing in it is of use any more
                 scratch.close()
-        if self._slot.scratch.exists():
-            shutil.rmtree(self._slot.scratch, ignore_errors=True)
+        shutil.rmtree(self._slot.scratch, ignore_errors=True)
 
     def release(self, settle: bool = True) -> None:
         """Give the store back; twice is allowed. A failed store is closed, and will be rebuilt.
@@ -91,7 +91,7 @@ class Lease:
         ``settle``: wait for the compaction that was started, and let the store stay open; without it the work of the
         compaction is lost.
         """
-        if self._slot.lock is None or self._given_back:
+        if self._given_back:
             return
         self._given_back = True
         try:
@@ -303,15 +303,13 @@ def _advanced(
         rocks.version = base.version
         slot.write(base.version, base.lineage, changing=False)
         rocks.compact_if_due()
-    except StoreError:
-        # The local folder is only a copy: rebuild it, and let that fail if the disk is to blame.
+    except BaseException as error:
         if rocks is not None:
             with suppress(StoreError):
                 rocks.close()
-        return None
-    except BaseException:
-        if rocks is not None:
-            rocks.close()
+        if isinstance(error, StoreError):
+            # The local folder is only a copy: rebuild it, and let that fail if the disk is to blame.
+            return None
         raise
     return rocks
 

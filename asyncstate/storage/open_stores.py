@@ -89,8 +89,7 @@ class OpenStores:
 
     def take(self, folder: Path) -> tuple[Slot, RocksDBStore] | None:
         """The slot ``folder``, locked, and its store, if they are kept here; from now on they are the caller's."""
-        with self._lock:
-            kept = self._removed(str(folder))
+        kept = self._taken(folder)
         if kept is None:
             return None
         if kept.slot.is_in_place():
@@ -117,39 +116,34 @@ class OpenStores:
             except (OSError, RuntimeError):  # as many files or threads as there may be
                 os.close(asked)
                 return False
-            beyond = self._beyond(limit_bytes - size_bytes)
+            beyond = []
+            while self.size_bytes > limit_bytes - size_bytes:
+                beyond.append(self._remove(next(iter(self._kept))))
             self._kept[str(slot.folder)] = _Kept(slot, rocks.handed_on(), asked, size_bytes, give_away)
         for other in beyond:
             other.close()
         return True
 
-    def _beyond(self, limit_bytes: int) -> list[_Kept]:
-        beyond = []
-        while (
-            self.size_bytes > max(0, limit_bytes)
-            and (kept := self._removed(next(iter(self._kept)))) is not None
-        ):
-            beyond.append(kept)
-        return beyond
+    def _taken(self, folder: Path) -> _Kept | None:
+        with self._lock:
+            return self._remove(str(folder)) if str(folder) in self._kept else None
 
-    def _removed(self, folder: str) -> _Kept | None:
-        kept = self._kept.pop(folder, None)
-        if kept is not None:
-            assert self._asked is not None
-            self._asked.unregister(kept.asked)
+    def _remove(self, folder: str) -> _Kept:
+        kept = self._kept.pop(folder)
+        assert self._asked is not None
+        self._asked.unregister(kept.asked)
         return kept
 
     def close(self, below: Path | None = None) -> None:
         """Close all stores, or those below a folder; with the last one ends the thread."""
         with self._lock:
             names = [name for name in self._kept if below is None or Path(name).is_relative_to(below)]
-            closing = [self._removed(name) for name in names]
+            closing = [self._remove(name) for name in names]
             if self._asked is not None and not self._kept:
                 os.close(self._ending)
                 self._asked = None
         for kept in closing:
-            if kept is not None:
-                kept.close()
+            kept.close()
 
     def _watch(self) -> selectors.BaseSelector:
         if self._asked is None:
@@ -172,16 +166,12 @@ class OpenStores:
 
     def shut(self, folder: Path) -> None:
         """Close the store of the slot ``folder``, if it is kept: nobody will ask for it."""
-        with self._lock:
-            kept = self._removed(str(folder))
-        if kept is not None:
+        if (kept := self._taken(folder)) is not None:
             kept.close()
 
     def hand_over(self, folder: Path) -> None:
         """Give up the slot ``folder``, if it is kept: another process has asked for it."""
-        with self._lock:
-            kept = self._removed(str(folder))
-        if kept is not None:
+        if (kept := self._taken(folder)) is not None:
             kept.hand_over()
 
     def forget(self) -> None:
@@ -190,7 +180,7 @@ class OpenStores:
         _parents.extend(kept.rocks for kept in self._kept.values())
         for kept in self._kept.values():
             os.close(kept.asked)
-            kept.slot.close_lock()
+            kept.slot.unlock(keeps_parent=True)
         self._begin()
 
 

@@ -123,8 +123,7 @@ class WriteOverlay:
         self.store = store
         self._store_get = store.get
         self._timed_get: TimedGet | None = None
-        self._buffer = WriteBuffer(store, bound)
-        self._writes: Entries = self._buffer.entries
+        self._write_into(WriteBuffer(store, bound))
         self._holds = False  # some of the writes, which ``_settled`` has in ``_writes``
         self.spills = 0
         self._clean = CachedEntries() if carried is None else carried
@@ -133,9 +132,13 @@ class WriteOverlay:
         self._reads = self._misses = self._store_reads = self._list_gets = self._list_get_keys = 0
         self._timed_keys = self._scans = 0
         self._timed_seconds = self._bundle_read_bytes = 0.0
-        self.put = self._writes.__setitem__
-        self.exceeds = self._buffer.meter.look
-        self.rows_to_look = self._buffer.meter.rows_to_look
+
+    def _write_into(self, buffer: WriteBuffer) -> None:
+        self._buffer = buffer
+        self._writes: Entries = buffer.entries
+        self.put = buffer.entries.__setitem__
+        self.exceeds = buffer.meter.look
+        self.rows_to_look = buffer.meter.rows_to_look
 
     def leave_out(self, state_ids: frozenset[int]) -> None:
         """Keep nothing of these states in the read cache: they have one of their own. Before anything is read."""
@@ -386,11 +389,7 @@ class WriteOverlay:
     def _let_go(self) -> None:
         # State objects refer to the overlay and are in cycles of references: without this, a micro-batch's writes would
         # stay until the garbage collector looks for such cycles, which a few large objects do not make it do.
-        self._buffer = WriteBuffer(cast(KeyedStore, self.store), None)
-        self._writes = self._buffer.entries
-        self.put = self._writes.__setitem__
-        self.exceeds = self._buffer.meter.look
-        self.rows_to_look = self._buffer.meter.rows_to_look
+        self._write_into(WriteBuffer(cast(KeyedStore, self.store), None))
         self._clean, self._early = CachedEntries(), {}
 
     def count_list_get(self, num_keys: int, seconds: float | None = None) -> None:

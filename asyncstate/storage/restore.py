@@ -1,6 +1,6 @@
 """Bringing a local RocksDB folder to a base version: fetching, verifying, replaying, rescaling.
 
-Owns: Fetcher, build_store, advance, restore_rescaled. Invariant: no file reaches a store unverified; a
+Owns: Fetcher, build_store and advance. Invariant: no file reaches a store unverified; a
 function here either leaves the folder at exactly the wanted content or raises. Must not decide which folder
 to use.
 """
@@ -8,9 +8,7 @@ to use.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,9 +18,10 @@ from asyncstate.errors import CheckpointCorruptionError
 from asyncstate.storage.base import PartitionBase, group_bounds
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.files import TRANSFERS_MAX, CheckpointFiles, at_once, verify_file
-from asyncstate.storage.manifest import DeltaRef, FileRef, PartitionManifest, SnapshotRef
-from asyncstate.storage.rocksdb import RocksDBOptions, RocksDBStore, write_sst
-from asyncstate.storage.snapshot import snapshot_files, unlink_metadata
+from asyncstate.storage.manifest import DeltaRef, FileRef
+from asyncstate.storage.rocksdb import RocksDBStore, write_sst
+from asyncstate.storage.rocksdb_options import RocksDBOptions
+from asyncstate.storage.snapshot import scratch_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,8 @@ class Fetcher:
 
 def advance(store: RocksDBStore, deltas: Sequence[DeltaRef], version: int, fetcher: Fetcher) -> None:
     """Ingest the deltas; all are fetched and verified before the first one touches the store."""
-    with _scratch(store.path) as folder:
-        files = _numbered(folder, deltas)
+    with scratch_beside(store.path) as folder:
+        files = _numbered(Path(folder), deltas)
         fetcher.fetch(files)
         if files:
             store.ingest([local for _, local in files], version)
@@ -86,51 +85,46 @@ def advance(store: RocksDBStore, deltas: Sequence[DeltaRef], version: int, fetch
 
 def build_store(path: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions) -> RocksDBStore:
     """Make a new store folder with the content of ``base`` and return it open."""
-    if base.rescaled:
-        return restore_rescaled(path, base, fetcher, options)
-    with _scratch(path) as folder:
-        deltas = _numbered(folder, base.deltas)
-        _fetch_all(fetcher, base.snapshot, path, deltas)
+    with scratch_beside(path) as folder:
+        collect = _collected if base.rescaled else _fetched
+        sst_files = collect(Path(folder), path, base, fetcher, options)
         store = RocksDBStore(path, options, base.version)
         try:
-            if deltas:
-                store.ingest([local for _, local in deltas], base.version)
+            if sst_files:
+                store.ingest(sst_files, base.version)
         except BaseException:
             store.close()
             raise
     return store
 
 
-def _fetch_all(
-    fetcher: Fetcher, snapshot: SnapshotRef | None, path: Path, deltas: list[tuple[FileRef, Path]]
-) -> None:
-    # All in one go: the deltas come while a large file of the snapshot is on its way.
-    if snapshot is None:
+def _fetched(
+    folder: Path, path: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions
+) -> list[Path]:
+    """The deltas of ``base``, in ``folder``; its snapshot goes to ``path``."""
+    deltas = _numbered(folder, base.deltas)
+    if base.snapshot is None:
         fetcher.fetch(deltas)
-        return
-    path.mkdir(parents=True)
-    fetcher.fetch([*snapshot_files(snapshot, path), *deltas])
-    unlink_metadata(path)
+    else:
+        path.mkdir(parents=True)
+        snapshot = [(ref, path / local_name) for local_name, ref in base.snapshot.files.items()]
+        # All in one go: the deltas come while a large file of the snapshot is on its way.
+        fetcher.fetch([*snapshot, *deltas])
+        _unlink_metadata(path)
+    return [local for _, local in deltas]
 
 
-def restore_rescaled(
-    path: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions
-) -> RocksDBStore:
-    """Make a new store with the key groups that ``base`` takes from its sources, and their broadcast state."""
-    assert base.groups is not None, "only a rescaled base has sources"
-    store = RocksDBStore(path, options, base.version)
-    try:
-        with _scratch(path) as folder:
-            entries = _entries(folder, base, fetcher, options)
-            first = next(entries, None)
-            if first is not None:  # RocksDB writes no empty SST file
-                collected = folder / "collected.sst"
-                write_sst(collected, chain([first], entries), options)
-                store.ingest([collected], base.version)
-    except BaseException:
-        store.close()
-        raise
-    return store
+def _collected(
+    folder: Path, path: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions
+) -> list[Path]:
+    """The key groups that ``base`` takes from its sources, and their broadcast state, as a file in ``folder``."""
+    entries = _entries(folder, base, fetcher, options)
+    first = next(entries, None)
+    if first is None:  # RocksDB writes no empty SST file
+        return []
+    collected = folder / "collected.sst"
+    write_sst(collected, chain([first], entries), options)
+    return [collected]
 
 
 def _entries(
@@ -142,7 +136,8 @@ def _entries(
     start, end = group_bounds(*base.groups)
     for source in base.sources:
         path = folder / f"source-{source.partition}"
-        store = build_store(path, _as_base(source, base.version), fetcher, options)
+        as_base = PartitionBase(base.version, source.snapshot, source.deltas)
+        store = build_store(path, as_base, fetcher, options)
         try:
             yield from store.iterate(start, end)
             if source is base.sources[-1]:
@@ -152,19 +147,15 @@ def _entries(
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _as_base(partition: PartitionManifest, version: int) -> PartitionBase:
-    return PartitionBase(version, partition.snapshot, partition.deltas)
-
-
 def _numbered(folder: Path, deltas: Sequence[DeltaRef]) -> list[tuple[FileRef, Path]]:
     return [(delta.file, folder / f"{number}.sst") for number, delta in enumerate(deltas)]
 
 
-@contextmanager
-def _scratch(path: str | Path) -> Iterator[Path]:
-    folder = Path(f"{path}.scratch-{time.monotonic_ns():x}")
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _unlink_metadata(folder: Path) -> None:
+    """Give the fetched snapshot in ``folder`` files of its own where RocksDB does not only read them."""
+    for path in list(folder.iterdir()):
+        if path.suffix != ".sst":
+            # RocksDB appends to its MANIFEST; through a hard link that would alter the checkpoint.
+            copy = path.with_name(f"{path.name}.copy")
+            shutil.copyfile(path, copy)
+            copy.replace(path)

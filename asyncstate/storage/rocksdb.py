@@ -1,6 +1,6 @@
 """A KeyedStore on RocksDB: the only writer is the ingestion of sorted SST files.
 
-Owns: RocksDBOptions, RocksDBStore, the process-wide block caches. Invariants: nothing is ever put directly,
+Owns: RocksDBStore, and writing such files. Invariants: nothing is ever put directly,
 so the write-ahead log and the memtable stay empty and the content is exactly the ingested files; no iterator
 outlives the call that made it, so ``close`` really closes. Must not import checkpoint, lease or anything
 above.
@@ -17,24 +17,11 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from rocksdict import (
-    BlockBasedOptions,
-    Cache,
-    DataBlockIndexType,
-    DBCompactionStyle,
-    DBCompressionType,
-    IngestExternalFileOptions,
-    Options,
-    Rdict,
-    ReadOptions,
-    SstFileWriter,
-    UniversalCompactOptions,
-)
+from rocksdict import IngestExternalFileOptions, Options, Rdict, ReadOptions, SstFileWriter
 
 from asyncstate.errors import StoreError
 from asyncstate.storage.contract import (
@@ -45,151 +32,20 @@ from asyncstate.storage.contract import (
     KeyedStore,
     StoreStatistics,
 )
-from asyncstate.storage.range_blocks import RangeBlocks
+from asyncstate.storage.rocksdb_options import (
+    RocksDBOptions,
+    open_database,
+    open_range_blocks,
+    rocksdb_options,
+    shared_cache,
+)
 
 _log = logging.getLogger(__name__)
 
-_COMPRESSIONS = {
-    "none": DBCompressionType.none,
-    "lz4": DBCompressionType.lz4,
-    "zstd": DBCompressionType.zstd,
-}
 _SHORT_SCAN_ENTRIES = 16
-_LOG_BYTES_MAX = 1 << 20
 _SETTLE_POLL_SECONDS = 0.002
 _SETTLE_QUIET_POLLS = 10  # a compaction that is due starts within a few of them
-_RATE_PERIOD_US, _RATE_FAIRNESS = 100_000, 10  # RocksDB's own defaults
 _SETTLE_SECONDS_MAX = 600.0  # giving up loses all of the compaction's work
-
-
-@dataclass(frozen=True, slots=True)
-class RocksDBOptions:
-    """Settings of one store; all sizes in bytes.
-
-    ``block_cache_bytes``: one cache of this size is shared by all stores of the process and outlives them,
-    so a store that is opened again at the next micro-batch finds its blocks warm.
-    ``sorted_runs_max``: with more overlapping runs (ingested files and compaction results) than that,
-    ``compact_if_due`` starts to merge them; with more than ``sorted_runs_light`` already if the largest weighs no more
-    than the others together. ``sorted_runs``: it ends when there are fewer than that. Above ``compact_here_bytes`` the
-    store is compacted as a copy instead, from ``sorted_runs_light`` on, and itself only above ``sorted_runs_limit``.
-    ``compaction_bytes_a_second``: how much compactions may write; 0 is without a bound.
-    """
-
-    block_cache_bytes: int = 128 << 20
-    direct_reads: bool = False
-    compression: str = "lz4"
-    block_bytes: int = 8 << 10
-    bloom_bits: int = 10
-    sorted_runs: int = 4
-    sorted_runs_light: int = 5
-    sorted_runs_max: int = 8
-    sorted_runs_limit: int = 24
-    compact_here_bytes: int = 32 << 20
-    compaction_bytes_a_second: int = 0
-    file_bytes: int = 32 << 20
-    background_jobs: int = 2
-
-
-class SharedCache:
-    """One block cache of the process, and what the filters and indexes of open stores leave it of ``limit_bytes``.
-
-    Filters and indexes are in the table readers, not in the cache, yet within its bound, as far as they take no more
-    than half of it. They are 1.4 bytes an entry of each run.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.capacity_bytes = limit_bytes
-        self.cache = Cache(limit_bytes)
-        self._readers: dict[str, int] = {}
-        self._lock = threading.Lock()
-
-    def note_readers(self, store: str, size_bytes: int) -> None:
-        """What the table readers of the store in that folder take now."""
-        with self._lock:
-            self._readers[store] = size_bytes
-            capacity = max(self.limit_bytes - sum(self._readers.values()), self.limit_bytes // 2)
-            if capacity != self.capacity_bytes:
-                self.capacity_bytes = capacity
-                self.cache.set_capacity(capacity)
-
-    def forget_readers(self, store: str) -> None:
-        """A store has been closed. Its room is left alone until another one opens, as a rule the same one again."""
-        with self._lock:
-            self._readers.pop(store, None)
-
-
-_caches: dict[int, SharedCache] = {}
-_caches_lock = threading.Lock()
-
-
-def _shared_cache(size_bytes: int) -> SharedCache:
-    with _caches_lock:
-        if size_bytes not in _caches:
-            _caches[size_bytes] = SharedCache(size_bytes)
-        return _caches[size_bytes]
-
-
-def _table_options(options: RocksDBOptions, filters: bool) -> BlockBasedOptions:
-    # 8 KiB blocks with a hash index in each: measured best for hot sorted list gets of small entries.
-    table = BlockBasedOptions()
-    table.set_block_cache(_shared_cache(options.block_cache_bytes).cache)
-    table.set_block_size(options.block_bytes)
-    if filters:
-        table.set_bloom_filter(options.bloom_bits, False)
-    table.set_data_block_index_type(DataBlockIndexType.binary_and_hash())
-    table.set_data_block_hash_ratio(0.75)
-    table.set_format_version(5)
-    # Index and filter blocks stay in the table readers; SharedCache counts them. In the block cache, a list get took
-    # three times as long where the cache is full, and with partitioned filters a quarter longer everywhere.
-    table.set_cache_index_and_filter_blocks(False)
-    return table
-
-
-def rocksdb_options(options: RocksDBOptions, filters: bool = True) -> Options:
-    """Build the RocksDB options of a store and of the SST files written for it; ``filters`` False: see RangeBlocks.
-
-    Compaction is universal (tiered): every micro-batch adds one run that usually spans the whole key range;
-    levelled compaction would rewrite the base for every few of them; tiering rewrites a key a logarithmic
-    number of times, and snapshots upload only what was rewritten.
-    """
-    if options.compression not in _COMPRESSIONS:
-        raise StoreError(
-            f"unknown compression {options.compression!r} for the RocksDB store; use one of "
-            f"{', '.join(_COMPRESSIONS)}"
-        )
-    universal = UniversalCompactOptions()
-    universal.size_ratio = 10
-    universal.min_merge_width = 2
-    universal.max_merge_width = 16
-    universal.max_size_amplification_percent = 200
-    opts = Options(raw_mode=True)
-    opts.create_if_missing(True)
-    opts.set_block_based_table_factory(_table_options(options, filters))
-    opts.set_compression_type(_COMPRESSIONS[options.compression]())
-    opts.set_compaction_style(DBCompactionStyle.universal())
-    opts.set_universal_compaction_options(universal)
-    opts.set_level_zero_file_num_compaction_trigger(options.sorted_runs)
-    opts.set_target_file_size_base(options.file_bytes)
-    opts.set_max_background_jobs(options.background_jobs)
-    opts.set_max_open_files(-1)
-    opts.set_use_direct_reads(options.direct_reads)
-    if options.compaction_bytes_a_second:
-        opts.set_ratelimiter(options.compaction_bytes_a_second, _RATE_PERIOD_US, _RATE_FAIRNESS)
-    _quieten(opts)
-    return opts
-
-
-def _quieten(opts: Options) -> None:
-    # Stores are opened often, and stay open for long: no statistics threads, no pile of old log files, no long ones. A
-    # snapshot copies the manifest.
-    opts.set_keep_log_file_num(1)
-    opts.set_max_log_file_size(_LOG_BYTES_MAX)
-    opts.set_max_manifest_file_size(_LOG_BYTES_MAX)
-    opts.set_stats_dump_period_sec(0)
-    opts.set_stats_persist_period_sec(0)
-    opts.set_skip_stats_update_on_db_open(False)
-    opts.set_write_buffer_size(1 << 20)
 
 
 class RocksDBStore(KeyedStore):
@@ -208,7 +64,7 @@ class RocksDBStore(KeyedStore):
         self.version = version
         self.damaged = False
         self.options = options or RocksDBOptions()
-        self._cache = _shared_cache(self.options.block_cache_bytes)
+        self._cache = shared_cache(self.options.block_cache_bytes)
         self._raw_options = rocksdb_options(self.options)
         # Stores may be closed after any micro-batch, which aborts what is being merged: only somebody who will wait for
         # the end may let it begin.
@@ -216,7 +72,7 @@ class RocksDBStore(KeyedStore):
         # Without CURRENT, which whoever cleans temporary folders may have deleted, RocksDB would begin an empty one.
         self._raw_options.create_if_missing(not Path(path).exists())
         self._compacts = False
-        self._blocks: RangeBlocks | None = None
+        self._blocks: Rdict | None = None
         self._no_blocks = False
         self._positions_max = 1
         self._db: Rdict | None = self._open()
@@ -227,11 +83,8 @@ class RocksDBStore(KeyedStore):
         self._cache.note_readers(self.path, self.tables_bytes())
 
     def _open(self) -> Rdict:
-        # Named, because the binding otherwise takes the column family's options from the folder when there
-        # are any, with a small block cache of its own.
-        families = {"default": self._raw_options}
         try:
-            return Rdict(self.path, self._raw_options, column_families=families)
+            return open_database(self.path, self._raw_options)
         except Exception as error:
             raise self._failed("opened", error) from error
 
@@ -275,8 +128,8 @@ class RocksDBStore(KeyedStore):
         """Return at most ``limit`` entries with start <= key < end, ascending."""
         if limit <= 0 or (end is not None and start >= end):
             return []
-        # What is warm are blocks of the files that RangeBlocks has opened; a compaction may have replaced them by now.
-        db = self.db if self._blocks is None else self._blocks.db
+        # What is warm are blocks of the files that were opened for it; a compaction may have replaced them by now.
+        db = self.db if self._blocks is None else self._blocks
         try:
             page = _scan_short(db, start, end, min(limit, _SHORT_SCAN_ENTRIES))
             if len(page) == _SHORT_SCAN_ENTRIES < limit:
@@ -304,8 +157,9 @@ class RocksDBStore(KeyedStore):
 
     def cold(self, positions: list[bytes]) -> list[bytes]:
         """See ``KeyedStore``. The first call opens the store's files a second time."""
-        blocks = self._blocks or self._range_blocks()
-        return [] if blocks is None else blocks.cold(positions)
+        blocks = self._range_blocks()
+        # Without a filter only blocks can tell that the key does not exist; none is read for the answer.
+        return [] if blocks is None else list(filter(blocks.key_may_exist, positions))
 
     def warm(self, positions: list[bytes]) -> None:
         """See ``KeyedStore``."""
@@ -313,7 +167,7 @@ class RocksDBStore(KeyedStore):
         if blocks is None:
             return
         try:
-            blocks.warm(positions)
+            cast(Any, blocks.get)(positions)  # lets go of the interpreter lock while it reads
         except Exception as error:
             raise self._failed("read", error) from error
 
@@ -327,17 +181,17 @@ class RocksDBStore(KeyedStore):
         """See ``KeyedStore``."""
         return self.options.block_bytes
 
-    def _range_blocks(self) -> RangeBlocks | None:
+    def _range_blocks(self) -> Rdict | None:
         """None if the files cannot be opened a second time: scans then wait for the device themselves."""
         if self._blocks is None and not self._no_blocks:
             try:
-                self._blocks = RangeBlocks(self.path, rocksdb_options(self.options, filters=False))
+                self._blocks = open_range_blocks(self.path, self.options)
             except (
                 Exception
             ):  # rocksdict raises nothing narrower; what ails the store its own reads will tell
                 self._no_blocks = True
                 return None
-            self._cache.note_readers(self._blocks_name, self._blocks.reader_bytes)
+            self._cache.note_readers(self._blocks_name, _tables_bytes(self._blocks))
             # Half of the cache: it holds more than what was warmed last.
             position_bytes = 2 * max(1, self.sorted_runs()) * self.options.block_bytes
             self._positions_max = max(1, self._cache.capacity_bytes // position_bytes)
@@ -480,7 +334,7 @@ class RocksDBStore(KeyedStore):
 
     def tables_bytes(self) -> int:
         """Memory of the open tables' indexes and filters, which an open store holds beside the block cache."""
-        return self._number("estimate-table-readers-mem")
+        return _tables_bytes(self.db)
 
     def handed_on(self) -> RocksDBStore:
         """The open database as another object; for those who have this one the store is closed."""
@@ -514,6 +368,10 @@ class RocksDBStore(KeyedStore):
             f"the RocksDB store {self.path} could not be {done}: {error}. Check the disk's space and "
             f"permissions; the next attempt rebuilds the folder from the checkpoint"
         )
+
+
+def _tables_bytes(db: Rdict) -> int:
+    return db.property_int_value("rocksdb.estimate-table-readers-mem") or 0
 
 
 def _run_bytes(live_files: Iterable[Mapping[str, Any]]) -> list[int]:

@@ -96,9 +96,8 @@ class Slot:
 
     def write(self, version: int, lineage: str, changing: bool) -> None:
         """Say what the slot holds."""
-        temporary = self.folder / "VERSION.tmp"
-        temporary.write_bytes(msgspec.json.encode(SlotRecord(version, lineage, changing, _boot_id())))
-        temporary.replace(self.folder / "VERSION")
+        record = SlotRecord(version, lineage, changing, _boot_id())
+        replace_file(self.folder / "VERSION", msgspec.json.encode(record))
 
     def distrust(self) -> None:
         """Take the record away, which needs no space on the disk: the store will be rebuilt."""
@@ -165,18 +164,20 @@ class Slot:
         """The pipe whose reader keeps the store open."""
         return f"{self.folder}.asked"
 
-    def unlock(self) -> None:
-        """Give the slot back; twice is allowed."""
+    def unlock(self, keeps_parent: bool = False) -> None:
+        """Give the slot back; twice is allowed. ``keeps_parent``: the lock is the parent's, which keeps it."""
         lock, self.lock = self.lock, None
         if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_UN)
+            if not keeps_parent:
+                fcntl.flock(lock, fcntl.LOCK_UN)
             os.close(lock)
 
-    def close_lock(self) -> None:
-        """Let go of a lock that is the parent's, which keeps it."""
-        lock, self.lock = self.lock, None
-        if lock is not None:
-            os.close(lock)
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file, which readers see as a whole or not at all; not synced."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
 
 
 def _boot_id() -> str:

@@ -1,17 +1,15 @@
 """Snapshots: a full copy of one store in the checkpoint, uploading only files that the checkpoint lacks.
 
-Owns: creating and restoring snapshots of a RocksDBStore. Invariants: a snapshot is RocksDB's own consistent
+Owns: creating snapshots of a RocksDBStore. Invariants: a snapshot is RocksDB's own consistent
 set of files; a file of the checkpoint is taken over only when its content is the same, by checksum.
 Must not import checkpoint or lease.
 """
 
 from __future__ import annotations
 
-import shutil
-import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 from rocksdict import Checkpoint as RocksDBCheckpoint
@@ -20,6 +18,7 @@ from asyncstate.errors import StoreError
 from asyncstate.storage.files import CheckpointFiles, file_checksum
 from asyncstate.storage.manifest import FileRef, SnapshotRef
 from asyncstate.storage.rocksdb import RocksDBStore
+from asyncstate.storage.slots import replace_file
 
 _META_PREFIXES = ("CURRENT", "MANIFEST-", "OPTIONS-")
 
@@ -39,10 +38,10 @@ class ChecksumCache:
         """Where they lie for the store in that folder."""
         return Path(f"{store}.checksums.json")
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, store: str | Path) -> None:
+        self._path = self.path_of(store)
         try:
-            self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, _Known])
+            self._known = msgspec.json.decode(self._path.read_bytes(), type=dict[str, _Known])
         except (OSError, msgspec.MsgspecError):
             self._known = {}
 
@@ -62,9 +61,7 @@ class ChecksumCache:
     def save(self, names: set[str]) -> None:
         """Keep the entries of the named files for the next snapshot."""
         self._known = {name: known for name, known in self._known.items() if name in names}
-        temporary = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
-        temporary.write_bytes(msgspec.json.encode(self._known))
-        temporary.replace(self._path)
+        replace_file(self._path, msgspec.json.encode(self._known))
 
 
 def create_snapshot(
@@ -80,10 +77,12 @@ def create_snapshot(
     uploaded again: those of the snapshot before that were not compacted since, and deltas that were not yet.
     """
     shared = {(file.checksum, file.size_bytes): file for file in present}
-    checksums = ChecksumCache(ChecksumCache.path_of(store.path))
+    checksums = ChecksumCache(store.path)
     refs: dict[str, FileRef] = {}
     new: list[tuple[Path, str]] = []
-    with _frozen(store) as frozen:
+    with scratch_beside(store.path) as scratch:
+        frozen = Path(scratch) / "frozen"
+        hard_linked_copy(store, frozen)
         for path in sorted(frozen.iterdir()):
             if path.suffix != ".sst" and not path.name.startswith(_META_PREFIXES):
                 continue  # the write-ahead log is empty, and the binding writes its own settings at each open
@@ -99,14 +98,10 @@ def create_snapshot(
     return SnapshotRef(store.version, lineage, refs)
 
 
-@contextmanager
-def _frozen(store: RocksDBStore) -> Iterator[Path]:
-    folder = Path(f"{store.path}.frozen-{uuid.uuid4().hex}")
-    try:
-        hard_linked_copy(store, folder)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def scratch_beside(path: str | Path) -> TemporaryDirectory[str]:
+    """A new folder on the file system of ``path``, for a ``with`` block."""
+    path = Path(path)
+    return TemporaryDirectory(prefix=f"{path.name}.scratch-", dir=path.parent, ignore_cleanup_errors=True)
 
 
 def hard_linked_copy(store: RocksDBStore, folder: Path) -> None:
@@ -120,18 +115,3 @@ def hard_linked_copy(store: RocksDBStore, folder: Path) -> None:
             f"no snapshot of the RocksDB store {store.path} could be taken: {error}. Check the disk's space "
             f"and permissions, then retry"
         ) from error
-
-
-def snapshot_files(snapshot: SnapshotRef, folder: Path) -> list[tuple[FileRef, Path]]:
-    """What to bring where, so that RocksDB finds the snapshot in ``folder``; ``unlink_metadata`` comes after."""
-    return [(ref, folder / local_name) for local_name, ref in snapshot.files.items()]
-
-
-def unlink_metadata(folder: Path) -> None:
-    """Give the fetched snapshot in ``folder`` files of its own where RocksDB does not only read them."""
-    for path in list(folder.iterdir()):
-        if path.suffix != ".sst":
-            # RocksDB appends to its MANIFEST; through a hard link that would alter the checkpoint.
-            copy = path.with_name(f"{path.name}.copy")
-            shutil.copyfile(path, copy)
-            copy.replace(path)

@@ -67,7 +67,6 @@ def test_columns_groups_and_namespaces_belong_to_the_unique_keys(case: Batch) ->
     assert [one.type for one in batch.columns] == list(codec.types)
     assert batch.groups.dtype == np.uint16
     keys = [codec.group_prefix_one(rows[first]) + codec.encode_one(rows[first]) for first, *_ in members]
-    assert batch.keys_with_group() == keys
     assert batch.keys() == [key[2:] for key in keys]
     assert batch.groups.tolist() == [int.from_bytes(key[:2], "big") for key in keys]
     if ticks is None:
@@ -98,7 +97,6 @@ def test_a_selection_is_the_batch_of_the_chosen_keys(
     for chosen in (batch.select(mask), batch.select(np.flatnonzero(mask))):
         assert chosen.store_keys(STATE_ID) == [key for key, keep in zip(all_keys, mask, strict=True) if keep]
         assert [len(one) for one in chosen.columns] == [len(chosen)] * len(chosen.columns)
-        assert not chosen.has_inverse
         with pytest.raises(CodecError, match="has no rows"):
             chosen.first_rows()
 

@@ -62,8 +62,6 @@ def test_columns_give_the_bytes_of_their_rows(keys: Keys, cut: int) -> None:
     arrays = [one.slice(cut) for one in columns(rows, types)]
     rows = rows[cut:]
     assert codec.encode(arrays) == [codec.encode_one(row) for row in rows]
-    expected = [codec.group_prefix_one(row) + codec.encode_one(row) for row in rows]
-    assert codec.encode_with_group(arrays) == expected
     groups = [int.from_bytes(codec.group_prefix_one(row), "big") for row in rows]
     assert groups == [key_group(row, types, 128) for row in rows] == codec.groups(arrays).tolist()
 
@@ -215,12 +213,6 @@ def test_declarations_are_checked() -> None:
         KeyCodec([pa.int8()], [], 128)
     with pytest.raises(ConfigurationError):
         KeyCodec([pa.int8()], ["k"], 0)
-
-
-def test_the_width_is_known_for_fixed_types_only() -> None:
-    assert codec_of([pa.int64(), pa.bool_()]).width == 11
-    assert codec_of([pa.int64(), pa.string()]).width is None
-    assert codec_of([]).width == 0
 
 
 def test_without_columns_there_is_one_empty_key_of_group_zero() -> None:

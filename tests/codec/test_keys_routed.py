@@ -30,8 +30,8 @@ def test_the_group_is_that_of_the_columns_routed_by(
     prefixes = [int(group).to_bytes(2, "big") for group in expected]
     assert [codec.group_prefix_one(row) for row in rows] == prefixes
     plain = [codec.encode_one(row) for row in rows]
-    assert codec.encode_with_group(columns) == [one + two for one, two in zip(prefixes, plain, strict=True)]
     found = codec.group(columns)
-    stored = found.keys_with_group()
-    assert [stored[at] for at in found.inverse] == codec.encode_with_group(columns)
+    stored = found.store_keys(7)
+    expected_keys = [one + b"\x07" + two for one, two in zip(prefixes, plain, strict=True)]
+    assert [stored[at] for at in found.inverse] == expected_keys
     assert found.groups.tolist() == sorted(found.groups.tolist())

@@ -157,7 +157,7 @@ def test_damaged_local_store_is_rebuilt_at_the_next_lease(
         damaged[position] ^= 0xFF
     sst.unlink()  # break the link to the checkpoint's file first: only the local copy is damaged
     sst.write_bytes(damaged)
-    monkeypatch.setattr("asyncstate.storage.rocksdb._caches", {})  # it holds the blocks as they were
+    monkeypatch.setattr("asyncstate.storage.rocksdb_options._caches", {})  # it holds the blocks as they were
     with job.lease(newest(job), 0, 1) as lease, pytest.raises(StoreError, match="rebuilds the folder"):
         lease.store.get_many(list(content))
     assert job.content(newest(job)) == content

@@ -84,7 +84,7 @@ def test_files_that_cannot_be_opened_twice_are_scanned_as_ever(
     def refuse(*_: object) -> None:
         raise OSError("too many open files")
 
-    monkeypatch.setattr(module, "RangeBlocks", refuse)
+    monkeypatch.setattr(module, "open_range_blocks", refuse)
     assert store.cold(STARTS) == []
     store.warm(STARTS)
     assert store.scan(STARTS[0], None, 100) == expected(STARTS[0])
