@@ -26,7 +26,7 @@ from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, place_in_run, row_ids
 from ..core.changelog import arrival_order, distinct, net_changes, take_changes
-from ..core.checks import check_choice, check_distinct_names
+from ..core.checks import KeepsKey, check_choice, check_distinct_names
 from ..core.expiring import key_times
 from ..core.netting import net_by_content
 from ..core.segments import Groups, content_of
@@ -39,7 +39,7 @@ from .states import Addition, AggregateStates, Change, LocalRows
 _SEEN_SCHEMA = pa.schema([pa.field("seen", pa.bool_(), nullable=False)])
 
 
-class GroupAggregate(AggregateOperator):
+class GroupAggregate(KeepsKey, AggregateOperator):
     """SQL's GROUP BY over the key columns, without a window; SELECT DISTINCT without aggregates.
 
     Example::
@@ -103,10 +103,6 @@ class GroupAggregate(AggregateOperator):
         fields = [*spec.key_schema, *self._plan(spec).result_fields]
         check_distinct_names([field.name for field in fields], self.owner)
         return pa.schema(fields)
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """What is aggregated, and the conditions. With a ttl whole rows are compared: of a row that is replaced, the

@@ -19,9 +19,17 @@ from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContex
 from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
-from ..core.arrays import BoolArray, Int64Array, concat_rows, place_among_equals, row_ids, take_rows
+from ..core.arrays import (
+    BoolArray,
+    Int64Array,
+    concat_rows,
+    place_among_equals,
+    places_of,
+    row_ids,
+    take_rows,
+)
 from ..core.changelog import arrival_order
-from ..core.checks import check_distinct_names
+from ..core.checks import KeepsKey, check_distinct_names
 from ..core.expiring import key_times
 from .declared import Aggregate, columns_of
 from .operator import AggregateOperator
@@ -30,7 +38,7 @@ from .states import Addition, AggregateStates, Change
 from .user.table import RowsOfKeys, TableAggregator
 
 
-class GroupTableAggregate(AggregateOperator):
+class GroupTableAggregate(KeepsKey, AggregateOperator):
     """A TableAggregateFunction over the rows of each key: a top N, for instance.
 
     Example::
@@ -63,10 +71,6 @@ class GroupTableAggregate(AggregateOperator):
         fields = [*inputs[0].key_schema, *part.row_schema]
         check_distinct_names([field.name for field in fields], self.owner)
         return pa.schema(fields)
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """What is aggregated, and the condition; whole rows where those that are taken back may have expired."""
@@ -117,9 +121,7 @@ class GroupTableAggregate(AggregateOperator):
             rows, owners, is_new = take_rows(rows, left), owners[left], is_new[left]
         if not len(owners):
             return
-        place = np.empty(len(bundle.keys), np.int64)
-        place[arrival_order(bundle.keys)] = np.arange(len(bundle.keys))
-        order = rows_by(place[owners], is_new)
+        order = rows_by(places_of(arrival_order(bundle.keys))[owners], is_new)
         kinds = np.where(is_new[order], RowKind.INSERT, RowKind.DELETE).astype(np.int8)
         keys = pa.array(owners[order])
         ctx.emit([*(column.take(keys) for column in bundle.keys.columns), *take_rows(rows, order)], kinds)

@@ -24,7 +24,7 @@ from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.expiring.ttl import StateTtl
 
-from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, row_ids, take_rows
+from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
 from ..core.netting import Net, net_by_content
 
 
@@ -251,10 +251,7 @@ class UniqueSide(SideState):
 
     def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
         """See ``SideState``."""
-        newest = np.full(len(keys), -1, np.int64)
-        newest[added.key_index] = np.arange(
-            len(added.key_index)
-        )  # of repeated indices the last assignment stays
+        newest = last_of(added.key_index, np.arange(len(added.key_index)), len(keys))
         gains = newest >= 0
         loses = np.zeros(len(keys), np.bool_)
         loses[own.rows.key_index[removed]] = True

@@ -27,7 +27,7 @@ from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.expiring.ttl import StateTtl
 
-from ..core.arrays import BoolArray, Int64Array, index_among, take_rows
+from ..core.arrays import BoolArray, Int64Array, index_among, last_of, take_rows
 from ..core.expiring import key_times, row_times
 from ..core.ordering import Codes, order_levels
 from .numbers import Outcome, Ranked, RankTable, sequences_differ
@@ -155,8 +155,7 @@ class BestRows(RankState):
         """
         if not len(stored):
             return stored, rows
-        last = np.full(len(ends), -1, np.int64)
-        last[stored.key] = np.arange(len(stored))  # of repeated indices the last assignment stays
+        last = last_of(stored.key, np.arange(len(stored)), len(ends))
         behind = self._plan.next_number(stored, last, len(ends)) > ends
         rivals = np.flatnonzero((last >= 0) & behind)
         rival_of = np.full(len(ends), -1, np.int64)

@@ -22,9 +22,9 @@ from asyncstate.local_phase import LocalLimit
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
-from ..core.arrays import BoolArray, Int64Array
+from ..core.arrays import BoolArray, Int64Array, places_of
 from ..core.changelog import arrival_order
-from ..core.checks import Named, check_choice, check_number
+from ..core.checks import KeepsKey, check_choice, check_number
 from ..core.ordering import OrderBy, order_columns
 from .all_rows.all_rows import AllRows
 from .best import BestRows, Merged, RankState
@@ -34,7 +34,7 @@ from .numbers import Ranked, RankFunction, RankTable
 from .plan import RankPlan, RankRows, RankSettings
 
 
-class Rank(Named, BundleOperator):
+class Rank(KeepsKey, BundleOperator):
     """The rows of each key whose number in the order of ``order_by`` is in (offset, offset + n].
 
     Example, the ten highest bids on each auction with their places, with key="auction"::
@@ -118,10 +118,6 @@ class Rank(Named, BundleOperator):
             )
         return spec.schema.append(pa.field(self.rank_column, pa.int64(), nullable=False))
 
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
-
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of ``unique``."""
         return [self.settings.unique]
@@ -181,8 +177,6 @@ class Rank(Named, BundleOperator):
         self._emit(bundle, merged, ends, ctx)
 
     def _emit(self, bundle: Bundle, merged: Merged, ends: Int64Array, ctx: BundleContext) -> None:
-        key_order = np.empty(len(bundle.keys), np.int64)
-        key_order[arrival_order(bundle.keys)] = np.arange(len(bundle.keys))
         changes = shown_changes(
             merged.table,
             self._shown(merged.table, merged.before, ends),
@@ -190,7 +184,7 @@ class Rank(Named, BundleOperator):
             self._identity,
             self._plan.unique_at,
             self.rank_column is not None,
-            key_order,
+            places_of(arrival_order(bundle.keys)),
             self.emit_update_before,
             renewed=self.ttl is not None,
         )

@@ -17,7 +17,7 @@ from asyncstate.codec.times import event_times
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
 
-from ..core.arrays import BoolArray, Int64Array
+from ..core.arrays import BoolArray, Int64Array, valid_rows
 
 START, END = "window_start", "window_end"
 
@@ -62,8 +62,5 @@ def check_given(spec: InputSpec, owner: str) -> None:
 def given_ends(batch: pa.RecordBatch) -> tuple[Int64Array, BoolArray]:
     """The window end of each row (n), and which rows (n) have a window: neither start nor end is null."""
     start, end = batch.column(START), batch.column(END)
-    there = np.ones(batch.num_rows, np.bool_)
-    for column in (start, end):
-        if column.null_count:
-            there &= column.is_valid().to_numpy(zero_copy_only=False)
-    return event_times(end), there
+    there = valid_rows([start, end])
+    return event_times(end), np.ones(batch.num_rows, np.bool_) if there is None else there

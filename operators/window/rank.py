@@ -36,7 +36,7 @@ from asyncstate.state.columnar.time_first_lists import (
 )
 
 from ..core.arrays import Int64Array, take_rows
-from ..core.checks import Named, check_choice, check_has_time, check_insert_only, check_number
+from ..core.checks import KeepsKey, check_choice, check_has_time, check_insert_only, check_number
 from ..core.due import DuePart, DueReader
 from ..core.late import LateRows, check_late_output, with_late_output
 from ..core.ordering import OrderBy, order_columns
@@ -50,7 +50,7 @@ from .time import OUT_OF_RANGE
 from .windows import SlicedWindow, check_sliced, due_until
 
 
-class WindowRank(Named, BundleOperator):
+class WindowRank(KeepsKey, BundleOperator):
     """The rows of each key and window of event time whose number in the order is in (offset, offset + n].
 
     Example, the three highest bids on each auction in each ten seconds, with key=["auction"]::
@@ -146,10 +146,6 @@ class WindowRank(Named, BundleOperator):
                     "before the operator"
                 )
         return fields
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
 
     def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
         """Of rows that carry their windows the best ones of each; all where late rows are asked for."""

@@ -1,6 +1,7 @@
 """A function of the user's own that takes values one by one, as an aggregator.
 
-Owns: ``UserAggregator`` and ``KeyedValues``, the rows of a bundle as Python values, key by key.
+Owns: ``UserAggregator``, ``FunctionAggregator``, what all functions have, and ``Segments``, the rows of a bundle key by
+key.
 Invariant: the function sees the rows of a key in their order; accumulators are decoded and encoded once a bundle and
 key.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``futures``, ``operator`` and
@@ -76,14 +77,14 @@ def _chosen(order: Int64Array, starts: Int64Array, kept: BoolArray) -> tuple[Int
     return order[kept], np.append(0, index_among(kept) + 1)[starts]
 
 
-class UserAggregator(Aggregator):
+class FunctionAggregator(Aggregator):
     """``function`` over ``columns`` of the rows whose ``condition`` column is true."""
 
     def __init__(
         self,
         owner: str,
         prefix: str,
-        function: AggregateFunction,
+        function: Any,
         columns: tuple[str, ...],
         condition: str | None,
         accumulator_type: pa.DataType,
@@ -96,6 +97,16 @@ class UserAggregator(Aggregator):
         self.form = AccumulatorForm(accumulator_type, prefix, f"{owner}, {type(function).__name__}")
         self.fields = self.form.fields
         self.result_type = result_type
+
+
+class UserAggregator(FunctionAggregator):
+    """One of a function that takes values one by one."""
+
+    function: AggregateFunction
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        function = self.function
         self.keeps_more = self.form.has_views
         self.get_value: Callable[[Any], Any] = function.get_value
         self.retracts = has_method(function, "retract")

@@ -13,7 +13,7 @@ import numpy as np
 
 from asyncstate.codec.sorting import rows_by
 
-from ...core.arrays import BoolArray, Int8Array, Int64Array, count_up
+from ...core.arrays import BoolArray, Int8Array, Int64Array, count_up, run_begins
 
 
 class Frames(NamedTuple):
@@ -38,8 +38,7 @@ class Moves(NamedTuple):
     def of(frames: Frames, counted: BoolArray | None) -> Moves:
         """Only of rows (n) that are ``counted``; None: all are."""
         first, last, owners = frames
-        begins = np.ones(len(first), np.bool_)
-        begins[1:] = owners[1:] != owners[:-1]
+        begins = run_begins(owners)
         newest = np.where(begins, first - 1, np.append(0, last[:-1])[: len(last)])
         oldest = np.where(begins, first, np.append(0, first[:-1])[: len(first)])
         come, leave = last - newest, first - oldest

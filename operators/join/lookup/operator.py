@@ -38,6 +38,7 @@ from ...core.arrays import (
     Int64Array,
     concat_rows,
     index_among,
+    places_of,
     row_ids,
     take_rows,
 )
@@ -238,10 +239,8 @@ class LookupJoin(Named, BundleOperator):
         ids = row_ids(columns, np.zeros(len(rows), np.int64))
         _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
         order = np.argsort(first)
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
         values = [column.to_pylist() for column in take_rows(columns, first[order])]
-        return list(zip(*values, strict=True)), place[inverse]
+        return list(zip(*values, strict=True)), places_of(order)[inverse]
 
     def _answers(self, keys: list[Key], ctx: BundleContext) -> StateFuture[Answers]:
         """A future of what is found for all of ``keys``."""

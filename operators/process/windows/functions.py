@@ -42,7 +42,7 @@ from ...window.windows import WINDOW_TIME_US, SessionWindow, Window, check_windo
 from ..operator import FunctionOperator
 from ..results import emit_rows, resolved
 from .assigners import assigner_of
-from .rows import AlignedRows, SessionRows, WindowRows
+from .rows import AlignedRows, SessionRows, Told, WindowRows
 from .triggered import TriggeredRows
 from .triggers import fires_by_watermark, processing_time
 
@@ -120,17 +120,16 @@ class _WindowOperator(FunctionOperator):
     def open(self, context: OperatorContext) -> None:
         """Declare the windows' rows, then open the function."""
         time = WindowTime.of(self.time, self.allowed_lateness, context)
-        self._windows: WindowRows | TriggeredRows
+        told = Told(self._fire, self._expire, self.late_output)
+        self._windows: WindowRows
         if self.chosen.any or self.window is None:
-            self._windows = self._triggered(time, context)
+            span = () if self.window is None else (self.window.time_span,)
+            evictor = self.chosen.evictor
+            self._windows = TriggeredRows(self.assigner, self._trigger(), evictor, time, context, told, *span)
         elif isinstance(self.window, SessionWindow):
-            self._windows = SessionRows(
-                self.window, time, context, self._fire, self._expire, self.late_output
-            )
+            self._windows = SessionRows(self.window, time, context, told)
         else:
-            self._windows = AlignedRows(
-                self.window, time, context, self._fire, self._expire, self.late_output
-            )
+            self._windows = AlignedRows(self.window, time, context, told)
         super().open(context)
         self._shape = RowShape(self.output, self.owner)
         self._emitted = RowShape(self.output, "the window's function", emits=True)
@@ -142,20 +141,6 @@ class _WindowOperator(FunctionOperator):
             return self.chosen.assigner
         assert self.window is not None
         return assigner_of(self.window)
-
-    def _triggered(self, time: WindowTime, context: OperatorContext) -> TriggeredRows:
-        span = () if self.window is None else (self.window.time_span,)
-        return TriggeredRows(
-            self.assigner,
-            self._trigger(),
-            self.chosen.evictor,
-            time,
-            context,
-            self._fire,
-            self._expire,
-            self.late_output,
-            *span,
-        )
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         """See ``RecordOperator``."""
