@@ -55,7 +55,6 @@ class _Count(Kind):
     name: str = "count"
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         for column in binding.aggregate.columns:
             binding.type_of(column)
         counter = binding.counter()
@@ -68,7 +67,6 @@ class _Sum(Kind):
     name: str = "sum"
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         counter, (total, part) = binding.counter(), binding.total()
         return Output(
             pa.field(binding.aggregate.name, part.type),
@@ -81,7 +79,6 @@ class _Average(Kind):
     name: str = "avg"
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         counter, (total, part) = binding.counter(), binding.total()
         return Output(
             pa.field(binding.aggregate.name, pa.float64()),
@@ -96,7 +93,6 @@ class _Extreme(Kind):
     name: str
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         input_type = binding.input_type
         if pa.types.is_nested(input_type) or pa.types.is_null(input_type):
             raise binding.wrong_type("a number, string, binary, boolean, date or timestamp")

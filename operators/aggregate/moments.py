@@ -238,7 +238,6 @@ class _Variance(Kind):
     name: Literal["var_pop", "var_samp", "stddev_pop", "stddev_samp"]
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         if sum_type(binding.input_type) is None:
             raise binding.wrong_type("an integer, float or decimal")
         aggregate = binding.aggregate
@@ -258,7 +257,6 @@ class _Truth(Kind):
     name: Literal["bool_and", "bool_or"]
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         if not pa.types.is_boolean(binding.input_type):
             raise binding.wrong_type("a boolean")
         aggregate = binding.aggregate

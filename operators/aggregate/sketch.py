@@ -134,11 +134,9 @@ class _ApproximateCount(Kind):
 
     @property
     def state_bytes(self) -> int:
-        """See ``Kind``."""
         return 1 << self.precision
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         try:
             check_key_type(binding.column, binding.input_type)
         except SchemaError:

@@ -7,7 +7,7 @@ Must not import anything of ``asyncstate`` but ``changelog``, ``operator`` and `
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,7 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind
 from asyncstate.codec.sorting import rows_by
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
-from asyncstate.state.columnar.columns import ColumnStateDescriptor
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl
 
 from ..core.arrays import (
     BoolArray,
@@ -30,15 +29,14 @@ from ..core.arrays import (
 )
 from ..core.changelog import arrival_order
 from ..core.checks import KeepsKey, check_distinct_names
-from ..core.expiring import key_times
-from .declared import Aggregate, columns_of
-from .operator import AggregateOperator
+from .declared import Aggregate
+from .operator import KeyAggregateOperator
 from .plan import AggregatePlan
-from .states import Addition, AggregateStates, Change
+from .states import Addition, Change
 from .user.table import RowsOfKeys, TableAggregator
 
 
-class GroupTableAggregate(KeepsKey, AggregateOperator):
+class GroupTableAggregate(KeepsKey, KeyAggregateOperator):
     """A TableAggregateFunction over the rows of each key: a top N, for instance.
 
     Example::
@@ -62,8 +60,7 @@ class GroupTableAggregate(KeepsKey, AggregateOperator):
     takes_tables = True
 
     def __init__(self, aggregate: Aggregate, ttl: Ttl = None) -> None:
-        super().__init__([aggregate])
-        self.ttl = as_ttl(self.owner, ttl)
+        super().__init__([aggregate], ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Key columns and those of the function's rows."""
@@ -72,34 +69,19 @@ class GroupTableAggregate(KeepsKey, AggregateOperator):
         check_distinct_names([field.name for field in fields], self.owner)
         return pa.schema(fields)
 
-    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """What is aggregated, and the condition; whole rows where those that are taken back may have expired."""
-        return [None if self.ttl is not None and inputs[0].changelog else columns_of(self.aggregates)]
-
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         plan = self._plan(context.inputs[0])
         self._number = plan.parts.index(self._part(plan))
         self._incremental = self._part(plan).incremental
-        self._state = context.get_state(
-            ColumnStateDescriptor("accumulators", plan.state_schema, fixed_fields=True, ttl=self.ttl)
-        )
-        self._states = AggregateStates(plan, self._state, context, ttl=self.ttl is not None, valued=True)
-
-    def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
-        self._states.prefetch(bundle.keys)
+        self._open_states(plan, context)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
         if not bundle.num_rows:
             return None
-        stamps = self._state.stamps_at(key_times(bundle, self.ttl), len(bundle.keys))
-        changed = self._states.async_add(Addition.of(bundle, stamps=stamps), ctx)
+        changed = self._states.async_add(Addition.of(bundle, stamps=self._stamps(bundle)), ctx)
         return changed.then_accept(lambda change: self._put_out(bundle, change, ctx))
-
-    def _plan(self, spec: InputSpec) -> AggregatePlan:
-        return AggregatePlan(self.aggregates, spec.schema, self.owner, retract=spec.changelog)
 
     def _part(self, plan: AggregatePlan) -> TableAggregator:
         return next(part for part in plan.parts if isinstance(part, TableAggregator))

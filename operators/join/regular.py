@@ -25,7 +25,7 @@ from asyncstate.state.columnar.list_columns import ListColumns
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
-from ..core.expiring import key_times, row_times
+from ..core.expiring import key_times
 from ..core.netting import Identified, net_by_content, net_by_unique_key
 from .changes import Changes, changes_of, insertions
 from .inputs import JoinCondition, TwoInputJoin, matching
@@ -200,10 +200,9 @@ class Join(TwoInputJoin):
             mine, theirs = (driving.columns, emission.driving), (others.columns, emission.other)
             self._emit(side, mine, theirs, emission.kinds, ctx)
         added = matchable[changes.added]
-        times = row_times(bundle, self.ttl[side])
         state = self._states[side]
-        stamps = state.stamps_at(None if times is None else times[added], len(added))
-        rows = Added(take_rows(bundle.batch.columns, added), row_keys[added], stamps)
+        columns = take_rows(bundle.batch.columns, added)
+        rows = Added(columns, row_keys[added], state.stamps_of(bundle, added))
         state.apply(keys, own, changes.removed, rows)
 
     def _count(self, bundle: Bundle, side: int, missing: Int64Array) -> None:

@@ -23,7 +23,7 @@ from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
 
-from ..aggregate.user.slide import Frames
+from ..aggregate.user.function import Frames
 from ..core.arrays import BoolArray, Int64Array, concat_rows, places_of, row_ids, take_rows
 from ..core.changelog import arrival_order, distinct
 from ..core.netting import net_by_content

@@ -25,7 +25,7 @@ from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateD
 from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor
 
 from ..aggregate.declared import Aggregate, columns_of
-from ..aggregate.user.slide import Frames
+from ..aggregate.user.function import Frames
 from ..core.arrays import Int64Array, concat_rows, places_of, take_rows
 from ..core.checks import TimeDomain
 from .frames import Frame, first_in_range, first_in_rows

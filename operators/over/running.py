@@ -19,7 +19,7 @@ from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.columns import Columns, ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import StateTtl
 
-from ..aggregate.user.slide import Frames
+from ..aggregate.user.function import Frames
 from ..core.arrays import BoolArray, Int64Array, int64_values, places_of, run_begins
 from ..core.checks import TimeDomain
 from ..core.expiring import key_times

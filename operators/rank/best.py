@@ -28,7 +28,7 @@ from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState,
 from asyncstate.state.expiring.ttl import StateTtl
 
 from ..core.arrays import BoolArray, Int64Array, index_among, last_of, take_rows
-from ..core.expiring import key_times, row_times
+from ..core.expiring import key_times, row_stamps, stamps_behind
 from ..core.ordering import Codes, order_levels
 from .numbers import Outcome, Ranked, RankTable, sequences_differ
 from .plan import RankPlan, RankRows
@@ -115,7 +115,8 @@ class BestRows(RankState):
         ends = ends[owners]
         if not self._plan.has_unique:
             stored, rows = self._in_reach(stored, rows, ends, owners)
-        stamps = self._stamps(stored, found, rows)
+        had = None if found.stamps is None else found.stamps[stored.arrival]
+        stamps = stamps_behind(had, row_stamps(self._top, rows.bundle, self._ttl, rows.rows))
         table, codes, outcome = self._settle(stored, rows)
         old = np.arange(len(stored))
         before = Ranked(old, self._plan.numbers(table.key, codes, old))
@@ -179,15 +180,6 @@ class BestRows(RankState):
         touched = np.zeros(int(owners.max(initial=-1)) + 1, np.bool_)
         touched[owners[rows.table.key]] = True  # a list is written as a whole
         return stored.take(np.flatnonzero(touched[owners[stored.key]])), rows
-
-    def _stamps(self, stored: RankTable, found: ListColumns, rows: RankRows) -> Int64Array | None:
-        """When each of the ``stored`` rows, of ``found``, and of the bundle's was written (m); None without a ttl."""
-        if found.stamps is None:
-            return None
-        times = row_times(rows.bundle, self._ttl)
-        new = self._top.stamps_at(None if times is None else times[rows.rows], len(rows.rows))
-        assert new is not None
-        return np.concatenate([found.stamps[stored.arrival], new])
 
     def _write(
         self,

@@ -26,7 +26,7 @@ from asyncstate.state.expiring.ttl import Ttl, as_ttl
 from ..core.arrays import Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
 from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
 from ..core.checks import KeepsKey
-from ..core.expiring import row_times
+from ..core.expiring import row_stamps, stamps_behind
 from ..core.netting import Identified, Net, net_by_content, net_by_unique_key
 from ..core.payload import Payload
 
@@ -136,12 +136,14 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         changed[key[size + net.added]] = True
         if changed.any():
             written = rows[changed[key[rows]]]
+            new = row_stamps(self._rows, bundle, self.ttl, np.arange(bundle.num_rows))
+            stamps = stamps_behind(stored.stamps, new)
             self._rows.put(
                 bundle.keys.select(changed),
                 take_rows(columns, written),
                 index_among(changed)[key[written]],
                 heads.select(changed),
-                self._stamps(bundle, stored, written),
+                None if stamps is None else stamps[written],
             )
         count = len(bundle.keys)
         before, after = last_of(key[:size], np.arange(size), count), last_of(key[rows], rows, count)
@@ -160,14 +162,6 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
             refresh=True,
             in_order=self._in_order,
         )
-
-    def _stamps(self, bundle: Bundle, stored: ListColumns, rows: Int64Array) -> Int64Array | None:
-        """Of rows that stay the stamps that they have, of others new ones; None if they do not expire."""
-        new = self._rows.stamps_at(row_times(bundle, self.ttl), bundle.num_rows)
-        if new is None:
-            return None
-        assert stored.stamps is not None
-        return np.concatenate([stored.stamps, new])[rows]
 
     def _emit(
         self,

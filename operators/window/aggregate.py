@@ -21,7 +21,7 @@ from ..aggregate.operator import AggregateOperator
 from ..core.checks import KeepsKey, TimeDomain, check_insert_only, check_time_domain
 from ..core.late import LateRows, check_late_output, with_late_output
 from .plan import WindowPlan, declare_form
-from .session_values import SessionValues
+from .session_rows import SessionValues
 from .sessions import SessionAggregation
 from .slices import SliceAggregation, local_layout
 from .windows import SessionWindow, Window, check_window

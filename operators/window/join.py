@@ -39,12 +39,19 @@ from ..core.payload import Payload
 from ..join.inputs import JoinCondition, TwoInputJoin, matchable_keys
 from ..join.rules import JoinKind, rules
 from ..join.sides import Added, ListSide, Own
-from .given import START, GivenWindows, check_given, given_ends
 from .pairs import Due, Runs, final_rows, groups_of
-from .plan import WINDOW_COLUMNS, check_window_names, window_columns, window_time_type
+from .plan import check_window_names, window_columns, window_fields
 from .slices import windows_of
 from .time import OUT_OF_RANGE
-from .windows import SlicedWindow, check_sliced, due_until
+from .windows import (
+    START,
+    GivenWindows,
+    SlicedWindow,
+    check_given,
+    check_sliced,
+    due_until,
+    given_ends,
+)
 
 _SIDES = ("left", "right")
 
@@ -137,8 +144,7 @@ class WindowJoin(TwoInputJoin):
         if self.window is None:
             return shown
         check_window_names(shown, self.owner)
-        zoned = window_time_type(inputs[0])
-        return pa.schema([*shown, *(pa.field(name, zoned) for name in WINDOW_COLUMNS)])
+        return pa.schema([*shown, *window_fields(inputs[0])])
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -43,11 +43,19 @@ from ..core.ordering import OrderBy, order_columns
 from ..rank.best import BestRows
 from ..rank.numbers import RankFunction, RankTable
 from ..rank.plan import RankPlan, RankRows, RankSettings
-from .given import END, START, GivenWindows, check_given, given_ends
 from .pairs import by_time, subdivided
-from .plan import WINDOW_COLUMNS, window_columns, window_time_type
+from .plan import window_columns, window_fields
 from .time import OUT_OF_RANGE
-from .windows import SlicedWindow, check_sliced, due_until
+from .windows import (
+    END,
+    START,
+    GivenWindows,
+    SlicedWindow,
+    check_given,
+    check_sliced,
+    due_until,
+    given_ends,
+)
 
 
 class WindowRank(KeepsKey, BundleOperator):
@@ -135,8 +143,7 @@ class WindowRank(KeepsKey, BundleOperator):
         return RankPlan(replace(settings, apart=apart), spec, self.owner)
 
     def _more_fields(self, spec: InputSpec) -> list[pa.Field]:
-        zoned = window_time_type(spec)
-        fields = [] if self.window is None else [pa.field(name, zoned) for name in WINDOW_COLUMNS]
+        fields = [] if self.window is None else window_fields(spec)
         if self.rank_column is not None:
             fields.append(pa.field(self.rank_column, pa.int64(), nullable=False))
         for field in fields:

@@ -31,8 +31,7 @@ from asyncstate.operator import BundleContext
 from ...core.arrays import Int64Array, take_rows
 from ...core.segments import Groups
 from ..aggregator import KeyedRows, State, Updated, counted_rows
-from .function import FunctionAggregator, Segments
-from .slide import Frames, Moves
+from .function import Frames, FunctionAggregator, Moves, Segments
 
 
 class BundledAggregator(FunctionAggregator):

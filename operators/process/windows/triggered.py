@@ -34,7 +34,7 @@ from asyncstate.operator import (
 from asyncstate.state import ValueState, ValueStateDescriptor
 
 from ...window.time import WindowTime
-from ..results import resolved
+from ..operator import resolved
 from .rows import Told, WindowRows
 
 WINDOWS_STATE: Final = "_windows"
@@ -83,7 +83,6 @@ class _Context:
 
     @property
     def state(self) -> Any:
-        """See ``TriggerContext``."""
         return self._one.state
 
     @state.setter
@@ -92,31 +91,25 @@ class _Context:
 
     @property
     def watermark(self) -> int:
-        """See ``TriggerContext``."""
         return self._time.passed
 
     @property
     def processing_time(self) -> int:
-        """See ``TriggerContext``."""
         return self._record.processing_time
 
     def register_event_time(self, time: int) -> None:
-        """See ``TriggerContext``."""
         if time > self._time.passed and not self._endless:
             self._one.timers.add((False, time))
             self._record.timers.register_event_time(time, namespace=self._one.namespace)
 
     def register_processing_time(self, time: int) -> None:
-        """See ``TriggerContext``."""
         self._one.timers.add((True, time))
         self._record.timers.register_processing_time(time, namespace=self._one.namespace)
 
     def delete_event_time(self, time: int) -> None:
-        """See ``TriggerContext``."""
         self._delete(False, time)
 
     def delete_processing_time(self, time: int) -> None:
-        """See ``TriggerContext``."""
         self._delete(True, time)
 
     def take(self, processing: bool, time: int, is_due: bool) -> None:
