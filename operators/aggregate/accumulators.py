@@ -31,7 +31,7 @@ from ..core.segments import (
     narrow_decimal,
     pair_extreme,
 )
-from .aggregator import KeyedRows, MergingAggregator, State
+from .aggregator import KeyedRows, MergingAggregator, State, counted_rows
 
 _LOCAL_DIGITS = 28
 """Decimals of more digits are not summed by a local phase: ten billion others still fit the 38 digits of a sum."""
@@ -78,9 +78,7 @@ class Sum(MergingAggregator):
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
         """See ``Aggregator``."""
         values = filled(batch.column(self.column).cast(self.type))
-        mask = self.chosen(batch)
-        if signs is not None:
-            mask = (signs != 0) if mask is None else mask & (signs != 0)
+        mask = counted_rows(batch, (self.column,), self.condition, signs)
         if mask is not None and not mask.all():
             values = pc.if_else(pa.array(mask), values, pa.scalar(0, pa.int64()).cast(values.type))
         if signs is None or not bool((signs < 0).any()):
