@@ -152,9 +152,10 @@ class Milliseconds(Number):
         return length // 1_000
 
 
-def duration(minimum_ms: int, maximum_ms: int) -> Number:
+def duration(minimum_ms: int, maximum_ms: int, auto: bool = False) -> Number:
     """Milliseconds."""
-    return Milliseconds(minimum_ms, maximum_ms, units={"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000})
+    units = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000}
+    return Milliseconds(minimum_ms, maximum_ms, auto, units)
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 100_000
     bundled_agg_allow_latency_ms: Annotated[
         int,
-        Number(1, 3_600_000, auto=True, units={"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000}),
+        duration(1, 3_600_000, auto=True),
         "How long an operator with a BundledAggregateFunction waits for as many rows as it may get at a time, since "
         "the first of them came; `auto`: until the micro-batch has no more.",
     ] = 0

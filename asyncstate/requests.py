@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from asyncstate.futures import StateFuture
@@ -34,16 +35,14 @@ class KeyContext(Protocol):
         """True while a row of the broadcast input is handled."""
 
 
+@dataclass(slots=True, eq=False)
 class StateRequest:
     """One point read that waits for the store: its store key, what to make of the answer, and for whom."""
 
-    __slots__ = ("decode", "future", "key", "record")
-
-    def __init__(self, key: bytes, decode: Decoder[Any], future: StateFuture[Any], record: Any) -> None:
-        self.key = key
-        self.decode = decode
-        self.future = future
-        self.record = record
+    key: bytes
+    decode: Decoder[Any]
+    future: StateFuture[Any]
+    record: Any
 
 
 class LevelOne(ABC):

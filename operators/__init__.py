@@ -27,15 +27,21 @@ from .match.so_far import MatchSoFar
 from .over.frames import range_, rows, unbounded
 from .over.functions import dense_rank, lag, lead, rank_, row_number
 from .over.operator import OverAggregate
-from .process.broadcast import BroadcastProcess
-from .process.connected import CoFlatMap, CoMap, CoProcess
-from .process.keyed import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess
-from .process.reduce import KeyedReduce
+from .process.keyed import (
+    BroadcastProcess,
+    CoFlatMap,
+    CoMap,
+    CoProcess,
+    KeyedFilter,
+    KeyedFlatMap,
+    KeyedMap,
+    KeyedProcess,
+    KeyedReduce,
+)
 from .process.table_function import TableFunction
 from .process.windows import assigners, evictors, triggers
 from .process.windows.functions import WindowApply, WindowProcess
-from .rank.limit import Limit, SortLimit
-from .rank.operator import Rank
+from .rank.operator import Limit, Rank, SortLimit
 from .sort.operator import Sort, TemporalSort
 from .upsert.deduplicate import Deduplicate
 from .upsert.materialize import UpsertMaterialize

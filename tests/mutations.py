@@ -499,8 +499,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "operators/aggregate/value_log.py",
-        "(np.diff(sorted_owners) != 0) | (np.diff(codes) != 0)",
-        "np.diff(codes) != 0",
+        "run_begins(sorted_owners, codes[order])",
+        "run_begins(codes[order])",
         "operators/test_group_aggregate.py",
     ),
     _mutation(

@@ -31,7 +31,7 @@ from ..core.segments import (
     narrow_decimal,
     pair_extreme,
 )
-from .aggregator import KeyedRows, MergingAggregator, State
+from .aggregator import KeyedRows, MergingAggregator, State, counted_rows
 
 _LOCAL_DIGITS = 28
 """Decimals of more digits are not summed by a local phase: ten billion others still fit the 38 digits of a sum."""
@@ -47,17 +47,15 @@ class Count(MergingAggregator):
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
         """See ``Aggregator``."""
-        ones = np.ones(batch.num_rows, np.int64) if signs is None else signs.astype(np.int64)
-        mask = self.chosen(batch)
-        return [pa.array(ones if mask is None else ones * mask)]
+        return [pa.array(self.weights(batch, signs))]
 
     def combine(self, state: State, groups: Groups) -> State:
         """See ``Aggregator``."""
-        return [pa.array(group_sum(_filled(state[0]).to_numpy(), groups))]
+        return [pa.array(group_sum(filled(state[0]).to_numpy(), groups))]
 
     def merge(self, state: State, partial: State) -> State:
         """See ``MergingAggregator``."""
-        return [pc.add(_filled(state[0]), _filled(partial[0]))]
+        return [pc.add(filled(state[0]), filled(partial[0]))]
 
     def local(self) -> tuple[LocalColumn, ...]:
         """See ``Aggregator``."""
@@ -79,10 +77,8 @@ class Sum(MergingAggregator):
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
         """See ``Aggregator``."""
-        values = _filled(batch.column(self.column).cast(self.type))
-        mask = self.chosen(batch)
-        if signs is not None:
-            mask = (signs != 0) if mask is None else mask & (signs != 0)
+        values = filled(batch.column(self.column).cast(self.type))
+        mask = counted_rows(batch, (self.column,), self.condition, signs)
         if mask is not None and not mask.all():
             values = pc.if_else(pa.array(mask), values, pa.scalar(0, pa.int64()).cast(values.type))
         if signs is None or not bool((signs < 0).any()):
@@ -92,7 +88,7 @@ class Sum(MergingAggregator):
 
     def combine(self, state: State, groups: Groups) -> State:
         """See ``Aggregator``."""
-        sums = _filled(state[0])
+        sums = filled(state[0])
         with _Refusal(self):
             if pa.types.is_decimal(sums.type):
                 return [group_sum_decimal(sums, groups)]
@@ -100,7 +96,7 @@ class Sum(MergingAggregator):
 
     def merge(self, state: State, partial: State) -> State:
         """See ``MergingAggregator``."""
-        first, second = _filled(state[0]), _filled(partial[0])
+        first, second = filled(state[0]), filled(partial[0])
         with _Refusal(self):
             if not pa.types.is_decimal(self.type):
                 return [pc.add_checked(first, second)]
@@ -120,7 +116,7 @@ class Sum(MergingAggregator):
         """See ``Aggregator``."""
         if len(columns) == 1:
             return self.combine(list(columns), groups)
-        high, low = (_filled(column).to_numpy() for column in columns)
+        high, low = (filled(column).to_numpy() for column in columns)
         with _Refusal(self):
             return [pa.array(group_sum_halves(high, low, groups))]
 
@@ -153,10 +149,8 @@ class RetractableSum(Sum):
         finite = pc.if_else(is_finite, values, pa.scalar(0, values.type))
         place = batch.schema.get_field_index(self.column)
         (sums,) = super().lift(batch.set_column(place, batch.schema.field(place), finite), signs)
-        weights = np.ones(batch.num_rows, np.int64) if signs is None else signs.astype(np.int64)
-        mask = self.chosen(batch)
-        weights = weights if mask is None else weights * mask
-        numbers = _filled(values).to_numpy()
+        weights = self.weights(batch, signs)
+        numbers = filled(values).to_numpy()
         kinds = (np.isnan(numbers), numbers == np.inf, numbers == -np.inf)
         return [sums, *(counted(weights * kind) for kind in kinds)]
 
@@ -182,11 +176,11 @@ class RetractableSum(Sum):
         """See ``Sum``."""
         if all(column.null_count == len(column) for column in state[1:]):
             return state[0]
-        nan, positive, negative = (_filled(column).to_numpy() > 0 for column in state[1:])
+        nan, positive, negative = (filled(column).to_numpy() > 0 for column in state[1:])
         sums = np.select(
             [nan | (positive & negative), positive, negative],
             [np.nan, np.inf, -np.inf],
-            _filled(state[0]).to_numpy(),
+            filled(state[0]).to_numpy(),
         )
         return pa.array(sums)
 
@@ -267,17 +261,18 @@ def group_counts(column: pa.Array, groups: Groups) -> pa.Array:
     """The sum of such counts (n) a group (u)."""
     if column.null_count == len(column):
         return pa.nulls(len(groups.starts), pa.int64())
-    return counted(group_sum(_filled(column).to_numpy(), groups))
+    return counted(group_sum(filled(column).to_numpy(), groups))
 
 
 def merged_counts(first: pa.Array, second: pa.Array) -> pa.Array:
     """The sums of two columns of such counts (u), row by row."""
     if second.null_count == len(second):
         return first
-    return counted(_filled(first).to_numpy() + _filled(second).to_numpy())
+    return counted(filled(first).to_numpy() + filled(second).to_numpy())
 
 
-def _filled(column: pa.Array) -> pa.Array:
+def filled(column: pa.Array) -> pa.Array:
+    """The column with 0 for null."""
     if not column.null_count:
         return column
     return column.fill_null(pa.scalar(0, pa.int64()).cast(column.type))

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .accumulators import Extreme
+from ..core.arrays import int64_values
+from .accumulators import Extreme, filled
 from .aggregator import State
 from .declared import Aggregate, Binding, Kind, Output
 
@@ -54,12 +55,11 @@ class _Count(Kind):
     name: str = "count"
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         for column in binding.aggregate.columns:
             binding.type_of(column)
         counter = binding.counter()
         field = pa.field(binding.aggregate.name, pa.int64(), nullable=False)
-        return Output(field, lambda states: _filled(states[counter][0]))
+        return Output(field, lambda states: filled(states[counter][0]))
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ class _Sum(Kind):
     name: str = "sum"
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         counter, (total, part) = binding.counter(), binding.total()
         return Output(
             pa.field(binding.aggregate.name, part.type),
@@ -80,7 +79,6 @@ class _Average(Kind):
     name: str = "avg"
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         counter, (total, part) = binding.counter(), binding.total()
         return Output(
             pa.field(binding.aggregate.name, pa.float64()),
@@ -95,7 +93,6 @@ class _Extreme(Kind):
     name: str
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         input_type = binding.input_type
         if pa.types.is_nested(input_type) or pa.types.is_null(input_type):
             raise binding.wrong_type("a number, string, binary, boolean, date or timestamp")
@@ -108,13 +105,9 @@ class _Extreme(Kind):
         return Output(pa.field(binding.aggregate.name, input_type), lambda states: states[part][0])
 
 
-def _filled(column: pa.Array) -> pa.Array:
-    return column.fill_null(0) if column.null_count else column
-
-
 def counts_of(state: State) -> npt.NDArray[np.int64]:
     """The counts of a ``Count``'s states (u); 0 where there is none."""
-    return np.asarray(_filled(state[0]).to_numpy(), np.int64)
+    return int64_values(state[0])
 
 
 def masked(column: pa.Array, empty: npt.NDArray[np.bool_]) -> pa.Array:
@@ -123,6 +116,5 @@ def masked(column: pa.Array, empty: npt.NDArray[np.bool_]) -> pa.Array:
 
 
 def _means(sums: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:
-    totals = sums.cast(pa.float64(), safe=False)
-    totals = totals.fill_null(0.0) if totals.null_count else totals
+    totals = filled(sums.cast(pa.float64(), safe=False))
     return pa.array(totals.to_numpy() / np.where(counts == 0, 1, counts), mask=counts == 0)

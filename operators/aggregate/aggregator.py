@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
@@ -22,7 +23,7 @@ from asyncstate.local_phase import LocalColumn, LocalFunction
 from asyncstate.operator import BundleContext, OperatorContext
 from asyncstate.state.columnar.columns import ColumnState
 
-from ..core.arrays import BoolArray, Int8Array
+from ..core.arrays import BoolArray, Int8Array, Int64Array, valid_rows
 from ..core.segments import Groups
 
 State = list[pa.Array]
@@ -144,18 +145,19 @@ class MergingAggregator(Aggregator):
         """Rows (n) that take part: value not null and condition true. None for all."""
         return chosen_rows(batch, () if self.column is None else (self.column,), self.condition)
 
+    def weights(self, batch: pa.RecordBatch, signs: Int8Array | None) -> Int64Array:
+        """How often each row (n) counts: its sign, 0 for one that takes no part."""
+        weights = np.ones(batch.num_rows, np.int64) if signs is None else signs.astype(np.int64)
+        mask = self.chosen(batch)
+        return weights if mask is None else weights * mask
+
     def _local(self, function: LocalFunction, result: pa.DataType) -> LocalColumn:
         return LocalColumn(function, result, self.column, self.condition)
 
 
 def chosen_rows(batch: pa.RecordBatch, columns: Sequence[str], condition: str | None) -> BoolArray | None:
     """Rows (n) of which all ``columns`` are known and the ``condition`` column is true. None for all."""
-    mask: BoolArray | None = None
-    for name in columns:
-        values = batch.column(name)
-        if values.null_count:
-            known = values.is_valid().to_numpy(zero_copy_only=False)
-            mask = known if mask is None else mask & known
+    mask = valid_rows([batch.column(name) for name in columns])
     if condition is not None:
         met = batch.column(condition)
         met = (met.fill_null(False) if met.null_count else met).to_numpy(zero_copy_only=False)

@@ -58,11 +58,9 @@ class _Values(AggregateFunction):
     separator: str = ","
 
     def create_accumulator(self) -> list[list[Any]]:
-        """See ``AggregateFunction``."""
         return [[]]
 
     def accumulate(self, accumulator: list[list[Any]], *args: Any) -> None:
-        """See ``AggregateFunction``."""
         if args[0] is not None:
             accumulator[0].append(args[0])
 
@@ -75,12 +73,10 @@ class _Values(AggregateFunction):
             values.remove(gone)
 
     def merge(self, accumulator: list[list[Any]], accumulators: Any) -> None:
-        """See ``AggregateFunction``."""
         for other in accumulators:
             accumulator[0] += other[0]
 
     def get_value(self, accumulator: list[list[Any]]) -> Any:
-        """See ``AggregateFunction``."""
         values = accumulator[0]
         if not values:
             return None
@@ -96,12 +92,10 @@ class _Newest(_Values):
     """The first or the last value alone: rows are never taken back."""
 
     def accumulate(self, accumulator: list[list[Any]], *args: Any) -> None:
-        """See ``AggregateFunction``."""
         if args[0] is not None and (self.show == "last_value" or not accumulator[0]):
             accumulator[0] = [args[0]]
 
     def merge(self, accumulator: list[list[Any]], accumulators: Any) -> None:
-        """See ``AggregateFunction``."""
         for other in accumulators:
             for value in other[0]:
                 self.accumulate(accumulator, value)
@@ -114,11 +108,9 @@ class _Kept(Kind):
 
     @property
     def user_function(self) -> AggregateFunction:
-        """See ``Kind``."""
         return _Values(self.name, self.separator)
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         input_type = binding.input_type
         if self.name == "string_agg" and not pa.types.is_string(input_type):
             raise binding.wrong_type("a string")

@@ -25,7 +25,7 @@ from asyncstate.operator import OperatorContext
 from asyncstate.state.columnar.column_maps import ColumnMapState, ColumnMapStateDescriptor
 from asyncstate.state.columnar.columns import Columns, ColumnState
 
-from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids
+from ..core.arrays import BoolArray, Int8Array, Int64Array, last_of, row_ids
 from .aggregator import chosen_rows
 
 
@@ -144,8 +144,7 @@ def _turning(old: Int64Array, new: Int64Array, pairs: UserKeyBatch, weights: Int
     for sign, changed in ((1, (old == 0) & (new > 0)), (-1, (old > 0) & (new == 0))):
         if changed.any():
             rows = np.flatnonzero((weights == sign) & changed[pairs.inverse])[::-1]
-            first = np.full(len(pairs), -1, np.int64)
-            first[pairs.inverse[rows]] = rows  # of repeated indices the last assignment stays
+            first = last_of(pairs.inverse[rows], rows, len(pairs))
             shown[first[changed]] = sign
     return shown
 

@@ -9,11 +9,10 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec.sorting import rows_by
@@ -21,25 +20,23 @@ from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
-from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.columnar.columns import Columns
+from asyncstate.state.expiring.ttl import Ttl
 
 from ..core.arrays import BoolArray, Int64Array, place_in_run, row_ids
 from ..core.changelog import arrival_order, distinct, net_changes, take_changes
-from ..core.checks import check_choice, check_distinct_names
-from ..core.expiring import key_times
+from ..core.checks import KeepsKey, check_choice, check_distinct_names
 from ..core.netting import net_by_content
 from ..core.segments import Groups, content_of
-from .declared import Aggregate, columns_of
+from .declared import Aggregate
 from .local_layout import LocalLayout
-from .operator import AggregateOperator
-from .plan import AggregatePlan
-from .states import Addition, AggregateStates, Change, LocalRows
+from .operator import KeyAggregateOperator
+from .states import Addition, Change, LocalRows
 
 _SEEN_SCHEMA = pa.schema([pa.field("seen", pa.bool_(), nullable=False)])
 
 
-class GroupAggregate(AggregateOperator):
+class GroupAggregate(KeepsKey, KeyAggregateOperator):
     """SQL's GROUP BY over the key columns, without a window; SELECT DISTINCT without aggregates.
 
     Example::
@@ -77,10 +74,9 @@ class GroupAggregate(AggregateOperator):
         ttl: Ttl = None,
         emit: Literal["net", "each"] = "net",
     ) -> None:
-        super().__init__(aggregates)
+        super().__init__(aggregates, ttl)
         self.emit_update_before = emit_update_before
         check_choice(emit, ("net", "each"), "emit", self.owner)
-        self.ttl = as_ttl(self.owner, ttl)
         self.emit: Literal["net", "each"] = emit
 
     @property
@@ -104,15 +100,6 @@ class GroupAggregate(AggregateOperator):
         check_distinct_names([field.name for field in fields], self.owner)
         return pa.schema(fields)
 
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
-
-    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """What is aggregated, and the conditions. With a ttl whole rows are compared: of a row that is replaced, the
-        old one may have expired."""
-        return [None if self.ttl is not None and inputs[0].changelog else columns_of(self.aggregates)]
-
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         spec = context.inputs[0]
@@ -122,14 +109,7 @@ class GroupAggregate(AggregateOperator):
         self._mark_only = not self.aggregates and not spec.changelog
         # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
-        self._state: ColumnState = context.get_state(
-            ColumnStateDescriptor(
-                "accumulators", schema, fixed_fields=True, may_lack=self._aggregation.may_lack, ttl=self.ttl
-            )
-        )
-        self._states = AggregateStates(
-            self._aggregation, self._state, context, ttl=self.ttl is not None, valued=True
-        )
+        self._open_states(self._aggregation, context, schema)
         self._local: LocalRows | None = (
             LocalLayout(self._aggregation, spec.changelog) if spec.local is not None else None
         )
@@ -140,10 +120,6 @@ class GroupAggregate(AggregateOperator):
         if self.emit == "each" or (self.ttl is not None and inputs[0].changelog):
             return None
         return LocalLayout(self._plan(inputs[0]), inputs[0].changelog).phase
-
-    def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
-        self._states.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
@@ -172,9 +148,6 @@ class GroupAggregate(AggregateOperator):
             changed = self._states.async_add(Addition.of(bundle, stamps=stamps), ctx)
         return changed.then_accept(lambda change: self._put_out(bundle, change, ctx))
 
-    def _plan(self, spec: InputSpec) -> AggregatePlan:
-        return AggregatePlan(self.aggregates, spec.schema, self.owner, retract=spec.changelog)
-
     def _put_out(self, bundle: Bundle, change: Change, ctx: BundleContext) -> None:
         """Emit the net change of each key."""
         keys, old, new = bundle.keys, change.old, change.new
@@ -188,9 +161,6 @@ class GroupAggregate(AggregateOperator):
         changes = net_changes(order, change.was_present, change.present, changed, self.emit_update_before)
         if len(changes.keys):
             ctx.emit(take_changes(changes, keys.columns, before, after), changes.kinds)
-
-    def _stamps(self, bundle: Bundle) -> npt.NDArray[np.int64] | None:
-        return self._state.stamps_at(key_times(bundle, self.ttl), len(bundle.keys))
 
     def _mark_new(self, bundle: Bundle, old: Columns, ctx: BundleContext) -> None:
         keys, seen = bundle.keys, old.present

@@ -17,7 +17,6 @@ import pyarrow as pa
 from asyncstate.codec import KeyCodec
 from asyncstate.errors import SchemaError
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
-from asyncstate.state.columnar.columns import ColumnStateDescriptor
 
 from ..core.arrays import Int8Array
 from ..core.segments import Groups
@@ -25,12 +24,12 @@ from .accumulators import Count, Extreme, Sum
 from .aggregator import State
 from .declared import Aggregate, columns_of
 from .group import GroupAggregate
-from .operator import AggregateOperator
+from .operator import KeyAggregateOperator
 from .plan import AggregatePlan
-from .states import Addition, AggregateStates, Change, LocalValueRows
+from .states import Addition, Change, LocalValueRows
 
 
-class IncrementalGroupAggregate(AggregateOperator):
+class IncrementalGroupAggregate(KeyAggregateOperator):
     """The first part of an aggregation that is split by ``bucket``, one of the key columns.
 
     A key with very many rows, or very many distinct values, is otherwise the work of one partition. Give it a bucket
@@ -72,31 +71,14 @@ class IncrementalGroupAggregate(AggregateOperator):
         fields = [field.with_name(_column_of(field.name)) for field in plan.state_schema]
         return pa.schema([*(field for field in spec.key_schema if field.name != self.bucket), *fields])
 
-    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """What is aggregated, and the conditions."""
-        return [columns_of(self.aggregates)]
-
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
-        spec = context.inputs[0]
-        self._aggregation = self._plan(spec)
-        state = context.get_state(
-            ColumnStateDescriptor(
-                "accumulators",
-                self._aggregation.state_schema,
-                fixed_fields=True,
-                may_lack=self._aggregation.may_lack,
-            )
-        )
-        self._states = AggregateStates(self._aggregation, state, context)
+        self._aggregation = self._plan(context.inputs[0])
+        self._open_states(self._aggregation, context)
         self._shown = [at for at, name in enumerate(context.key_schema.names) if name != self.bucket]
         fields = [context.key_schema.field(at) for at in self._shown]
         names = [field.name for field in fields]
         self._codec = KeyCodec([field.type for field in fields], names, context.max_parallelism)
-
-    def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
-        self._states.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
@@ -104,9 +86,6 @@ class IncrementalGroupAggregate(AggregateOperator):
             return None
         changed = self._states.async_add(Addition.of(bundle), ctx)
         return changed.then_accept(lambda change: self._put_out(bundle, change, ctx))
-
-    def _plan(self, spec: InputSpec) -> AggregatePlan:
-        return AggregatePlan(self.aggregates, spec.schema, self.owner, retract=spec.changelog)
 
     def _check_parts(self, plan: AggregatePlan, spec: InputSpec) -> None:
         for part in plan.parts:
@@ -130,11 +109,7 @@ class _FinalGroupAggregate(GroupAggregate):
 
     @property
     def owner(self) -> str:
-        """See ``Named``."""
         return "IncrementalGroupAggregate.final()"
-
-    def __init__(self, aggregates: Sequence[Aggregate], emit_update_before: bool) -> None:
-        super().__init__(aggregates, emit_update_before)
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """All."""
@@ -144,7 +119,6 @@ class _FinalGroupAggregate(GroupAggregate):
         """None: rows are put together already."""
 
     def open(self, context: OperatorContext) -> None:
-        """See ``GroupAggregate``."""
         super().open(context)
         self._local = _Parts(self._aggregation)
 

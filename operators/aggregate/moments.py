@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 
 from asyncstate.operator import BundleContext
 
-from ..core.arrays import Int8Array
+from ..core.arrays import Int8Array, int64_values
 from ..core.segments import Groups, group_sum
-from .accumulators import counted, group_counts, merged_counts, sum_type
+from .accumulators import counted, filled, group_counts, merged_counts, sum_type
 from .aggregator import KeyedRows, MergingAggregator, State, Updated
 from .declared import Aggregate, Binding, Kind, Output
 
@@ -117,10 +117,7 @@ class Moments(MergingAggregator):
     def _counted(self, batch: pa.RecordBatch, signs: Int8Array | None) -> tuple[Floats, Floats]:
         """The values (n), and 1 for each that counts."""
         values = batch.column(self.column).cast(pa.float64(), safe=False)
-        mask = self.chosen(batch)
-        count = np.ones(len(values)) if signs is None else np.abs(signs).astype(np.float64)
-        count = count if mask is None else count * mask
-        return (values.fill_null(0.0) if values.null_count else values).to_numpy(), count
+        return filled(values).to_numpy(), np.abs(self.weights(batch, signs)).astype(np.float64)
 
     @_beyond_floats
     def combine(self, state: State, groups: Groups) -> State:
@@ -195,7 +192,7 @@ class RetractableMoments(Moments):
 
     def variances(self, state: State, sample: bool) -> pa.Array:
         """See ``Moments``: NaN beside a value that is not finite."""
-        others = _numbers(state[3])
+        others = int64_values(state[3])
         if not (others > 0).any():
             return super().variances(state[:3], sample)
         number = _sample(state[:3]).number
@@ -221,19 +218,18 @@ class Truths(MergingAggregator):
         """See ``MergingAggregator``."""
         values = batch.column(self.column)
         is_true = np.asarray(values.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
-        counted = np.ones(len(values), np.int64) if signs is None else signs.astype(np.int64)
-        mask = self.chosen(batch)
-        counted = counted if mask is None else counted * mask
-        return [pa.array(counted * is_true), pa.array(counted * ~is_true)]
+        weights = self.weights(batch, signs)
+        return [pa.array(weights * is_true), pa.array(weights * ~is_true)]
 
     def combine(self, state: State, groups: Groups) -> State:
         """See ``Aggregator``."""
-        return [pa.array(group_sum(_numbers(column), groups)) for column in state]
+        return [pa.array(group_sum(int64_values(column), groups)) for column in state]
 
     def merge(self, state: State, partial: State) -> State:
         """See ``MergingAggregator``."""
         return [
-            pa.array(_numbers(first) + _numbers(second)) for first, second in zip(state, partial, strict=True)
+            pa.array(int64_values(first) + int64_values(second))
+            for first, second in zip(state, partial, strict=True)
         ]
 
 
@@ -242,7 +238,6 @@ class _Variance(Kind):
     name: Literal["var_pop", "var_samp", "stddev_pop", "stddev_samp"]
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         if sum_type(binding.input_type) is None:
             raise binding.wrong_type("an integer, float or decimal")
         aggregate = binding.aggregate
@@ -262,7 +257,6 @@ class _Truth(Kind):
     name: Literal["bool_and", "bool_or"]
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         if not pa.types.is_boolean(binding.input_type):
             raise binding.wrong_type("a boolean")
         aggregate = binding.aggregate
@@ -270,18 +264,13 @@ class _Truth(Kind):
         return Output(pa.field(aggregate.name, pa.bool_()), lambda states: self._values(states[part]))
 
     def _values(self, state: State) -> pa.Array:
-        true, false = map(_numbers, state)
+        true, false = map(int64_values, state)
         values = true > 0 if self.name == "bool_or" else false == 0
         return pa.array(values, mask=true + false == 0)
 
 
-def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
-    return np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), np.int64)
-
-
 def _sample(state: State) -> _Sample:
-    filled = [column.fill_null(0.0) if column.null_count else column for column in state]
-    return _Sample(*(column.to_numpy() for column in filled))
+    return _Sample(*(filled(column).to_numpy() for column in state))
 
 
 def _stored(sample: _Sample) -> State:

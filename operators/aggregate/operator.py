@@ -1,18 +1,26 @@
 """What operators over aggregates have in common: their aggregates, and the life of the functions among them.
 
-Owns: ``AggregateOperator``.
-Must not import anything of ``asyncstate`` but ``operator``.
+Owns: ``AggregateOperator``, and ``KeyAggregateOperator`` for those that keep the states of all rows of a key.
+Must not import anything of ``asyncstate`` but ``operator`` and ``state``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
-from asyncstate.operator import BundleOperator
+import pyarrow as pa
 
+from asyncstate.operator import Bundle, BundleOperator, InputSpec, OperatorContext
+from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
+from asyncstate.state.expiring.ttl import Ttl, as_ttl
+
+from ..core.arrays import Int64Array
 from ..core.checks import Named
-from .declared import Aggregate, check_aggregates, functions_of, state_bytes_of
+from ..core.expiring import key_times
+from .declared import Aggregate, check_aggregates, columns_of, functions_of, state_bytes_of
+from .plan import AggregatePlan
+from .states import AggregateStates
 
 
 class AggregateOperator(Named, BundleOperator):
@@ -54,3 +62,41 @@ class AggregateOperator(Named, BundleOperator):
         """See ``Operator``."""
         for function in functions_of(self.aggregates):
             await function.close_calls()
+
+
+class KeyAggregateOperator(AggregateOperator):
+    """An operator with a state a key. With a ``ttl`` a key expires when nothing has changed it for that long."""
+
+    def __init__(self, aggregates: Sequence[Aggregate], ttl: Ttl = None) -> None:
+        super().__init__(aggregates)
+        self.ttl = as_ttl(self.owner, ttl)
+
+    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """What is aggregated, and the conditions. With a ttl whole rows are compared: of a row that is replaced, the
+        old one may have expired."""
+        return [None if self.ttl is not None and inputs[0].changelog else columns_of(self.aggregates)]
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._states.prefetch(bundle.keys)
+
+    def _plan(self, spec: InputSpec) -> AggregatePlan:
+        return AggregatePlan(self.aggregates, spec.schema, self.owner, retract=spec.changelog)
+
+    def _open_states(
+        self, plan: AggregatePlan, context: OperatorContext, schema: pa.Schema | None = None
+    ) -> None:
+        """Declare ``accumulators``, of the plan's states or of another ``schema``."""
+        self._state: ColumnState = context.get_state(
+            ColumnStateDescriptor(
+                "accumulators",
+                plan.state_schema if schema is None else schema,
+                fixed_fields=True,
+                may_lack=plan.may_lack,
+                ttl=self.ttl,
+            )
+        )
+        self._states = AggregateStates(plan, self._state, context, ttl=self.ttl is not None, valued=True)
+
+    def _stamps(self, bundle: Bundle) -> Int64Array | None:
+        return self._state.stamps_at(key_times(bundle, self.ttl), len(bundle.keys))

@@ -23,9 +23,9 @@ from asyncstate.codec.hashing import hash_columns
 from asyncstate.codec.types import check_key_type
 from asyncstate.errors import OperatorError, SchemaError
 
-from ..core.arrays import BoolArray, Int8Array
+from ..core.arrays import Int8Array
 from ..core.segments import Groups
-from .aggregator import KeyedRows, MergingAggregator, State
+from .aggregator import KeyedRows, MergingAggregator, State, counted_rows
 from .declared import Aggregate, Binding, Kind, Output
 
 Matrix = npt.NDArray[np.uint8]
@@ -91,9 +91,7 @@ class Registers(MergingAggregator):
         self, batch: pa.RecordBatch, owners: npt.NDArray[np.int64], count: int, signs: Int8Array | None
     ) -> Matrix:
         """The registers (count, 2**precision) of the owners of the rows (n)."""
-        mask: BoolArray | None = self.chosen(batch)
-        if signs is not None:
-            mask = signs > 0 if mask is None else mask & (signs > 0)
+        mask = counted_rows(batch, (self.column,), self.condition, signs)  # none is taken back
         values = batch.column(self.column)
         if mask is not None:
             values, owners = values.filter(pa.array(mask)), owners[mask]
@@ -134,11 +132,9 @@ class _ApproximateCount(Kind):
 
     @property
     def state_bytes(self) -> int:
-        """See ``Kind``."""
         return 1 << self.precision
 
     def bind(self, binding: Binding) -> Output:
-        """See ``Kind``."""
         try:
             check_key_type(binding.column, binding.input_type)
         except SchemaError:

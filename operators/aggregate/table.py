@@ -7,7 +7,7 @@ Must not import anything of ``asyncstate`` but ``changelog``, ``operator`` and `
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,21 +16,27 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind
 from asyncstate.codec.sorting import rows_by
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
-from asyncstate.state.columnar.columns import ColumnStateDescriptor
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl
 
-from ..core.arrays import BoolArray, Int64Array, concat_rows, place_among_equals, row_ids, take_rows
+from ..core.arrays import (
+    BoolArray,
+    Int64Array,
+    concat_rows,
+    place_among_equals,
+    places_of,
+    row_ids,
+    take_rows,
+)
 from ..core.changelog import arrival_order
-from ..core.checks import check_distinct_names
-from ..core.expiring import key_times
-from .declared import Aggregate, columns_of
-from .operator import AggregateOperator
+from ..core.checks import KeepsKey, check_distinct_names
+from .declared import Aggregate
+from .operator import KeyAggregateOperator
 from .plan import AggregatePlan
-from .states import Addition, AggregateStates, Change
+from .states import Addition, Change
 from .user.table import RowsOfKeys, TableAggregator
 
 
-class GroupTableAggregate(AggregateOperator):
+class GroupTableAggregate(KeepsKey, KeyAggregateOperator):
     """A TableAggregateFunction over the rows of each key: a top N, for instance.
 
     Example::
@@ -54,8 +60,7 @@ class GroupTableAggregate(AggregateOperator):
     takes_tables = True
 
     def __init__(self, aggregate: Aggregate, ttl: Ttl = None) -> None:
-        super().__init__([aggregate])
-        self.ttl = as_ttl(self.owner, ttl)
+        super().__init__([aggregate], ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Key columns and those of the function's rows."""
@@ -64,38 +69,19 @@ class GroupTableAggregate(AggregateOperator):
         check_distinct_names([field.name for field in fields], self.owner)
         return pa.schema(fields)
 
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
-
-    def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """What is aggregated, and the condition; whole rows where those that are taken back may have expired."""
-        return [None if self.ttl is not None and inputs[0].changelog else columns_of(self.aggregates)]
-
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         plan = self._plan(context.inputs[0])
         self._number = plan.parts.index(self._part(plan))
         self._incremental = self._part(plan).incremental
-        self._state = context.get_state(
-            ColumnStateDescriptor("accumulators", plan.state_schema, fixed_fields=True, ttl=self.ttl)
-        )
-        self._states = AggregateStates(plan, self._state, context, ttl=self.ttl is not None, valued=True)
-
-    def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
-        self._states.prefetch(bundle.keys)
+        self._open_states(plan, context)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
         if not bundle.num_rows:
             return None
-        stamps = self._state.stamps_at(key_times(bundle, self.ttl), len(bundle.keys))
-        changed = self._states.async_add(Addition.of(bundle, stamps=stamps), ctx)
+        changed = self._states.async_add(Addition.of(bundle, stamps=self._stamps(bundle)), ctx)
         return changed.then_accept(lambda change: self._put_out(bundle, change, ctx))
-
-    def _plan(self, spec: InputSpec) -> AggregatePlan:
-        return AggregatePlan(self.aggregates, spec.schema, self.owner, retract=spec.changelog)
 
     def _part(self, plan: AggregatePlan) -> TableAggregator:
         return next(part for part in plan.parts if isinstance(part, TableAggregator))
@@ -117,9 +103,7 @@ class GroupTableAggregate(AggregateOperator):
             rows, owners, is_new = take_rows(rows, left), owners[left], is_new[left]
         if not len(owners):
             return
-        place = np.empty(len(bundle.keys), np.int64)
-        place[arrival_order(bundle.keys)] = np.arange(len(bundle.keys))
-        order = rows_by(place[owners], is_new)
+        order = rows_by(places_of(arrival_order(bundle.keys))[owners], is_new)
         kinds = np.where(is_new[order], RowKind.INSERT, RowKind.DELETE).astype(np.int8)
         keys = pa.array(owners[order])
         ctx.emit([*(column.take(keys) for column in bundle.keys.columns), *take_rows(rows, order)], kinds)

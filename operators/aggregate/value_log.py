@@ -28,7 +28,7 @@ from asyncstate.state.columnar.columns import ColumnState
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
-from ..core.arrays import BoolArray, Int8Array, Int64Array
+from ..core.arrays import BoolArray, Int8Array, Int64Array, run_begins
 from ..core.changelog import distinct
 from ..core.segments import Groups, group_extreme, pair_extreme, value_order
 from .accumulators import Extreme
@@ -53,10 +53,7 @@ class ValueCounts(NamedTuple):
         codes = value_order(values)
         order = rows_by(owners, codes)
         sorted_owners: Int64Array = owners[order].astype(np.int64)
-        codes = codes[order]
-        first = np.ones(len(order), np.bool_)
-        first[1:] = (np.diff(sorted_owners) != 0) | (np.diff(codes) != 0)
-        starts = np.flatnonzero(first)
+        starts = np.flatnonzero(run_begins(sorted_owners, codes[order]))
         sums = np.add.reduceat(counts[order], starts)
         kept = starts[sums != 0]
         return ValueCounts(sorted_owners[kept], values.take(pa.array(order[kept])), sums[sums != 0])

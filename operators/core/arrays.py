@@ -8,7 +8,7 @@ Pure functions over numpy and Arrow; must not know of keys, kinds or operators.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,21 @@ def take_rows(columns: Sequence[pa.Array], rows: IntArray) -> list[pa.Array]:
     missing = rows < 0
     indices = pa.array(rows, mask=missing) if missing.any() else pa.array(rows)
     return [column.take(indices) for column in columns]
+
+
+def int64_values(column: pa.Array) -> Int64Array:
+    """The values (n) of a column of whole numbers; 0 for null."""
+    return np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), np.int64)
+
+
+def valid_rows(columns: Sequence[pa.Array]) -> BoolArray | None:
+    """The rows (n) that have a value in all columns; None: all rows have."""
+    valid: BoolArray | None = None
+    for column in columns:
+        if column.null_count:
+            there = column.is_valid().to_numpy(zero_copy_only=False)
+            valid = there if valid is None else valid & there
+    return valid
 
 
 def concat_rows(columns: Sequence[pa.Array], more: Sequence[pa.Array]) -> list[pa.Array]:
@@ -80,10 +95,31 @@ def place_among_equals(ids: IntArray) -> Int64Array:
 def place_in_run(values: IntArray) -> Int64Array:
     """The place of each element in its run of equal ones, from 0."""
     at = np.arange(len(values))
-    begins = np.ones(len(values), np.bool_)
-    begins[1:] = values[1:] != values[:-1]
-    places: Int64Array = at - np.maximum.accumulate(np.where(begins, at, 0))
+    places: Int64Array = at - np.maximum.accumulate(np.where(run_begins(values), at, 0))
     return places
+
+
+def run_begins(*arrays: npt.NDArray[Any]) -> BoolArray:
+    """Where a run of rows begins that are equal in all of ``arrays`` (n each, at least one)."""
+    begins = np.zeros(len(arrays[0]), np.bool_)
+    begins[:1] = True
+    for values in arrays:
+        begins[1:] |= values[1:] != values[:-1]
+    return begins
+
+
+def places_of(order: Int64Array) -> Int64Array:
+    """Where each of n rows stands in ``order`` (n), which has all of them."""
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    return places
+
+
+def last_of(owners: IntArray, rows: IntArray, count: int) -> Int64Array:
+    """The last of ``rows`` (m) of each of ``count`` owners, -1 where there is none."""
+    last = np.full(count, -1, np.int64)
+    last[owners] = rows  # of repeated indices the last assignment stays
+    return last
 
 
 def count_up(counts: Int64Array) -> Int64Array:

@@ -1,7 +1,7 @@
-"""What operators refuse alike, before any row is read: one text each.
+"""What operators of one name, or of one key, have alike, and what they refuse before any row is read: one text each.
 
-Owns: ``Named`` and the checks. Each raises SchemaError that names the operator (``owner``) and the input or the
-parameter.
+Owns: ``Named``, ``KeepsKey`` and the checks. Each raises SchemaError that names the operator (``owner``) and the input
+or the parameter.
 Must not import anything of ``asyncstate`` but ``errors`` and ``operator``.
 """
 
@@ -24,6 +24,14 @@ class Named:
     def owner(self) -> str:
         """How errors name the operator."""
         return type(self).__name__
+
+
+class KeepsKey(Named):
+    """An operator whose output has the columns of its input's key under their names."""
+
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``."""
+        return [inputs[0].key]
 
 
 def check_choice(value: object, choices: Sequence[str], name: str, owner: str) -> None:

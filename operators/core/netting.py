@@ -18,7 +18,7 @@ import numpy as np
 from asyncstate.changelog import RowKind, accumulates
 from asyncstate.codec.sorting import rows_by
 
-from .arrays import BoolArray, Int8Array, Int64Array, place_among_equals
+from .arrays import BoolArray, Int8Array, Int64Array, last_of, place_among_equals, run_begins
 
 _NO_ROWS: Int64Array = np.empty(0, np.int64)
 
@@ -188,8 +188,7 @@ def _out_of_order(
     has[stored.ids] = stored.content
     events = order[rows_by(rows.ids[order])]
     ids, content = rows.ids[events], rows.content[events]
-    begins = np.ones(len(events), np.bool_)
-    begins[1:] = ids[1:] != ids[:-1]
+    begins = run_begins(ids)
     there = np.empty(len(events), np.int64)  # the content of the row before each event, -1: none
     there[1:] = np.where(accumulate[events][:-1], content[:-1], -1)
     there[begins] = has[ids[begins]]
@@ -199,10 +198,8 @@ def _out_of_order(
 
 def _newest(ids: Int64Array, order: Int64Array, chosen: BoolArray, keys: int) -> Int64Array:
     """The newest of the ``chosen`` rows of each key, -1 without any; ``order`` has the rows from the oldest on."""
-    newest = np.full(keys, -1, np.int64)
     rows = order[chosen[order]]
-    newest[ids[rows]] = rows  # of repeated indices the last assignment stays
-    return newest
+    return last_of(ids[rows], rows, keys)
 
 
 def _is_newer(rows: Int64Array, others: Int64Array, order: Int64Array) -> BoolArray:

@@ -1,6 +1,7 @@
-"""What all joins of two inputs ask of these, and the columns that they put out.
+"""What all joins of two inputs have in common: what they ask of these, and the columns that they put out.
 
-Owns: the checks of keys, the joined schema, and which keys can match.
+Owns: ``TwoInputJoin``; ``Condition``, that of a join beside its keys; the checks of keys, the joined schema, and which
+keys can match.
 Invariant: a join that has been bound has keys of equal types and output columns of distinct names.
 Must not know of state.
 """
@@ -8,16 +9,99 @@ Must not know of state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
-from asyncstate.operator import InputSpec, OutputSpec
+from asyncstate.operator import BundleContext, BundleOperator, InputSpec, OutputSpec
 
-from ..core.arrays import BoolArray, Int64Array, index_among
+from ..core.arrays import BoolArray, Int8Array, Int64Array, index_among, take_rows, valid_rows
+from ..core.checks import Named, check_choice
+from ..core.condition import ConditionLike, RowCondition, check_condition
 from .rules import JoinKind
+
+JoinCondition: TypeAlias = ConditionLike
+"""A function of a batch of joined candidate rows to booleans, or a pyarrow expression over their columns."""
+
+
+class Condition(RowCondition):
+    """Evaluates ``condition`` over pairs of rows; ``schema`` has the left, then the right columns."""
+
+    def __init__(self, condition: JoinCondition, schema: pa.Schema, owner: str) -> None:
+        super().__init__(condition, schema, owner, "joined columns")
+
+    def __call__(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> BoolArray:
+        """True (n) for the pairs that match; ``left`` and ``right`` are columns of n rows each."""
+        return self.mask([*left, *right])
+
+
+class TwoInputJoin(Named, BundleOperator):
+    """Rows of two inputs with equal keys."""
+
+    num_inputs: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        kind: JoinKind,
+        condition: JoinCondition | None,
+        suffixes: tuple[str, str],
+        null_safe: bool,
+        kinds: Sequence[str] = get_args(JoinKind),
+    ) -> None:
+        """``kinds``: those that ``kind`` may be."""
+        check_choice(kind, kinds, "kind", self.owner)
+        check_condition(condition, self.owner)
+        self.kind: JoinKind = kind
+        self.condition = condition
+        self.suffixes = suffixes
+        self.null_safe = null_safe
+
+    @property
+    def _left_only(self) -> bool:
+        """Whether only the columns of left rows are put out."""
+        return self.kind in ("semi", "anti")
+
+    def _shown_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """Left columns, then right columns; only the left ones for semi and anti. SchemaError for keys, names or a
+        condition that do not fit."""
+        left, right = inputs
+        check_keys(left, right, self.owner)
+        joined = joined_schema(self.kind, inputs, self.suffixes, self.owner)
+        condition = self._condition_over(inputs)
+        if condition is not None:
+            condition.check()
+        return left.schema if self._left_only else joined
+
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``: the keys of inputs whose rows are never padded."""
+        return kept_keys(self.kind, inputs, self.bind(inputs))
+
+    def _condition_over(self, inputs: Sequence[InputSpec]) -> Condition | None:
+        """The condition beside the keys."""
+        if self.condition is None:
+            return None
+        joined = joined_schema(self.kind, inputs, self.suffixes, self.owner)
+        return Condition(self.condition, joined, self.owner)
+
+    def _emit(
+        self,
+        side: int,
+        own: tuple[Sequence[pa.Array], Int64Array],
+        other: tuple[Sequence[pa.Array], Int64Array],
+        kinds: Int8Array | RowKind,
+        ctx: BundleContext,
+    ) -> None:
+        """Put out rows of ``side`` and of the other one: their columns, and the indices of the rows (-1: none)."""
+        if not len(own[1]):
+            return
+        parts = [own, other] if side == 0 else [other, own]
+        if self._left_only:
+            parts = parts[:1]
+        ctx.emit([column for columns, rows in parts for column in take_rows(columns, rows)], kinds)
 
 
 def check_keys(left: InputSpec, right: InputSpec, owner: str) -> None:
@@ -73,12 +157,7 @@ def kept_keys(
 
 def matchable_keys(keys: KeyBatch, null_safe: bool) -> BoolArray | None:
     """The unique keys (u) that can match; None if all can. A null matches nothing, unless ``null_safe``."""
-    if null_safe or not any(column.null_count for column in keys.columns):
-        return None
-    matchable = np.ones(len(keys), np.bool_)
-    for column in keys.columns:
-        matchable &= column.is_valid().to_numpy(zero_copy_only=False)
-    return matchable
+    return None if null_safe else valid_rows(keys.columns)
 
 
 def matching(keys: KeyBatch, null_safe: bool) -> tuple[KeyBatch, Int64Array]:

@@ -9,7 +9,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +20,17 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columnar.list_columns import ListColumns
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
-from ..core.checks import Named, check_choice
-from ..core.condition import check_condition
-from ..core.expiring import key_times, row_times
+from ..core.expiring import key_times
 from ..core.netting import Identified, net_by_content, net_by_unique_key
 from .changes import Changes, changes_of, insertions
-from .condition import Condition, JoinCondition
-from .inputs import check_keys, joined_schema, kept_keys, matching
-from .matches import Emission, Matches, Residual, Rows, equal_keys, join, oriented, partners
-from .rules import JoinKind, Rules, rules
+from .inputs import JoinCondition, TwoInputJoin, matching
+from .matches import Matches, Residual, Rows, equal_keys, join, oriented, partners
+from .rules import JoinKind, rules
 from .sides import Added, ListSide, Own, SideState, UniqueSide
 
 UniqueKey = Literal["join_key"] | Sequence[str] | None
@@ -42,7 +39,7 @@ UniqueKey = Literal["join_key"] | Sequence[str] | None
 _SIDES = ("left", "right")
 
 
-class Join(Named, BundleOperator):
+class Join(TwoInputJoin):
     """Rows of two inputs with equal keys (``key`` of the inputs), and where ``condition`` holds.
 
     Example, auctions with their sellers, both with key ``seller`` / ``id``::
@@ -83,8 +80,6 @@ class Join(Named, BundleOperator):
     Source: Flink's ``StreamingJoinOperator``, ``StreamingSemiAntiJoinOperator`` and their mini-batch forms.
     """
 
-    num_inputs: ClassVar[int] = 2
-
     def __init__(
         self,
         kind: JoinKind = "inner",
@@ -97,16 +92,11 @@ class Join(Named, BundleOperator):
         left_ttl: Ttl = None,
         right_ttl: Ttl = None,
     ) -> None:
-        check_choice(kind, get_args(JoinKind), "kind", self.owner)
-        check_condition(condition, self.owner)
-        self.kind: JoinKind = kind
-        self.condition = condition
+        super().__init__(kind, condition, suffixes, null_safe)
         self.unique = tuple(
             _unique(key, side, self.owner)
             for key, side in zip((left_unique, right_unique), _SIDES, strict=True)
         )
-        self.suffixes = suffixes
-        self.null_safe = null_safe
         self.ttl = (
             as_ttl(self.owner, left_ttl, "left_ttl"),
             as_ttl(self.owner, right_ttl, "right_ttl"),
@@ -114,26 +104,15 @@ class Join(Named, BundleOperator):
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Left columns, then right columns; only the left ones for semi and anti."""
-        left, right = inputs
-        check_keys(left, right, self.owner)
+        shown = self._shown_schema(inputs)
         for unique, spec in zip(self.unique, inputs, strict=True):
             for column in unique if isinstance(unique, tuple) else ():
                 spec.column(column)
-        joined = self._joined_schema(inputs)
-        if self.condition is not None:
-            Condition(self.condition, joined, self.owner).check()
-        return left.schema if self.kind in ("semi", "anti") else joined
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``: the keys of inputs whose rows are never padded."""
-        return kept_keys(self.kind, inputs, self.bind(inputs))
+        return shown
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of the unique keys."""
         return [() if unique == "join_key" else unique for unique in self.unique]
-
-    def _joined_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return joined_schema(self.kind, inputs, self.suffixes, self.owner)
 
     def open(self, context: OperatorContext) -> None:
         """See ``Operator``."""
@@ -144,11 +123,7 @@ class Join(Named, BundleOperator):
         )
         self._missing = context.missing_rows()
         self._expired = context.counter("retractions_of_expired_rows")
-        self._residual = (
-            None
-            if self.condition is None
-            else Condition(self.condition, self._joined_schema(self._inputs), self.owner)
-        )
+        self._residual = self._condition_over(self._inputs)
 
     # -- one bundle ---------------------------------------------------------------------------------
 
@@ -222,12 +197,12 @@ class Join(Named, BundleOperator):
             gone = Rows(take_rows(bundle.batch.columns, expired), row_keys[expired])
             before = self._partners_before(own, gone, others, len(keys), residual)
         for emission in join(rule, kinds, matches, before):
-            self._emit(side, rule, driving, others, emission, ctx)
+            mine, theirs = (driving.columns, emission.driving), (others.columns, emission.other)
+            self._emit(side, mine, theirs, emission.kinds, ctx)
         added = matchable[changes.added]
-        times = row_times(bundle, self.ttl[side])
         state = self._states[side]
-        stamps = state.stamps_at(None if times is None else times[added], len(added))
-        rows = Added(take_rows(bundle.batch.columns, added), row_keys[added], stamps)
+        columns = take_rows(bundle.batch.columns, added)
+        rows = Added(columns, row_keys[added], state.stamps_of(bundle, added))
         state.apply(keys, own, changes.removed, rows)
 
     def _count(self, bundle: Bundle, side: int, missing: Int64Array) -> None:
@@ -277,19 +252,6 @@ class Join(Named, BundleOperator):
         counts: Int64Array = own.counts + np.bincount(expired.key_index, minlength=num_keys)
         before_bundle: Int64Array = counts[others.key_index]
         return before_bundle
-
-    def _emit(
-        self, side: int, rule: Rules, driving: Rows, others: Rows, emission: Emission, ctx: BundleContext
-    ) -> None:
-        if not len(emission.kinds):
-            return
-        parts = [(driving, emission.driving), (others, emission.other)]
-        if side == 1:
-            parts.reverse()
-        if not rule.pairs:
-            parts = parts[:1]
-        columns = [column for rows, indices in parts for column in take_rows(rows.columns, indices)]
-        ctx.emit(columns, emission.kinds)
 
 
 def _driving(

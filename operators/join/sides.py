@@ -18,13 +18,14 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.operator import OperatorContext
-from asyncstate.state.columnar.columns import Columns, ColumnStateDescriptor
+from asyncstate.operator import Bundle, OperatorContext
+from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.expiring.ttl import StateTtl
 
-from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, row_ids, take_rows
+from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
+from ..core.expiring import row_stamps, stamps_behind
 from ..core.netting import Net, net_by_content
 
 
@@ -72,13 +73,15 @@ class Added:
 class SideState(ABC):
     """Rows of one input by join key. Keys come as a KeyBatch of u keys."""
 
+    _state: ColumnState | ListColumnState
+
     def __init__(self, schema: pa.Schema, ttl: StateTtl | None) -> None:
         self._schema = schema
         self.ttl = ttl
 
-    @abstractmethod
     def prefetch(self, keys: KeyBatch) -> None:
         """Start loading what the other methods will read."""
+        self._state.prefetch(keys)
 
     @abstractmethod
     def async_rows(self, keys: KeyBatch, times: Int64Array | None = None) -> StateFuture[ListColumns]:
@@ -89,9 +92,9 @@ class SideState(ABC):
         """A future of the rows of the keys in the mask ``full`` (u), and of the counts of all if asked. It renews
         nothing: what a side asks of itself is no use of its rows."""
 
-    @abstractmethod
-    def stamps_at(self, times: Int64Array | None, num_rows: int) -> Int64Array | None:
-        """The stamps of rows (n) that come now, or at these event times; None if they do not expire."""
+    def stamps_of(self, bundle: Bundle, rows: Int64Array) -> Int64Array | None:
+        """The stamps of ``rows`` (m) of a bundle; None if they do not expire."""
+        return row_stamps(self._state, bundle, self.ttl, rows)
 
     @abstractmethod
     def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
@@ -108,6 +111,8 @@ class ListSide(SideState):
     ``state``: where they lie, if not in lists of this side's own; then without a ttl.
     """
 
+    _state: ListColumnState
+
     def __init__(
         self,
         name: str,
@@ -120,10 +125,6 @@ class ListSide(SideState):
         if state is None:
             state = context.get_state(ListColumnStateDescriptor(name, schema, ttl=ttl))
         self._state = state
-
-    def prefetch(self, keys: KeyBatch) -> None:
-        """See ``SideState``."""
-        self._state.prefetch(keys)
 
     def async_rows(self, keys: KeyBatch, times: Int64Array | None = None) -> StateFuture[ListColumns]:
         """See ``SideState``."""
@@ -149,10 +150,6 @@ class ListSide(SideState):
         return self._state.async_rows(heads.select(full), renew=False).then_apply(
             lambda rows: Own(_spread(rows, full), counts, heads)
         )
-
-    def stamps_at(self, times: Int64Array | None, num_rows: int) -> Int64Array | None:
-        """See ``SideState``."""
-        return self._state.stamps_at(times, num_rows)
 
     def net(
         self,
@@ -202,12 +199,10 @@ class ListSide(SideState):
         old = Added(own.rows.columns, own.rows.key_index.astype(np.int64), own.rows.stamps)
         stay = old.take(np.flatnonzero(~removed)).of_keys(chosen)
         come = added.of_keys(chosen)
-        stamps = None
-        if come.stamps is not None:  # rows that stay are written, but not renewed
-            assert stay.stamps is not None
-            stamps = np.concatenate([stay.stamps, come.stamps])
         rows = Added(
-            concat_rows(stay.columns, come.columns), np.concatenate([stay.key_index, come.key_index]), stamps
+            concat_rows(stay.columns, come.columns),
+            np.concatenate([stay.key_index, come.key_index]),
+            stamps_behind(stay.stamps, come.stamps),  # rows that stay are written, but not renewed
         ).by_key()
         self._state.put(
             keys.select(chosen), rows.columns, rows.key_index, own.heads.select(chosen), rows.stamps
@@ -217,15 +212,13 @@ class ListSide(SideState):
 class UniqueSide(SideState):
     """One row a key: the newest."""
 
+    _state: ColumnState
+
     def __init__(
         self, name: str, schema: pa.Schema, context: OperatorContext, ttl: StateTtl | None = None
     ) -> None:
         super().__init__(schema, ttl)
         self._state = context.get_state(ColumnStateDescriptor(name, schema, ttl=ttl))
-
-    def prefetch(self, keys: KeyBatch) -> None:
-        """See ``SideState``."""
-        self._state.prefetch(keys)
 
     def async_rows(self, keys: KeyBatch, times: Int64Array | None = None) -> StateFuture[ListColumns]:
         """See ``SideState``."""
@@ -245,16 +238,9 @@ class UniqueSide(SideState):
         """The rows, none of them renewed."""
         return self._state.async_get(keys, renew=False).then_apply(_present)
 
-    def stamps_at(self, times: Int64Array | None, num_rows: int) -> Int64Array | None:
-        """See ``SideState``."""
-        return self._state.stamps_at(times, num_rows)
-
     def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
         """See ``SideState``."""
-        newest = np.full(len(keys), -1, np.int64)
-        newest[added.key_index] = np.arange(
-            len(added.key_index)
-        )  # of repeated indices the last assignment stays
+        newest = last_of(added.key_index, np.arange(len(added.key_index)), len(keys))
         gains = newest >= 0
         loses = np.zeros(len(keys), np.bool_)
         loses[own.rows.key_index[removed]] = True

@@ -10,7 +10,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,6 @@ from asyncstate.operator import (
     MIN_WATERMARK,
     Bundle,
     BundleContext,
-    BundleOperator,
     InputOrder,
     InputSpec,
     OperatorContext,
@@ -34,18 +33,16 @@ from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateD
 from asyncstate.state.expiring.ttl import Ttl, TtlTime, as_ttl
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, take_rows
-from ..core.checks import Named, TimeDomain, check_choice, check_has_time, check_time_domain
-from ..core.condition import check_condition
+from ..core.checks import TimeDomain, check_has_time, check_time_domain
 from ..core.late import check_late_output, with_late_output
 from ..core.payload import Payload
-from .condition import Condition, JoinCondition
-from .inputs import check_keys, joined_schema, kept_keys, matching
+from .inputs import JoinCondition, TwoInputJoin, matching
 from .versions import Versions, versions_of
 
 TemporalJoinKind = Literal["inner", "left"]
 
 
-class TemporalJoin(Named, BundleOperator):
+class TemporalJoin(TwoInputJoin):
     """Left rows, each with the right row that its key has at the time of the left row: SQL's FOR SYSTEM_TIME AS OF.
 
     ``key`` of the right input is its unique key: a row (+I, +U) is the version of its key from its event time on, until
@@ -84,8 +81,6 @@ class TemporalJoin(Named, BundleOperator):
     does not fit.
     """
 
-    num_inputs: ClassVar[int] = 2
-
     def __init__(
         self,
         kind: TemporalJoinKind = "inner",
@@ -97,8 +92,7 @@ class TemporalJoin(Named, BundleOperator):
         ttl: Ttl = None,
         late_output: str | None = None,
     ) -> None:
-        check_choice(kind, get_args(TemporalJoinKind), "kind", self.owner)
-        check_condition(condition, self.owner)
+        super().__init__(kind, condition, suffixes, null_safe, get_args(TemporalJoinKind))
         check_time_domain(time, self.owner)
         check_late_output(late_output, time, self.owner)
         self.ttl = as_ttl(self.owner, ttl)
@@ -107,11 +101,7 @@ class TemporalJoin(Named, BundleOperator):
                 f"{self.owner}: ttl counts event time, but the join is one of processing time; give "
                 "StateTtl(..., time=TtlTime.PROCESSING)"
             )
-        self.kind: TemporalJoinKind = kind
-        self.condition = condition
         self.time: TimeDomain = time
-        self.suffixes = suffixes
-        self.null_safe = null_safe
         self.late_output = late_output
         self.first_input = 1 if time == "processing" else None
 
@@ -119,20 +109,11 @@ class TemporalJoin(Named, BundleOperator):
         """Left columns, then right columns."""
         for spec in inputs:
             check_has_time(spec, self.time, self.owner)
-        left, right = inputs
-        check_keys(left, right, self.owner)
-        joined = self._joined_schema(inputs)
-        if self.condition is not None:
-            Condition(self.condition, joined, self.owner).check()
-        return with_late_output(joined, self.late_output, left)
+        return with_late_output(self._shown_schema(inputs), self.late_output, inputs[0])
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``: of left rows; late versions may still be the newest ones."""
         return [self.late_output, None]
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``: the keys of inputs whose rows are never padded."""
-        return kept_keys(self.kind, inputs, self.bind(inputs))
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Changes of a right row need each other, whatever they change; the key knows it."""
@@ -144,9 +125,6 @@ class TemporalJoin(Named, BundleOperator):
             return [None, None]
         return [InputOrder("event"), InputOrder("event", late="deliver")]
 
-    def _joined_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return joined_schema(self.kind, inputs, self.suffixes, self.owner)
-
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         self._inputs = tuple(context.inputs)
@@ -157,9 +135,7 @@ class TemporalJoin(Named, BundleOperator):
             ColumnStateDescriptor("current", schema, ttl=self.ttl, belongs_to=made_for)
         )
         self._codec = context.key_codec
-        self._residual = None
-        if self.condition is not None:
-            self._residual = Condition(self.condition, self._joined_schema(context.inputs), self.owner)
+        self._residual = self._condition_over(self._inputs)
         if self.time == "event":
             self._late = context.counter("late_versions")
             self._dropped = context.counter("late_versions_dropped")

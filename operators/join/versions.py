@@ -19,7 +19,7 @@ import pyarrow as pa
 from asyncstate.changelog import RowKind, accumulates
 from asyncstate.codec.sorting import rows_by
 
-from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids
+from ..core.arrays import Int8Array, Int64Array, row_ids, run_begins
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def versions_of(
 ) -> Versions:
     """The versions that rows (n, in order of arrival) make; of several of a key and time the last one counts."""
     order = rows_by(keys, times)
-    begins = _begins(keys[order], times[order])
+    begins = run_begins(keys[order], times[order])
     groups = np.empty(len(keys), np.int64)
     groups[order] = np.cumsum(begins) - 1
     first = order[begins]
@@ -75,12 +75,6 @@ def versions_of(
         rows[groups[candidates]] = candidates
         holds = (rows >= 0) | ended
     return Versions(keys[first][holds], times[first][holds], rows[holds])
-
-
-def _begins(keys: Int64Array, times: Int64Array) -> BoolArray:
-    begins = np.ones(len(keys), np.bool_)
-    begins[1:] = (keys[1:] != keys[:-1]) | (times[1:] != times[:-1])
-    return begins
 
 
 def _left(kinds: Int8Array, content: Int64Array) -> Int8Array:

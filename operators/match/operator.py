@@ -38,7 +38,7 @@ from asyncstate.state.columnar.list_blocks import ListHeads
 
 from ..aggregate.operator import AggregateOperator
 from ..core.arrays import Int64Array, index_among, place_in_run
-from ..core.checks import TimeDomain, check_has_time, check_number, check_time_domain
+from ..core.checks import KeepsKey, TimeDomain, check_has_time, check_number, check_time_domain
 from ..core.late import check_late_output, with_late_output
 from ..core.ordering import OrderBy, check_order, order_columns, sort_keys
 from .automaton import Automaton, check_end
@@ -54,7 +54,7 @@ MATCH_TIME: Final = "match_time"
 BUDGET: Final = 1_000_000
 
 
-class Match(AggregateOperator):
+class Match(KeepsKey, AggregateOperator):
     """SQL's MATCH_RECOGNIZE: one row for each run of a key's rows, in order of time, that is like ``pattern``.
 
     ``pattern``: a text such as ``"A B{2,5}? C+ (D | E)"``, or the same made with ``variable``. Each variable takes one
@@ -155,10 +155,6 @@ class Match(AggregateOperator):
                     "the operator, another name"
                 )
         return with_late_output(pa.schema(fields), self.late_output, spec)
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``."""

@@ -23,8 +23,8 @@ from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
 
-from ..aggregate.user.slide import Frames
-from ..core.arrays import BoolArray, Int64Array, concat_rows, row_ids, take_rows
+from ..aggregate.user.function import Frames
+from ..core.arrays import BoolArray, Int64Array, concat_rows, places_of, row_ids, take_rows
 from ..core.changelog import arrival_order, distinct
 from ..core.netting import net_by_content
 from ..core.ordering import OrderColumn, order_codes, sorted_by
@@ -86,8 +86,7 @@ class KeptRows:
         columns = take_rows(concat_rows(take_rows(old.columns, kept), come), order)
         new = _Table(columns, new_owners[order])
         self._store(bundle, heads, old, new, removed, added)
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
+        place = places_of(order)
         return self._async_results(old, len(bundle.keys), ctx).then_compose(
             lambda before: self._async_results(new, len(bundle.keys), ctx).then_accept(
                 lambda after: self._put_out(bundle, old, new, before, after, kept, place, ctx)
@@ -133,14 +132,12 @@ class KeptRows:
         batch = pa.RecordBatch.from_arrays(take_rows(table.columns, order), schema=_nullable(self._schema))
         rows = Ordered(batch, starts, changes_of([code[order] for code in codes], starts))
         first, last = self._bounds(rows)
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
         none = np.zeros(num_keys, np.int64)
         offsets = {at: batch.column(place_column) for at, place_column in self._plan.offset_columns.items()}
         values = self._plan.async_values(
             rows, Frames(first, last, rows.owners), self._plan.nothing(num_keys), ctx
         )
-        indices = pa.array(back)
+        indices = pa.array(places_of(order))
         return values.then_apply(
             lambda found: [
                 column.take(indices)
@@ -197,9 +194,7 @@ class KeptRows:
         )
         kinds = np.concatenate([minus[goes], plus[comes]])
         owners = np.concatenate([old.owners[goes], new.owners[comes]])
-        arrival = np.empty(len(bundle.keys), np.int64)
-        arrival[arrival_order(bundle.keys)] = np.arange(len(bundle.keys))
-        order = rows_by(arrival[owners])
+        order = rows_by(places_of(arrival_order(bundle.keys))[owners])
         ctx.emit(take_rows(columns, order), kinds[order])
 
 

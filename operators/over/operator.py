@@ -20,7 +20,7 @@ from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..aggregate.declared import Aggregate
 from ..aggregate.operator import AggregateOperator
-from ..core.checks import TimeDomain, check_has_time, check_time_domain
+from ..core.checks import KeepsKey, TimeDomain, check_has_time, check_time_domain
 from ..core.late import check_late_output, with_late_output
 from ..core.ordering import OrderBy, OrderColumn, check_order, order_columns
 from .frames import Frame, check_frame, unbounded
@@ -38,7 +38,7 @@ class _Form(Protocol):
         """Remove what no row to come needs."""
 
 
-class OverAggregate(AggregateOperator):
+class OverAggregate(KeepsKey, AggregateOperator):
     """SQL's ``aggregate OVER (PARTITION BY key ORDER BY ... frame)``: the input's columns, then a column an aggregate.
 
     ``frame``: ``unbounded()`` (all rows of the key up to this one), ``rows(n)`` (and the n before it) or
@@ -113,10 +113,6 @@ class OverAggregate(AggregateOperator):
                 "themselves, and an order of its own needs all of them"
             )
         return with_late_output(pa.schema([*spec.schema, *plan.result_fields]), self.late_output, spec)
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``: of rows in order of time."""

@@ -22,8 +22,7 @@ from ..aggregate.aggregator import KeyedRows, State
 from ..aggregate.declared import Aggregate
 from ..aggregate.plan import AggregatePlan
 from ..aggregate.user.bundled import BundledAggregator
-from ..aggregate.user.function import UserAggregator
-from ..aggregate.user.slide import Frames
+from ..aggregate.user.function import Frames, UserAggregator
 from ..core.arrays import BoolArray, Int64Array, take_rows
 from ..core.checks import check_distinct_names
 from ..core.segments import Groups

@@ -25,8 +25,8 @@ from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateD
 from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor
 
 from ..aggregate.declared import Aggregate, columns_of
-from ..aggregate.user.slide import Frames
-from ..core.arrays import Int64Array, concat_rows, take_rows
+from ..aggregate.user.function import Frames
+from ..core.arrays import Int64Array, concat_rows, places_of, take_rows
 from ..core.checks import TimeDomain
 from .frames import Frame, first_in_range, first_in_rows
 from .plan import Ordered, OverPlan, Values
@@ -111,10 +111,8 @@ class RecentRows(_Recent):
         columns = take_rows(columns, order)
         self._store(bundle.keys, heads, columns, starts)
         rows = Ordered(self._batch(columns, len(order)), starts, np.ones(len(order), np.bool_))
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
         first, last = first_in_rows(starts, self._before), np.arange(len(order))
-        return self._async_put_out(bundle, rows, place[stored.num_rows :], first, last, ctx)
+        return self._async_put_out(bundle, rows, places_of(order)[stored.num_rows :], first, last, ctx)
 
     def _store(
         self, keys: KeyBatch, heads: ListHeads, columns: Sequence[pa.Array], starts: Int64Array
@@ -182,12 +180,10 @@ class RecentRange(_Recent):
         times = times[order]
         batch = self._batch(take_rows(columns[1:], order), len(order))
         rows = Ordered(batch, starts, changes_of([times], starts))
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
         first = first_in_range(starts, times, self._span)
         # In processing time a part may end between peers, so a row counts those alone that came before it.
         last = rows.last_peers if self._in_event_time else np.arange(len(order))
-        return self._async_put_out(bundle, rows, place[num_stored:], first, last, ctx)
+        return self._async_put_out(bundle, rows, places_of(order)[num_stored:], first, last, ctx)
 
     def clean_up(self, ctx: BundleContext) -> None:
         """See ``OverAggregate``: cells that end before the frame of any row to come begins."""

@@ -19,8 +19,8 @@ from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.columns import Columns, ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import StateTtl
 
-from ..aggregate.user.slide import Frames
-from ..core.arrays import BoolArray, Int64Array
+from ..aggregate.user.function import Frames
+from ..core.arrays import BoolArray, Int64Array, int64_values, places_of, run_begins
 from ..core.checks import TimeDomain
 from ..core.expiring import key_times
 from .frames import Frame
@@ -65,17 +65,15 @@ class RunningRows:
         frames = Frames(np.repeat(starts[:-1], rows.sizes), last, rows.owners)
 
         def evaluate(old: Columns) -> StateFuture[None]:
-            states, before = old.columns[:-1], _counts(old.columns[-1])
+            states, before = old.columns[:-1], int64_values(old.columns[-1])
             done = self._plan.async_values(rows, frames, states, ctx)
-            return done.then_accept(lambda values: finish(_counts(old.columns[0]), before, values))
+            return done.then_accept(lambda values: finish(int64_values(old.columns[0]), before, values))
 
         def finish(count: Int64Array, before: Int64Array, values: Values) -> None:
             groups = before + np.add.reduceat(differs.astype(np.int64), starts[:-1])
             self._state.put(bundle.keys, [*values.states, pa.array(groups)], stamps)
             columns = with_places(values, self._plan.places, rows, count, before)
-            back = np.empty(len(order), np.int64)
-            back[order] = np.arange(len(order))
-            indices = pa.array(back)
+            indices = pa.array(places_of(order))
             ctx.emit([*bundle.batch.columns, *(column.take(indices) for column in columns)])
 
         return self._state.async_get(bundle.keys, stamps).then_compose(evaluate)
@@ -86,9 +84,7 @@ class RunningRows:
 
 def changes_of(columns: Sequence[np.ndarray], starts: Int64Array) -> BoolArray:
     """Rows (n) that differ from the one before in one of the columns, or are the first of their key."""
-    differs = np.zeros(int(starts[-1]), np.bool_)
-    for column in columns:
-        differs[1:] |= column[1:] != column[:-1]
+    differs = run_begins(*columns) if columns else np.zeros(int(starts[-1]), np.bool_)
     differs[starts[:-1][np.diff(starts) > 0]] = True
     return differs
 
@@ -124,7 +120,3 @@ def with_places(
             numbers = first - rows.starts[owners] + 1 + count[owners]
         done[number] = pa.array(numbers[asked])
     return [column for column in done if column is not None]
-
-
-def _counts(column: pa.Array) -> Int64Array:
-    return np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), np.int64)

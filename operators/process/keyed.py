@@ -1,37 +1,48 @@
-"""Map, flat map, filter and process on one keyed input, with state.
+"""Map, flat map, filter, reduce and process: on one keyed input, on two with the same key, beside a broadcast input.
 
-Owns: ``KeyedMap``, ``KeyedFlatMap``, ``KeyedFilter``, ``KeyedProcess``.
-Invariant: the rows that a record gives stand where the record stood.
-Must not import anything of ``asyncstate`` but ``codec``, ``functions`` and ``operator``.
+Owns: ``KeyedMap``, ``KeyedFlatMap``, ``KeyedFilter``, ``KeyedReduce``, ``KeyedProcess``; ``CoMap``, ``CoFlatMap``,
+``CoProcess``, whose two inputs share their state; ``BroadcastProcess``.
+Invariant: the rows that a record gives stand where the record stood. Rows of one key run one at a time, of whichever
+input they are, and only rows of the broadcast input write broadcast state. What ``KeyedReduce`` has stored of a key is
+what the function made of all its rows, in order of arrival.
+Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``functions``, ``operator`` and ``state``.
 
-Source: the operations of Flink's ``KeyedStream``.
+Source: the operations of Flink's ``KeyedStream`` and ``ConnectedStreams``, and its broadcast state pattern.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from asyncstate.changelog import RowKind
 from asyncstate.codec import SchemaLike
+from asyncstate.codec.times import microsecond_struct
 from asyncstate.errors import SchemaError
 from asyncstate.functions import (
+    CoFlatMapFunction,
+    CoMapFunction,
     FilterFunction,
     FlatMapFunction,
     Function,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
     KeyedProcessFunction,
     MapFunction,
+    ReduceFunction,
 )
-from asyncstate.operator import OperatorContext, RecordContext, Row, Timer
+from asyncstate.operator import OperatorContext, RecordContext, Row, Timer, row_type
+from asyncstate.state import ValueState, ValueStateDescriptor
 
-from .operator import FunctionOperator
-from .results import deliver, emit_rows
+from .operator import FunctionOperator, deliver, emit_rows, resolved
+
+REDUCED_STATE = "_reduced"
 
 
 class _PlainOperator(FunctionOperator):
     """Runs a function of one method, or a plain callable in its place."""
 
     def open(self, context: OperatorContext) -> None:
-        """See ``FunctionOperator``."""
         super().open(context)
         self._apply: Callable[[Row], Any] = self._method()
 
@@ -104,7 +115,72 @@ class KeyedFilter(_PlainOperator):
         return deliver(self._apply(row), pass_on)
 
 
-class KeyedProcess(FunctionOperator):
+class KeyedReduce(FunctionOperator):
+    """The first row of a key as it is, then ``function(what the rows so far gave, next row)`` for each further row.
+
+    ``function`` is a ReduceFunction or a plain function of two rows. Output: the input's columns, and for each row of
+    the input one row ``+I`` with the value then reached. With ``changelog=True`` the value is kept up to date instead:
+    ``+I`` first, then ``-U`` of the old and ``+U`` of the new value; nothing when they are equal. The input must be
+    insert-only: what has been reduced cannot be taken apart.
+
+    State: ``_reduced``, a row of the input's columns for each key, kept for ever.
+
+    >>> import pyarrow as pa
+    >>> from asyncstate.testing import OperatorHarness
+    >>> sales = pa.schema([("shop", pa.string()), ("amount", pa.int64())])
+    >>> totals = KeyedReduce(lambda a, b: (a.shop, a.amount + b.amount))
+    >>> with OperatorHarness(totals, sales, ["shop"]) as harness:
+    ...     harness.push([("ann", 3), ("bob", 1), ("ann", 4)])
+    ...     harness.end_batch()
+    [('+I', 'ann', 3), ('+I', 'bob', 1), ('+I', 'ann', 7)]
+    """
+
+    function_type: ClassVar[type[Function]] = ReduceFunction
+    plain_method = "reduce"
+    takes_rows_back = False
+
+    def __init__(
+        self, function: ReduceFunction | Callable[[Row, Row], Any], *, changelog: bool = False
+    ) -> None:
+        super().__init__(function, None)
+        self.changelog = changelog
+
+    def open(self, context: OperatorContext) -> None:
+        """See ``FunctionOperator``."""
+        super().open(context)
+        schema = context.inputs[0].schema
+        self._names: Sequence[str] = schema.names
+        self._row = row_type(schema)
+        self._reduce: Callable[[Row, Row], Any] = self._method()
+        self._reduced: ValueState[dict[str, Any]] = context.get_state(
+            ValueStateDescriptor(REDUCED_STATE, microsecond_struct(schema))
+        )
+
+    async def process(self, row: Row, ctx: RecordContext) -> None:
+        """See ``RecordOperator``."""
+        stored = await self._reduced.async_value()
+        if stored is None:
+            before, after = None, tuple(row)
+        else:
+            before = self._row(stored.values())
+            after = self._shape.values(await resolved(self._reduce(before, row)))
+        self._reduced.update(dict(zip(self._names, after, strict=True)))
+        if before is None or not self.changelog:
+            ctx.emit(*after)
+        elif tuple(before) != tuple(after):
+            ctx.emit(*before, kind=RowKind.UPDATE_BEFORE)
+            ctx.emit(*after, kind=RowKind.UPDATE_AFTER)
+
+
+class _TimedOperator(FunctionOperator):
+    """Runs a function with timers, which puts its rows out by the context."""
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        return self.function.on_timer(timer, ctx)
+
+
+class KeyedProcess(_TimedOperator):
     """Runs a KeyedProcessFunction: rows, timers, ``ctx.emit``. ``output`` are the columns of what it emits.
 
     ``side_outputs``: further outputs by name, for ``ctx.emit(..., output=name)``. ``late_output``, with ``order_by`` of
@@ -129,6 +205,101 @@ class KeyedProcess(FunctionOperator):
         """See ``RecordOperator``."""
         return self.function.process(row, ctx)
 
-    def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
+
+class CoMap(FunctionOperator):
+    """One row of ``output`` for each row of either input: ``map1`` or ``map2`` of a CoMapFunction.
+
+    The keys of the inputs must agree in type. Kinds as with ``KeyedMap``.
+    """
+
+    num_inputs: ClassVar[int] = 2
+    function_type: ClassVar[type[Function]] = CoMapFunction
+    function: CoMapFunction
+
+    def __init__(self, function: CoMapFunction, output: SchemaLike) -> None:
+        super().__init__(function, output)
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
         """See ``RecordOperator``."""
-        return self.function.on_timer(timer, ctx)
+        function = self.function
+        result = function.map2(row) if ctx.input_index else function.map1(row)
+        return deliver(result, self._emitter(ctx))
+
+
+class CoFlatMap(FunctionOperator):
+    """Any number of rows of ``output`` for each row of either input: ``flat_map1`` or ``flat_map2``.
+
+    As ``CoMap``; what may be returned is said with ``KeyedFlatMap``.
+    """
+
+    num_inputs: ClassVar[int] = 2
+    function_type: ClassVar[type[Function]] = CoFlatMapFunction
+    function: CoFlatMapFunction
+
+    def __init__(self, function: CoFlatMapFunction, output: SchemaLike) -> None:
+        super().__init__(function, output)
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        function = self.function
+        result = function.flat_map2(row) if ctx.input_index else function.flat_map1(row)
+        return emit_rows(result, self._emitter(ctx), self.owner)
+
+
+class CoProcess(_TimedOperator):
+    """Runs a KeyedCoProcessFunction: rows of two inputs, timers, ``ctx.emit``. ``side_outputs`` as ``KeyedProcess``."""
+
+    num_inputs: ClassVar[int] = 2
+    function_type: ClassVar[type[Function]] = KeyedCoProcessFunction
+    emitting_methods = ("process1", "process2", "on_timer")
+    function: KeyedCoProcessFunction
+
+    def __init__(
+        self,
+        function: KeyedCoProcessFunction,
+        output: SchemaLike,
+        *,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
+    ) -> None:
+        super().__init__(function, output, side_outputs)
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        function = self.function
+        return function.process2(row, ctx) if ctx.input_index else function.process1(row, ctx)
+
+
+class BroadcastProcess(_TimedOperator):
+    """Runs a KeyedBroadcastProcessFunction over a keyed input (0) and a broadcast input (1, without a key).
+
+    ``side_outputs`` and ``late_output``, of the keyed input, as ``KeyedProcess``.
+    """
+
+    num_inputs: ClassVar[int] = 2
+    broadcast_input: ClassVar[int | None] = 1
+    function_type: ClassVar[type[Function]] = KeyedBroadcastProcessFunction
+    emitting_methods = ("process", "process_broadcast", "process_notification", "on_timer")
+    function: KeyedBroadcastProcessFunction
+
+    def __init__(
+        self,
+        function: KeyedBroadcastProcessFunction,
+        output: SchemaLike,
+        *,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
+        late_output: str | None = None,
+    ) -> None:
+        super().__init__(function, output, side_outputs, late_output)
+        self.notify_stateful_sets = function.notify_stateful_sets
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        return self.function.process(row, ctx)
+
+    def process_broadcast(self, row: Row, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        return self.function.process_broadcast(row, ctx)
+
+    def process_notification(self, row: Row, ctx: RecordContext) -> Any:
+        """See ``RecordOperator``."""
+        return self.function.process_notification(row, ctx)

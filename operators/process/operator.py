@@ -1,14 +1,18 @@
 """What the operators that run functions have in common.
 
-Owns: ``FunctionOperator``: the function's checks and its life cycle.
-Invariant: the function is opened once, before any row, and closed as often as it was opened.
-Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``operator``, ``row_shape``.
+Owns: ``FunctionOperator``: the function's checks and its life cycle; ``deliver`` and ``emit_rows``, which give what
+functions return to whom it is for: results that are there, futures and coroutines alike.
+Invariant: the function is opened once, before any row, and closed as often as it was opened. Rows leave in the order in
+which the function gave them.
+Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``errors``, ``functions``, ``futures``,
+``operator``, ``row_shape``.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from types import CoroutineType
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -17,12 +21,15 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.codec import SchemaLike, read_schema, read_schemas
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
+from asyncstate.futures import StateFuture
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, RecordOperator
 from asyncstate.row_shape import RowShape
 
 from ..core.checks import Named
 from ..core.late import check_late_output
-from .results import Emit
+
+Emit = Callable[[Any], None]
+"""Puts out one row as a function returned it."""
 
 
 class FunctionOperator(Named, RecordOperator):
@@ -154,3 +161,56 @@ def _checked(side_outputs: Any, owner: str) -> Mapping[str, pa.Schema]:
             "{'late': schema}"
         )
     return dict(read_schemas(side_outputs, f"{owner}: side output"))
+
+
+# -- results -----------------------------------------------------------------------------------------------
+
+
+def deliver(result: Any, take: Callable[[Any], object]) -> Any:
+    """Call ``take`` with what ``result`` stands for, now or when it is there; what ``process`` may return."""
+    if isinstance(result, StateFuture):
+        return result.then_accept(take)
+    if type(result) is CoroutineType:
+        return _deliver_later(result, take)
+    take(result)
+    return None
+
+
+async def _deliver_later(coroutine: Any, take: Callable[[Any], object]) -> None:
+    take(await coroutine)
+
+
+async def resolved(result: Any) -> Any:
+    """What ``result`` stands for: itself, or what a future or coroutine gives."""
+    if isinstance(result, StateFuture) or type(result) is CoroutineType:
+        return await result
+    return result
+
+
+def emit_rows(result: Any, emit: Emit, owner: str) -> Any:
+    """Put out the rows of an iterable (or a future of one, or None); what ``process`` may return."""
+    if result is None:
+        return None
+    if isinstance(result, Iterable) and not isinstance(result, AsyncIterable):
+        _emit_all(result, emit, owner)
+        return None
+    return _emit_later(result, emit, owner)
+
+
+async def _emit_later(result: Any, emit: Emit, owner: str) -> None:
+    rows = await resolved(result)
+    if isinstance(rows, AsyncIterable):  # a StateIterator or an asynchronous generator: page by page
+        async for row in rows:
+            emit(row)
+    elif rows is not None:
+        _emit_all(rows, emit, owner)
+
+
+def _emit_all(rows: Any, emit: Emit, owner: str) -> None:
+    if isinstance(rows, str | bytes | dict) or not isinstance(rows, Iterable):
+        raise SchemaError(
+            f"{owner}: the function returned {rows!r}, which is no iterable of rows; return a list of rows, also of "
+            "a single one, or None for no row"
+        )
+    for row in rows:
+        emit(row)

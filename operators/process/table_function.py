@@ -28,8 +28,7 @@ from asyncstate.state import ValueState
 
 from ..core.checks import check_has_time, check_insert_only
 from ..core.late import check_late_output
-from .operator import FunctionOperator
-from .results import emit_rows, resolved
+from .operator import FunctionOperator, emit_rows, resolved
 from .signature import Signature, StateParameter, read_signature
 
 Given = dict[str, Any]

@@ -27,8 +27,8 @@ from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.expiring.ttl import StateTtl
 
-from ..core.arrays import BoolArray, Int64Array, index_among, take_rows
-from ..core.expiring import key_times, row_times
+from ..core.arrays import BoolArray, Int64Array, index_among, last_of, take_rows
+from ..core.expiring import key_times, row_stamps, stamps_behind
 from ..core.ordering import Codes, order_levels
 from .numbers import Outcome, Ranked, RankTable, sequences_differ
 from .plan import RankPlan, RankRows
@@ -115,7 +115,8 @@ class BestRows(RankState):
         ends = ends[owners]
         if not self._plan.has_unique:
             stored, rows = self._in_reach(stored, rows, ends, owners)
-        stamps = self._stamps(stored, found, rows)
+        had = None if found.stamps is None else found.stamps[stored.arrival]
+        stamps = stamps_behind(had, row_stamps(self._top, rows.bundle, self._ttl, rows.rows))
         table, codes, outcome = self._settle(stored, rows)
         old = np.arange(len(stored))
         before = Ranked(old, self._plan.numbers(table.key, codes, old))
@@ -155,8 +156,7 @@ class BestRows(RankState):
         """
         if not len(stored):
             return stored, rows
-        last = np.full(len(ends), -1, np.int64)
-        last[stored.key] = np.arange(len(stored))  # of repeated indices the last assignment stays
+        last = last_of(stored.key, np.arange(len(stored)), len(ends))
         behind = self._plan.next_number(stored, last, len(ends)) > ends
         rivals = np.flatnonzero((last >= 0) & behind)
         rival_of = np.full(len(ends), -1, np.int64)
@@ -180,15 +180,6 @@ class BestRows(RankState):
         touched = np.zeros(int(owners.max(initial=-1)) + 1, np.bool_)
         touched[owners[rows.table.key]] = True  # a list is written as a whole
         return stored.take(np.flatnonzero(touched[owners[stored.key]])), rows
-
-    def _stamps(self, stored: RankTable, found: ListColumns, rows: RankRows) -> Int64Array | None:
-        """When each of the ``stored`` rows, of ``found``, and of the bundle's was written (m); None without a ttl."""
-        if found.stamps is None:
-            return None
-        times = row_times(rows.bundle, self._ttl)
-        new = self._top.stamps_at(None if times is None else times[rows.rows], len(rows.rows))
-        assert new is not None
-        return np.concatenate([found.stamps[stored.arrival], new])
 
     def _write(
         self,

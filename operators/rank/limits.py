@@ -18,7 +18,7 @@ from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import Bundle, InputSpec, OperatorContext
 from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
 
-from ..core.arrays import BoolArray, Int64Array
+from ..core.arrays import BoolArray, Int64Array, int64_values
 
 _SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 _MOST = 1 << 62
@@ -77,7 +77,7 @@ class RankLimits:
         if not isinstance(self._n, str):
             return np.full(len(keys), self._n + self._offset, np.int64)
         if self._key_at is not None:
-            limits = _numbers(keys.columns[self._key_at])
+            limits = int64_values(keys.columns[self._key_at])
         else:
             assert found is not None
             limits = self._kept(bundle, chosen, found)
@@ -86,7 +86,7 @@ class RankLimits:
     def _kept(self, bundle: Bundle, chosen: Int64Array, found: Columns) -> Int64Array:
         keys = bundle.keys
         rows = chosen[bundle.accumulate[chosen]]
-        given, owners = _numbers(bundle.batch.column(self._n))[rows], keys.inverse[rows]
+        given, owners = int64_values(bundle.batch.column(self._n))[rows], keys.inverse[rows]
         limits = found.numpy(0).astype(np.int64)
         first = np.zeros(len(keys), np.int64)
         first[owners[::-1]] = given[::-1]  # of repeated indices the last assignment stays
@@ -103,8 +103,3 @@ class RankLimits:
         """Remove the limits of keys that have no rows any more (a mask of u)."""
         if self._of_rows and gone.any():
             self._state.remove(keys.select(gone))
-
-
-def _numbers(column: pa.Array) -> Int64Array:
-    column = column.cast(pa.int64())
-    return np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), np.int64)

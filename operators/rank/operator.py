@@ -1,6 +1,7 @@
-"""Rank: the first N rows of each key in an order, kept up to date, with or without their numbers.
+"""Rank: the first N rows of each key in an order, kept up to date, with or without their numbers; SortLimit and Limit:
+those of everything, in an order or by arrival, which are rankings without a key whose numbers are not put out.
 
-Owns: the operator. What is ranked how is decided in ``plan`` and ``numbers``, what is put out in ``changes``; rows are
+Owns: the operators. What is ranked how is decided in ``plan`` and ``numbers``, what is put out in ``changes``; rows are
 kept by ``best`` (the best ones) or ``all_rows``.
 Invariant: after every bundle the netted output is the ranking of the netted input.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
@@ -22,10 +23,10 @@ from asyncstate.local_phase import LocalLimit
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
-from ..core.arrays import BoolArray, Int64Array
+from ..core.arrays import BoolArray, Int64Array, places_of
 from ..core.changelog import arrival_order
-from ..core.checks import Named, check_choice, check_number
-from ..core.ordering import OrderBy, order_columns
+from ..core.checks import KeepsKey, check_choice, check_number
+from ..core.ordering import ARRIVAL, OrderBy, order_columns
 from .all_rows.all_rows import AllRows
 from .best import BestRows, Merged, RankState
 from .changes import Identity, shown_changes
@@ -34,7 +35,7 @@ from .numbers import Ranked, RankFunction, RankTable
 from .plan import RankPlan, RankRows, RankSettings
 
 
-class Rank(Named, BundleOperator):
+class Rank(KeepsKey, BundleOperator):
     """The rows of each key whose number in the order of ``order_by`` is in (offset, offset + n].
 
     Example, the ten highest bids on each auction with their places, with key="auction"::
@@ -118,10 +119,6 @@ class Rank(Named, BundleOperator):
             )
         return spec.schema.append(pa.field(self.rank_column, pa.int64(), nullable=False))
 
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
-
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of ``unique``."""
         return [self.settings.unique]
@@ -181,8 +178,6 @@ class Rank(Named, BundleOperator):
         self._emit(bundle, merged, ends, ctx)
 
     def _emit(self, bundle: Bundle, merged: Merged, ends: Int64Array, ctx: BundleContext) -> None:
-        key_order = np.empty(len(bundle.keys), np.int64)
-        key_order[arrival_order(bundle.keys)] = np.arange(len(bundle.keys))
         changes = shown_changes(
             merged.table,
             self._shown(merged.table, merged.before, ends),
@@ -190,7 +185,7 @@ class Rank(Named, BundleOperator):
             self._identity,
             self._plan.unique_at,
             self.rank_column is not None,
-            key_order,
+            places_of(arrival_order(bundle.keys)),
             self.emit_update_before,
             renewed=self.ttl is not None,
         )
@@ -206,6 +201,67 @@ class Rank(Named, BundleOperator):
     def _shown(self, table: RankTable, ranked: Ranked, ends: Int64Array) -> Ranked:
         last: npt.NDArray[np.int64] = ends[table.key[ranked.rows]]
         return ranked.chosen((ranked.numbers > self.settings.offset) & (ranked.numbers <= last))
+
+
+class SortLimit(Rank):
+    """SQL's ORDER BY .. LIMIT over all rows: those with the places offset + 1 to offset + ``n`` in ``order_by``.
+
+    ``order_by`` as in ``Rank``; of rows of equal order the one that came first is the first. The input has no key, so
+    one partition has all rows; over an insert-only input only offset + n of them are stored, and on Spark only as many
+    travel (``Rank``'s local limit).
+
+    Output: the input's columns, +I for rows that enter, -D for rows that leave: the net change of a bundle, first what
+    is taken back. A changelog input takes rows back by their whole content, and the next row comes up.
+
+    Source: Flink's ``StreamExecSortLimit``, and for ``Limit`` ``StreamExecLimit``, which are rankings there, too.
+
+    >>> from asyncstate.testing import OperatorHarness
+    >>> from asyncstate.operators import desc
+    >>> bids = pa.schema([("bidder", pa.string()), ("price", pa.int64())])
+    >>> with OperatorHarness(SortLimit(desc("price"), 2), bids, None) as harness:
+    ...     harness.push([("ann", 5), ("bob", 9), ("eve", 7)])
+    ...     print(harness.end_batch())
+    ...     harness.push([("bob", 9)], kinds=["-D"])
+    ...     print(harness.end_batch())
+    [('+I', 'bob', 9), ('+I', 'eve', 7)]
+    [('-D', 'bob', 9), ('+I', 'ann', 5)]
+    """
+
+    def __init__(self, order_by: OrderBy, n: int, *, offset: int = 0) -> None:
+        if isinstance(n, str):
+            raise SchemaError(f"{self.owner}: n is {n!r}; give a number from 1 on")
+        super().__init__(order_by, n, offset=offset)
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """The input's columns."""
+        spec = inputs[0]
+        if spec.key:
+            raise SchemaError(
+                f"{self.owner}: {spec.name} has the key ({', '.join(spec.key)}), but the limit is one of all rows; "
+                "leave the key out, or use Rank for the first rows of each key"
+            )
+        return super().bind(inputs)
+
+
+class Limit(SortLimit):
+    """SQL's LIMIT over all rows: those with the places offset + 1 to offset + ``n`` in order of arrival.
+
+    Input, output and state are those of ``SortLimit``. Between the rows of a micro-batch there is no order that could
+    be relied on; those of earlier ones come first.
+
+    >>> from asyncstate.testing import OperatorHarness
+    >>> words = pa.schema([("word", pa.string())])
+    >>> with OperatorHarness(Limit(2), words, None) as harness:
+    ...     harness.push([("a",), ("b",), ("c",)])
+    ...     print(harness.end_batch())
+    ...     harness.push([("a",)], kinds=["-D"])
+    ...     print(harness.end_batch())
+    [('+I', 'a'), ('+I', 'b')]
+    [('-D', 'a'), ('+I', 'c')]
+    """
+
+    def __init__(self, n: int, *, offset: int = 0) -> None:
+        super().__init__(ARRIVAL, n, offset=offset)
 
 
 def _check_can_expire(plan: RankPlan, spec: InputSpec) -> None:

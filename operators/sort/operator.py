@@ -25,13 +25,13 @@ from asyncstate.operator import (
 )
 
 from ..core.arrays import row_ids, take_rows
-from ..core.checks import Named, TimeDomain, check_has_time, check_time_domain
+from ..core.checks import KeepsKey, TimeDomain, check_has_time, check_time_domain
 from ..core.late import check_late_output, with_late_output
 from ..core.netting import net_by_content
 from ..core.ordering import OrderBy, check_order, order_columns, sort_keys
 
 
-class TemporalSort(Named, BundleOperator):
+class TemporalSort(KeepsKey, BundleOperator):
     """The rows of an insert-only input in order of time, and of the columns of ``then`` where times are equal.
 
     ``time``: "event": a row comes when the watermark has passed its event time; rows that the watermark had passed
@@ -76,10 +76,6 @@ class TemporalSort(Named, BundleOperator):
         check_order(self.then, spec, self.owner)
         return with_late_output(spec.schema, self.late_output, spec)
 
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
-
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``."""
         return [self.late_output]
@@ -98,7 +94,7 @@ class TemporalSort(Named, BundleOperator):
             ctx.emit(bundle.batch.columns)
 
 
-class Sort(Named, BundleOperator):
+class Sort(KeepsKey, BundleOperator):
     """All rows of a bounded input, put out at its end in the order ``order_by``.
 
     ``order_by`` is a column, ``asc(column)``, ``desc(column)`` or a list of these; rows that are equal in it come as
@@ -128,10 +124,6 @@ class Sort(Named, BundleOperator):
         (spec,) = inputs
         check_order(self.order_by, spec, self.owner)
         return spec.schema
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """At the end, by the columns."""

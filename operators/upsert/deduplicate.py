@@ -22,7 +22,7 @@ from asyncstate.state.expiring.ttl import Ttl, as_ttl
 from ..core.arrays import BoolArray, Int64Array
 from ..core.changelog import arrival_order
 from ..core.checks import (
-    Named,
+    KeepsKey,
     TimeDomain,
     check_choice,
     check_has_time,
@@ -33,7 +33,7 @@ from ..core.segments import Groups
 from .latest import Chosen, LatestRows
 
 
-class Deduplicate(Named, BundleOperator):
+class Deduplicate(KeepsKey, BundleOperator):
     """One row a key: ``keep`` the "first" or the "last" by ``time`` "event" or "processing" (arrival).
 
     Example, the last bid of each bidder on each auction, with key=["bidder", "auction"]::
@@ -78,10 +78,6 @@ class Deduplicate(Named, BundleOperator):
         check_insert_only(spec, self.owner, "Rank or GroupAggregate")
         check_has_time(spec, self.time, self.owner)
         return spec.schema
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -22,7 +22,7 @@ from asyncstate.state.expiring.ttl import StateTtl
 
 from ..core.arrays import BoolArray, Int64Array, take_rows
 from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
-from ..core.expiring import key_times, row_times
+from ..core.expiring import key_times, row_stamps
 from ..core.payload import Payload
 
 _MARK = pa.field("seen", pa.bool_(), nullable=False)
@@ -105,9 +105,7 @@ class LatestRows:
             mask = pa.array(chosen)
             keys, rows = keys.select(chosen), rows[chosen]
             new = [column.filter(mask) for column in new]
-        times = row_times(bundle, self._ttl)
-        times = None if times is None else times[rows]
-        self._state.put(keys, new, self._state.stamps_at(times, len(rows)))
+        self._state.put(keys, new, row_stamps(self._state, bundle, self._ttl, rows))
 
 
 def _marks(count: int) -> pa.Array:

@@ -23,15 +23,15 @@ from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
-from ..core.arrays import Int64Array, concat_rows, index_among, row_ids, take_rows
+from ..core.arrays import Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
 from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
-from ..core.checks import Named
-from ..core.expiring import row_times
+from ..core.checks import KeepsKey
+from ..core.expiring import row_stamps, stamps_behind
 from ..core.netting import Identified, Net, net_by_content, net_by_unique_key
 from ..core.payload import Payload
 
 
-class UpsertMaterialize(Named, BundleOperator):
+class UpsertMaterialize(KeepsKey, BundleOperator):
     """The newest of the rows that are there for each key: put it before a table whose primary key is the key.
 
     It is needed where the rows of the changelog are identified by something else than the table's key, say after a
@@ -89,10 +89,6 @@ class UpsertMaterialize(Named, BundleOperator):
             spec.column(name)
         return spec.schema
 
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
-
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of the upsert key."""
         return [self.upsert_key]
@@ -140,14 +136,18 @@ class UpsertMaterialize(Named, BundleOperator):
         changed[key[size + net.added]] = True
         if changed.any():
             written = rows[changed[key[rows]]]
+            new = row_stamps(self._rows, bundle, self.ttl, np.arange(bundle.num_rows))
+            stamps = stamps_behind(stored.stamps, new)
             self._rows.put(
                 bundle.keys.select(changed),
                 take_rows(columns, written),
                 index_among(changed)[key[written]],
                 heads.select(changed),
-                self._stamps(bundle, stored, written),
+                None if stamps is None else stamps[written],
             )
-        self._emit(bundle, columns, _last(key, np.arange(size), bundle), _last(key, rows, bundle), ctx)
+        count = len(bundle.keys)
+        before, after = last_of(key[:size], np.arange(size), count), last_of(key[rows], rows, count)
+        self._emit(bundle, columns, before, after, ctx)
 
     def _net(self, bundle: Bundle, columns: Sequence[pa.Array], key: Int64Array, size: int) -> Net:
         """The net change of the bundle's rows against the ``size`` stored ones, which ``columns`` begin with."""
@@ -162,14 +162,6 @@ class UpsertMaterialize(Named, BundleOperator):
             refresh=True,
             in_order=self._in_order,
         )
-
-    def _stamps(self, bundle: Bundle, stored: ListColumns, rows: Int64Array) -> Int64Array | None:
-        """Of rows that stay the stamps that they have, of others new ones; None if they do not expire."""
-        new = self._rows.stamps_at(row_times(bundle, self.ttl), bundle.num_rows)
-        if new is None:
-            return None
-        assert stored.stamps is not None
-        return np.concatenate([stored.stamps, new])[rows]
 
     def _emit(
         self,
@@ -190,10 +182,3 @@ class UpsertMaterialize(Named, BundleOperator):
         if len(changes.keys):
             rows = take_changes(changes, bundle.keys.columns, old, new)
             ctx.emit(self._payload.row(rows), changes.kinds)
-
-
-def _last(key: Int64Array, rows: Int64Array, bundle: Bundle) -> Int64Array:
-    """The last of ``rows`` of each key (u), -1 without any."""
-    last = np.full(len(bundle.keys), -1, np.int64)
-    last[key[rows]] = rows  # of repeated indices the last assignment stays
-    return last

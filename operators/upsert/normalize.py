@@ -21,14 +21,14 @@ from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec
 from asyncstate.state.columnar.columns import Columns
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
-from ..core.arrays import BoolArray, Int64Array, place_in_run, take_rows
-from ..core.checks import Named
+from ..core.arrays import BoolArray, Int64Array, last_of, run_begins, take_rows
+from ..core.checks import KeepsKey
 from ..core.condition import ConditionLike, RowCondition, check_condition
 from ..core.segments import Groups
 from .latest import Chosen, LatestRows
 
 
-class ChangelogNormalize(Named, BundleOperator):
+class ChangelogNormalize(KeepsKey, BundleOperator):
     """A full changelog of the newest row of each key; ``key`` is the primary key of the input.
 
     >>> from asyncstate.testing import OperatorHarness
@@ -87,10 +87,6 @@ class ChangelogNormalize(Named, BundleOperator):
             condition.check()
         return inputs[0].schema
 
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
-
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """None but the key: it identifies a row."""
         return [()]
@@ -121,8 +117,7 @@ class ChangelogNormalize(Named, BundleOperator):
     def _choose(self, bundle: Bundle) -> Chosen:
         """What the last row of each key says."""
         rows = np.flatnonzero(bundle.kinds != RowKind.UPDATE_BEFORE)
-        last = np.full(len(bundle.keys), -1, np.int64)
-        last[bundle.keys.inverse[rows]] = rows  # of repeated indices the last assignment stays
+        last = last_of(bundle.keys.inverse[rows], rows, len(bundle.keys))
         known = last >= 0
         comes = known & bundle.accumulate[last]
         if self._meets is not None and comes.any():
@@ -142,6 +137,6 @@ def _deletes_without_row(bundle: Bundle, present: BoolArray) -> int:
     ids, added = bundle.keys.inverse[order], bundle.accumulate[order]
     there = np.empty(len(order), np.bool_)
     there[1:] = added[:-1]
-    begins = place_in_run(ids) == 0
+    begins = run_begins(ids)
     there[begins] = present[ids[begins]]
     return int(np.count_nonzero(~added & ~there))

@@ -18,10 +18,10 @@ from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContex
 
 from ..aggregate.declared import Aggregate, columns_of
 from ..aggregate.operator import AggregateOperator
-from ..core.checks import TimeDomain, check_insert_only, check_time_domain
+from ..core.checks import KeepsKey, TimeDomain, check_insert_only, check_time_domain
 from ..core.late import LateRows, check_late_output, with_late_output
 from .plan import WindowPlan, declare_form
-from .session_values import SessionValues
+from .session_rows import SessionValues
 from .sessions import SessionAggregation
 from .slices import SliceAggregation, local_layout
 from .windows import SessionWindow, Window, check_window
@@ -40,7 +40,7 @@ class Aggregation(Protocol):
         """Put out what is due at the end of the micro-batch; what ``on_watermark`` may return."""
 
 
-class WindowAggregate(AggregateOperator):
+class WindowAggregate(KeepsKey, AggregateOperator):
     """SQL's GROUP BY over the key columns and a window of time.
 
     Example, the bids on each auction in the last hour, once a minute, with key=["auction"]::
@@ -108,10 +108,6 @@ class WindowAggregate(AggregateOperator):
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
         return WindowPlan(self.window, self.aggregates, spec, self.time, self.owner)
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """What is aggregated, and the conditions; of rows that may be late all columns."""

@@ -9,7 +9,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``codec`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,6 @@ from asyncstate.codec.times import event_times
 from asyncstate.operator import (
     Bundle,
     BundleContext,
-    BundleOperator,
     InputSpec,
     OperatorContext,
     OutputSpec,
@@ -33,27 +32,31 @@ from asyncstate.state.columnar.time_first_lists import (
 )
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, take_rows
-from ..core.checks import Named, check_choice, check_has_time
-from ..core.condition import check_condition
+from ..core.checks import check_has_time
 from ..core.due import DuePart, DueReader
 from ..core.late import LateRows, check_late_pair
 from ..core.payload import Payload
-from ..join.condition import Condition, JoinCondition
-from ..join.inputs import check_keys, joined_schema, kept_keys, matchable_keys
+from ..join.inputs import JoinCondition, TwoInputJoin, matchable_keys
 from ..join.rules import JoinKind, rules
 from ..join.sides import Added, ListSide, Own
-from .given import START, GivenWindows, check_given, given_ends
 from .pairs import Due, Runs, final_rows, groups_of
-from .plan import WINDOW_COLUMNS, check_window_names, window_columns, window_time_type
+from .plan import check_window_names, window_columns, window_fields
 from .slices import windows_of
 from .time import OUT_OF_RANGE
-from .windows import SlicedWindow, check_sliced, due_until
+from .windows import (
+    START,
+    GivenWindows,
+    SlicedWindow,
+    check_given,
+    check_sliced,
+    due_until,
+    given_ends,
+)
 
 _SIDES = ("left", "right")
-_LEFT_ONLY = ("semi", "anti")
 
 
-class WindowJoin(Named, BundleOperator):
+class WindowJoin(TwoInputJoin):
     """Left and right rows with equal keys (``key`` of the inputs) that are in the same window of event time.
 
     ``kind``: inner, left, right, full, semi (left rows that have a partner in their window) or anti (those that have
@@ -102,7 +105,6 @@ class WindowJoin(Named, BundleOperator):
     Source: Flink's ``WindowJoinOperator``, which takes insert-only inputs. Raises SchemaError for what does not fit.
     """
 
-    num_inputs: ClassVar[int] = 2
     waits_for_watermark = True
 
     def __init__(
@@ -115,16 +117,11 @@ class WindowJoin(Named, BundleOperator):
         null_safe: bool = False,
         late_outputs: tuple[str | None, str | None] = (None, None),
     ) -> None:
-        check_choice(kind, get_args(JoinKind), "kind", self.owner)
-        check_condition(condition, self.owner)
+        super().__init__(kind, condition, suffixes, null_safe)
         if window is not None:
             check_sliced(window, self.owner)
         check_late_pair(late_outputs, self.owner)
-        self.kind: JoinKind = kind
-        self.condition = condition
         self.window = window
-        self.suffixes = suffixes
-        self.null_safe = null_safe
         self.late_names = late_outputs
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
@@ -143,24 +140,11 @@ class WindowJoin(Named, BundleOperator):
                 check_given(spec, self.owner)
             else:
                 check_has_time(spec, "event", self.owner)
-        left, right = inputs
-        check_keys(left, right, self.owner)
-        joined = self._joined_schema(inputs)
-        if self.condition is not None:
-            Condition(self.condition, joined, self.owner).check()
-        shown = left.schema if self.kind in _LEFT_ONLY else joined
+        shown = self._shown_schema(inputs)
         if self.window is None:
             return shown
         check_window_names(shown, self.owner)
-        zoned = window_time_type(left)
-        return pa.schema([*shown, *(pa.field(name, zoned) for name in WINDOW_COLUMNS)])
-
-    def _joined_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return joined_schema(self.kind, inputs, self.suffixes, self.owner)
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``: the keys of inputs whose rows are never padded."""
-        return kept_keys(self.kind, inputs, self.bind(inputs))
+        return pa.schema([*shown, *window_fields(inputs[0])])
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
@@ -172,9 +156,7 @@ class WindowJoin(Named, BundleOperator):
         states = tuple(side.state for side in self._sides)
         self._reader = DueReader(states, self._windows, context.key_groups)
         self._codec = context.key_codec
-        self._residual = None
-        if self.condition is not None:
-            self._residual = Condition(self.condition, self._joined_schema(context.inputs), self.owner)
+        self._residual = self._condition_over(context.inputs)
         self._left = context.inputs[0]
         self._fired = due_until(context.previous_watermark)
         self._late = [LateRows(name, context) for name in self.late_names]
@@ -277,7 +259,7 @@ class WindowJoin(Named, BundleOperator):
             )
             looked_at = self._residual is not None
             for put in final_rows(self.kind, left.keyed(looked_at), right.keyed(looked_at), self._residual):
-                self._emit(left, right, put, ctx)
+                self._emit_part(left, right, put, ctx)
                 yield
 
     def _apart(self, keys: KeyBatch, sizes: Sequence[int]) -> Int8Array | None:
@@ -298,12 +280,14 @@ class WindowJoin(Named, BundleOperator):
         for ends, chosen in windows_of(slices[by_time], self.window, part.first, part.last):
             yield ends, by_time[chosen]
 
-    def _emit(self, left: Due, right: Due, put: tuple[Int64Array, Int64Array], ctx: BundleContext) -> None:
+    def _emit_part(
+        self, left: Due, right: Due, put: tuple[Int64Array, Int64Array], ctx: BundleContext
+    ) -> None:
         """Put out left and right rows with these indices."""
         if not len(put[0]):
             return
         columns = left.take(put[0])
-        if self.kind not in _LEFT_ONLY:
+        if not self._left_only:
             columns += right.take(put[1])
         if self.window is not None:
             end = np.empty(len(put[0]), np.int64)

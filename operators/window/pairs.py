@@ -22,7 +22,7 @@ from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 
-from ..core.arrays import Int8Array, Int64Array, IntArray, count_up
+from ..core.arrays import Int8Array, Int64Array, IntArray, count_up, places_of
 from ..join.matches import Emission, Matches, Residual, Rows, equal_keys, join
 from ..join.rules import JoinKind, rules
 
@@ -90,9 +90,7 @@ def groups_of(
 
 def by_time(namespaces: Int64Array) -> Int64Array:
     """The place of each of u keys in the order of the store in their order by namespace, then in that of the store."""
-    place = np.empty(len(namespaces), np.int64)
-    place[rows_by(namespaces)] = np.arange(len(namespaces))
-    return place
+    return places_of(rows_by(namespaces))
 
 
 def subdivided(groups: Int64Array, values: IntArray | None) -> Int64Array:

@@ -58,8 +58,7 @@ class WindowPlan:
         if whole and isinstance(window, SlicedWindow):
             self.stored = window.whole()
         self._spec = spec
-        times = [pa.field(name, window_time_type(spec)) for name in WINDOW_COLUMNS]
-        fields = [*spec.key_schema, *times, *self.aggregation.result_fields]
+        fields = [*spec.key_schema, *window_fields(spec), *self.aggregation.result_fields]
         _check_key_names(spec, owner)
         check_distinct_names([field.name for field in fields], owner)
         self.schema = pa.schema(fields)
@@ -93,16 +92,16 @@ def check_window_names(shown: pa.Schema, owner: str) -> None:
             )
 
 
-def window_time_type(spec: InputSpec) -> pa.DataType:
-    """The type of the window columns: the time zone is that of the event time, UTC without one."""
+def window_fields(spec: InputSpec) -> list[pa.Field]:
+    """The ``WINDOW_COLUMNS`` of rows of ``spec``: the time zone is that of the event time, UTC without one."""
     zone = "UTC" if spec.event_time is None else spec.schema.field(spec.event_time).type.tz
-    return pa.timestamp("us", zone)
+    return [pa.field(name, pa.timestamp("us", zone)) for name in WINDOW_COLUMNS]
 
 
 def window_columns(starts: Int64Array, ends: Int64Array, spec: InputSpec) -> list[pa.Array]:
     """The ``WINDOW_COLUMNS`` of rows of ``spec`` with these windows (n)."""
-    zoned = window_time_type(spec)
-    return [pa.array(column).view(zoned) for column in (starts, ends, ends - WINDOW_TIME_US)]
+    columns = zip((starts, ends, ends - WINDOW_TIME_US), window_fields(spec), strict=True)
+    return [pa.array(column).view(field.type) for column, field in columns]
 
 
 def _refuse_extremes(aggregates: Sequence[Aggregate], spec: InputSpec, owner: str) -> None:

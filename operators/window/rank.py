@@ -36,21 +36,29 @@ from asyncstate.state.columnar.time_first_lists import (
 )
 
 from ..core.arrays import Int64Array, take_rows
-from ..core.checks import Named, check_choice, check_has_time, check_insert_only, check_number
+from ..core.checks import KeepsKey, check_choice, check_has_time, check_insert_only, check_number
 from ..core.due import DuePart, DueReader
 from ..core.late import LateRows, check_late_output, with_late_output
 from ..core.ordering import OrderBy, order_columns
 from ..rank.best import BestRows
 from ..rank.numbers import RankFunction, RankTable
 from ..rank.plan import RankPlan, RankRows, RankSettings
-from .given import END, START, GivenWindows, check_given, given_ends
 from .pairs import by_time, subdivided
-from .plan import WINDOW_COLUMNS, window_columns, window_time_type
+from .plan import window_columns, window_fields
 from .time import OUT_OF_RANGE
-from .windows import SlicedWindow, check_sliced, due_until
+from .windows import (
+    END,
+    START,
+    GivenWindows,
+    SlicedWindow,
+    check_given,
+    check_sliced,
+    due_until,
+    given_ends,
+)
 
 
-class WindowRank(Named, BundleOperator):
+class WindowRank(KeepsKey, BundleOperator):
     """The rows of each key and window of event time whose number in the order is in (offset, offset + n].
 
     Example, the three highest bids on each auction in each ten seconds, with key=["auction"]::
@@ -135,8 +143,7 @@ class WindowRank(Named, BundleOperator):
         return RankPlan(replace(settings, apart=apart), spec, self.owner)
 
     def _more_fields(self, spec: InputSpec) -> list[pa.Field]:
-        zoned = window_time_type(spec)
-        fields = [] if self.window is None else [pa.field(name, zoned) for name in WINDOW_COLUMNS]
+        fields = [] if self.window is None else window_fields(spec)
         if self.rank_column is not None:
             fields.append(pa.field(self.rank_column, pa.int64(), nullable=False))
         for field in fields:
@@ -146,10 +153,6 @@ class WindowRank(Named, BundleOperator):
                     "before the operator"
                 )
         return fields
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
-        return [inputs[0].key]
 
     def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
         """Of rows that carry their windows the best ones of each; all where late rows are asked for."""

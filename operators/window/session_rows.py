@@ -1,7 +1,9 @@
 """The rows of sessions, kept until their session is over.
 
-Owns: ``SessionRows``: the rows of each key's open sessions, beside the sessions themselves.
-Invariant: a stored row is in exactly one stored session of its key.
+Owns: ``SessionRows``: the rows of each key's open sessions, beside the sessions themselves; ``SessionValues``, of which
+they leave as aggregates.
+Invariant: a stored row is in exactly one stored session of its key. What ``SessionValues`` puts out is what
+``SessionAggregation`` would put out, if its aggregates could be merged.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``.
 
 Source: Flink's ``UnalignedWindowTableFunctionOperator``.
@@ -23,9 +25,13 @@ from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
+from ..aggregate.aggregator import KeyedRows
+from ..aggregate.distinct import first_of_values
+from ..aggregate.plan import AggregatePlan
 from ..core.arrays import BoolArray, Int64Array, take_rows
 from ..core.due import PART_ROWS
 from ..core.payload import Payload
+from ..core.segments import Groups
 from ..join.sides import Added, ListSide, Own
 from .plan import WindowPlan, window_columns
 from .session_core import Spans, sessions_at
@@ -165,6 +171,51 @@ class SessionRows(SessionAggregation):
         """Put out rows (n) with the windows of their ``session`` (n, ascending): indices of ``starts`` and ``ends``."""
         ctx.emit([*columns, *window_columns(starts[session], ends[session], self._spec)])
         return completed_void_future()
+
+
+class SessionValues(SessionRows):
+    """``SessionRows`` whose rows leave as aggregates: of distinct values, and of functions of the user's own.
+
+    State: that of ``SessionRows``, of the columns that are ``needed``. Within a session rows are in order of time,
+    then of arrival.
+    """
+
+    def __init__(
+        self,
+        window: SessionWindow,
+        plan: WindowPlan,
+        aggregation: AggregatePlan,
+        needed: Collection[str],
+        context: OperatorContext,
+        late_output: str | None = None,
+    ) -> None:
+        super().__init__(window, plan, context, needed, late_output)
+        self._values = aggregation
+        aggregation.open_functions(context)
+
+    def put_out_rows(
+        self,
+        columns: Sequence[pa.Array],
+        session: Int64Array,
+        starts: Int64Array,
+        ends: Int64Array,
+        ctx: BundleContext,
+    ) -> StateFuture[None]:
+        """Put out a row of aggregates for each session; rows (n, of the input's columns) ascend by ``session`` (n)."""
+        numbers, first = np.unique(session, return_index=True)
+        groups = Groups(np.arange(len(session)), first)
+        batch = pa.RecordBatch.from_arrays(list(columns), names=self._spec.schema.names)
+        owners = np.repeat(np.arange(len(first)), groups.sizes)
+        shown = [first_of_values(values, batch, owners) for values in self._values.distincts]
+        sources = self._values.sources(KeyedRows(batch, groups, valued=True), shown)
+        nothing = [pa.nulls(len(first), field.type) for field in self._values.state_schema]
+        changed = self._values.async_update(nothing, sources, self._values.prepare(sources), ctx)
+        rows = pa.array(first)
+        key_columns = [batch.column(name).take(rows) for name in self._spec.key]
+        times = window_columns(starts[numbers], ends[numbers], self._spec)
+        return changed.then_accept(
+            lambda done: ctx.emit([*key_columns, *times, *self._values.results(done.states, done.after)])
+        )
 
 
 class _Over(NamedTuple):

@@ -30,11 +30,10 @@ from ..core.arrays import take_rows
 from ..core.checks import Named, TimeDomain, check_has_time, check_insert_only, check_time_domain
 from ..core.late import check_late_output, with_late_output
 from .plan import (
-    WINDOW_COLUMNS,
     WindowPlan,
     check_window_names,
     window_columns,
-    window_time_type,
+    window_fields,
 )
 from .session_rows import SessionRows
 from .time import OUT_OF_RANGE
@@ -108,8 +107,7 @@ class WindowTableFunction(Named, BundleOperator):
         spec = inputs[0]
         check_has_time(spec, self.time, self.owner)
         check_window_names(spec.schema, self.owner)
-        zoned = window_time_type(spec)
-        schema = pa.schema([*spec.schema, *(pa.field(name, zoned) for name in WINDOW_COLUMNS)])
+        schema = pa.schema([*spec.schema, *window_fields(spec)])
         return with_late_output(schema, self.late_output, spec)
 
     def open(self, context: OperatorContext) -> None:
@@ -154,13 +152,10 @@ class _SessionTableFunction(WindowTableFunction):
         self._sessions = SessionRows(self.window, plan, context, late_output=self.late_output)
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
         self._sessions.prefetch(bundle)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
         return self._sessions.process(bundle, ctx)
 
     def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
         return self._sessions.fire(ctx)

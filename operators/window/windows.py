@@ -1,9 +1,11 @@
 """Windows of time: which there are, and which of them a row belongs to.
 
-Owns: ``tumble``, ``hop``, ``cumulate``, ``session``, the windows they make, and the arithmetic of slices.
+Owns: ``tumble``, ``hop``, ``cumulate``, ``session``, the windows they make, and the arithmetic of slices;
+``GivenWindows``, those that rows carry with them.
 Invariant: windows are [start, end); all times are int64 microseconds since the epoch, and within ``time_span`` no sum
 of them wraps around; in event time a window is due when the watermark has reached its end - 1 us.
-Must not import anything of ``asyncstate`` but ``errors`` and ``operator``.
+Two rows that carry their windows are in one if start and end are equal instants, whatever their time zones.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors`` and ``operator``.
 
 Source: Flink SQL's window table-valued functions and its ``SliceAssigners``.
 """
@@ -14,15 +16,20 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
+from asyncstate.codec.times import event_times
 from asyncstate.display import call_text
 from asyncstate.durations import Duration, duration_text, microseconds
 from asyncstate.errors import SchemaError
-from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
 
-from ..core.arrays import Int64Array, count_up
+from ..core.arrays import BoolArray, Int64Array, count_up, valid_rows
 
 T = TypeVar("T", int, Int64Array)
+
+START, END = "window_start", "window_end"
+"""The columns of rows that carry their window."""
 
 WINDOW_TIME_US = 1_000
 """``window_time`` is this much before the window's end: the last time inside it, in Flink's milliseconds."""
@@ -170,6 +177,29 @@ class SessionWindow:
         return call_text("session", [duration_text(self.gap)])
 
 
+class GivenWindows:
+    """Windows of any start and end; rows are stored under the end. The methods are those of ``SlicedWindow``."""
+
+    shares_slices = False
+    text = f"given by {START} and {END}"
+
+    def next_end(self, time: int) -> int:
+        """Windows end anywhere."""
+        return time
+
+    def previous_end(self, time: int) -> int:
+        """Windows end anywhere."""
+        return time
+
+    def first_slice(self, end: int) -> int:
+        """The window itself."""
+        return end
+
+    def last_over(self, end: int) -> int:
+        """The window itself."""
+        return end
+
+
 Window = SlicedWindow | SessionWindow
 
 
@@ -186,6 +216,27 @@ def check_sliced(window: object, owner: str) -> None:
             f"{owner}: window is {window!r}; make one with tumble, hop or cumulate, or leave it out for rows that "
             "carry window_start and window_end"
         )
+
+
+def check_given(spec: InputSpec, owner: str) -> None:
+    """SchemaError if the input has no window columns."""
+    for name in (START, END):
+        if name not in spec.schema.names:
+            raise SchemaError(
+                f"{owner}: {spec.name} has no column '{name}'; put a window table function before {owner}, or give "
+                f"the operator a window; its columns are: {', '.join(spec.schema.names)}"
+            )
+        if not pa.types.is_timestamp(spec.schema.field(name).type):
+            raise SchemaError(
+                f"{owner}: column '{name}' of {spec.name} is {spec.schema.field(name).type}; cast it to a timestamp"
+            )
+
+
+def given_ends(batch: pa.RecordBatch) -> tuple[Int64Array, BoolArray]:
+    """The window end of each row (n), and which rows (n) have a window: neither start nor end is null."""
+    start, end = batch.column(START), batch.column(END)
+    there = valid_rows([start, end])
+    return event_times(end), np.ones(batch.num_rows, np.bool_) if there is None else there
 
 
 def tumble(size: Duration, offset: Duration = 0) -> SlicedWindow:

@@ -247,6 +247,8 @@ def test_a_default_is_shown_as_one_would_write_it() -> None:
 )
 def test_durations_may_be_written_out(given: Any) -> None:
     assert resolve({"async-state.watchdog-timeout": given}, {}).watchdog_timeout_ms == 600_000
+    latency = resolve({"async-state.bundled-agg.allow-latency": given}, {})  # a duration, or auto
+    assert latency.bundled_agg_allow_latency_ms == 600_000
 
 
 @pytest.mark.parametrize(

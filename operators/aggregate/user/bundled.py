@@ -30,32 +30,18 @@ from asyncstate.operator import BundleContext
 
 from ...core.arrays import Int64Array, take_rows
 from ...core.segments import Groups
-from ..aggregator import Aggregator, KeyedRows, State, Updated, counted_rows
-from .accumulator import AccumulatorForm
-from .function import Segments
-from .slide import Frames, Moves
+from ..aggregator import KeyedRows, State, Updated, counted_rows
+from .function import Frames, FunctionAggregator, Moves, Segments
 
 
-class BundledAggregator(Aggregator):
-    """``function`` over ``columns`` of the rows whose ``condition`` column is true."""
+class BundledAggregator(FunctionAggregator):
+    """One of a function that takes rows of many keys at once."""
 
-    def __init__(
-        self,
-        owner: str,
-        prefix: str,
-        function: BundledAggregateFunction,
-        columns: tuple[str, ...],
-        condition: str | None,
-        accumulator_type: pa.DataType,
-        result_type: pa.DataType,
-    ) -> None:
-        self.owner = owner
-        self.function = function
-        self.columns = columns
-        self.condition = condition
-        self.form = AccumulatorForm(accumulator_type, prefix, f"{owner}, {type(function).__name__}")
-        self.fields = self.form.fields
-        self.result_type = result_type
+    function: BundledAggregateFunction
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        function = self.function
         self.retracts = function.supports_retracting()
         self.merges = function.supports_merging()
         self._is_async = inspect.iscoroutinefunction(function.bundled_accumulate_retract)

@@ -1,8 +1,9 @@
 """A function of the user's own that takes values one by one, as an aggregator.
 
-Owns: ``UserAggregator`` and ``KeyedValues``, the rows of a bundle as Python values, key by key.
+Owns: ``UserAggregator``, ``FunctionAggregator``, what all functions have; the rows that they get: ``Segments``, of a
+bundle key by key, and ``Moves``, what comes into ``Frames`` over rows of keys and leaves them, from one to the next.
 Invariant: the function sees the rows of a key in their order; accumulators are decoded and encoded once a bundle and
-key.
+key. Within a key neither end of a frame ever moves back.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``futures``, ``operator`` and
 ``state``.
 
@@ -22,18 +23,18 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import arrow_values, python_values
 from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import AggregateFunction, has_method
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
 
-from ...core.arrays import BoolArray, Int8Array, Int64Array, index_among, row_ids
+from ...core.arrays import BoolArray, Int8Array, Int64Array, count_up, index_among, row_ids, run_begins
 from ...core.netting import net_by_content
 from ...core.segments import Groups
 from ..aggregator import Aggregator, KeyedRows, State, Updated, counted_rows
 from .accumulator import AccumulatorForm
-from .slide import Frames, Moves
 
 
 class Segments(NamedTuple):
@@ -76,14 +77,53 @@ def _chosen(order: Int64Array, starts: Int64Array, kept: BoolArray) -> tuple[Int
     return order[kept], np.append(0, index_among(kept) + 1)[starts]
 
 
-class UserAggregator(Aggregator):
+class Frames(NamedTuple):
+    """m frames over rows that lie key by key: from row ``first`` to row ``last`` (m each), of the key ``owners`` (m,
+    ascending)."""
+
+    first: Int64Array
+    last: Int64Array
+    owners: Int64Array
+
+
+class Moves(NamedTuple):
+    """s moves, frame after frame: the ``rows`` that move, +1 for those that come and -1 for those that leave, and how
+    many moves there were when each of the m frames is complete."""
+
+    rows: Int64Array
+    signs: Int8Array
+    owners: Int64Array
+    done: Int64Array
+
+    @staticmethod
+    def of(frames: Frames, counted: BoolArray | None) -> Moves:
+        """Only of rows (n) that are ``counted``; None: all are."""
+        first, last, owners = frames
+        begins = run_begins(owners)
+        newest = np.where(begins, first - 1, np.append(0, last[:-1])[: len(last)])
+        oldest = np.where(begins, first, np.append(0, first[:-1])[: len(first)])
+        come, leave = last - newest, first - oldest
+        at = np.arange(len(first))
+        rows = np.concatenate(
+            [np.repeat(newest + 1, come) + count_up(come), np.repeat(oldest, leave) + count_up(leave)]
+        )
+        signs = np.repeat(np.array([1, -1], np.int8), [int(come.sum()), int(leave.sum())])
+        moment = np.concatenate([np.repeat(at, come), np.repeat(at, leave)])
+        order = rows_by(moment)
+        if counted is not None:
+            order = order[counted[rows[order]]]
+        done = np.cumsum(np.bincount(moment[order], minlength=len(first)))
+        return Moves(rows[order], signs[order], owners[moment[order]], done)
+
+
+class FunctionAggregator(Aggregator):
     """``function`` over ``columns`` of the rows whose ``condition`` column is true."""
 
     def __init__(
         self,
         owner: str,
         prefix: str,
-        function: AggregateFunction,
+        function: Any,
         columns: tuple[str, ...],
         condition: str | None,
         accumulator_type: pa.DataType,
@@ -96,6 +136,16 @@ class UserAggregator(Aggregator):
         self.form = AccumulatorForm(accumulator_type, prefix, f"{owner}, {type(function).__name__}")
         self.fields = self.form.fields
         self.result_type = result_type
+
+
+class UserAggregator(FunctionAggregator):
+    """One of a function that takes values one by one."""
+
+    function: AggregateFunction
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        function = self.function
         self.keeps_more = self.form.has_views
         self.get_value: Callable[[Any], Any] = function.get_value
         self.retracts = has_method(function, "retract")

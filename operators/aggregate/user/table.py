@@ -89,11 +89,9 @@ class _Collector:
         self.rows: list[tuple[Any, bool]] = []
 
     def collect(self, row: Any) -> None:
-        """See ``RetractableCollector``."""
         self.rows.append((row, True))
 
     def retract(self, row: Any) -> None:
-        """See ``RetractableCollector``."""
         self.rows.append((row, False))
 
 

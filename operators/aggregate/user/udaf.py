@@ -9,8 +9,8 @@ Source: PyFlink's ``udaf`` and ``udtaf``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -100,12 +100,12 @@ class UserAggregate(Kind):
             return TableAggregator(binding.owner, prefix, self.function, *arguments)  # type: ignore[arg-type]
         if not self.is_bundled:
             self._check_methods(binding, "get_value")
-            return UserAggregator(binding.owner, prefix, self.function, *arguments)  # type: ignore[arg-type]
+            return UserAggregator(binding.owner, prefix, self.function, *arguments)
         if pa.types.is_struct(accumulator_type) and any(map(view_of, accumulator_type)):
             raise binding.refuse(
                 "has a view in its accumulator, which a bundled function cannot; keep it in a list"
             )
-        return BundledAggregator(binding.owner, prefix, self.function, *arguments)  # type: ignore[arg-type]
+        return BundledAggregator(binding.owner, prefix, self.function, *arguments)
 
     def _check_methods(self, binding: Binding, *names: str) -> None:
         if not any(has_method(self.function, name) for name in names):
@@ -152,10 +152,8 @@ def udaf(
     'total'
     """
     if function is None:
-        return _decorator(
-            lambda given: udaf(given, result_type=result_type, accumulator_type=accumulator_type, name=name)
-        )
-    if isinstance(function, TableAggregateFunction) or _is_class(function, TableAggregateFunction):
+        return partial(udaf, result_type=result_type, accumulator_type=accumulator_type, name=name)
+    if issubclass(function if isinstance(function, type) else type(function), TableAggregateFunction):
         raise SchemaError(f"udaf: {function!r} gives rows; use udtaf, in GroupTableAggregate")
     return _made(
         function, (AggregateFunction, BundledAggregateFunction), result_type, accumulator_type, name, "udaf"
@@ -172,23 +170,13 @@ def udtaf(
     """As ``udaf``, of a TableAggregateFunction: its rows are those of GroupTableAggregate. The result type is that of a
     row, a struct or a schema."""
     if function is None:
-        return _decorator(
-            lambda given: udtaf(given, result_type=result_type, accumulator_type=accumulator_type, name=name)
-        )
+        return partial(udtaf, result_type=result_type, accumulator_type=accumulator_type, name=name)
     return _made(function, (TableAggregateFunction,), result_type, accumulator_type, name, "udtaf")
-
-
-def _decorator(make: Callable[[Any], UserAggregate]) -> Callable[[Any], UserAggregate]:
-    return make
-
-
-def _is_class(given: Any, kind: type) -> bool:
-    return isinstance(given, type) and issubclass(given, kind)
 
 
 def _made(
     function: Any,
-    kinds: tuple[type, ...],
+    kinds: tuple[type[AnyFunction], ...],
     result_type: ArrowType | None,
     accumulator_type: ArrowType | None,
     name: str | None,
@@ -196,9 +184,7 @@ def _made(
 ) -> UserAggregate:
     if isinstance(function, type) and issubclass(function, kinds):
         function = function()
-    if not isinstance(function, AggregateFunction | BundledAggregateFunction) or not isinstance(
-        function, kinds
-    ):
+    if not isinstance(function, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise SchemaError(f"{maker}: {function!r} is no {wanted}; give one, or its class")
     return UserAggregate(

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyBatch
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
@@ -24,24 +25,19 @@ from asyncstate.operator import (
     MIN_WATERMARK,
     Bundle,
     BundleContext,
-    BundleOperator,
     InputSpec,
     OperatorContext,
 )
 from asyncstate.state.columnar.list_blocks import ListHeads
 
-from ...core.arrays import BoolArray, Int64Array, take_rows
+from ...core.arrays import BoolArray, Int64Array
 from ...core.checks import (
-    Named,
     TimeDomain,
-    check_choice,
     check_has_time,
     check_insert_only,
     check_time_domain,
 )
-from ...core.condition import check_condition
-from ..condition import Condition, JoinCondition
-from ..inputs import check_keys, joined_schema, kept_keys, matchable_keys
+from ..inputs import JoinCondition, TwoInputJoin, matchable_keys
 from ..matches import oriented
 from ..rules import JoinKind, rules
 from .found import Found, IntervalSide, Traits
@@ -50,10 +46,9 @@ from .matches import IntervalMatches
 from .rows import NewRows
 
 _SIDES = ("left", "right")
-_LEFT_ONLY = ("semi", "anti")
 
 
-class IntervalJoin(Named, BundleOperator):
+class IntervalJoin(TwoInputJoin):
     """Left and right rows with equal keys (``key`` of the inputs) whose times are close, both insert-only.
 
     A left row l and a right row r are in reach when ``l.time + lower <= r.time <= l.time + upper``: the bounds say
@@ -87,7 +82,6 @@ class IntervalJoin(Named, BundleOperator):
     Source: Flink's ``RowTimeIntervalJoin`` and ``ProcTimeIntervalJoin``. Raises SchemaError for what does not fit.
     """
 
-    num_inputs: ClassVar[int] = 2
     accepts_changelog: ClassVar[bool] = False
 
     def __init__(
@@ -102,33 +96,19 @@ class IntervalJoin(Named, BundleOperator):
         null_safe: bool = False,
         allowed_lateness: Duration = 0,
     ) -> None:
-        check_choice(kind, get_args(JoinKind), "kind", self.owner)
+        super().__init__(kind, condition, suffixes, null_safe)
         check_time_domain(time, self.owner)
-        check_condition(condition, self.owner)
         self.interval = _interval(lower, upper, allowed_lateness, self.owner)
         if time == "processing" and self.interval.lateness:
             raise SchemaError(f"{self.owner}: nothing is late in processing time; leave allowed_lateness out")
-        self.kind: JoinKind = kind
-        self.condition = condition
         self.time: TimeDomain = time
-        self.suffixes = suffixes
-        self.null_safe = null_safe
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Left columns, then right columns; only the left ones for semi and anti."""
-        left, right = inputs
         for spec in inputs:
             check_insert_only(spec, self.owner, "Join")
             check_has_time(spec, self.time, self.owner)
-        check_keys(left, right, self.owner)
-        joined = joined_schema(self.kind, inputs, self.suffixes, self.owner)
-        if self.condition is not None:
-            Condition(self.condition, joined, self.owner).check()
-        return left.schema if self.kind in _LEFT_ONLY else joined
-
-    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``: the keys of inputs whose rows are never padded."""
-        return kept_keys(self.kind, inputs, self.bind(inputs))
+        return self._shown_schema(inputs)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
@@ -150,10 +130,7 @@ class IntervalJoin(Named, BundleOperator):
             )
             for side, (name, spec) in enumerate(zip(_SIDES, self._inputs, strict=True))
         )
-        self._residual = None
-        if self.condition is not None:
-            schema = joined_schema(self.kind, self._inputs, self.suffixes, self.owner)
-            self._residual = Condition(self.condition, schema, self.owner)
+        self._residual = self._condition_over(self._inputs)
         self._ahead: dict[int, _Arrival] = {}  # by id of a bundle that is to come
 
     # -- rows ---------------------------------------------------------------------------------------
@@ -211,29 +188,10 @@ class IntervalJoin(Named, BundleOperator):
         found, heads = read[0]
         matches = IntervalMatches(self.kind, side, rows, waits, found.columns, found.keys, found.times)
         for driving, stored in matches.parts(arrival.first, arrival.last, oriented(self._residual, side)):
-            self._emit(side, rows.columns, found.columns, driving, stored, ctx)
+            self._emit(side, (rows.columns, driving), (found.columns, stored), RowKind.INSERT, ctx)
             yield None
         yield others.async_note(bundle.keys, found, matches.partners)
         yield own.async_add(bundle.keys, arrival.cells, heads, rows, waits, matches.matched)
-
-    def _emit(
-        self,
-        side: int,
-        own: Sequence[pa.Array],
-        other: Sequence[pa.Array],
-        own_rows: Int64Array,
-        other_rows: Int64Array,
-        ctx: BundleContext,
-    ) -> None:
-        """Put out the rows with these indices, of ``side`` and of the other one."""
-        if not len(own_rows):
-            return
-        parts = [(own, own_rows), (other, other_rows)]
-        if side == 1:
-            parts.reverse()
-        if self.kind in _LEFT_ONLY:
-            parts = parts[:1]
-        ctx.emit([column for columns, indices in parts for column in take_rows(columns, indices)])
 
     # -- time ---------------------------------------------------------------------------------------
 
@@ -252,7 +210,7 @@ class IntervalJoin(Named, BundleOperator):
             nulls = [pa.nulls(0, field.type) for field in self._inputs[1 - side].schema]
             for columns in state.due(*times[side]):
                 rows = np.arange(len(columns[0]))
-                self._emit(side, columns, nulls, rows, np.full(len(rows), -1), ctx)
+                self._emit(side, (columns, rows), (nulls, np.full(len(rows), -1)), RowKind.INSERT, ctx)
                 yield None
         for side, state in enumerate(self._sides):
             state.remove_over(*times[side])
@@ -279,7 +237,7 @@ def _traits(kind: JoinKind, side: int) -> Traits:
     return Traits(
         watched=rules(kind, 1 - side).watch,
         padded=rules(kind, side).unmatched,
-        once=kind in _LEFT_ONLY and side == 0,
+        once=kind in ("semi", "anti") and side == 0,
     )
 
 

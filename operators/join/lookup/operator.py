@@ -38,12 +38,13 @@ from ...core.arrays import (
     Int64Array,
     concat_rows,
     index_among,
+    places_of,
     row_ids,
     take_rows,
 )
 from ...core.checks import Named, check_choice, check_insert_only, check_number
 from ...core.condition import ConditionLike, RowCondition, check_condition
-from ...core.expiring import row_times
+from ...core.expiring import row_stamps, stamps_behind
 from ...core.netting import Net, net_by_content
 from ...core.payload import Payload
 from ..inputs import joined_schema
@@ -238,10 +239,8 @@ class LookupJoin(Named, BundleOperator):
         ids = row_ids(columns, np.zeros(len(rows), np.int64))
         _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
         order = np.argsort(first)
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
         values = [column.to_pylist() for column in take_rows(columns, first[order])]
-        return list(zip(*values, strict=True)), place[inverse]
+        return list(zip(*values, strict=True)), places_of(order)[inverse]
 
     def _answers(self, keys: list[Key], ctx: BundleContext) -> StateFuture[Answers]:
         """A future of what is found for all of ``keys``."""
@@ -386,24 +385,14 @@ class LookupJoin(Named, BundleOperator):
         marks = [pa.array(first), pa.array(new.at >= 0)]
         added = [*take_rows(self._payload.of(bundle.batch), new.rows), *new.found, *marks]
         columns = take_rows(concat_rows(stored.rows.columns, added), rows)
-        stamps = self._stamps(state, bundle, stored.rows, new.rows, rows)
+        stamps = stamps_behind(stored.rows.stamps, row_stamps(state, bundle, self.ttl, new.rows))
         state.put(
             bundle.keys.select(changed),
             columns,
             index_among(changed)[key[rows]],
             heads.select(changed),
-            stamps,
+            None if stamps is None else stamps[rows],
         )
-
-    def _stamps(
-        self, state: ListColumnState, bundle: Bundle, stored: ListColumns, new: Int64Array, rows: Int64Array
-    ) -> Int64Array | None:
-        """Of rows that stay the stamps that they have, of others new ones; None if they do not expire."""
-        stamps = state.stamps_at(row_times(bundle, self.ttl), bundle.num_rows)
-        if stamps is None:
-            return None
-        assert stored.stamps is not None
-        return np.concatenate([stored.stamps, stamps[new]])[rows]
 
 
 class StatelessLookupJoin(LookupJoin):

@@ -10,6 +10,7 @@ Source: ``org.apache.flink.streaming.api.windowing.evictors``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
@@ -35,37 +36,24 @@ class _Evictor(Evictor):
         return self._left(rows) if self._after else rows
 
 
-class _Last:
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-
-    def __call__(self, rows: Sequence[TimedRow]) -> Sequence[TimedRow]:
-        return rows[-self._rows :]
+def _last(rows: Sequence[TimedRow], count: int) -> Sequence[TimedRow]:
+    return rows[-count:]
 
 
-class _Recent:
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __call__(self, rows: Sequence[TimedRow]) -> Sequence[TimedRow]:
-        cut = max(row.timestamp for row in rows) - self._length if rows else 0
-        return [row for row in rows if row.timestamp > cut]
+def _recent(rows: Sequence[TimedRow], length: int) -> Sequence[TimedRow]:
+    cut = max(row.timestamp for row in rows) - length if rows else 0
+    return [row for row in rows if row.timestamp > cut]
 
 
-class _Near:
-    def __init__(self, threshold: float, measure: Callable[[Row], float]) -> None:
-        self._threshold = threshold
-        self._measure = measure
-
-    def __call__(self, rows: Sequence[TimedRow]) -> Sequence[TimedRow]:
-        last = self._measure(rows[-1].row) if rows else 0
-        return [row for row in rows if last - self._measure(row.row) < self._threshold]
+def _near(rows: Sequence[TimedRow], threshold: float, measure: Callable[[Row], float]) -> Sequence[TimedRow]:
+    last = measure(rows[-1].row) if rows else 0
+    return [row for row in rows if last - measure(row.row) < threshold]
 
 
 def count(rows: int, *, after: bool = False) -> Evictor:
     """The last ``rows`` rows stay."""
     check_number(rows, 1, "rows", "evictors.count")
-    return _Evictor(_Last(rows), after)
+    return _Evictor(partial(_last, count=rows), after)
 
 
 def time(length: Duration, *, after: bool = False) -> Evictor:
@@ -73,9 +61,9 @@ def time(length: Duration, *, after: bool = False) -> Evictor:
     span = microseconds(length, "evictors.time", "length")
     if span < 1:
         raise SchemaError(f"evictors.time: length is {length!r}; give more than 0")
-    return _Evictor(_Recent(span), after)
+    return _Evictor(partial(_recent, length=span), after)
 
 
 def delta(threshold: float, measure: Callable[[Row], float], *, after: bool = False) -> Evictor:
     """Rows stay that measure less than ``threshold`` below the last one."""
-    return _Evictor(_Near(threshold, measure), after)
+    return _Evictor(partial(_near, threshold=threshold, measure=measure), after)

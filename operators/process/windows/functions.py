@@ -36,13 +36,12 @@ from asyncstate.row_shape import RowShape
 
 from ...core.checks import TimeDomain, check_distinct_names, check_has_time, check_time_domain
 from ...core.late import check_late_output
-from ...window.plan import WINDOW_COLUMNS, window_time_type
+from ...window.plan import window_fields
 from ...window.time import WindowTime
 from ...window.windows import WINDOW_TIME_US, SessionWindow, Window, check_window
-from ..operator import FunctionOperator
-from ..results import emit_rows, resolved
+from ..operator import FunctionOperator, emit_rows, resolved
 from .assigners import assigner_of
-from .rows import AlignedRows, SessionRows, WindowRows
+from .rows import AlignedRows, SessionRows, Told, WindowRows
 from .triggered import TriggeredRows
 from .triggers import fires_by_watermark, processing_time
 
@@ -112,25 +111,23 @@ class _WindowOperator(FunctionOperator):
         check_has_time(spec, self.time, self.owner)
         if not self.window_columns:
             return self._outputs(self.output, spec)
-        times = [pa.field(name, window_time_type(spec)) for name in WINDOW_COLUMNS]
-        fields = [*spec.key_schema, *times, *self.output]
+        fields = [*spec.key_schema, *window_fields(spec), *self.output]
         check_distinct_names([column.name for column in fields], self.owner)
         return self._outputs(pa.schema(fields), spec)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the windows' rows, then open the function."""
         time = WindowTime.of(self.time, self.allowed_lateness, context)
-        self._windows: WindowRows | TriggeredRows
+        told = Told(self._fire, self._expire, self.late_output)
+        self._windows: WindowRows
         if self.chosen.any or self.window is None:
-            self._windows = self._triggered(time, context)
+            span = () if self.window is None else (self.window.time_span,)
+            evictor = self.chosen.evictor
+            self._windows = TriggeredRows(self.assigner, self._trigger(), evictor, time, context, told, *span)
         elif isinstance(self.window, SessionWindow):
-            self._windows = SessionRows(
-                self.window, time, context, self._fire, self._expire, self.late_output
-            )
+            self._windows = SessionRows(self.window, time, context, told)
         else:
-            self._windows = AlignedRows(
-                self.window, time, context, self._fire, self._expire, self.late_output
-            )
+            self._windows = AlignedRows(self.window, time, context, told)
         super().open(context)
         self._shape = RowShape(self.output, self.owner)
         self._emitted = RowShape(self.output, "the window's function", emits=True)
@@ -143,26 +140,10 @@ class _WindowOperator(FunctionOperator):
         assert self.window is not None
         return assigner_of(self.window)
 
-    def _triggered(self, time: WindowTime, context: OperatorContext) -> TriggeredRows:
-        span = () if self.window is None else (self.window.time_span,)
-        return TriggeredRows(
-            self.assigner,
-            self._trigger(),
-            self.chosen.evictor,
-            time,
-            context,
-            self._fire,
-            self._expire,
-            self.late_output,
-            *span,
-        )
-
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
         return self._windows.add(row, ctx)
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
         return self._windows.on_timer(timer, ctx)
 
     @abstractmethod
@@ -352,22 +333,18 @@ class _FiringWindow:
 
     @property
     def key(self) -> Key:
-        """See ``WindowContext``."""
         return self._record.key
 
     @property
     def watermark(self) -> int:
-        """See ``WindowContext``."""
         return self._record.watermark
 
     @property
     def processing_time(self) -> int:
-        """See ``WindowContext``."""
         return self._record.processing_time
 
     @property
     def window_namespace(self) -> int:
-        """See ``WindowContext``."""
         if self._namespace is None:
             raise StateAccessError(
                 "a session window has no state of its own: it may merge with another one; keep the state under the "
@@ -378,7 +355,6 @@ class _FiringWindow:
     def emit(
         self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
     ) -> None:
-        """See ``WindowContext``."""
         if output is not None:
             self._record.emit(*values, kind=kind, output=output, **columns)
             return
@@ -392,5 +368,4 @@ class _FiringWindow:
         timeout_seconds: Any = None,
         **keywords: Any,
     ) -> StateFuture[Any]:
-        """See ``WindowContext``."""
         return self._record.call(function, *arguments, timeout_seconds=timeout_seconds, **keywords)

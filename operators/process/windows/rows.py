@@ -1,6 +1,6 @@
 """The rows of open windows, and when the windows fire.
 
-Owns: ``WindowRows`` and its two forms: ``AlignedRows`` (tumble, hop, cumulate) and ``SessionRows``.
+Owns: ``WindowRows`` and two of its forms: ``AlignedRows`` (tumble, hop, cumulate) and ``SessionRows``.
 Invariant: a row is kept once for each of its windows, until the window expires; then nothing of it is left.
 Must not import anything of ``asyncstate`` but ``codec``, ``functions``, ``futures``, ``operator``, ``state``.
 
@@ -25,7 +25,7 @@ from asyncstate.operator import OperatorContext, RecordContext, Row, Timer, row_
 from asyncstate.state import ListState, ListStateDescriptor, ValueState, ValueStateDescriptor
 
 from ...window.time import OUT_OF_RANGE, WindowTime
-from ...window.windows import SessionWindow, SlicedWindow, Window
+from ...window.windows import SessionWindow, SlicedWindow
 
 ROWS_STATE: Final = "_rows"
 SESSIONS_STATE: Final = "_sessions"
@@ -39,33 +39,41 @@ Expire = Callable[[RecordContext, TimeWindow, int], Awaitable[None]]
 """Called when the window's rows have been deleted."""
 
 
+class Told(NamedTuple):
+    """What is told of windows, and the side output that late rows go to (None: they are dropped)."""
+
+    fire: Fire
+    expire: Expire
+    late_output: str | None
+
+
 class WindowRows(ABC):
     """Takes rows and timers; calls ``fire`` and ``expire``."""
 
     def __init__(
         self,
-        window: Window,
         time: WindowTime,
         context: OperatorContext,
-        fire: Fire,
-        expire: Expire,
-        late_output: str | None,
+        told: Told,
+        span: tuple[int, int],
+        text: str,
+        fields: Sequence[pa.Field] = (),
     ) -> None:
+        """``span``: the first and the last time whose windows fit int64; ``text``: the windows as they are noted beside
+        their rows; ``fields``: what is kept of a row before its columns."""
         schema = context.inputs[0].schema
-        self._first_time, self._last_time = window.time_span
+        self._first_time, self._last_time = span
         self._time = time
-        self._fire = fire
-        self._expire = expire
+        self._fire, self._expire, self._late_output = told
         self._row = row_type(schema)
         self._late = context.counter("late_rows_dropped")
-        self._late_output = late_output
         self._outside = context.counter(OUT_OF_RANGE)
         self._rows: ListState[dict[str, Any]] = context.get_state(
             ListStateDescriptor(
                 ROWS_STATE,
-                microsecond_struct(schema),
+                pa.struct([*fields, *microsecond_struct(schema)]),
                 namespaced=True,
-                belongs_to=("window", f"{time.domain} time {window.text}"),
+                belongs_to=("window", f"{time.domain} time {text}"),
             )
         )
 
@@ -103,16 +111,8 @@ class WindowRows(ABC):
 class AlignedRows(WindowRows):
     """Windows that are the same for all keys: their namespace is their end."""
 
-    def __init__(
-        self,
-        window: SlicedWindow,
-        time: WindowTime,
-        context: OperatorContext,
-        fire: Fire,
-        expire: Expire,
-        late_output: str | None,
-    ) -> None:
-        super().__init__(window, time, context, fire, expire, late_output)
+    def __init__(self, window: SlicedWindow, time: WindowTime, context: OperatorContext, told: Told) -> None:
+        super().__init__(time, context, told, window.time_span, window.text)
         self._window = window
 
     def add(self, row: Row, ctx: RecordContext) -> Any:
@@ -159,16 +159,8 @@ class Session(NamedTuple):
 class SessionRows(WindowRows):
     """Windows that grow and merge. Those of a key are disjoint and do not touch: two that touch are one."""
 
-    def __init__(
-        self,
-        window: SessionWindow,
-        time: WindowTime,
-        context: OperatorContext,
-        fire: Fire,
-        expire: Expire,
-        late_output: str | None,
-    ) -> None:
-        super().__init__(window, time, context, fire, expire, late_output)
+    def __init__(self, window: SessionWindow, time: WindowTime, context: OperatorContext, told: Told) -> None:
+        super().__init__(time, context, told, window.time_span, window.text)
         self._gap = window.gap
         # One value, not a map: it is read for every row, and a key has few sessions open at once.
         self._sessions: ValueState[list[dict[str, int]]] = context.get_state(

@@ -2,7 +2,7 @@
 
 Owns: ``TriggeredRows``.
 Invariant: a window that has gone leaves nothing behind: no rows, no timers, nothing of its trigger's.
-Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``futures``, ``operator`` and
+Must not import anything of ``asyncstate`` but ``errors``, ``functions``, ``futures``, ``operator`` and
 ``state``.
 
 State: ``_windows``, of each key its open windows with the timers and the state of their trigger; ``_rows``, a list a
@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from asyncstate.codec.times import microsecond_struct
 from asyncstate.errors import OperatorError
 from asyncstate.functions import Evictor, TimedRow, TimeWindow, Trigger, TriggerResult, WindowAssigner
 from asyncstate.futures import to_iterable
@@ -31,13 +30,12 @@ from asyncstate.operator import (
     Row,
     TimeDomain,
     Timer,
-    row_type,
 )
-from asyncstate.state import ListState, ListStateDescriptor, ValueState, ValueStateDescriptor
+from asyncstate.state import ValueState, ValueStateDescriptor
 
-from ...window.time import OUT_OF_RANGE, WindowTime
-from ..results import resolved
-from .rows import ROWS_STATE, Expire, Fire
+from ...window.time import WindowTime
+from ..operator import resolved
+from .rows import Told, WindowRows
 
 WINDOWS_STATE: Final = "_windows"
 _TIME: Final = "window:time"
@@ -85,7 +83,6 @@ class _Context:
 
     @property
     def state(self) -> Any:
-        """See ``TriggerContext``."""
         return self._one.state
 
     @state.setter
@@ -94,31 +91,25 @@ class _Context:
 
     @property
     def watermark(self) -> int:
-        """See ``TriggerContext``."""
         return self._time.passed
 
     @property
     def processing_time(self) -> int:
-        """See ``TriggerContext``."""
         return self._record.processing_time
 
     def register_event_time(self, time: int) -> None:
-        """See ``TriggerContext``."""
         if time > self._time.passed and not self._endless:
             self._one.timers.add((False, time))
             self._record.timers.register_event_time(time, namespace=self._one.namespace)
 
     def register_processing_time(self, time: int) -> None:
-        """See ``TriggerContext``."""
         self._one.timers.add((True, time))
         self._record.timers.register_processing_time(time, namespace=self._one.namespace)
 
     def delete_event_time(self, time: int) -> None:
-        """See ``TriggerContext``."""
         self._delete(False, time)
 
     def delete_processing_time(self, time: int) -> None:
-        """See ``TriggerContext``."""
         self._delete(True, time)
 
     def take(self, processing: bool, time: int, is_due: bool) -> None:
@@ -150,8 +141,8 @@ def _is_global(window: TimeWindow) -> bool:
     return window.end == MAX_WATERMARK
 
 
-class TriggeredRows:
-    """Takes rows and timers; calls ``fire`` and ``expire``."""
+class TriggeredRows(WindowRows):
+    """Asks the trigger, the evictor and the assigner."""
 
     def __init__(
         self,
@@ -160,26 +151,12 @@ class TriggeredRows:
         evictor: Evictor | None,
         time: WindowTime,
         context: OperatorContext,
-        fire: Fire,
-        expire: Expire,
-        late_output: str | None,
+        told: Told,
         span: tuple[int, int] = (MIN_WATERMARK, MAX_WATERMARK),
     ) -> None:
-        """``span``: the first and the last time whose windows fit int64."""
-        schema = context.inputs[0].schema
-        self._span = span
-        self._outside = context.counter(OUT_OF_RANGE)
+        text = f"{assigner.text} by {trigger.text}"
+        super().__init__(time, context, told, span, text, [pa.field(_TIME, pa.int64())])
         self._assigner, self._trigger, self._evictor = assigner, trigger, evictor
-        self._time = time
-        self._fire, self._expire = fire, expire
-        self._row = row_type(schema)
-        self._late = context.counter("late_rows_dropped")
-        self._late_output = late_output
-        belongs_to = "window", f"{time.domain} time {assigner.text} by {trigger.text}"
-        kept = [pa.field(_TIME, pa.int64()), *microsecond_struct(schema)]
-        self._rows: ListState[dict[str, Any]] = context.get_state(
-            ListStateDescriptor(ROWS_STATE, pa.struct(kept), namespaced=True, belongs_to=belongs_to)
-        )
         fields = [("start", pa.int64()), ("end", pa.int64()), ("namespace", pa.int64())]
         state = trigger.state_type or pa.bool_()  # always null, where there is none
         one = pa.struct([*fields, ("timers", pa.list_(_TIMER)), ("state", state)])
@@ -190,7 +167,7 @@ class TriggeredRows:
     async def add(self, row: Row, ctx: RecordContext) -> None:
         """Keep a row in each of its windows, or count it as late; fire those that their trigger fires."""
         at = self._time.of_row(ctx)
-        if not self._span[0] <= at <= self._span[1]:
+        if not self._first_time <= at <= self._last_time:
             self._outside.add()
             return
         open_windows = [_Open.of(stored) for stored in await self._windows.async_value() or ()]
@@ -325,8 +302,3 @@ class TriggeredRows:
             stay = list(self._evictor.evict_after(left, one.window))
             if len(stay) != len(stored):
                 await rows.async_update([{_TIME: each.timestamp, **each.row.as_dict()} for each in stay])
-
-    def _add_late(self, row: Row, ctx: RecordContext) -> None:
-        self._late.add()
-        if self._late_output is not None:
-            ctx.emit(*row, kind=ctx.row_kind, output=self._late_output)

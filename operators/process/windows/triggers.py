@@ -37,9 +37,6 @@ class _EventTime(Trigger):
     def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return _FIRE if time == window.end - 1 else _CONTINUE
 
-    def merge_states(self, states: Sequence[Any]) -> Any:
-        return None
-
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
         if window.end - 1 > ctx.watermark:
             ctx.register_event_time(window.end - 1)
@@ -54,9 +51,6 @@ class _ProcessingTime(Trigger):
 
     def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return _FIRE if time == window.end else _CONTINUE
-
-    def merge_states(self, states: Sequence[Any]) -> Any:
-        return None
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
         ctx.register_processing_time(window.end)
@@ -231,9 +225,6 @@ class _Never(Trigger):
 
     def on_element(self, row: Row, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return _CONTINUE
-
-    def merge_states(self, states: Sequence[Any]) -> Any:
-        return None
 
 
 def fires_by_watermark(trigger: Trigger) -> bool:

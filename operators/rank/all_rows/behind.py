@@ -26,7 +26,7 @@ from asyncstate.operator import OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
-from ...core.arrays import BoolArray, Int64Array, concat_rows, place_in_run, take_rows
+from ...core.arrays import BoolArray, Int64Array, concat_rows, int64_values, place_in_run, take_rows
 from ..numbers import RankTable
 from ..plan import RankPlan
 from .blocks import (
@@ -104,7 +104,7 @@ class Behind:
         key_of[pairs.inverse] = key
         *columns, arrival = stored.columns
         pair = stored.key_index.astype(np.int64)
-        return Found(RankTable(columns, key_of[pair], _int64(arrival)), pair, pairs, heads)
+        return Found(RankTable(columns, key_of[pair], int64_values(arrival)), pair, pairs, heads)
 
     def _store(self, found: Found, table: RankTable, pair: Int64Array, changed: BoolArray) -> None:
         """Replace the lists of the ``changed`` pairs by ``table``, whose rows are of the pairs ``pair``."""
@@ -196,7 +196,7 @@ class Behind:
             mine = np.flatnonzero(long[owners])
             columns = concat_rows(read.get().columns, take_rows(events.columns, mine))
             owner = np.concatenate([read.get().key_index, (np.cumsum(long) - 1)[owners[mine]]])
-            live = live_events(owner, _int64(columns[-3]), _bool(columns[-1]))
+            live = live_events(owner, int64_values(columns[-3]), _bool(columns[-1]))
             self._order.put(
                 lists.select(long), take_rows(columns, live), owner[live], heads.get().select(long)
             )
@@ -244,11 +244,11 @@ class Behind:
         _, log = yield from _read(self._order, lists)
         key_of = np.empty(len(lists), np.int64)
         key_of[lists.inverse] = bounds.key[read]
-        live = live_events(log.key_index, _int64(log.columns[-3]), _bool(log.columns[-1]))
+        live = live_events(log.key_index, int64_values(log.columns[-3]), _bool(log.columns[-1]))
         events = take_rows(log.columns, live)
-        key, arrival = key_of[log.key_index[live]], _int64(events[-3])
+        key, arrival = key_of[log.key_index[live]], int64_values(events[-3])
         needed, order = self._needed(best, events, key, arrival, ends)
-        rows = yield from self._take_out(keys, key[needed], arrival[needed], _int64(events[-2])[needed])
+        rows = yield from self._take_out(keys, key[needed], arrival[needed], int64_values(events[-2])[needed])
         stays = order[~needed[order]]
         left = yield from self._cut(
             keys, take_rows(events, stays), key[stays], bounds.select(~read), bounds.select(read)
@@ -312,7 +312,7 @@ class Behind:
         new = Bounds(
             take_rows(events[: len(left.columns)], first),
             key[first],
-            _int64(events[-3])[first],
+            int64_values(events[-3])[first],
             block[first],
             np.bincount(owners, minlength=len(lists))[owners[first]],
         )
@@ -325,10 +325,6 @@ def _read(
     read = state.async_read(keys)
     yield read
     return read.get()
-
-
-def _int64(column: pa.Array) -> Int64Array:
-    return np.asarray(column.to_numpy(), np.int64)
 
 
 def _bool(column: pa.Array) -> BoolArray:

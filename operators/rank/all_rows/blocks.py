@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from asyncstate.codec.sorting import rows_by
 
-from ...core.arrays import BoolArray, Int64Array, place_in_run, take_rows
+from ...core.arrays import BoolArray, Int64Array, place_in_run, run_begins, take_rows
 from ...core.ordering import differs_from_last, sorted_by
 from ..numbers import RankTable
 from ..plan import RankPlan
@@ -102,7 +102,7 @@ class Bounds:
 
     def best(self) -> BoolArray:
         """The best block of each key (b)."""
-        return differs_from_last([self.key], np.arange(len(self)))
+        return run_begins(self.key)
 
 
 def block_of(plan: RankPlan, table: RankTable, rows: Int64Array, bounds: Bounds) -> Int64Array:
