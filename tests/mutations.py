@@ -485,7 +485,7 @@ MUTATIONS: Final = (
         "spark/test_reports.py",
     ),
     _mutation(
-        "asyncstate/spark/onward.py",
+        "asyncstate/spark/reports.py",
         "(groups * self.parallelism // self.max_parallelism << TAG_BITS)",
         "(groups << TAG_BITS)",
         "spark/test_reports.py",

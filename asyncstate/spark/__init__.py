@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from asyncstate.spark.bounded import apply_batch
     from asyncstate.spark.changes import last_changes, netted
     from asyncstate.spark.job import StreamingJob
-    from asyncstate.spark.progress import BatchStatistics
-    from asyncstate.spark.progress_log import ProgressFormatter
+    from asyncstate.spark.progress import BatchStatistics, ProgressFormatter
     from asyncstate.spark.prometheus import PrometheusProgress
     from asyncstate.spark.reading import read_state
     from asyncstate.spark.session import build_session, recommended_conf
@@ -38,7 +37,7 @@ __all__ = [
 _HOMES = {
     "BatchStatistics": "asyncstate.spark.progress",
     "MicroBatch": "asyncstate.spark.batch",
-    "ProgressFormatter": "asyncstate.spark.progress_log",
+    "ProgressFormatter": "asyncstate.spark.progress",
     "PrometheusProgress": "asyncstate.spark.prometheus",
     "StreamingJob": "asyncstate.spark.job",
     "apply_batch": "asyncstate.spark.bounded",

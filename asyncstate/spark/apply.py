@@ -1,15 +1,21 @@
 """What a user asks of ``apply``: an operator, and what is declared of its inputs.
 
-Owns: ``Call``, with what runs before and behind it in the same task, and how declarations become ``InputSpec``s.
+Owns: ``Call``, with what runs before and behind it in the same task (``InTask``), how declarations become
+``InputSpec``s, the rules for names and options, and ``shipped_copy``.
 Invariant: nothing runs here; what is wrong with a declaration is an error before any row is read.
 """
 
 from __future__ import annotations
 
+import pickle
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyspark import cloudpickle
+
+from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import (
@@ -30,31 +36,26 @@ from asyncstate.storage import OperatorManifest
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_FILE_NAME_RULE = "use letters, digits, '_', '-' and '.', at most 100, starting with a letter or digit"
 
-class Call(NamedTuple):
-    """An operator and what is declared of it."""
+JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism")
+"""Settings that the whole job shares: an operator's own options cannot change them."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator and what is declared of it: the arguments of ``MicroBatch.apply``."""
 
     operator: Operator
     uid: str
-    declared: Declared
-    options: Mapping[str, object]
-
-    @staticmethod
-    def of(
-        operator: Operator,
-        *,
-        uid: str,
-        key: Keys = None,
-        event_time: str | Sequence[str | None] | None = None,
-        watermark_delay: Delay | Sequence[Delay] = None,
-        order_by: OrderBy = None,
-        sequence: SequenceBy = None,
-        drop_seen: bool | Sequence[bool] = False,
-        options: Mapping[str, object] | None = None,
-    ) -> Call:
-        """From the arguments of ``apply``."""
-        declared = Declared(key, event_time, watermark_delay, order_by, sequence, drop_seen)
-        return Call(operator, uid, declared, options or {})
+    key: Keys = None
+    event_time: str | Sequence[str | None] | None = None
+    watermark_delay: Delay | Sequence[Delay] = None
+    order_by: OrderBy = None
+    sequence: SequenceBy = None
+    drop_seen: bool | Sequence[bool] = False
+    options: Mapping[str, object] | None = None
 
 
 class Before(NamedTuple):
@@ -75,6 +76,16 @@ class Behind(NamedTuple):
     route: tuple[str, ...] = ()
 
 
+class InTask(NamedTuple):
+    """The operators of a task. ``after`` is done to the output of ``call`` there, ``before`` was done to the rows of
+    its only input in the task that they come from; ``then`` run behind it."""
+
+    call: Call
+    after: After | None = None
+    before: Before | None = None
+    then: Sequence[Behind] = ()
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The inputs of an operator, and the delay of each one's watermark in microseconds (None: it moves none)."""
@@ -83,29 +94,17 @@ class Inputs:
     delays: Sequence[int | None]
 
 
-@dataclass(frozen=True)
-class Declared:
-    """What the user says of the inputs."""
-
-    key: Keys
-    event_time: str | Sequence[str | None] | None
-    watermark_delay: Delay | Sequence[Delay]
-    order_by: OrderBy
-    sequence: SequenceBy
-    drop_seen: bool | Sequence[bool]
-
-
-def input_specs(uid: str, broadcast: int | None, inputs: Sequence[DataFrame], declared: Declared) -> Inputs:
-    count = len(inputs)
-    broadcast = (
-        broadcast if broadcast in range(count) else None
-    )  # what is wrong with it is for check_broadcast
+def input_specs(call: Call, inputs: Sequence[DataFrame]) -> Inputs:
+    """The inputs as they are declared. Raises SchemaError and the like for what cannot be."""
+    uid, count, broadcast = call.uid, len(inputs), call.operator.broadcast_input
+    if broadcast not in range(count):
+        broadcast = None  # what is wrong with it is for check_broadcast
     names = _names(uid, count, broadcast)
-    keys = keys_of_inputs(uid, declared.key, count, broadcast)
-    times, delays = times_of_inputs(uid, declared.event_time, declared.watermark_delay, count)
-    orders = sort_keys_of_inputs(uid, declared.order_by, count)
-    sequences = sequences_of_inputs(uid, declared.sequence, count)
-    drops = drop_seen_of_inputs(uid, declared.drop_seen, sequences)
+    keys = keys_of_inputs(uid, call.key, count, broadcast)
+    times, delays = times_of_inputs(uid, call.event_time, call.watermark_delay, count)
+    orders = sort_keys_of_inputs(uid, call.order_by, count)
+    sequences = sequences_of_inputs(uid, call.sequence, count)
+    drops = drop_seen_of_inputs(uid, call.drop_seen, sequences)
     specs = [
         replace(
             input_spec(df, keys[i], times[i], names[i], i == broadcast),
@@ -134,3 +133,42 @@ def _names(uid: str, count: int, broadcast: int | None) -> list[str]:
     if broadcast is not None:
         sides.insert(broadcast, "broadcast ")
     return [f"the {side}input of operator '{uid}'" for side in sides]
+
+
+def check_job_name(name: object) -> None:
+    """Raise JobError unless ``name`` can name a folder."""
+    if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
+        raise JobError(
+            f"job name {name!r} cannot be used: local folders are named after it; {_FILE_NAME_RULE}"
+        )
+
+
+def check_uid(uid: object, taken: Sequence[str]) -> None:
+    """Raise JobError unless ``uid`` can name files and is not in ``taken``."""
+    if not isinstance(uid, str) or not _FILE_NAME.fullmatch(uid):
+        raise JobError(f"uid {uid!r} cannot be used: its state's files are named after it; {_FILE_NAME_RULE}")
+    if uid in taken:
+        raise JobError(f"uid '{uid}' is applied twice in one micro-batch; give each operator its own uid")
+
+
+def check_operator_options(uid: str, options: Mapping[str, object]) -> None:
+    """Raise ConfigurationError for an option that belongs to the job."""
+    for name in JOB_OPTIONS:
+        if f"async-state.{name}" in options:
+            raise ConfigurationError(
+                f"operator '{uid}': async-state.{name} holds for the whole job; give it to "
+                "StreamingJob(options=...)"
+            )
+
+
+def shipped_copy(uid: str, operator: Operator) -> Operator:
+    """A copy of ``operator``. Raises JobError, before any task does, for what cannot be shipped."""
+    try:
+        pickled = cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever the objects that it holds raise
+        raise JobError(
+            f"operator '{uid}' ({type(operator).__name__}) cannot be sent to tasks: {type(error).__name__}: {error}. "
+            "Make what cannot be pickled (clients, locks, open files) in open()"
+        ) from error
+    copied: Operator = pickle.loads(pickled)
+    return copied

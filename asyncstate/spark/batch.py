@@ -54,26 +54,36 @@ from asyncstate.runtime import (
     watermark_after,
     why_rows_wait,
 )
-from asyncstate.spark.apply import Before, Behind, Call, Inputs, input_specs, routed
-from asyncstate.spark.arrow_batches import ArrowBatches
+from asyncstate.spark.apply import (
+    Before,
+    Behind,
+    Call,
+    Inputs,
+    InTask,
+    check_operator_options,
+    check_uid,
+    input_specs,
+    routed,
+    shipped_copy,
+)
 from asyncstate.spark.chain import RunPartition
-from asyncstate.spark.checks import check_operator_options, check_uid
 from asyncstate.spark.exchange import (
     Stage,
     arrow_schema_of,
     output_rows,
     over,
+    plain_columns,
     stage_schema,
+    wire_schema,
     withdraw,
 )
 from asyncstate.spark.failures import stage_explained
-from asyncstate.spark.job_texts import JobTexts
 from asyncstate.spark.local_phase import can_limit, runs_locally
-from asyncstate.spark.pickling import shipped_copy
 from asyncstate.spark.progress import figures_of, operator_statistics
-from asyncstate.spark.stages import Feed, Planned, Prepared, plan_stage, run_stages
+from asyncstate.spark.settings import ArrowBatches
+from asyncstate.spark.stages import Feed, JobTexts, Planned, Prepared, plan_stage, run_stages
 from asyncstate.spark.starting import InitialState, initial_of
-from asyncstate.spark.stateless import mapped
+from asyncstate.spark.task import StatelessTask
 from asyncstate.storage import Manifest, OperatorManifest, StateSpec
 
 _log = logging.getLogger(__name__)
@@ -88,7 +98,6 @@ class JobFrame:
     """What a job's micro-batches share. ``resolve`` makes an operator's Config from its own options."""
 
     job_id: str
-    name: str
     checkpoint: str = field(repr=False)
     config: Config
     resolve: Any
@@ -111,10 +120,15 @@ class Applied:
     schemas: Mapping[str, str]
     waiting: str | None
     route: list[int]
-    stage: Stage | None
     records: list[CommitRecord]
-    plan_seconds: float
-    stage_seconds: float
+    stage: Stage | None = None
+    plan_seconds: float = 0.0
+    stage_seconds: float = 0.0
+
+    def stored(self, batch_id: int, schemas: Mapping[str, str]) -> OperatorManifest:
+        """What the manifest of micro-batch ``batch_id`` has of it."""
+        parallelism, records = self.parallelism, self.records
+        return operator_after(self.uid, self.operator, batch_id, parallelism, records, schemas, self.route)
 
 
 class MicroBatch:
@@ -181,77 +195,53 @@ class MicroBatch:
         A stateless operator does not run here but in whatever reads its rows, which then raises its OperatorErrors. It
         takes ``event_time`` and ``options``; what needs state or a report is refused.
         """
-        arguments: dict[str, Any] = {"key": key, "event_time": event_time, "watermark_delay": watermark_delay}
-        arguments |= {"order_by": order_by, "sequence": sequence, "drop_seen": drop_seen, "options": options}
-        return self.run(Call.of(operator, uid=uid, **arguments), inputs, initial_state=initial_state)
+        call = Call(operator, uid, key, event_time, watermark_delay, order_by, sequence, drop_seen, options)
+        return self.run(InTask(call), inputs, initial_state)
 
     def run(
         self,
-        call: Call,
+        task: InTask,
         inputs: Sequence[DataFrame | Feed],
-        after: After | None = None,
-        before: Before | None = None,
-        then: Sequence[Behind] = (),
         initial_state: InitialState | None = None,
     ) -> DataFrame:
-        """``apply``, as a graph does it: ``after`` is done to the output in the operator's own task, ``before`` was
-        done to the rows of its only input in that of the operator before; ``then`` run behind it in the same task, and
-        the rows are those of the last one. Of ``inputs`` that are planned the stages run in the same Spark job."""
-        self._enter(call, then)
+        """``apply``, as a graph does it: the rows are those of the last operator of ``task``. Of ``inputs`` that are
+        planned the stages run in the same Spark job."""
+        self._enter(task)
+        call, frames = task.call, [one for one in inputs if not isinstance(one, Feed)]
         if call.operator.stateless:
             check_keeps(call.uid, initial_state)
-            frames = [one for one in inputs if not isinstance(one, Feed)]
-            return self._map(call.operator, frames[0], call.uid, self._check(call, frames))
+            return self._map(call, frames[0])
         first: dict[str, Applied] = {}
         if initial_state is not None and self._stored(call.uid) is None:
-            frames = [one for one in inputs if not isinstance(one, Feed)]
-            first = self._begin(call, frames, initial_state, after, then)
-        started = time.perf_counter()
-        chain = self._chain(call, inputs, after, before, then)
-        ran = self._run_stage(chain, inputs, before is not None, started)
+            first = self._begin(task, frames, initial_state)
+        ran = self._run_stage(task, inputs)
         ran = [_both(first[one.uid], one) if one.uid in first else one for one in ran]
         self.applied |= {one.uid: one for one in ran}
         assert ran[-1].stage is not None  # the last operator of a task has its rows
         return ran[-1].stage.rows
 
-    def plan(
-        self,
-        call: Call,
-        inputs: Sequence[DataFrame | Feed],
-        after: After | None,
-        before: Before | None,
-        then: Sequence[Behind],
-    ) -> Planned:
+    def plan(self, task: InTask, inputs: Sequence[DataFrame | Feed]) -> Planned:
         """What ``run`` would run, for a stage that gets its rows."""
-        self._enter(call, then)
-        chain = self._chain(call, inputs, after, before, then)
-        return plan_stage(chain, inputs, before is not None, self._frame.run)
+        self._enter(task)
+        return self._planned(task, inputs)
 
-    def _enter(self, call: Call, then: Sequence[Behind]) -> None:
+    def _enter(self, task: InTask) -> None:
         """Take the operators' uids."""
         with self._lock:
-            for one in (call, *(behind.call for behind in then)):
+            for one in (task.call, *(behind.call for behind in task.then)):
                 self._check_open(one.uid)
                 check_uid(one.uid, self._uids)
                 self._uids.append(one.uid)
-        check_is_operator(call.uid, call.operator)
+        check_is_operator(task.call.uid, task.call.operator)
 
-    def _begin(
-        self,
-        call: Call,
-        inputs: Sequence[DataFrame],
-        given: InitialState,
-        after: After | None,
-        then: Sequence[Behind],
-    ) -> dict[str, Applied]:
+    def _begin(self, task: InTask, inputs: Sequence[DataFrame], given: InitialState) -> dict[str, Applied]:
         """Have a new operator start from what was given: a stage of its own before that of the micro-batch's rows,
         whose base is what it leaves. Nothing is committed in between."""
-        initial = initial_of(call.uid, given, inputs)
+        initial = initial_of(task.call.uid, given, inputs)
         if initial.values:
-            self._begin_with_values(call, inputs, initial.values)
+            self._begin_with_values(task.call, inputs, initial.values)
             return {}
-        chain = self._chain(call, initial.rows, after, None, then)
-        ran = self._run_stage(chain, initial.rows, False, time.perf_counter())
+        ran = self._run_stage(task._replace(before=None), initial.rows)
         for one in ran:
             self._keep(one, one.schemas)
         return {one.uid: one for one in ran}
@@ -261,8 +251,7 @@ class MicroBatch:
     ) -> None:
         own = self._check(call, inputs)
         for state, writing, df in self._writing_values(call, own, values):
-            chain = self._chain(writing, [df], None, None, ())
-            (ran,) = self._run_stage(chain, [df], False, time.perf_counter())
+            (ran,) = self._run_stage(InTask(writing), [df])
             self._keep(ran, fingerprint(own.specs.inputs, own.output))
             _log.info("operator '%s': initial values of state '%s' written", call.uid, state)
 
@@ -274,49 +263,41 @@ class MicroBatch:
         for state, df in values.items():
             check_values(call.uid, state, arrow_schema_of(df), keyed.key_schema)
             writer = InitialValues(call.operator, checked.ready, state)
-            yield state, Call.of(writer, uid=call.uid, key=keyed.key, options=call.options), df
+            yield state, Call(writer, call.uid, keyed.key, options=call.options), df
 
     def _keep(self, ran: Applied, schemas: Mapping[str, str]) -> None:
         """Let the next stage of the operator start from what this one has left."""
         assert ran.stage is not None or ran.records
         if ran.stage is not None:
             self._first_stages.append(ran.stage)
-        self._started[ran.uid] = operator_after(
-            ran.uid, ran.operator, self.batch_id, ran.parallelism, ran.records, schemas, ran.route
-        )
+        self._started[ran.uid] = ran.stored(self.batch_id, schemas)
 
     def _stored(self, uid: str) -> OperatorManifest | None:
         if uid in self._started:
             return self._started[uid]
         return self._base.operators.get(uid) if self._base is not None else None
 
-    def _chain(
-        self,
-        call: Call,
-        inputs: Sequence[DataFrame | Feed],
-        after: After | None,
-        before: Before | None,
-        then: Sequence[Behind],
-    ) -> list[Prepared]:
+    def _chain(self, task: InTask, inputs: Sequence[DataFrame | Feed]) -> list[Prepared]:
+        call, after, before, then = task
         seen = [one.shape if isinstance(one, Feed) else one for one in inputs]
         seen = seen if before is None else [before.rows]
         checked = self._check(call, seen)
-        fed = any(isinstance(one, Feed) for one in inputs)
-        ready = self._done_before(call.operator, seen, checked, before, fed)
-        chain = [self._prepare(call, checked, after, ready)]
+        if before is not None:
+            checked = checked._replace(ready=(replace(checked.ready[0], local=before.local),))
+        elif not any(isinstance(one, Feed) for one in inputs):
+            checked = self._done_before(call.operator, seen, checked)
+        chain = [self._prepare(call, checked, after)]
         for behind in then:
             checked = self._check(behind.call, [behind.rows], behind.route)
-            chain.append(self._prepare(behind.call, checked, behind.after, checked.ready))
+            chain.append(self._prepare(behind.call, checked, behind.after))
         return chain
 
-    def _run_stage(
-        self,
-        chain: Sequence[Prepared],
-        inputs: Sequence[DataFrame | Feed],
-        done: bool,
-        started: float,
-    ) -> list[Applied]:
-        planned = plan_stage(chain, inputs, done, self._frame.run)
+    def _planned(self, task: InTask, inputs: Sequence[DataFrame | Feed]) -> Planned:
+        return plan_stage(self._chain(task, inputs), inputs, task.before is not None, self._frame.run)
+
+    def _run_stage(self, task: InTask, inputs: Sequence[DataFrame | Feed]) -> list[Applied]:
+        started = time.perf_counter()
+        planned = self._planned(task, inputs)
         before = sum(one.plan_seconds for one in planned.all[:-1])
         ended = time.perf_counter()
         stage, records = run_stages(planned, self._frame.texts, self._frame.arrow, self.stateless)
@@ -337,10 +318,7 @@ class MicroBatch:
             schemas=one.schemas,
             waiting=why_rows_wait(spec.uid, spec.operator, spec.inputs),
             route=[spec.inputs[0].key.index(name) for name in spec.inputs[0].route_by],
-            stage=None,
             records=records,
-            plan_seconds=0.0,
-            stage_seconds=0.0,
         )
 
     @property
@@ -423,20 +401,25 @@ class MicroBatch:
                 "function"
             )
 
-    def _map(self, operator: Operator, df: DataFrame, uid: str, checked: _Checked) -> DataFrame:
-        spec = self._task_spec(operator, uid, checked.ready, checked.config, None, 1)
-        with stage_explained(uid, operator):
-            rows = mapped(df, spec, checked.output.schema)
-        self.stateless[uid] = rows
+    def _map(self, call: Call, df: DataFrame) -> DataFrame:
+        """A lazy map over the partitions that ``df`` happens to have: Spark runs the operator as part of whatever reads
+        its rows, as often as that needs."""
+        checked = self._check(call, [df])
+        spec = self._task_spec(call, checked._replace(stored=None), 1)
+        with stage_explained(call.uid, call.operator):
+            schema = output_rows(call.uid, checked.output.schema)
+            task = StatelessTask(spec, wire_schema(schema))
+            rows = df.selectExpr(*plain_columns(spec.inputs[0])).mapInArrow(task, schema)
+        self.stateless[call.uid] = rows
         return rows
 
     def _check(self, call: Call, inputs: Sequence[DataFrame], route: tuple[str, ...] = ()) -> _Checked:
         """``route``: the key columns that a new operator is routed by, if not all; a stored one keeps to its own."""
-        operator, uid, declared, options = call
+        operator, uid, options = call.operator, call.uid, call.options or {}
         check_num_inputs(uid, operator, len(inputs))
         check_operator_options(uid, options)
         config: Config = self._frame.resolve(options)
-        specs = input_specs(uid, operator.broadcast_input, inputs, declared)
+        specs = input_specs(call, inputs)
         if operator.stateless:
             check_stateless(uid, operator, specs.inputs, specs.delays)
         stored = self._stored(uid)
@@ -451,40 +434,26 @@ class MicroBatch:
         )
         return _Checked(config, specs, stored, output, ready, states)
 
-    def _done_before(
-        self,
-        operator: Operator,
-        inputs: Sequence[DataFrame],
-        checked: _Checked,
-        before: Before | None,
-        fed: bool,
-    ) -> tuple[InputSpec, ...]:
-        """The inputs with what is done to their rows before they are exchanged."""
-        config, _, stored, _, ready, _ = checked
-        if before is not None:
-            return (replace(ready[0], local=before.local),)
-        if fed:
-            return ready
-        phase = chosen_local_phase(operator, ready, config, stored, self.batch_id)
+    def _done_before(self, operator: Operator, inputs: Sequence[DataFrame], checked: _Checked) -> _Checked:
+        """With what Spark does to the inputs' rows before they are exchanged."""
+        ready, config = checked.ready, checked.config
+        phase = chosen_local_phase(operator, ready, config, checked.stored, self.batch_id)
         if phase is not None and runs_locally(inputs[0], ready[0], phase):
             ready = (replace(ready[0], local=phase),)
         limit = chosen_local_limit(operator, ready, config)
         if limit is not None and can_limit(inputs[0], limit):
             ready = (replace(ready[0], limit=limit),)
-        return ready
+        return checked._replace(ready=ready)
 
-    def _prepare(
-        self, call: Call, checked: _Checked, after: After | None, inputs: tuple[InputSpec, ...]
-    ) -> Prepared:
-        config, specs, stored, output, _, _ = checked
-        schemas = fingerprint(specs.inputs, output)
+    def _prepare(self, call: Call, checked: _Checked, after: After | None) -> Prepared:
+        stored, output = checked.stored, checked.output
+        schemas = fingerprint(checked.specs.inputs, output)
         if stored is not None and call.uid not in self._started:
             check_fingerprint(call.uid, stored.schema, schemas)
         sent = output if after is None else OutputSpec(after.schema, output.side_outputs)
         schema = stage_schema(call.uid, sent)
-        parallelism = self._parallelism(call.uid, config, stored)
-        spec = self._task_spec(call.operator, call.uid, inputs, config, stored, parallelism)
-        return Prepared(spec, after, schema, specs.delays, schemas)
+        spec = self._task_spec(call, checked, self._parallelism(call.uid, checked.config, stored))
+        return Prepared(spec, after, schema, checked.specs.delays, schemas)
 
     def routed_output(
         self, call: Call, inputs: Sequence[DataFrame], route: tuple[str, ...]
@@ -562,26 +531,19 @@ class MicroBatch:
             return "Spark may put them together before the exchange"
         return ""
 
-    def _task_spec(
-        self,
-        operator: Operator,
-        uid: str,
-        inputs: tuple[InputSpec, ...],
-        config: Config,
-        stored: OperatorManifest | None,
-        parallelism: int,
-    ) -> TaskSpec:
+    def _task_spec(self, call: Call, checked: _Checked, parallelism: int) -> TaskSpec:
+        uid, config = call.uid, checked.config
         return TaskSpec(
             job_id=self._frame.job_id,
             uid=uid,
-            operator=operator,
-            inputs=inputs,
+            operator=call.operator,
+            inputs=checked.ready,
             config=config,
             parallelism=parallelism,
             max_parallelism=config.max_parallelism,
             batch_id=self.batch_id,
             base_version=self._base.batch_id if self._base is not None else -1,
-            base=stored,
+            base=checked.stored,
             watermark=self.watermark,
             previous_watermark=previous_watermark(self._base, uid),
             processing_time=self.processing_time,

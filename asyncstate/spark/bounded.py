@@ -28,15 +28,14 @@ from asyncstate.runtime import (
     SequenceBy,
     check_is_operator,
     check_num_inputs,
-    operator_after,
     run_to_the_end,
 )
-from asyncstate.spark.arrow_batches import ArrowBatches
+from asyncstate.spark.apply import shipped_copy
 from asyncstate.spark.batch import JobFrame, MicroBatch
 from asyncstate.spark.exchange import Stage, unkeep, withdraw
-from asyncstate.spark.job_texts import JobTexts
-from asyncstate.spark.pickling import shipped_copy
 from asyncstate.spark.session import settle_session
+from asyncstate.spark.settings import ArrowBatches
+from asyncstate.spark.stages import JobTexts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +84,7 @@ def apply_batch(
         )
     try:
         for applied in batch.applied.values():  # what a job refuses when it commits
-            operator_after(uid, uid, batch.batch_id, applied.parallelism, applied.records, applied.schemas)
+            applied.stored(batch.batch_id, applied.schemas)
     except BaseException:
         batch.close()
         raise
@@ -145,7 +144,6 @@ def _frame(session: SparkSession, uid: str, operator: Operator, options: dict[st
     config = resolve(options, dict(session.conf.getAll))
     return JobFrame(
         job_id=_JOB,
-        name=_JOB,
         checkpoint="",
         config=config,
         resolve=lambda _: config,

@@ -43,12 +43,13 @@ from asyncstate.spark.columns import (
     SIDE,
     TAG_BITS,
     quoted,
+    sent_names,
+    slots_of,
 )
 from asyncstate.spark.failures import marked
 from asyncstate.spark.local_phase import first_rows, put_together
-from asyncstate.spark.onward import Onward
-from asyncstate.spark.payload import sent_names, slots_of
-from asyncstate.spark.plans import adaptive_where_it_pays
+from asyncstate.spark.reports import Onward
+from asyncstate.spark.settings import adaptive_where_it_pays
 from asyncstate.spark.task import PartitionTask, regular_inputs
 
 if TYPE_CHECKING:

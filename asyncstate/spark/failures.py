@@ -44,6 +44,16 @@ def mark(error: AsyncStateError) -> None:
     error.add_note(_note(error))
 
 
+@contextlib.contextmanager
+def marking() -> Iterator[None]:
+    """Inside, in a worker, every AsyncStateError is marked."""
+    try:
+        yield
+    except AsyncStateError as error:
+        mark(error)
+        raise
+
+
 def marked(error: AsyncStateError) -> str:
     """A text that says the error and that ``restore`` understands, for what Java is to raise."""
     return f"{error} {_note(error)}"
@@ -92,24 +102,26 @@ def translated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stage_explained(uid: str, operator: object, stateless: Collection[str] = ()) -> Iterator[None]:
-    """A JobError where Spark says only that an operator cannot be sent to its workers, or that one of them has died.
+    """``translated``, and a JobError where Spark says only that an operator cannot be sent to its workers, or that one
+    of them has died.
 
     ``stateless``: uids of operators that may have run in the same stage.
     """
-    try:
-        yield
-    except AsyncStateError:
-        raise
-    except Exception as error:
-        name = type(operator).__name__
-        if isinstance(error, pickle.PicklingError) or "Could not serialize object" in str(error):
-            raise JobError(
-                f"operator '{uid}' ({name}) cannot be pickled, so it cannot be sent to the workers: {error}. Keep only "
-                "its parameters in __init__, and make files, locks, clients and the like in open()"
-            ) from error
-        if _died(error):
-            raise _ended(f"operator '{uid}' ({name})", "the operator", stateless) from error
-        raise
+    with translated():
+        try:
+            yield
+        except AsyncStateError:
+            raise
+        except Exception as error:
+            name = type(operator).__name__
+            if isinstance(error, pickle.PicklingError) or "Could not serialize object" in str(error):
+                raise JobError(
+                    f"operator '{uid}' ({name}) cannot be pickled, so it cannot be sent to the workers: {error}. Keep "
+                    "only its parameters in __init__, and make files, locks, clients and the like in open()"
+                ) from error
+            if _died(error):
+                raise _ended(f"operator '{uid}' ({name})", "the operator", stateless) from error
+            raise
 
 
 def _died(error: Exception) -> bool:

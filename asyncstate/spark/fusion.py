@@ -47,7 +47,7 @@ class Tail(NamedTuple):
 
 def call_of(node: Apply) -> Call:
     """The operator of a node, with its arguments."""
-    return Call.of(node.operator, **node.arguments())
+    return Call(node.operator, **node.arguments())
 
 
 def tails_of(flow: Dataflow, empty: Mapping[Node, DataFrame], batch: MicroBatch) -> dict[Apply, Tail]:

@@ -33,7 +33,7 @@ from asyncstate.dataflow import (
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import unknown_output
-from asyncstate.spark.apply import Before, Behind
+from asyncstate.spark.apply import Before, Behind, InTask
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.fusion import Tail, call_of, places_of, tails_of
@@ -80,8 +80,6 @@ class JobGraph:
     def packed(self) -> DataFrame:
         """The rows of all sources as one stream."""
         return self._packing.packed()
-
-    # -- a micro-batch --------------------------------------------------------------------------------
 
     def run(self, df: DataFrame, batch: MicroBatch) -> None:
         """What ``foreachBatch`` gets: every operator runs, then every sink, in the order of their declaration."""
@@ -130,12 +128,12 @@ class JobGraph:
         elif any(one in first for one in node.inputs):
             initial = [first.get(one) for one in node.inputs]
         behind, last = self._chain(node)
-        after = self._tails[node].after
+        task = InTask(call_of(node), self._tails[node].after, done.get(node), behind)
         if last.feeds and initial is None and not first:
-            planned = batch.plan(call_of(node), inputs, after, done.get(node), behind)
+            planned = batch.plan(task, inputs)
             fed[last.last] = Feed(planned, self._empty_rows[last.last])
             return last
-        out = batch.run(call_of(node), inputs, after, done.get(node), behind, initial)
+        out = batch.run(task, inputs, initial)
         rows[last.last] = out.drop(ROW_KIND_COLUMN) if last.without_kinds else out
         return last
 
@@ -154,8 +152,6 @@ class JobGraph:
             joined, tail = tail.joined, self._tails[tail.next]
             behind.append(joined._replace(after=tail.after))
         return behind, tail
-
-    # -- before the first row -------------------------------------------------------------------------
 
     def check(self, batch: MicroBatch) -> None:
         """Raise JobError with all that is wrong with the graph: each with its node and where that was declared."""

@@ -24,28 +24,27 @@ from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime import Delay, SequenceBy, advance_sources, left_out, operator_after
-from asyncstate.spark.arrow_batches import ArrowBatches
+from asyncstate.runtime import Delay, SequenceBy, advance_sources, left_out
+from asyncstate.spark.apply import check_job_name
 from asyncstate.spark.batch import JobFrame, MicroBatch, check_watermark
 from asyncstate.spark.chain import RunPartition
-from asyncstate.spark.checks import check_job_name
 from asyncstate.spark.failures import restore, rows_explained
 from asyncstate.spark.graph import JobGraph
-from asyncstate.spark.java_log import unsaid_failure
-from asyncstate.spark.job_texts import JobTexts
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
 from asyncstate.spark.packing import BATCH, Packing, with_inputs
 from asyncstate.spark.progress import (
     BatchStatistics,
     OnProgress,
     Progress,
+    ProgressReports,
     figures_of,
     operator_statistics,
     progress_of,
 )
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
-from asyncstate.spark.progress_log import ProgressReports
-from asyncstate.spark.session import settle_session
+from asyncstate.spark.session import settle_session, unsaid_failure
+from asyncstate.spark.settings import ArrowBatches
+from asyncstate.spark.stages import JobTexts
 from asyncstate.spark.stopping import Stopping
 from asyncstate.storage import Manifest, OperatorManifest
 from asyncstate.tracebacks import from_users_code
@@ -122,7 +121,6 @@ class StreamingJob:
         self._reports = ProgressReports(on_progress)
         self._frame = JobFrame(
             job_id=self._ledger.job_id,
-            name=name,
             checkpoint=self._ledger.place,
             config=self.config,
             resolve=lambda own: resolve({**given, **own}, session),
@@ -187,8 +185,6 @@ class StreamingJob:
                 why = "is the MicroBatch" if name == BATCH else "is there already"
                 raise JobError(f"job '{self.name}': an input '{name}' {why}; give it another name")
             self._inputs.add(name, df)
-
-    # -- as a graph ---------------------------------------------------------------------------------
 
     def source(
         self,
@@ -499,15 +495,8 @@ class StreamingJob:
             operators |= {uid: left_out(operators[uid], base) for uid in idle}
         for uid, applied in batch.applied.items():
             sources = advance_sources(sources, uid, applied.delays, applied.records)
-            operators[uid] = operator_after(
-                uid,
-                applied.operator,
-                batch.batch_id,
-                applied.parallelism,
-                applied.records,
-                {**applied.schemas, BATCH_SCHEMA: self._schema or ""},
-                applied.route,
-            )
+            schemas = {**applied.schemas, BATCH_SCHEMA: self._schema or ""}
+            operators[uid] = applied.stored(batch.batch_id, schemas)
         check_watermark(batch.applied, sources)
         return self._ledger.manifest(
             batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, final

@@ -20,7 +20,7 @@ from asyncstate.offline import StateDecoder
 from asyncstate.offline.inspection import Inspection, StatePartition, decoders, read_partition
 from asyncstate.offline.json_text import json_texts
 from asyncstate.spark.exchange import nullable_type
-from asyncstate.spark.failures import mark
+from asyncstate.spark.failures import marking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,13 +92,10 @@ class ReadTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of the pieces. Raises AsyncStateError marked for the driver."""
-        try:
+        with marking():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     yield from self._read(self.pieces[number])
-        except AsyncStateError as error:
-            mark(error)
-            raise
 
     def _read(self, piece: StatePartition) -> Iterator[pa.RecordBatch]:
         for decoder, rows in read_partition(piece, piece.config.local_dir):

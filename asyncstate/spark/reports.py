@@ -1,9 +1,10 @@
-"""What an attempt at a task reports, and whether attempts fit together.
+"""What an attempt at a task reports, how it gets to the driver, and whether attempts fit together.
 
-Owns: ``Report``; ``Passed``, its way to the driver through the tasks that get the attempt's rows; ``reports_of``, which
-takes only such as fit.
+Owns: ``Report``; ``Passed``, its way through the tasks that get the attempt's rows; ``Onward``, which routes both to
+them; ``reports_of``, which takes only reports that fit.
 Invariant: an attempt's report lies in the same block of Spark's exchange as its rows, so whoever has the ones has the
 other; what is committed are the attempts whose rows all tasks behind them got.
+Rows that go onward have the columns, types and routes that they would have if Spark had kept and selected them.
 Must not import pyspark: workers import this module.
 
 Spark computes tasks again whose rows it has lost with an executor, also when some of the tasks behind them have had
@@ -14,11 +15,19 @@ attempts, and not whose rows were used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
+from asyncstate.codec import key_groups
 from asyncstate.errors import JobError
+from asyncstate.spark.columns import MARKER_TAG, TAG_BITS, cast, sent_names
+
+if TYPE_CHECKING:
+    from asyncstate.operator import InputSpec
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +73,42 @@ class Received:
 def pack(message: Report | Passed) -> bytes:
     """As bytes."""
     return msgspec.msgpack.encode(message)
+
+
+@dataclass(frozen=True)
+class Onward:
+    """To input ``index`` of the next operator, ``given``. ``wire``: the route, the columns that the input sends, the
+    report. ``parallelism`` is that of the next operator."""
+
+    given: InputSpec
+    index: int
+    wire: pa.Schema
+    parallelism: int
+    max_parallelism: int
+
+    def rows(self, out: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows with their routes."""
+        schema = self.given.row_schema
+        key = [cast(out.column(name), schema.field(name).type) for name in self.given.route]
+        groups = key_groups(key, self.max_parallelism, out.num_rows).astype(np.int64)
+        routes = (groups * self.parallelism // self.max_parallelism << TAG_BITS) | self.index
+        payload = [
+            cast(out.column(name), field.type)
+            for name, field in zip(sent_names(self.given), list(self.wire)[1:-1], strict=True)
+        ]
+        columns = [pa.array(routes.astype(np.int32)), *payload, pa.nulls(out.num_rows, pa.binary())]
+        return pa.RecordBatch.from_arrays(columns, schema=self.wire)
+
+    def reports(self, report: Report) -> pa.RecordBatch:
+        """A row for each partition of the next operator, which all get the attempt's id and one of them the report."""
+        passed = [
+            Passed(report.stage, report.partition, report.attempt, report if own else None)
+            for own in (at == report.partition % self.parallelism for at in range(self.parallelism))
+        ]
+        routes = pa.array([(at << TAG_BITS) | MARKER_TAG for at in range(self.parallelism)], pa.int32())
+        payload = [pa.nulls(self.parallelism, field.type) for field in list(self.wire)[1:-1]]
+        columns = [routes, *payload, pa.array(map(pack, passed), pa.binary())]
+        return pa.RecordBatch.from_arrays(columns, schema=self.wire)
 
 
 def reports_of(

@@ -1,7 +1,11 @@
-"""Spark settings that suit stateful Python work, and a session built with them.
+"""Spark settings that suit stateful Python work, a session built with them, and what its log leaves out.
 
-Owns: ``recommended_conf`` and ``build_session``, and what a job makes of a session built otherwise.
-Invariant: nothing here is needed for correct results; a job runs on any session.
+Owns: ``recommended_conf`` and ``build_session``, and what a job makes of a session built otherwise; ``quieten``, for
+sessions of ``build_session``, and ``unsaid_failure``.
+Invariant: nothing here is needed for correct results; a job runs on any session. A line of the log is left out only if
+nothing can be done about it, or if somebody else says it; the level of the whole log, and of loggers that the user has
+configured, are left as they are; nothing about the log can make a job fail.
+Must not import storage.
 """
 
 from __future__ import annotations
@@ -10,13 +14,14 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncstate.spark.java import check_java
-from asyncstate.spark.java_log import quieten
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
@@ -24,6 +29,13 @@ _log = logging.getLogger(__name__)
 _ADDRESS: Final = ("spark.driver.bindAddress", "spark.driver.host")
 _FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _FILE_MANAGERS: Final = "org.apache.spark.sql.execution.streaming.checkpointing"
+
+LOCAL_CHECKPOINTS: Final = "org.apache.spark.rdd.MapPartitionsRDD"
+"""Warns that rows of a local checkpoint cannot be made again, for each of them at each micro-batch."""
+QUERIES: Final = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+"""Says with what a query has failed, with all Java frames."""
+SCHEDULER: Final = "org.apache.spark.scheduler.DAGScheduler"
+"""Warns that a query that is stopped between two micro-batches has no jobs to cancel."""
 
 
 def recommended_conf() -> dict[str, str]:
@@ -108,3 +120,52 @@ def settle_session(spark: SparkSession) -> None:
             "the rows of one attempt and the report of the other, the micro-batch fails and has to be replayed; set "
             "spark.speculation to false for this application"
         )
+
+
+def quieten(context: SparkContext) -> None:
+    """Leave out the warnings of local checkpoints, which the job makes and releases itself, and of stops at rest."""
+    with suppress(Exception):
+        log4j = _log4j(context)
+        loggers = log4j.LogManager.getContext(False)
+        configuration = loggers.getConfiguration()
+        if configuration.getLoggerConfig(LOCAL_CHECKPOINTS).getName() != LOCAL_CHECKPOINTS:
+            level = log4j.Level.valueOf("ERROR")
+            configuration.addLogger(
+                LOCAL_CHECKPOINTS, log4j.core.config.LoggerConfig(LOCAL_CHECKPOINTS, level, True)
+            )
+            _deny(log4j, SCHEDULER, ".*Failed to cancel job group .* Cannot find active jobs.*")
+
+
+@contextmanager
+def unsaid_failure(context: SparkContext, run_id: object) -> Iterator[None]:
+    """Inside, the log does not say with what the query ``run_id`` has failed: whoever waits for it will."""
+    undo: Callable[[], None] | None = None
+    with suppress(Exception):
+        undo = _deny(_log4j(context), QUERIES, f".*{re.escape(str(run_id))}.*terminated with error.*")
+    try:
+        yield
+    finally:
+        if undo is not None:
+            with suppress(Exception):
+                undo()
+
+
+def _deny(log4j: Any, name: str, words: str) -> Callable[[], None]:
+    """Leave out lines of this logger that match; what takes it back."""
+    loggers = log4j.LogManager.getContext(False)
+    logger = loggers.getConfiguration().getLoggerConfig(name)  # mostly the root
+    denies, passes = map(log4j.core.Filter.Result.valueOf, ("DENY", "NEUTRAL"))
+    denied = log4j.core.filter.RegexFilter.createFilter(words, None, False, denies, passes)
+    logger.addFilter(denied)
+    loggers.updateLoggers()
+
+    def undo() -> None:
+        logger.removeFilter(denied)
+        loggers.updateLoggers()
+
+    return undo
+
+
+def _log4j(context: SparkContext) -> Any:
+    assert context._jvm is not None
+    return context._jvm.org.apache.logging.log4j

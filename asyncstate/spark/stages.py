@@ -1,9 +1,10 @@
 """Stages of a micro-batch, from what is checked to what has been reported.
 
 Owns: ``Prepared``, an operator that can run; ``Planned``, a stage of one or more of them, and ``Feed``, its rows;
-``plan_stage`` and ``run_stages``.
+``plan_stage`` and ``run_stages``; ``JobTexts``, what Spark's UI says of them.
 Invariant: a planned stage runs in the one Spark action of the stage that keeps its rows: its own, or that of a stage
-behind it, which gets its rows in the same Spark job.
+behind it, which gets its rows in the same Spark job. All partitions get the same broadcast rows in the same order, that
+of the DataFrame. What the UI says cannot make a micro-batch fail.
 Must not import storage.
 """
 
@@ -12,25 +13,29 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from asyncstate.runtime import After, CommitRecord, TaskSpec, unpack_records
-from asyncstate.spark.broadcast import with_broadcast
+from asyncstate.runtime import After, CommitRecord, InputBatch, TaskSpec, pack_broadcast, unpack_records
 from asyncstate.spark.chain import Link
+from asyncstate.spark.columns import payload_of
 from asyncstate.spark.exchange import Stage, Tasks, exchange, has_reports, run_stage, wire_schema
-from asyncstate.spark.failures import stage_explained, translated
+from asyncstate.spark.failures import stage_explained
 from asyncstate.spark.reports import reports_of
 from asyncstate.spark.task import ROW_BYTES, PartitionTask
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from asyncstate.spark.arrow_batches import ArrowBatches
+    from asyncstate.dataflow import NodeFigures
     from asyncstate.spark.chain import RunPartition
-    from asyncstate.spark.job_texts import JobTexts
+    from asyncstate.spark.settings import ArrowBatches
+
+_DESCRIPTION: Final = "spark.job.description"
+_LINES_MAX: Final = 8  # of operators; a page shows a description in full
 
 
 @dataclass(frozen=True)
@@ -82,18 +87,32 @@ def plan_stage(
     """A stage of ``chain`` over ``inputs``. ``done``: the rows were put together in the task that they come from."""
     started = time.perf_counter()
     first = chain[0].spec
-    with translated(), _explained(chain, ()):
+    with _explained(chain, ()):
         given = [one.stage.tasks if isinstance(one, Feed) else one for one in inputs]
         rows = exchange(given, first.inputs, first.parallelism, first.max_parallelism, done)
         links = tuple(Link(one.spec, one.after) for one in chain[1:])
         task = PartitionTask(first, wire_schema(chain[-1].stage_schema), run, chain[0].after, links)
         frames = {index: one for index, one in enumerate(inputs) if not isinstance(one, Feed)}
-        task = with_broadcast(task, frames)
+        if first.operator.broadcast_input is not None:
+            broadcast = _collected(first, frames[first.operator.broadcast_input])
+            task = replace(task, spec=replace(first, broadcast=broadcast))
     feeds = [one.stage for one in inputs if isinstance(one, Feed)]
     read = [(one, first.inputs[index]) for index, one in frames.items()]
     read += [one for feed in feeds for one in feed.tasks.read]
     tasks = Tasks(rows, task, has_reports(given), read)
     return Planned(chain, tasks, feeds, time.perf_counter() - started)
+
+
+def _collected(spec: TaskSpec, df: DataFrame) -> bytes | None:
+    """The rows of the broadcast input, which is ``df``; runs its plan. Raises JobError if they are more than
+    ``async-state.broadcast-size-limit``."""
+    index = spec.operator.broadcast_input
+    assert index is not None
+    # Collecting keeps the order, partition by partition; a shuffle would not.
+    rows = [batch for batch in df.toArrow().to_batches() if batch.num_rows]
+    declared = spec.inputs[index]
+    batches = (InputBatch(*payload_of(declared, batch), index) for batch in rows)
+    return pack_broadcast(spec.uid, declared, batches, spec.config.broadcast_size_limit_bytes)
 
 
 def run_stages(
@@ -107,7 +126,6 @@ def run_stages(
     sent = [(stage.uid, stage.chain[0].spec.inputs) for stage in every]
     frames = [df for df, spec in planned.tasks.read if not spec.broadcast]
     with (
-        translated(),
         _explained(operators, stateless),
         texts.stage(_uids(operators), names),
         arrow.stage(frames, sent),
@@ -146,3 +164,48 @@ def _uids(chain: Sequence[Prepared]) -> str:
 
 def _explained(chain: Sequence[Prepared], stateless: Collection[str]) -> AbstractContextManager[None]:
     return stage_explained(_uids(chain), chain[-1].spec.operator, stateless)
+
+
+class JobTexts:
+    """The description of Spark's jobs, which the tabs "Jobs" and "SQL / DataFrame" show: Spark's own text of the
+    micro-batch, and a line for each operator that has run. Each change is a call into the JVM, of a millisecond at
+    most."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+        self._before: str | None = None
+        self._lines: list[str] = []
+        self.running: str | None = None
+        """The operator that runs."""
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Around a micro-batch."""
+        self._lines, self._before = [], None
+        with suppress(Exception):
+            self._before = self._context.getLocalProperty(_DESCRIPTION)
+        try:
+            yield
+        finally:
+            self.running = None
+            with suppress(Exception):
+                self._context.setLocalProperty(_DESCRIPTION, self._before)  # type: ignore[arg-type]  # None: take it out
+
+    @contextmanager
+    def stage(self, uids: str, operator: str) -> Iterator[None]:
+        """Around the stage of an operator, or of several in one task."""
+        self.running = uids
+        self._set(f"operator '{uids}' ({operator})")
+        try:
+            yield
+        finally:
+            self.running = None
+
+    def ran(self, figures: Mapping[str, NodeFigures]) -> None:
+        """Say what operators have done, of the jobs that follow."""
+        self._lines += [f"{uid}: {one.text}, {one.state_text}" for uid, one in figures.items()]
+        self._set(*self._lines[-_LINES_MAX:])
+
+    def _set(self, *lines: str) -> None:
+        with suppress(Exception):
+            self._context.setJobDescription("\n".join([*filter(None, [self._before]), *lines]))

@@ -1,6 +1,7 @@
 """What runs in Spark's Python workers: rows of one partition in, output rows and the commit record out.
 
-Owns: ``PartitionTask``, the function given to ``mapInArrow``, and the settling of a worker process.
+Owns: ``PartitionTask``, the function given to ``mapInArrow``, ``StatelessTask``, that of a stateless operator, which
+runs over the partitions that its input happens to have, and the settling of a worker process.
 Invariant: a task works for the partition its rows name, never for the one Spark's task context names (that
 one shifts when the stage stands second in a union), and refuses rows of two partitions. The first and the last row
 that an attempt sends name it, so that the driver can tell its rows from another attempt's.
@@ -12,8 +13,9 @@ from __future__ import annotations
 import collections
 import gc
 import itertools
+import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,13 +23,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.errors import AsyncStateError, JobError
+from asyncstate.errors import JobError
 from asyncstate.spark.chain import REPORT, Link, RunPartition, run_chain
-from asyncstate.spark.columns import COMMIT, MARKER_TAG, OUTPUT, REPORTS, ROUTE, SIDE, TAG_BITS, TAG_MASK
-from asyncstate.spark.failures import mark
-from asyncstate.spark.onward import Onward
-from asyncstate.spark.payload import cast, payload_of, sent_names, slots_of
-from asyncstate.spark.reports import Received, Report, pack
+from asyncstate.spark.columns import (
+    COMMIT,
+    MARKER_TAG,
+    OUTPUT,
+    REPORTS,
+    ROUTE,
+    SIDE,
+    TAG_BITS,
+    TAG_MASK,
+    cast,
+    payload_of,
+    sent_names,
+    slots_of,
+)
+from asyncstate.spark.failures import marking
+from asyncstate.spark.reports import Onward, Received, Report, pack
 
 if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
@@ -46,7 +59,10 @@ _TELLING_ROWS, _TELLING_BYTES = 100, 1 << 20  # of a batch of fewer rows the buf
 # record-grain operators, whose objects live for one batch.
 _GC_YOUNG_ALLOCATIONS = 50_000
 
+_log = logging.getLogger(__name__)
 _settled = False
+_told: set[tuple[str, str, str]] = set()
+"""The counters of stateless operators of which this worker has told, by job, uid and name."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +90,17 @@ class PartitionTask:
 
         Raises AsyncStateError marked for the driver.
         """
-        try:
+        with marking():
             yield from self._run(batches)
-        except AsyncStateError as error:
-            mark(error)
-            raise
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from asyncstate.runtime.spec import CommitRecord, pack_records
 
-        run = self.run or _run_partition()
+        run = self.run
+        if run is None:
+            from asyncstate.runtime.task import run_partition
+
+            run = run_partition
         settle_worker()
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
@@ -142,6 +159,53 @@ class PartitionTask:
         """Rows with one column; the others are null."""
         columns = [values if field.name == name else pa.nulls(len(values), field.type) for field in self.wire]
         return pa.RecordBatch.from_arrays(columns, schema=self.wire)
+
+
+@dataclass(frozen=True)
+class StatelessTask:
+    """``mapInArrow``'s function: runs ``spec`` over any rows of its input. ``wire`` has the output columns and
+    ``row_kind``."""
+
+    spec: TaskSpec
+    wire: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The output rows. Raises AsyncStateError marked for the driver."""
+        with marking():
+            yield from self._run(batches)
+
+    def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from asyncstate.runtime.spec import InputBatch
+        from asyncstate.runtime.unkept import run_stateless
+
+        settle_worker()
+        (spec,) = self.spec.inputs
+        names = sent_names(spec)
+        given = (InputBatch(*payload_of(spec, batch.rename_columns(names))) for batch in batches)
+        for out in run_stateless(self.spec, given):
+            if isinstance(out, pa.RecordBatch):
+                columns = [
+                    cast(column, field.type) for column, field in zip(out.columns, self.wire, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=self.wire)
+            else:
+                _tell(self.spec, out.counters)
+
+
+def _tell(spec: TaskSpec, counters: Mapping[str, int]) -> None:
+    """Say once a worker what the operator counts: a sum over runs that may be repeated would be wrong."""
+    for name, value in counters.items():
+        told = (spec.job_id, spec.uid, name)
+        if value and told not in _told:
+            _told.add(told)
+            _log.warning(
+                "operator '%s' keeps no state, so no progress has its counters: %s is %d in one part of batch %d. "
+                "Said once for each worker.",
+                spec.uid,
+                name,
+                value,
+                spec.batch_id,
+            )
 
 
 def _measured(batches: Iterator[pa.RecordBatch], widths: list[float]) -> Iterator[pa.RecordBatch]:
@@ -211,9 +275,3 @@ def _runs(
     for start, end in itertools.pairwise([*starts, len(tags)]):
         if tags[start] != MARKER_TAG:
             yield int(tags[start]), batch.slice(start, end - start)
-
-
-def _run_partition() -> RunPartition:
-    from asyncstate.runtime.task import run_partition
-
-    return run_partition

@@ -13,7 +13,7 @@ import pytest
 
 import asyncstate.spark.stages as stages_module
 from asyncstate.operator import InputSpec
-from asyncstate.spark.arrow_batches import BYTES, ROWS, UNBOUNDED, ArrowBatches, row_bytes, size_of
+from asyncstate.spark.settings import BYTES, ROWS, UNBOUNDED, ArrowBatches, row_bytes, size_of
 from operators import GroupAggregate, count
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 
 from asyncstate import RecordContext, RecordOperator, Row
 from asyncstate.errors import JobError
+from asyncstate.spark.apply import shipped_copy
 from asyncstate.spark.batch import Applied, JobFrame, MicroBatch
 from asyncstate.spark.exchange import Stage
-from asyncstate.spark.pickling import shipped_copy
 from asyncstate.testing import OperatorHarness
 
 SCHEMA = pa.schema([("k", pa.int64())])

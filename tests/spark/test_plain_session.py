@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from asyncstate.spark.java_log import LOCAL_CHECKPOINTS, quieten
+from asyncstate.spark.session import LOCAL_CHECKPOINTS, quieten
 
 pytestmark = pytest.mark.spark
 

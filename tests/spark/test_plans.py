@@ -12,7 +12,7 @@ import asyncstate.spark.stages as stages_module
 from asyncstate.local_phase import LocalColumn, LocalFunction, LocalPhase
 from asyncstate.operator import InputSpec
 from asyncstate.spark.columns import ROUTE
-from asyncstate.spark.plans import ADAPTIVE, adaptive_where_it_pays
+from asyncstate.spark.settings import ADAPTIVE, adaptive_where_it_pays
 from operators import Deduplicate, GroupAggregate, count, sum_
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.clock import ManualClock
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark import MicroBatch, ProgressFormatter, PrometheusProgress, StreamingJob
-from asyncstate.spark.progress import BatchStatistics, OperatorStatistics, progress_of
-from asyncstate.spark.progress_log import LOGGER
+from asyncstate.spark.progress import LOGGER, BatchStatistics, OperatorStatistics, progress_of
 from tests.spark.parts import Echo, RunningTotal, echo
 
 pytestmark = pytest.mark.spark

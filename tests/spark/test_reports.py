@@ -14,8 +14,7 @@ from asyncstate.codec import key_groups
 from asyncstate.errors import JobError
 from asyncstate.operator import InputSpec
 from asyncstate.spark.columns import MARKER_TAG, REPORTS, ROUTE, TAG_BITS, TAG_MASK
-from asyncstate.spark.onward import Onward
-from asyncstate.spark.reports import Received, Report, pack, reports_of
+from asyncstate.spark.reports import Onward, Received, Report, pack, reports_of
 
 SHAPES: dict[str, dict[str, list[str]]] = {
     "alone": {"a": []},

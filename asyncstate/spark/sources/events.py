@@ -69,10 +69,10 @@ class Asked:
 
     source: str
     value: str
+    malformed: str
     upsert_key: tuple[str, ...]
     keep: tuple[str, ...]
     skip: tuple[str, ...]
-    malformed: str
 
 
 def changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark.columns import quoted
@@ -92,14 +92,8 @@ def debezium_json(
         columns, _decimals(source, columns, decimals), *_units(timestamps), unavailable=_UNAVAILABLE
     )
     row = typing.wire()
-    body = StructType(
-        [
-            StructField("before", row),
-            StructField("after", row),
-            StructField("op", StringType()),
-            StructField("source", _texts(_SOURCE)),
-        ]
-    )
+    place = _struct(**dict.fromkeys(_SOURCE, StringType()))
+    body = _struct(before=row, after=row, op=StringType(), source=place)
     event = Event(
         wire=StructType([StructField("payload", body), *body]),
         op=_in_body("op"),
@@ -109,7 +103,8 @@ def debezium_json(
         position=_position(source, connector, _in_body("source"), ("postgresql", "mysql", "sqlserver")),
         is_change=f"({_in_body('op')} <> 'r')",
     )
-    return changelog_of(df, event, _asked(source, value, upsert_key, keep, skip, malformed))
+    given = map(names_of, (upsert_key, keep, skip))
+    return changelog_of(df, event, Asked(source, value, malformed, *given))
 
 
 def maxwell_json(
@@ -136,15 +131,8 @@ def maxwell_json(
     op, data = f"{EVENT}.type", f"{EVENT}.data"
     before = f"case {op} when 'delete' then {data} when 'update' then {_before(typing, data, 'old')} end"
     event = Event(
-        wire=StructType(
-            [
-                StructField("type", StringType()),
-                StructField("data", row),
-                StructField("old", row),
-                StructField("position", StringType()),
-            ]
-        ),
-        names=StructType([StructField("old", MapType(StringType(), StringType()))]),
+        wire=_struct(type=StringType(), data=row, old=row, position=StringType()),
+        names=_struct(old=MapType(StringType(), StringType())),
         op=op,
         ops={"insert": INSERT, "bootstrap-insert": INSERT, "update": UPDATE, "delete": DELETE},
         silent=("bootstrap-start", "bootstrap-complete"),
@@ -153,7 +141,8 @@ def maxwell_json(
         position=_position(source, "maxwell" if position else None, f"{EVENT}.position", ("maxwell",)),
         is_change=f"({op} <> 'bootstrap-insert')",
     )
-    return changelog_of(df, event, _asked(source, value, upsert_key, keep, skip, malformed))
+    given = map(names_of, (upsert_key, keep, skip))
+    return changelog_of(df, event, Asked(source, value, malformed, *given))
 
 
 def canal_json(
@@ -181,20 +170,15 @@ def canal_json(
     before = f"case {op} when 'DELETE' then d when 'UPDATE' then {updated} end"
     change = f"named_struct('before', {before}, 'after', if({op} = 'DELETE', null, d))"
     event = Event(
-        wire=StructType(
-            [
-                StructField("type", StringType()),
-                StructField("data", ArrayType(row)),
-                StructField("old", ArrayType(row)),
-            ]
-        ),
-        names=StructType([StructField("old", ArrayType(MapType(StringType(), StringType())))]),
+        wire=_struct(type=StringType(), data=ArrayType(row), old=ArrayType(row)),
+        names=_struct(old=ArrayType(MapType(StringType(), StringType()))),
         op=op,
         ops={"INSERT": INSERT, "UPDATE": UPDATE, "DELETE": DELETE},
         changes=f"transform({data}, (d, i) -> {change})",
         typing=typing,
     )
-    return changelog_of(df, event, _asked(source, value, upsert_key, keep, skip, malformed))
+    given = map(names_of, (upsert_key, keep, skip))
+    return changelog_of(df, event, Asked(source, value, malformed, *given))
 
 
 def _in_body(name: str) -> str:
@@ -213,8 +197,8 @@ def _before(typing: Typing, data: str, old: str, index: str | None = None) -> st
     return f"if({named} is null, null, named_struct({', '.join(fields)}))"
 
 
-def _texts(names: Sequence[str]) -> StructType:
-    return StructType([StructField(name, StringType()) for name in names])
+def _struct(**fields: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in fields.items()])
 
 
 def _decimals(source: str, columns: StructType, decimals: Decimals | None) -> Decimals:
@@ -241,14 +225,3 @@ def _position(source: str, name: str | None, place: str, known: Sequence[str]) -
             "keep Kafka's partition and offset"
         )
     return {column: sql.format(place) for column, sql in _PLACES[name].items()}
-
-
-def _asked(
-    source: str,
-    value: str,
-    upsert_key: str | Sequence[str] | None,
-    keep: str | Sequence[str] | None,
-    skip: str | Sequence[str] | None,
-    malformed: str,
-) -> Asked:
-    return Asked(source, value, names_of(upsert_key), names_of(keep), names_of(skip), malformed)
