@@ -5,7 +5,8 @@ Owns: the choice of controller and store from the configuration. Must not import
 
 from asyncstate.runtime.after import After, Best, Combined, Kept, Renamed, Step
 from asyncstate.runtime.broadcast import pack_broadcast
-from asyncstate.runtime.context import TaskContext, check_is_operator
+from asyncstate.runtime.checks import check_is_operator, check_stateless, checked_inputs, ordered_by
+from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.declared import (
     Delay,
     Keys,
@@ -44,7 +45,6 @@ from asyncstate.runtime.local_choice import (
     may_run_locally,
 )
 from asyncstate.runtime.missing_rows import warn_of_missing_rows
-from asyncstate.runtime.pruning import checked_inputs, ordered_by
 from asyncstate.runtime.sort_keys import (
     Order,
     OrderBy,
@@ -62,7 +62,6 @@ from asyncstate.runtime.spec import (
     pack_records,
     unpack_records,
 )
-from asyncstate.runtime.stateless_checks import check_stateless
 from asyncstate.runtime.statistics import RowStatistics, TaskStatistics, kind_of
 from asyncstate.runtime.stores import read_state, retries_of
 from asyncstate.runtime.task import run_partition

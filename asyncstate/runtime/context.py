@@ -1,33 +1,29 @@
-"""What ``open`` gets: state ids, declarations checked against the checkpoint, counters.
+"""What ``open`` gets: state ids, declarations checked against the checkpoint, counters; and the end of what it took.
 
-Owns: ``TaskContext`` and ``check_operator``, the driver's dry run of ``bind`` and ``open``.
-Invariant: a state keeps its id, and every version of its types, for the life of the checkpoint; a declaration that
-stored values do not fit is refused before any row is read.
+Owns: ``TaskContext`` and ``closed_at_the_end``.
+Invariants: a state keeps its id, and every version of its types, for the life of the checkpoint; a declaration that
+stored values do not fit is refused before any row is read. ``close`` is called once for each ``open``, also when that
+fails, and never hides what failed before it.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from asyncstate.codec import check_key_type
 from asyncstate.config import Config
-from asyncstate.errors import JobError, SchemaError, StateAccessError, StateDeclarationError
+from asyncstate.errors import OperatorError, StateDeclarationError
 from asyncstate.flink_names import hint_for
-from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, OutputSpec, StateDescriptor
 from asyncstate.places import masked
-from asyncstate.requests import Decoder, LevelOne, Page, StateSink
-from asyncstate.runtime.broadcast_checks import check_broadcast
-from asyncstate.runtime.closing import closed_at_the_end
+from asyncstate.requests import StateSink
 from asyncstate.runtime.missing_rows import COUNTER, MissingRows
-from asyncstate.runtime.ordering import check_ordered, ordered_states
-from asyncstate.runtime.outputs import bound, late_outputs
-from asyncstate.runtime.sequencing import SeenSequence, check_sequences, seen_states
-from asyncstate.runtime.stateless_checks import check_keeps_nothing
+from asyncstate.runtime.ordering import ordered_states
+from asyncstate.runtime.sequencing import SeenSequence, seen_states
 from asyncstate.state import (
     ColumnCache,
     ExpiringState,
@@ -40,7 +36,6 @@ from asyncstate.state.versions import evolved, wrong_kind
 from asyncstate.storage import StateSpec
 
 S = TypeVar("S")
-T = TypeVar("T")
 
 FIRST_STATE_ID: Final = 8
 MAX_STATE_ID: Final = 254
@@ -66,10 +61,9 @@ class TaskContext:
         inputs: Sequence[InputSpec],
         output: OutputSpec,
         config: Config,
-        max_parallelism: int,
-        key_groups: range,
         sink: StateSink,
         stored: Sequence[StateSpec],
+        key_groups: range | None = None,
         watermark: int = MIN_WATERMARK,
         processing_time: int = 0,
         previous_watermark: int = MIN_WATERMARK,
@@ -81,11 +75,11 @@ class TaskContext:
         self.output_schema = output.schema
         self.side_outputs = output.side_outputs
         self.page_size = config.iterate_response_batch_size
-        self.max_parallelism = max_parallelism
-        self.key_groups = key_groups
+        self.max_parallelism = config.max_parallelism
+        self.key_groups = range(config.max_parallelism) if key_groups is None else key_groups
         keyed = next(spec for spec in inputs if not spec.broadcast)
         self.key_schema = keyed.key_schema
-        self.key_codec = keyed.key_codec(max_parallelism)
+        self.key_codec = keyed.key_codec(config.max_parallelism)
         self.watermark = watermark
         self.processing_time = processing_time
         self.previous_watermark = previous_watermark
@@ -186,116 +180,24 @@ class TaskContext:
         return msgspec.structs.replace(stored, types=types)
 
 
-class _NoState(StateSink):
-    """The sink of the driver's dry run: any access is an error."""
+@contextmanager
+def closed_at_the_end(uid: str, operator: Operator) -> Iterator[None]:
+    """Call ``operator.close()`` behind the block, in which the operator is opened and run.
 
-    current = None
-
-    def _refuse(self) -> NoReturn:
-        raise StateAccessError(
-            "state was accessed inside open(); open() only declares state, use it in process()"
-        )
-
-    def get(self, key: bytes) -> bytes | None:
-        self._refuse()
-
-    def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
-        self._refuse()
-
-    def put(self, key: bytes, value: bytes) -> None:
-        self._refuse()
-
-    def delete(self, key: bytes) -> None:
-        self._refuse()
-
-    def scan(self, start: bytes, end: bytes, limit: int) -> Page:
-        self._refuse()
-
-    def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
-        self._refuse()
-
-    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        self._refuse()
-
-    def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
-        self._refuse()
-
-    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        self._refuse()
-
-    def delete_many(self, keys: Sequence[bytes]) -> None:
-        self._refuse()
-
-    def prefetch(self, keys: list[bytes]) -> None:
-        self._refuse()
-
-    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
-        self._refuse()
-
-    def attach(self, level_one: LevelOne) -> None:
-        pass
-
-
-def check_operator(
-    uid: str,
-    operator: Operator,
-    inputs: Sequence[InputSpec],
-    config: Config,
-    max_parallelism: int,
-    stored: Sequence[StateSpec],
-    copied: Callable[[Operator], Operator],
-) -> tuple[OutputSpec, list[StateSpec]]:
-    """The outputs and the states of ``operator``, checked on the driver before any data is touched.
-
-    The operator itself stays as it is, to be pickled for the tasks: a copy, made by ``copied`` as tasks get theirs, is
-    bound and opened.
-    Raises SchemaError for its inputs and StateDeclarationError where states disagree with ``stored``.
+    Raises OperatorError when ``close`` fails; where the block has failed, that is a note of the block's error.
     """
-    operator = copied(operator)
-    check_broadcast(uid, operator, inputs)
-    _check_keys(uid, [spec for spec in inputs if not spec.broadcast])
-    check_ordered(uid, operator, inputs)
-    check_sequences(uid, inputs)
-    for spec in inputs:
-        if spec.changelog and not operator.accepts_changelog:
-            raise SchemaError(
-                f"operator '{uid}' ({type(operator).__name__}) cannot take rows back, but {spec.name} is a changelog "
-                "(it has a row_kind column); drop that column if every row is an insert, or put an operator that "
-                "accepts changelogs here"
-            )
-    output = bound(uid, operator, inputs)
-    late_outputs(uid, operator, inputs, output)
-    context = TaskContext(
-        uid, inputs, output, config, max_parallelism, range(max_parallelism), _NoState(), stored
-    )
-    with closed_at_the_end(uid, operator):
-        operator.open(context)
-    states = context.opened()
-    check_keeps_nothing(uid, operator, states, stored)
-    return output, states
-
-
-def check_is_operator(uid: str, operator: object) -> None:
-    """Raise JobError unless ``operator`` is an Operator object."""
-    if isinstance(operator, type) and issubclass(operator, Operator):
-        raise JobError(
-            f"operator '{uid}': {operator.__name__} is a class; give an object of it: {operator.__name__}(...)"
-        )
-    if not isinstance(operator, Operator):
-        raise JobError(f"operator '{uid}': {operator!r} is no Operator; give an object of one")
-
-
-def _check_keys(uid: str, inputs: Sequence[InputSpec]) -> None:
-    for spec in inputs:
-        for field in spec.key_schema:
-            try:
-                check_key_type(field.name, field.type)
-            except SchemaError as error:
-                raise SchemaError(f"operator '{uid}', {spec.name}: {error}") from error
-    types = [[field.type for field in spec.key_schema] for spec in inputs]
-    for spec, own in zip(inputs[1:], types[1:], strict=True):
-        if own != types[0]:
-            raise SchemaError(
-                f"operator '{uid}': the keys of its inputs differ in type: {inputs[0].name} "
-                f"({', '.join(map(str, types[0]))}) and {spec.name} ({', '.join(map(str, own))}); cast one side"
-            )
+    try:
+        yield
+    except BaseException as error:
+        try:
+            operator.close()
+        except Exception as closing:
+            error.add_note(f"operator '{uid}': close() failed as well: {type(closing).__name__}: {closing}")
+        raise
+    try:
+        operator.close()
+    except Exception as closing:
+        raise OperatorError(
+            f"operator '{uid}' ({type(operator).__name__}): close() failed: {type(closing).__name__}: {closing}. "
+            "The micro-batch is not committed; fix the operator and start the query again"
+        ) from closing

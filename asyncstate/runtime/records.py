@@ -7,19 +7,27 @@ ended; within a phase the records of a key run in order.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
-from asyncstate.execution import BLOCK_ROWS, BatchFrame, ComingRows, ExecutionController, Record
+from asyncstate.execution import (
+    BLOCK_ROWS,
+    AnyRow,
+    BatchFrame,
+    ComingRows,
+    ExecutionController,
+    OutputRow,
+    Record,
+    SideRow,
+)
 from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, key_type, row_type
 from asyncstate.runtime.broadcast import BroadcastRows
 from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.outputs import rows_by_output
 from asyncstate.runtime.rows import (
     PreparedBatch,
     key_values,
@@ -252,8 +260,21 @@ class RecordRunner(Runner):
     def _outputs(self, at_least: int) -> Iterator[OutBatch]:
         if len(self.controller.outputs) < at_least:
             return
-        for name, rows in rows_by_output(self.controller.take_outputs(), self._side_outputs):
+        for name, rows in _rows_by_output(self.controller.take_outputs(), self._side_outputs):
             schema = self.context.output_schema if name is None else self._side_outputs[name]
             self.rows_out += len(rows)
             batch = rows_batch(self.spec.uid, schema, rows)
             yield batch if name is None else SideBatch(name, batch)
+
+
+def _rows_by_output(
+    rows: Sequence[AnyRow], names: Collection[str]
+) -> Iterator[tuple[str | None, Sequence[OutputRow]]]:
+    """The rows of each output that has some, the main one (None) first."""
+    if not names:
+        yield None, rows  # type: ignore[misc]  # there can be none for a side output
+        return
+    parts: dict[str | None, list[OutputRow]] = {None: [], **{name: [] for name in names}}
+    for row in rows:
+        parts[row.output if isinstance(row, SideRow) else None].append(row[:2])
+    yield from ((name, part) for name, part in parts.items() if part)

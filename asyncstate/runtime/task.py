@@ -27,8 +27,7 @@ from asyncstate.execution import (
 from asyncstate.operator import BundleOperator, OutputSpec, RecordOperator
 from asyncstate.runtime.broadcast_digest import broadcast_digest
 from asyncstate.runtime.bundles import BundleRunner
-from asyncstate.runtime.closing import closed_at_the_end
-from asyncstate.runtime.context import CachedColumns, TaskContext
+from asyncstate.runtime.context import CachedColumns, TaskContext, closed_at_the_end
 from asyncstate.runtime.records import RecordRunner
 from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
@@ -168,10 +167,9 @@ def _open_operator(
         spec.inputs,
         OutputSpec.of(operator.bind(spec.inputs)),
         spec.config,
-        spec.max_parallelism,
-        range(first, end),
         controller,
         spec.base.states if spec.base is not None else (),
+        range(first, end),
         spec.watermark,
         spec.processing_time,
         spec.previous_watermark,

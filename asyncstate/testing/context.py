@@ -23,8 +23,8 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import InputSpec, Key, RecordOperator, Row, TimeDomain, Timer, key_type, row_type
 from asyncstate.requests import StateSink
 from asyncstate.runtime import Keys, keys_of_inputs
+from asyncstate.runtime.checks import bound
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.outputs import bound
 from asyncstate.runtime.rows import microseconds, python_rows
 from asyncstate.state import KeyedTimers
 from asyncstate.storage import EmptyStore, WriteOverlay
@@ -96,9 +96,7 @@ class FakeContext:
         output = bound(_UID, operator, self._specs)
         calls = OutsideCalls(_UID, None, operator.open_calls, operator.close_calls)
         self._controller = SyncExecutionController(WriteOverlay(EmptyStore(), 0), _UID, {}, calls)
-        context = TaskContext(
-            _UID, self._specs, output, resolve({}, {}), _GROUPS, range(_GROUPS), self._controller, []
-        )
+        context = TaskContext(_UID, self._specs, output, resolve({}, {}), self._controller, [])
         operator.open(context)
         self._controller.state_names = {state.id: state.name for state in context.opened()}
         self._operator = operator

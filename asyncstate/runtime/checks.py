@@ -1,0 +1,374 @@
+"""What the driver checks of an operator before any data is touched: a dry run of ``bind`` and ``open``.
+
+Owns: ``checked_inputs``, over the inputs as declared and as tasks get them (in the order that the operator asks for,
+with the columns that it needs); ``bound``; what is refused of broadcast inputs and of stateless
+operators.
+Invariants: output and states do not depend on columns that are left out. What passes as stateless keeps nothing and
+waits for nothing, so that its run may be repeated, or left out.
+Must not import Spark.
+
+Source: the side outputs of Flink's DataStream API; the operators that Flink and Spark chain to their inputs; the
+projection push-down of Flink's planner and Spark's ``ColumnPruning``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Final, NoReturn, cast
+
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.codec import check_key_type
+from asyncstate.config import Config
+from asyncstate.errors import JobError, SchemaError, StateAccessError, StateDeclarationError
+from asyncstate.operator import BundleOperator, InputSpec, Operator, OutputSpec, RecordOperator
+from asyncstate.requests import LevelOne, StateSink
+from asyncstate.runtime.context import TaskContext, closed_at_the_end
+from asyncstate.runtime.ordering import check_ordered
+from asyncstate.runtime.sequencing import check_sequences
+from asyncstate.storage import StateSpec
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+_NEXT: Final = "the next operator that has state"
+
+
+def check_is_operator(uid: str, operator: object) -> None:
+    """Raise JobError unless ``operator`` is an Operator object."""
+    if isinstance(operator, type) and issubclass(operator, Operator):
+        raise JobError(
+            f"operator '{uid}': {operator.__name__} is a class; give an object of it: {operator.__name__}(...)"
+        )
+    if not isinstance(operator, Operator):
+        raise JobError(f"operator '{uid}': {operator!r} is no Operator; give an object of one")
+
+
+def checked_inputs(
+    uid: str,
+    operator: Operator,
+    inputs: tuple[InputSpec, ...],
+    config: Config,
+    stored: Sequence[StateSpec],
+    copied: Callable[[Operator], Operator],
+) -> tuple[OutputSpec, tuple[InputSpec, ...], list[StateSpec]]:
+    """The operator's outputs, ``inputs`` with the columns that its tasks need, and its states.
+
+    The operator itself stays as it is, to be pickled for the tasks: a copy, made by ``copied`` as tasks get theirs, is
+    bound and opened.
+    Raises SchemaError for the inputs, or if the operator needs more than it says, StateDeclarationError where states
+    disagree with ``stored``.
+    """
+    if isinstance(operator, BundleOperator) and _asks_for_order(operator):
+        bound(uid, copied(operator), inputs)
+        inputs = ordered_by(uid, operator, inputs)
+    output, states = _checked(uid, operator, inputs, config, stored, copied)
+    pruned = _pruned(uid, operator, inputs)
+    if pruned != inputs:
+        found = _checked(uid, operator, pruned, config, stored, copied)
+        if found != (output, states):
+            raise SchemaError(
+                f"operator '{uid}' ({type(operator).__name__}): its output or its states are other ones without the "
+                "columns that required_columns() leaves out; name there all columns that bind() and open() look at"
+            )
+    return output, pruned, states
+
+
+def ordered_by(uid: str, operator: BundleOperator, inputs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
+    """``inputs`` with the order that the operator asks for. Raises SchemaError unless it has an entry for each."""
+    orders = operator.ordered_inputs(inputs)
+    if len(orders) != len(inputs):
+        raise SchemaError(
+            f"operator '{uid}' ({type(operator).__name__}): ordered_inputs() has {len(orders)} entries for "
+            f"{len(inputs)} inputs; return one for each, None where rows come as they arrive"
+        )
+    return tuple(replace(spec, order=order) for spec, order in zip(inputs, orders, strict=True))
+
+
+def _asks_for_order(operator: BundleOperator) -> bool:
+    return type(operator).ordered_inputs is not BundleOperator.ordered_inputs
+
+
+def _pruned(uid: str, operator: Operator, inputs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
+    required = operator.required_columns(inputs)
+    if len(required) != len(inputs):
+        raise SchemaError(
+            f"operator '{uid}' ({type(operator).__name__}): required_columns() has {len(required)} entries for "
+            f"{len(inputs)} inputs; return one for each, None where all columns are needed"
+        )
+    return tuple(
+        spec if columns is None else _with_columns(spec, columns)
+        for spec, columns in zip(inputs, required, strict=True)
+    )
+
+
+def _with_columns(spec: InputSpec, columns: Collection[str]) -> InputSpec:
+    if spec.broadcast or spec.ordering is not None:  # these rows are compared, or stored, whole
+        return spec
+    for name in columns:
+        spec.column(name)
+    needed = {*spec.key, *columns, *spec.sequence, *([spec.event_time] if spec.event_time else [])}
+    fields = [field for field in spec.schema if field.name in needed]
+    # Rows without columns could not be counted.
+    return replace(spec, schema=pa.schema(fields or list(spec.schema)[:1]))
+
+
+def _checked(
+    uid: str,
+    operator: Operator,
+    inputs: Sequence[InputSpec],
+    config: Config,
+    stored: Sequence[StateSpec],
+    copied: Callable[[Operator], Operator],
+) -> tuple[OutputSpec, list[StateSpec]]:
+    """The outputs and the states of a copy of ``operator`` for these inputs."""
+    operator = copied(operator)
+    _check_broadcast(uid, operator, inputs)
+    _check_keys(uid, [spec for spec in inputs if not spec.broadcast])
+    check_ordered(uid, operator, inputs)
+    check_sequences(uid, inputs)
+    for spec in inputs:
+        if spec.changelog and not operator.accepts_changelog:
+            raise SchemaError(
+                f"operator '{uid}' ({type(operator).__name__}) cannot take rows back, but {spec.name} is a changelog "
+                "(it has a row_kind column); drop that column if every row is an insert, or put an operator that "
+                "accepts changelogs here"
+            )
+    output = bound(uid, operator, inputs)
+    _check_late_outputs(uid, operator, inputs, output)
+    context = TaskContext(uid, inputs, output, config, cast(StateSink, _NoState()), stored)
+    with closed_at_the_end(uid, operator):
+        operator.open(context)
+    states = context.opened()
+    _check_keeps_nothing(uid, operator, states, stored)
+    return output, states
+
+
+def _check_keys(uid: str, inputs: Sequence[InputSpec]) -> None:
+    for spec in inputs:
+        for field in spec.key_schema:
+            try:
+                check_key_type(field.name, field.type)
+            except SchemaError as error:
+                raise SchemaError(f"operator '{uid}', {spec.name}: {error}") from error
+    types = [[field.type for field in spec.key_schema] for spec in inputs]
+    for spec, own in zip(inputs[1:], types[1:], strict=True):
+        if own != types[0]:
+            raise SchemaError(
+                f"operator '{uid}': the keys of its inputs differ in type: {inputs[0].name} "
+                f"({', '.join(map(str, types[0]))}) and {spec.name} ({', '.join(map(str, own))}); cast one side"
+            )
+
+
+class _NoState:
+    """The sink of the driver's dry run: any access is an error."""
+
+    current = None
+
+    def attach(self, level_one: LevelOne) -> None:
+        """A state object has a first level."""
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        return _refuse
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise StateAccessError(
+        "state was accessed inside open(); open() only declares state, use it in process()"
+    )
+
+
+def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> OutputSpec:
+    """What ``bind`` of the operator declares; its errors name the operator of this job."""
+    try:
+        returned = operator.bind(inputs)
+        output = OutputSpec.of(returned)
+        _check_outputs(operator, output, returned)
+        return output
+    except SchemaError as error:
+        if f"'{uid}'" in str(error):
+            raise
+        raise SchemaError(f"operator '{uid}': {error}") from error
+
+
+def _check_outputs(operator: Operator, output: OutputSpec, returned: object) -> None:
+    what = f"bind() of {type(operator).__name__} returned"
+    if not isinstance(output.schema, pa.Schema):
+        raise SchemaError(
+            f"{what} {returned!r}; return the output's columns as a pyarrow schema, such as "
+            "pa.schema([('n', pa.int64())]), or as a text such as 'n long'"
+        )
+    _check_columns(what, output.schema)
+    _check_names(what, output.side_outputs)
+    for name, schema in output.side_outputs.items():
+        if not isinstance(schema, pa.Schema):
+            raise SchemaError(
+                f"{what} {schema!r} for side output '{name}'; give its columns as a pyarrow schema or a text such as "
+                "'n long'"
+            )
+        _check_columns(f"{what}, for side output '{name}',", schema)
+    if operator.stateless and output.side_outputs:
+        raise SchemaError(
+            f"{what} side outputs, but the operator is stateless: it would run once for each of them; leave stateless "
+            "= True out, or put rows out to one output and tell them apart by a column"
+        )
+
+
+def _check_columns(what: str, schema: pa.Schema) -> None:
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise SchemaError(f"{what} a schema with column '{twice[0]}' twice; rename all but one")
+    if ROW_KIND_COLUMN in schema.names:
+        raise SchemaError(
+            f"{what} a schema with a column '{ROW_KIND_COLUMN}', which is the framework's; leave it out, kinds are "
+            "given to emit()"
+        )
+
+
+def _check_names(what: str, names: Collection[object]) -> None:
+    wrong = [name for name in names if not isinstance(name, str) or not _NAME.fullmatch(name)]
+    if wrong:
+        raise SchemaError(
+            f"{what} a side output called {wrong[0]!r}; use letters, digits and '_', at most 100, with a letter in "
+            "front"
+        )
+    lower = [str(name).lower() for name in names]
+    alike = [str(name) for name in names if lower.count(str(name).lower()) > 1]
+    if alike:
+        raise SchemaError(
+            f"{what} side outputs {' and '.join(map(repr, alike))}, which differ in case only; rename all but one"
+        )
+
+
+def _check_late_outputs(
+    uid: str, operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec
+) -> None:
+    """Raise SchemaError for a side output for late rows that is not declared with the input's columns, and for an
+    input of which no row is late."""
+    names = tuple(operator.late_outputs(inputs))
+    what = f"operator '{uid}' ({type(operator).__name__})"
+    if len(names) != len(inputs):
+        raise SchemaError(
+            f"{what}: late_outputs() has {len(names)} entries for {len(inputs)} inputs; return one for each, None "
+            "where late rows are dropped"
+        )
+    for name, spec in zip(names, inputs, strict=True):
+        if name is not None:
+            _check_late(what, name, spec, output)
+
+
+def _check_late(what: str, name: str, spec: InputSpec, output: OutputSpec) -> None:
+    order = spec.ordering
+    if order is None or order.time != "event" or order.late != "drop":
+        raise SchemaError(
+            f"{what}: late rows of {spec.name} are to go to side output '{name}', but the input drops none: its rows "
+            "do not wait for an order of event time. Let them (order_by, or an order of the operator's own), or leave "
+            "the output out"
+        )
+    if not output.side(name).equals(spec.schema):
+        raise SchemaError(
+            f"{what}: side output '{name}' has the columns ({', '.join(map(str, output.side(name)))}), but takes the "
+            f"late rows of {spec.name}: declare it with the input's schema"
+        )
+
+
+def _check_broadcast(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> None:
+    """Raise SchemaError unless the operator can have the broadcast input it declares, and the inputs agree."""
+    label = f"operator '{uid}' ({type(operator).__name__})"
+    index = operator.broadcast_input
+    if index is not None:
+        _check_broadcasts(label, operator, index)
+        _check_broadcast_input(label, inputs[index])
+    elif isinstance(operator, RecordOperator) and operator.notify_stateful_sets:
+        raise SchemaError(
+            f"{label} sets notify_stateful_sets but has no broadcast input; set broadcast_input on the class too"
+        )
+    wrong = [spec.name for number, spec in enumerate(inputs) if spec.broadcast and number != index]
+    if wrong:
+        raise SchemaError(f"{label}: {wrong[0]} is broadcast, but broadcast_input is {index}; let them agree")
+
+
+def _check_broadcasts(label: str, operator: Operator, index: int) -> None:
+    if not isinstance(operator, RecordOperator):
+        raise SchemaError(
+            f"{label} has a broadcast input, but broadcast inputs are of the record grain only; write it as a "
+            "RecordOperator, or join the rows as an ordinary input"
+        )
+    if operator.num_inputs < 2 or not 0 <= index < operator.num_inputs:
+        raise SchemaError(
+            f"{label}: broadcast_input is {index} with num_inputs {operator.num_inputs}; it is the index of one "
+            "input beside at least one other, so set num_inputs to 2 or more"
+        )
+    for method, wanted in (
+        ("process_broadcast", True),
+        ("process_notification", operator.notify_stateful_sets),
+    ):
+        if wanted and getattr(type(operator), method) is getattr(RecordOperator, method):
+            raise SchemaError(f"{label} has a broadcast input but no {method} method; write one")
+
+
+def _check_broadcast_input(label: str, spec: InputSpec) -> None:
+    if not spec.broadcast:
+        raise SchemaError(f"{label}: {spec.name} is the broadcast input but was not declared as broadcast")
+    if spec.key:
+        raise SchemaError(
+            f"{label}: {spec.name} is broadcast and has no key, but ({', '.join(spec.key)}) was given; leave it out"
+        )
+    if spec.order_by:
+        raise SchemaError(
+            f"{label}: {spec.name} is broadcast and cannot have order_by; sort the DataFrame, its order is kept"
+        )
+
+
+def check_stateless(
+    uid: str, operator: Operator, inputs: Sequence[InputSpec], delays: Sequence[int | None]
+) -> None:
+    """Raise JobError for what needs state, or a report, and so cannot be declared of a stateless operator."""
+    what = f"operator '{uid}' ({type(operator).__name__}) is stateless"
+    if operator.num_inputs != 1 or operator.broadcast_input is not None:
+        raise JobError(f"{what}, so it takes one input and no broadcast input; leave stateless out")
+    (spec,) = inputs
+    given = {
+        "key": (spec.key, "its rows are not exchanged"),
+        "watermark_delay": (delays[0] is not None, "it reports no event times that a watermark could follow"),
+        "order_by": (spec.order_by, "no rows can wait for a watermark"),
+        "sequence": (spec.sequence, "the rows of a key do not come together"),
+        "drop_seen": (spec.drop_seen, "it does not know what came before"),
+    }
+    for name, (declared, reason) in given.items():
+        if declared:
+            raise JobError(f"{what}: {reason}; leave {name} out and declare it at {_NEXT}")
+    for name in ("on_timer", "on_watermark"):
+        if _overrides(operator, name):
+            raise JobError(
+                f"{what}, but it has {name}: what it puts out must depend on the row alone; leave one of them out"
+            )
+
+
+def _check_keeps_nothing(
+    uid: str, operator: Operator, declared: Sequence[StateSpec], stored: Sequence[StateSpec]
+) -> None:
+    """Raise StateDeclarationError if a stateless operator has ``declared`` state, or has ``stored`` some before."""
+    if not operator.stateless:
+        return
+    what = f"operator '{uid}' ({type(operator).__name__}) is stateless"
+    if stored:
+        raise StateDeclarationError(
+            f"{what}, but the checkpoint has state of this uid ({_names(stored)}); give the operator a new uid"
+        )
+    if declared:
+        raise StateDeclarationError(
+            f"{what}, but open() declares state ({_names(declared)}); leave stateless = True out, or the state"
+        )
+
+
+def _names(states: Sequence[StateSpec]) -> str:
+    return ", ".join(f"'{state.name}'" for state in states)
+
+
+def _overrides(operator: Operator, name: str) -> bool:
+    own = getattr(type(operator), name, None)
+    return own is not None and all(
+        own is not getattr(base, name, None) for base in (BundleOperator, RecordOperator)
+    )
