@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import math
 from decimal import Decimal
 from random import Random
 from typing import Any
@@ -229,6 +230,19 @@ def test_types(spark: SparkSession) -> None:
     ]
 
 
+def test_numbers_beyond_the_largest_float_are_malformed(spark: SparkSession) -> None:
+    pairs = [(1e39, 0), ("-1e39", 0), (0, "1e400"), ("Infinity", " -inf "), ("+Inf", "NaN"), (None, 1e300)]
+    given = events(spark, *(change("c", None, {"f": f, "d": d}) for f, d in pairs))
+    found = dict(reasons(debezium_json(given, "f float, d double", malformed="only")))
+    assert found == {
+        0: "column 'f': '1.0E39' is no float in the form that was declared",
+        1: "column 'f': '-1e39' is no float in the form that was declared",
+        2: "column 'd': '1e400' is no double in the form that was declared",
+    }
+    read = rows(debezium_json(given, "f float, d double", malformed="drop").selectExpr("f", "string(d)"))
+    assert read == [(math.inf, "-Infinity"), (math.inf, "NaN"), (None, "1.0E300")]
+
+
 def _signed(number: int) -> bytes:
     """As Java's BigInteger.toByteArray."""
     size = 1
@@ -261,6 +275,7 @@ def test_texts_of_numbers_and_times_in_any_session(spark: SparkSession) -> None:
         events(session, *(change("c", None, row) for row in bad)), schema, decimals="text", malformed="only"
     )
     assert [n for n, _ in reasons(found)] == list(range(len(bad)))
+    assert dict(reasons(found))[6] == "not an event of this format, or a decimal that does not fit its type"
     far = debezium_json(
         events(session, change("c", None, {"at": 2**62})), "at timestamp", timestamps="ms", malformed="only"
     )

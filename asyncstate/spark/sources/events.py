@@ -22,7 +22,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import SchemaError
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.sources.malformed import as_map, check_mode, only_malformed, raised, text
-from asyncstate.spark.sources.typed import Typing, check_typing
+from asyncstate.spark.sources.typed import Typing, check_typing, has_decimals
 
 TEXT: Final = "__asyncstate_text"
 EVENT: Final = "__asyncstate_event"
@@ -111,8 +111,11 @@ def _stated(event: Event, asked: Asked) -> list[str]:
     unplaced = " or ".join(f"{place} is null" for place in event.position.values()) or "false"
     quote = text("operation '")
     hint = text("' is no change of a row; name it in skip= if it may be ignored")
+    typing = event.typing
+    decimal = ", or a decimal that does not fit its type" if has_decimals(typing.columns) else ""
+    unread = text(f"not an event of this format{decimal if typing.decimals == 'text' else ''}")
     problem = f"""case when {TEXT} is null then null
-        when {EVENT} is null or {EVENT}.{_CORRUPT} is not null then 'not an event of this format'
+        when {EVENT} is null or {EVENT}.{_CORRUPT} is not null then {unread}
         when {event.op} is null then 'the event names no operation'
         when {silent} then null
         when {op} is null then concat({quote}, {event.op}, {hint})

@@ -47,6 +47,7 @@ _NUMBER: Final = "'^-?[0-9]+$'"
 _DATE: Final = "'^[+-]?[0-9]{4,}-[0-9]{2}-[0-9]{2}$'"
 # Without a day Spark takes today's, without a zone the session's.
 _TIMESTAMP: Final = "'^[+-]?[0-9]{4,}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:'"
+_INFINITE: Final = "'^ *[+-]?inf(inity)? *$'"
 _ZONE: Final = "'(Z|[+-][0-9]{2}:[0-9]{2})$'"
 _SHOWN_CHARS: Final = 50
 
@@ -161,7 +162,12 @@ def _simple(kind: DataType, raw: str) -> str:
         return f"if({raw} rlike {_NUMBER}, {days}, {parsed})"
     if isinstance(kind, BinaryType):
         return f"try_to_binary({raw}, 'base64')"
-    return f"try_cast({raw} as {kind.simpleString()})"
+    number = f"try_cast({raw} as {kind.simpleString()})"
+    if isinstance(kind, FloatType | DoubleType):  # a number beyond the largest one is cast to infinity
+        return (
+            f"if(abs({number}) = double('Infinity') and not lower({raw}) rlike {_INFINITE}, null, {number})"
+        )
+    return number
 
 
 def _timestamp(raw: str, unit: str) -> str:
