@@ -198,9 +198,8 @@ class BroadcastStateDescriptor(MapDescriptor[BroadcastState[K, V], K, V], Generi
                 f"operator '{context.uid}': broadcast state '{self.name}' is declared, but no input is broadcast; "
                 "set broadcast_input on the operator's class, or use a keyed state"
             )
-        codec = self._codec(context.uid, stored)
         shared = not self.pickled and not pa.types.is_nested(self.value_type)
-        return BroadcastState(self._binding(sink, state_id, context, codec), shared)
+        return BroadcastState(self._binding(sink, state_id, context, stored), shared)
 
 
 def _same(value: Any) -> Any:

@@ -147,7 +147,7 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
     def bind(
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> S_co:
-        binding = self._binding(sink, state_id, context, self._codec(context.uid, stored))
+        binding = self._binding(sink, state_id, context, stored)
         state: S_co = self._states[self.ttl is not None](binding, None if self.namespaced else NO_NAMESPACE)
         return state
 
@@ -162,12 +162,9 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         return ValueCodec(value_type, [type_from_text(text) for text in older_values(kept)], owner=owner)
 
     def _binding(
-        self,
-        sink: StateSink,
-        state_id: int,
-        context: OperatorContext,
-        codec: ValueCodec | PickleCodec,
+        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> Binding:
+        codec = self._codec(context.uid, stored)
         own = {"plain": codec.plain, **self._own(codec, context.uid)}
         expiry, encode, ttl = None, codec.encode_one, as_ttl("state", self.ttl)
         if ttl is not None:

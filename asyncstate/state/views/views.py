@@ -10,6 +10,7 @@ Source: Flink's ``ListView`` and ``MapView`` (FLIP-139) and ``ValueView``.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic
 
@@ -30,7 +31,42 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class ValueView(Generic[T, R_co]):
+class _View:
+    """What the three have in common."""
+
+    __slots__ = ("_state",)
+
+    _state: Any
+
+    def clear(self) -> None:
+        """Remove all that is kept."""
+        self._state.clear()
+
+    def async_clear(self) -> StateFuture[None]:
+        """``clear``; whatever is asked for later sees it."""
+        cleared: StateFuture[None] = self._state.async_clear()
+        return cleared
+
+    @abstractmethod
+    def _content(self) -> list[Any]:
+        """All that is kept, to compare it."""
+
+    def _shown(self) -> str:
+        return repr(self._content())
+
+    def __eq__(self, other: object) -> bool:
+        return self._content() == other._content() if isinstance(other, type(self)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._content()))
+
+    def __repr__(self) -> str:
+        # A view over state is shown by its state: looking at it reads nothing.
+        in_memory = isinstance(self._state, MemoryValue | MemoryList | MemoryMap)
+        return f"{type(self).__name__}({self._shown() if in_memory else repr(self._state)})"
+
+
+class ValueView(_View, Generic[T, R_co]):
     """One value, in ``state`` or in memory.
 
     Prefer it to a plain value where state is read or written only now and then. Two views are equal if their values
@@ -43,7 +79,7 @@ class ValueView(Generic[T, R_co]):
     (7, False)
     """
 
-    __slots__ = ("_state",)
+    __slots__ = ()
 
     def __init__(self, state: ValueState[T, R_co] | MemoryValue[T] | None = None) -> None:
         """``state``: where the value is kept (of namespaced state, ``state.at(namespace)``); None: in memory."""
@@ -74,25 +110,14 @@ class ValueView(Generic[T, R_co]):
         """A future of ``is_empty``, as it is now."""
         return self._state.async_is_empty()
 
-    def clear(self) -> None:
-        """Remove the value."""
-        self._state.clear()
+    def _content(self) -> list[Any]:
+        return [self.value()]
 
-    def async_clear(self) -> StateFuture[None]:
-        """``clear``; every read that is asked for later sees it."""
-        return self._state.async_clear()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ValueView) and self.value() == other.value()
-
-    def __hash__(self) -> int:
-        return hash(self.value())
-
-    def __repr__(self) -> str:
-        return _text(self, self._state, lambda: repr(self.value()))
+    def _shown(self) -> str:
+        return repr(self.value())
 
 
-class ListView(Generic[T]):
+class ListView(_View, Generic[T]):
     """Elements in the order in which they were added, in ``state`` or in memory.
 
     There is no ``remove``: it would read and rewrite the whole list. Two views are equal if their elements are, which
@@ -104,7 +129,7 @@ class ListView(Generic[T]):
     ['a', 'b']
     """
 
-    __slots__ = ("_state",)
+    __slots__ = ()
 
     def __init__(self, state: ListState[T] | MemoryList[T] | None = None) -> None:
         """``state``: where the elements are kept (of namespaced state, ``state.at(namespace)``); None: in memory."""
@@ -134,28 +159,14 @@ class ListView(Generic[T]):
         """``add_all``; every operation that is asked for later sees it."""
         return self._state.async_add_all(elements)
 
-    def clear(self) -> None:
-        """Remove all elements."""
-        self._state.clear()
-
-    def async_clear(self) -> StateFuture[None]:
-        """``clear``; every operation that is asked for later sees it."""
-        return self._state.async_clear()
-
     def __iter__(self) -> Iterator[T]:
         return self.get()
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ListView) and list(self) == list(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return _text(self, self._state, lambda: repr(list(self)))
+    def _content(self) -> list[Any]:
+        return list(self)
 
 
-class MapView(DictProtocol[K, V]):
+class MapView(_View, DictProtocol[K, V]):
     """Entries by key, in ``state`` or in memory; usable like a dict (see ``DictProtocol``).
 
     In memory, too, entries come in the order of their keys, which must be comparable with each other. Two views are
@@ -168,7 +179,7 @@ class MapView(DictProtocol[K, V]):
     ([('a', 2), ('b', 1)], None, False)
     """
 
-    __slots__ = ("_state",)
+    __slots__ = ()
 
     def __init__(self, state: MapState[K, V] | BroadcastState[K, V] | MemoryMap[K, V] | None = None) -> None:
         """``state``: where the entries are kept (of namespaced state, ``state.at(namespace)``); None: in memory."""
@@ -254,22 +265,11 @@ class MapView(DictProtocol[K, V]):
         """A future of ``is_empty``, as it is now."""
         return self._state.async_is_empty()
 
-    def clear(self) -> None:
-        """Remove all entries."""
-        self._state.clear()
+    def _content(self) -> list[Any]:
+        return list(self.entries())
 
-    def async_clear(self) -> StateFuture[None]:
-        """``clear``; every read that is asked for later sees it."""
-        return self._state.async_clear()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MapView) and list(self.entries()) == list(other.entries())
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.entries()))
-
-    def __repr__(self) -> str:
-        return _text(self, self._state, lambda: repr(dict(self.entries())))
+    def _shown(self) -> str:
+        return repr(dict(self.entries()))
 
 
 def _backing(view: object, state: Any, kinds: tuple[type, ...], in_memory: type) -> Any:
@@ -285,9 +285,3 @@ def _backing(view: object, state: Any, kinds: tuple[type, ...], in_memory: type)
 
 def _pairs(entries: Any) -> Any:
     return entries.items() if isinstance(entries, DictProtocol) else entries
-
-
-def _text(view: object, state: Any, content: Any) -> str:
-    """A view over state is shown by its state: looking at it reads nothing."""
-    inside = content() if isinstance(state, MemoryValue | MemoryList | MemoryMap) else repr(state)
-    return f"{type(view).__name__}({inside})"
