@@ -1,7 +1,7 @@
 """Which changes of a stored schema keep old values readable.
 
-Owns: the rules of schema evolution, by field at any depth, and the mapping of an old version's columns to the current
-schema. Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
+Owns: the rules of schema evolution, by field at any depth. Must not import anything of the project but
+``asyncstate.errors`` and its neighbours in ``codec``.
 
 Allowed: a field becomes a wider integer, or float64 instead of float32, or a decimal of more digits, or nullable; a
 nullable field is added anywhere. The same holds inside structs, lists and the values of maps. Everything else is
@@ -104,8 +104,3 @@ def _is_widening(old: pa.DataType, new: pa.DataType) -> bool:
     if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
         return bool(old.precision < new.precision and old.scale == new.scale)
     return bool(pa.types.is_float32(old) and pa.types.is_float64(new))
-
-
-def source_indices(old: pa.Schema, new: pa.Schema) -> list[int]:
-    """For each field of ``new`` its index in ``old``, -1 if it was added."""
-    return [old.get_field_index(name) for name in new.names]

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from asyncstate.codec.columns import LARGE_BINARY
 from asyncstate.codec.hashing import big_integer_bytes
-from asyncstate.codec.scalars import ScalarForm, scalar_form
+from asyncstate.codec.scalars import ScalarForm, same, scalar_form
 from asyncstate.codec.times import with_leaves
 from asyncstate.codec.types import is_nested_type, is_string_type
 
@@ -68,7 +68,7 @@ def upgrade(old: pa.DataType, new: pa.DataType) -> Convert | None:
         return _upgrade_map(old, new)
     before = {field.name: field.type for field in old}
     fields = [
-        (field.name, (field.name in before and upgrade(before[field.name], field.type)) or _same)
+        (field.name, (field.name in before and upgrade(before[field.name], field.type)) or same)
         for field in new
     ]
     return _optional(lambda value: {name: convert(value.get(name)) for name, convert in fields})
@@ -95,10 +95,6 @@ def upgrade_column(column: pa.Array, new: pa.DataType) -> pa.Array:
     values = column.cast(plain_old).to_pylist()
     convert = upgrade(plain_old, plain_new)
     return pa.array(values if convert is None else list(map(convert, values)), plain_new).cast(new)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _unpack(raw: bytes) -> Any:

@@ -36,12 +36,7 @@ def value_pages(layout: RowLayout, decode_one: Callable[[bytes], Any]) -> tuple[
         return _numbers(packed, layout.header.size, decode_one), packed
     if is_string_type(form.arrow_type):
         return _texts(layout.version, decode_one), _never_packed
-    return one_by_one(decode_one), _never_packed
-
-
-def one_by_one(decode_one: Callable[[bytes], Any]) -> DecodeValues:
-    """A page decoder for values of which nothing is known."""
-    return lambda values: [decode_one(value) for value in values]
+    return lambda values: [decode_one(value) for value in values], _never_packed
 
 
 def _never_packed(data: bytes, start: int, stride: int, count: int) -> None:

@@ -56,7 +56,11 @@ def encode_rows(
     blobs = [_blobs(columns[index]) for index in layout.variable]
     for at, column in enumerate(blobs):
         lengths = np.diff(binary_parts(column)[0])
-        _check_lengths(layout, layout.variable[at], lengths)
+        if bool((lengths > _MAX_VARIABLE_BYTES).any()):
+            name = layout.schema.field(layout.variable[at]).name
+            raise CodecError(
+                f"{layout.owner}: a value of field {name!r} is larger than 4 GiB; store it in pieces"
+            )
         header["lengths"][:, at] = lengths
     matrix = header.view(np.uint8).reshape(num_rows, layout.dtype.itemsize)
     if prefix is not None:
@@ -68,14 +72,6 @@ def _blobs(column: pa.Array) -> pa.LargeBinaryArray:
     """Bytes of a variable field, empty for null."""
     blobs = nested_to_binary(column) if is_nested_type(column.type) else to_binary(column)
     return blobs.fill_null(EMPTY) if blobs.null_count else blobs
-
-
-def _check_lengths(layout: RowLayout, index: int, lengths: Int64Array) -> None:
-    if bool((lengths > _MAX_VARIABLE_BYTES).any()):
-        name = layout.schema.field(index).name
-        raise CodecError(
-            f"{layout.owner}: a value of field {name!r} is larger than 4 GiB; store it in pieces"
-        )
 
 
 def decode_rows(layout: RowLayout, rows: pa.LargeBinaryArray) -> list[pa.Array]:

@@ -75,18 +75,18 @@ def wrong_arity(owner: str, values: tuple[Any, ...], names: Sequence[str]) -> Co
 def scalar_form(arrow_type: pa.DataType) -> ScalarForm:
     """The form of a flat type; the caller has checked that it is supported."""
     if pa.types.is_boolean(arrow_type):
-        return ScalarForm(arrow_type, "?", bool, _to_bool, _same)
+        return ScalarForm(arrow_type, "?", bool, _to_bool, same)
     if pa.types.is_timestamp(arrow_type):
-        return ScalarForm(arrow_type, "q", int, _int_check(64, "the raw int64 of its unit"), _same)
+        return ScalarForm(arrow_type, "q", int, _int_check(64, "the raw int64 of its unit"), same)
     if pa.types.is_date32(arrow_type):
         return ScalarForm(arrow_type, "i", None, _to_days, _from_days)
     if pa.types.is_integer(arrow_type):
         bits = arrow_type.bit_width
-        return ScalarForm(arrow_type, _INT_CODES[bits], int, _int_check(bits, "an int"), _same)
+        return ScalarForm(arrow_type, _INT_CODES[bits], int, _int_check(bits, "an int"), same)
     if pa.types.is_float32(arrow_type):
-        return ScalarForm(arrow_type, "f", float, _to_float32, _same)
+        return ScalarForm(arrow_type, "f", float, _to_float32, same)
     if pa.types.is_float64(arrow_type):
-        return ScalarForm(arrow_type, "d", float, _to_float, _same)
+        return ScalarForm(arrow_type, "d", float, _to_float, same)
     if pa.types.is_decimal128(arrow_type):
         scale = arrow_type.scale
         unscaled = _decimal_check(arrow_type.precision, scale)
@@ -97,7 +97,8 @@ def scalar_form(arrow_type: pa.DataType) -> ScalarForm:
     return ScalarForm(arrow_type, None, bytes, _to_bytes, bytes)
 
 
-def _same(value: Any) -> Any:
+def same(value: Any) -> Any:
+    """The value itself, where nothing is to be converted."""
     return value
 
 

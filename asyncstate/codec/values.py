@@ -29,7 +29,7 @@ from asyncstate.codec.columns import (
     spread,
     valid_mask,
 )
-from asyncstate.codec.evolution import check_evolution, source_indices
+from asyncstate.codec.evolution import check_evolution
 from asyncstate.codec.nested import upgrade, upgrade_column
 from asyncstate.codec.pages import DecodePacked, DecodeValues, value_pages
 from asyncstate.codec.row_columns import decode_rows, encode_rows
@@ -70,7 +70,8 @@ class RowCodec:
         self.schema = schema
         self.owner = owner
         self._layouts = [row_layout(one, version, owner) for version, one in enumerate(schemas)]
-        self._sources = [source_indices(one, schema) for one in older]
+        # For each field its index in the older schema, -1 if it was added.
+        self._sources = [[one.get_field_index(name) for name in schema.names] for one in older]
         self.encode_one = row_encoder(self._layouts[-1])
         self.decode_one = _versioned_decoder(self._layouts, self._sources)
 
@@ -156,7 +157,7 @@ def _versioned_decoder(layouts: Sequence[RowLayout], sources: Sequence[list[int]
     older = [row_decoder(layout) for layout in layouts[:-1]]
     if not older:
         return current
-    # For each field its index in the older row (-1: added), and what makes the new value of the old one.
+    # For each field where it is in the older row, and what makes the new value of the old one.
     plans = [
         [
             (source, None if source < 0 else upgrade(layout.schema.field(source).type, field.type))

@@ -9,7 +9,7 @@ rocksdict is imported below this package only.
 
 from asyncstate.storage.base import PartitionBase, group_bounds, group_range, partition_base
 from asyncstate.storage.checkpoint import Checkpoint
-from asyncstate.storage.commit import commit_partition, snapshot_if_due
+from asyncstate.storage.commit import commit_partition
 from asyncstate.storage.contract import (
     EMPTY_VERSION,
     Change,
@@ -91,6 +91,5 @@ __all__ = [
     "group_bounds",
     "group_range",
     "partition_base",
-    "snapshot_if_due",
     "verify_file",
 ]

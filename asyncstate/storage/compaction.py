@@ -107,10 +107,9 @@ def is_copy(slot: Slot, base: PartitionBase) -> bool:
 
 
 class CopiesUnderWay:
-    """The compactions of this process, each a thread and a locked slot; at most ``copies_max`` at once."""
+    """The compactions of this process, each a thread and a locked slot; at most two at once."""
 
-    def __init__(self, copies_max: int = _COPIES_MAX) -> None:
-        self._copies_max = copies_max
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: dict[Path, threading.Thread] = {}
         self._stop = threading.Event()
@@ -123,7 +122,7 @@ class CopiesUnderWay:
         """
         with self._lock:
             self._threads = {folder: thread for folder, thread in self._threads.items() if thread.is_alive()}
-            copy = self._copied(store, slot, lineage) if len(self._threads) < self._copies_max else None
+            copy = self._copied(store, slot, lineage) if len(self._threads) < _COPIES_MAX else None
             if copy is None:
                 slot.unlock()
                 return False

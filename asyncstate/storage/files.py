@@ -113,7 +113,8 @@ class LocalFiles(CheckpointFiles):
     def put_bytes(self, name: str, data: bytes) -> None:
         """Write to a temporary file beside the target, sync, rename."""
         with self._temporary(name) as temporary:
-            _write_synced(temporary, data)
+            temporary.write_bytes(data)
+            _sync(temporary)
             os.replace(temporary, self._path(name))
 
     def get_file(self, name: str, local: str | Path) -> None:
@@ -162,7 +163,7 @@ class LocalFiles(CheckpointFiles):
                 # The time of change, not of modification: a hard link keeps the latter from its source.
                 with contextlib.suppress(OSError):  # gone already, or a folder with files in it
                     if path != self.root and path.stat().st_ctime < limit:
-                        _remove(path)
+                        (Path.rmdir if path.is_dir() else Path.unlink)(path)
                         swept += 1
         return swept
 
@@ -212,13 +213,6 @@ def _make_folder(folder: Path) -> None:
         _sync(folder.parent)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        path.rmdir()
-    else:
-        path.unlink()
-
-
 def _link_or_copy(source: str | Path, target: str | Path) -> None:
     try:
         os.link(source, target)
@@ -226,13 +220,6 @@ def _link_or_copy(source: str | Path, target: str | Path) -> None:
         raise
     except OSError:  # another file system, or one without hard links
         shutil.copyfile(source, target)
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync(path: Path) -> None:

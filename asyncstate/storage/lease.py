@@ -147,8 +147,8 @@ class LocalStores:
         open_stores: OpenStores | None = None,
         open_bytes_max: int = 0,
     ) -> None:
-        self._owned = default_local_dir() if local_dir is None else None
-        self._all = self._owned if self._owned is not None else Path(local_dir or "")
+        self._is_default = local_dir is None
+        self._all = default_local_dir() if local_dir is None else Path(local_dir)
         self._job_id = _checked(job_id, "job id")
         self._root = self._all / folder_name(job_id, files.shown)
         self._files = files
@@ -187,8 +187,8 @@ class LocalStores:
         return lease
 
     def _make(self, folder: Path) -> None:
-        if self._owned is not None:
-            make_owned(self._owned)
+        if self._is_default:
+            make_owned(self._all)
         if not self._root.exists():
             self._drop_abandoned()
         make_private(folder)

@@ -190,7 +190,13 @@ class ObjectFiles(CheckpointFiles):
 
     def put_file(self, local: str | Path, name: str) -> None:
         """Upload a local file, large ones in parts at a time."""
-        self._try("write", name, lambda: self._upload_file(Path(local), self._path(name)))
+
+        def upload() -> None:
+            # Mapped, so that one write hands over the whole content: the object is complete or fails.
+            with pa.memory_map(str(local)) as source:
+                self._upload(self._path(name), source.read_buffer())
+
+        self._try("write", name, upload)
 
     def put_bytes(self, name: str, data: bytes) -> None:
         """Upload bytes. Where a file is renamed into place, a reader may for a moment find none."""
@@ -257,11 +263,6 @@ class ObjectFiles(CheckpointFiles):
 
     def _path(self, name: str) -> str:
         return f"{self._base}/{checked_name(name)}"
-
-    def _upload_file(self, local: Path, path: str) -> None:
-        # Mapped, so that one write hands over the whole content: the object is complete or fails.
-        with pa.memory_map(str(local)) as source:
-            self._upload(path, source.read_buffer())
 
     def _upload(self, path: str, data: Any) -> None:
         if self._fs.type_name in _WHOLE_OBJECTS:

@@ -155,11 +155,8 @@ class CachedEntries:
         """Keep many answers of the store, unless they are more than the young ones may be or the cache rests."""
         if self._is_left_out(keys) or (self.resting and len(keys) >= _JUDGED_KEYS):
             return
-        if len(keys) * ENTRY_OVERHEAD_BYTES > self.young_bytes_max:
-            self.was_short = True
-            return
-        size_bytes = size_of(keys, values)
-        if size_bytes > self.young_bytes_max:
+        most = self.young_bytes_max
+        if len(keys) * ENTRY_OVERHEAD_BYTES > most or (size_bytes := size_of(keys, values)) > most:
             self.was_short = True
             return
         self.young.update(zip(keys, values, strict=True))

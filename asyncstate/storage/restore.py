@@ -85,9 +85,12 @@ def advance(store: RocksDBStore, deltas: Sequence[DeltaRef], version: int, fetch
 
 def build_store(path: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions) -> RocksDBStore:
     """Make a new store folder with the content of ``base`` and return it open."""
-    with scratch_beside(path) as folder:
-        collect = _collected if base.rescaled else _fetched
-        sst_files = collect(Path(folder), path, base, fetcher, options)
+    with scratch_beside(path) as scratch:
+        folder = Path(scratch)
+        if base.rescaled:
+            sst_files = _collected(folder, base, fetcher, options)
+        else:
+            sst_files = _fetched(folder, path, base, fetcher)
         store = RocksDBStore(path, options, base.version)
         try:
             if sst_files:
@@ -98,9 +101,7 @@ def build_store(path: Path, base: PartitionBase, fetcher: Fetcher, options: Rock
     return store
 
 
-def _fetched(
-    folder: Path, path: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions
-) -> list[Path]:
+def _fetched(folder: Path, path: Path, base: PartitionBase, fetcher: Fetcher) -> list[Path]:
     """The deltas of ``base``, in ``folder``; its snapshot goes to ``path``."""
     deltas = _numbered(folder, base.deltas)
     if base.snapshot is None:
@@ -114,9 +115,7 @@ def _fetched(
     return [local for _, local in deltas]
 
 
-def _collected(
-    folder: Path, path: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions
-) -> list[Path]:
+def _collected(folder: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions) -> list[Path]:
     """The key groups that ``base`` takes from its sources, and their broadcast state, as a file in ``folder``."""
     entries = _entries(folder, base, fetcher, options)
     first = next(entries, None)

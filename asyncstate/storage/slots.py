@@ -141,7 +141,7 @@ class Slot:
         os.close(asked)
         return None
 
-    def try_take_over(self, wait_seconds_max: float = _TAKE_OVER_SECONDS_MAX) -> bool:
+    def try_take_over(self) -> bool:
         """Take the slot if who has it only keeps its store open and gives it up."""
         try:
             asking = os.open(self._asking, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -153,7 +153,7 @@ class Slot:
                 os.write(asking, b"?")
             closed = select.poll()
             closed.register(asking, 0)  # errors alone: there is no reader any more
-            closed.poll(wait_seconds_max * 1_000)
+            closed.poll(_TAKE_OVER_SECONDS_MAX * 1_000)
         finally:
             os.close(asking)
         self.taken_over = self.try_lock()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from asyncstate.errors import StoreError
@@ -55,14 +56,14 @@ class SpilledWrites:
         self.entries = 0
         """Entries of all runs: a key counts once in each run that has it."""
 
-    def add(self, changes: Iterable[Change], count: int) -> None:
-        """Take in ``count`` sorted changes, each key once, over what is there. Raises StoreError with nothing taken."""
+    def add(self, changes: Changes) -> None:
+        """Take in sorted changes, each key once, over what is there. Raises StoreError with nothing taken."""
         try:
-            self._scratch.apply(_Marked(changes, count), self.runs)
+            self._scratch.apply(_Marked(changes), self.runs)
         except StoreError as error:
             raise self._failed(error) from error
         self.runs += 1
-        self.entries += count
+        self.entries += len(changes)
 
     def get(self, key: bytes) -> bytes | None:
         """See ``KeyedStore``."""
@@ -183,29 +184,24 @@ def changes_from(changes: Changes, start: bytes) -> Iterable[Change]:
     if isinstance(changes, SpilledChanges | ChangeColumns):
         return changes.starting_at(start)
     listed = changes if isinstance(changes, list) else list(changes)
-    return listed[bisect_left(listed, start, key=_key_of) :]
+    return listed[bisect_left(listed, start, key=itemgetter(0)) :]
 
 
 class _Marked:
     """Changes as a run keeps them: none of them is a delete of the scratch store."""
 
-    def __init__(self, changes: Iterable[Change], count: int) -> None:
+    def __init__(self, changes: Changes) -> None:
         self._changes = changes
-        self._count = count
 
     def __iter__(self) -> Iterator[Change]:
         return ((key, _DELETED if value is None else _LIVE + value) for key, value in self._changes)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._changes)
 
 
 def _unmarked(marked: bytes) -> bytes | None:
     return marked[1:] if marked else None
-
-
-def _key_of(change: Change) -> bytes:
-    return change[0]
 
 
 def scan_over(newer: NewerScan, older: OlderScan, start: bytes, end: bytes | None, limit: int) -> list[Entry]:

@@ -141,7 +141,7 @@ class WriteBuffer:
             return None
         if self.spilled is None:
             self.spilled = SpilledWrites(self._store, self._bound)
-        self.spilled.add(self._sorted_entries(), len(self.entries))
+        self.spilled.add(self._sorted_entries())
         self._entries_bytes = size_in_memory(self.entries)
         return self.spilled
 

@@ -67,7 +67,7 @@ def without_checkpoint() -> Iterator[None]:
     """Micro-batches that run inside have no checkpoint; for this process, so not beside others."""
     with (
         patch.object(task_stores, "checkpoint_files", memory_files),
-        patch.object(task_commit, "snapshot_if_due", lambda *_, **__: None),
+        patch.object(task_commit, "create_snapshot", lambda *_: None),
         patch.object(task_commit, "file_checksum", lambda _: ""),
         patch.object(task_files, "file_checksum", lambda _: ""),
     ):
