@@ -210,7 +210,7 @@ class MicroBatch:
         call, frames = task.call, [one for one in inputs if not isinstance(one, Feed)]
         if call.operator.stateless:
             check_keeps(call.uid, initial_state)
-            return self._map(call, frames[0])
+            return self._map(call, frames)
         first: dict[str, Applied] = {}
         if initial_state is not None and self._stored(call.uid) is None:
             first = self._begin(task, frames, initial_state)
@@ -397,15 +397,15 @@ class MicroBatch:
                 "function"
             )
 
-    def _map(self, call: Call, df: DataFrame) -> DataFrame:
-        """A lazy map over the partitions that ``df`` happens to have: Spark runs the operator as part of whatever reads
-        its rows, as often as that needs."""
-        checked = self._check(call, [df])
+    def _map(self, call: Call, inputs: Sequence[DataFrame]) -> DataFrame:
+        """A lazy map over the partitions that the input happens to have: Spark runs the operator as part of whatever
+        reads its rows, as often as that needs."""
+        checked = self._check(call, inputs)
         spec = self._task_spec(call, checked._replace(stored=None), 1)
         with stage_explained(call.uid, call.operator):
             schema = output_rows(call.uid, checked.output.schema)
             task = StatelessTask(spec, wire_schema(schema))
-            rows = df.selectExpr(*plain_columns(spec.inputs[0])).mapInArrow(task, schema)
+            rows = inputs[0].selectExpr(*plain_columns(spec.inputs[0])).mapInArrow(task, schema)
         self.stateless[call.uid] = rows
         return rows
 
