@@ -8,8 +8,8 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,45 +27,27 @@ _COMPARISONS: Final[Mapping[type[Any], str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the rows."""
-
-    name: str
-
-    def __call__(self, rows: pa.RecordBatch) -> Any:
-        """Its values (n)."""
-        return rows.column(self.name)
+Expression = Callable[[pa.RecordBatch], Any]
+"""Rows (n) to a value for each of them (n), or to one for all."""
 
 
-@dataclass(frozen=True)
-class Literal:
-    """One value for all rows."""
-
-    value: pa.Scalar
-
-    def __call__(self, rows: pa.RecordBatch) -> Any:
-        """The value."""
-        return self.value
+def _column(name: str, rows: pa.RecordBatch) -> Any:
+    return rows.column(name)
 
 
-@dataclass(frozen=True)
-class Called:
-    """A function of ``pyarrow.compute`` of some values."""
+def _literal(value: pa.Scalar, _: pa.RecordBatch) -> Any:
+    return value
 
-    function: str
-    arguments: tuple[Column | Literal | Called, ...]
 
-    def __call__(self, rows: pa.RecordBatch) -> Any:
-        """What it gives (n)."""
-        return pc.call_function(self.function, [argument(rows) for argument in self.arguments])
+def _called(function: str, arguments: Sequence[Expression], rows: pa.RecordBatch) -> Any:
+    return pc.call_function(function, [argument(rows) for argument in arguments])
 
 
 class _NotTheSameError(Exception):
     """Part of a text that Arrow may answer differently, or not at all."""
 
 
-def arrow_condition(text: str, schema: pa.Schema) -> Column | Called | None:
+def arrow_condition(text: str, schema: pa.Schema) -> Expression | None:
     """The condition over columns of ``schema``; None where it must be left to Spark."""
     try:
         return _condition(sqlglot.parse_one(text, read="spark"), schema)
@@ -92,24 +74,24 @@ def plain_columns(
     return tuple(found) if len(set(names)) == len(names) else None
 
 
-def _condition(node: Any, schema: pa.Schema) -> Column | Called:
+def _condition(node: Any, schema: pa.Schema) -> Expression:
     if isinstance(node, exp.Paren):
         return _condition(node.this, schema)
     if isinstance(node, exp.And):
-        return Called("and_kleene", (_condition(node.left, schema), _condition(node.right, schema)))
+        return partial(_called, "and_kleene", (_condition(node.left, schema), _condition(node.right, schema)))
     if isinstance(node, exp.Or):
-        return Called("or_kleene", (_condition(node.left, schema), _condition(node.right, schema)))
+        return partial(_called, "or_kleene", (_condition(node.left, schema), _condition(node.right, schema)))
     if isinstance(node, exp.Not):
-        return Called("invert", (_condition(node.this, schema),))
+        return partial(_called, "invert", (_condition(node.this, schema),))
     if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
-        return Called("is_null", (_field(node.this, schema)[0],))
+        return partial(_called, "is_null", (_field(node.this, schema)[0],))
     if isinstance(node, exp.Between) and not node.args.get("symmetric"):
         value, low, high = node.this, node.args["low"], node.args["high"]
         least, most = (
             _compared("greater_equal", value, low, schema),
             _compared("less_equal", value, high, schema),
         )
-        return Called("and_kleene", (least, most))
+        return partial(_called, "and_kleene", (least, most))
     if type(node) in _COMPARISONS:
         return _compared(_COMPARISONS[type(node)], node.left, node.right, schema)
     if isinstance(node, exp.Column):
@@ -119,17 +101,17 @@ def _condition(node: Any, schema: pa.Schema) -> Column | Called:
     raise _NotTheSameError
 
 
-def _compared(function: str, left: Any, right: Any, schema: pa.Schema) -> Called:
+def _compared(function: str, left: Any, right: Any, schema: pa.Schema) -> Expression:
     if isinstance(left, exp.Column):
         first, kind = _field(left, schema)
-        return Called(function, (first, _operand(right, kind, schema)))
+        return partial(_called, function, (first, _operand(right, kind, schema)))
     if isinstance(right, exp.Column):
         second, kind = _field(right, schema)
-        return Called(function, (_operand(left, kind, schema), second))
+        return partial(_called, function, (_operand(left, kind, schema), second))
     raise _NotTheSameError
 
 
-def _operand(node: Any, kind: pa.DataType, schema: pa.Schema) -> Column | Literal:
+def _operand(node: Any, kind: pa.DataType, schema: pa.Schema) -> Expression:
     """A column of the same type, or a literal that has it."""
     if isinstance(node, exp.Column):
         column, other = _field(node, schema)
@@ -145,14 +127,14 @@ def _operand(node: Any, kind: pa.DataType, schema: pa.Schema) -> Column | Litera
     raise _NotTheSameError
 
 
-def _scalar(value: Any, kind: pa.DataType) -> Literal:
+def _scalar(value: Any, kind: pa.DataType) -> Expression:
     try:
-        return Literal(pa.scalar(value, kind))
+        return partial(_literal, pa.scalar(value, kind))
     except (pa.ArrowException, OverflowError) as error:
         raise _NotTheSameError from error
 
 
-def _field(node: Any, schema: pa.Schema) -> tuple[Column, pa.DataType]:
+def _field(node: Any, schema: pa.Schema) -> tuple[Expression, pa.DataType]:
     if not isinstance(node, exp.Column) or node.table or schema.names.count(node.name) != 1:
         raise _NotTheSameError
     kind = schema.field(node.name).type
@@ -165,4 +147,4 @@ def _field(node: Any, schema: pa.Schema) -> tuple[Column, pa.DataType]:
     )
     if not any(of_kind(kind) for of_kind in comparable):
         raise _NotTheSameError
-    return Column(node.name), kind
+    return partial(_column, node.name), kind

@@ -51,33 +51,30 @@ def explain(
     ``places`` says it of those that do not run where nodes of their kind usually do."""
     figures, places, states = figures or {}, places or {}, states or {}
     width = max((len(node.name) for node in flow.nodes), default=0)
-    lines = [_line(node, width, figures, places, states.get(node, ())) for node in flow.nodes]
-    stages = sum(_EXCHANGE in (places.get(node) or _runs(node)) for node in flow.nodes)
+    lines = [
+        f"{node.name:<{width}}  {_said(node, _runs(node, places, states), figures)}" for node in flow.nodes
+    ]
+    stages = sum(_EXCHANGE in _runs(node, places, {}) for node in flow.nodes)
     return "\n".join([*lines, f"{stages} {'exchange' if stages == 1 else 'exchanges'} a micro-batch"])
 
 
-def _line(
-    node: Node,
-    width: int,
-    figures: Mapping[str, NodeFigures],
-    places: Mapping[Node, str],
-    states: Sequence[str],
-) -> str:
+def _said(node: Node, runs: str, figures: Mapping[str, NodeFigures]) -> str:
     said = [node.text]
     if node.inputs:
         said.append(f"of {', '.join(one.name for one in node.inputs)}")
-    said.append(f"[{places.get(node) or _runs(node)}{_kept(states)}]")
+    said.append(f"[{runs}]")
     if node.name in figures and isinstance(node, Apply):
         said.append(f"({figures[node.name].text}, {figures[node.name].state_text})")
-    return f"{node.name:<{width}}  {' '.join(said)}"
+    return " ".join(said)
 
 
-def _kept(states: Sequence[str]) -> str:
-    return f": {', '.join(states)}" if states else ""
+def _runs(node: Node, places: Mapping[Node, str], states: Mapping[Node, Sequence[str]]) -> str:
+    """Where it runs, and what it keeps."""
+    kept = f": {', '.join(states[node])}" if states.get(node) else ""
+    return (places.get(node) or _usually(node)) + kept
 
 
-def _runs(node: Node) -> str:
-    """Where it runs."""
+def _usually(node: Node) -> str:
     if isinstance(node, Source):
         return "read by Spark"
     if isinstance(node, Sink):
@@ -107,7 +104,7 @@ def draw(
             node,
             corners[node],
             figures.get(node.name) if isinstance(node, Apply) else None,
-            f"{places.get(node) or _runs(node)}{_kept(states.get(node, ()))}",
+            _runs(node, places, states),
             node.name == slowest,
         )
         for node in flow.nodes

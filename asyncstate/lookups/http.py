@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote
 
 from asyncstate.durations import Seconds, seconds
@@ -23,15 +23,12 @@ def json_rows(status: int, body: bytes) -> Rows:
     if status == 404:
         return []
     if not 200 <= status < 300:
-        _refuse(status, body)
+        answer = body[:200].decode(errors="replace")
+        raise OperatorError(f"the service answers with status {status}: {answer}")
     found: Any = json.loads(body)
     if found is None:
         return []
     return found if isinstance(found, list) else [found]
-
-
-def _refuse(status: int, body: bytes) -> NoReturn:
-    raise OperatorError(f"the service answers with status {status}: {body[:200].decode(errors='replace')}")
 
 
 @dataclass
@@ -73,13 +70,11 @@ class HttpLookup(Lookup):
 
     async def lookup(self, keys: Sequence[Key]) -> list[Rows]:
         """See ``Lookup``."""
-        return [await self._get(self._url(key)) for key in keys]
+        quoted = ([quote(str(value), safe="") for value in key] for key in keys)
+        return [await self._get(self.url.format(*values)) for values in quoted]
 
     async def _get(self, url: str) -> Rows:
         from yarl import URL
 
         async with self._session.get(URL(url, encoded=True)) as response:
             return self.parse(response.status, await response.read())
-
-    def _url(self, key: Key) -> str:
-        return self.url.format(*(quote(str(value), safe="") for value in key))

@@ -11,7 +11,6 @@ one attempt a task there is no choice, and the rows kept are checked against its
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pyspark.accumulators import AccumulatorParam, _accumulatorRegistry
@@ -30,9 +29,7 @@ class Accumulated:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _accumulatorRegistry.pop(self.reports.aid, None)  # pyspark keeps them as long as the process lives
 
     def found(self) -> list[bytes] | None:

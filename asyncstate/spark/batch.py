@@ -78,11 +78,11 @@ from asyncstate.spark.exchange import (
     withdraw,
 )
 from asyncstate.spark.failures import stage_explained
+from asyncstate.spark.inputs import InitialState, initial_of
 from asyncstate.spark.local_phase import can_limit, runs_locally
 from asyncstate.spark.progress import figures_of, operator_statistics
 from asyncstate.spark.settings import ArrowBatches
 from asyncstate.spark.stages import Feed, JobTexts, Planned, Prepared, plan_stage, run_stages
-from asyncstate.spark.starting import InitialState, initial_of
 from asyncstate.spark.task import StatelessTask
 from asyncstate.storage import Manifest, OperatorManifest, StateSpec
 
@@ -210,7 +210,7 @@ class MicroBatch:
         call, frames = task.call, [one for one in inputs if not isinstance(one, Feed)]
         if call.operator.stateless:
             check_keeps(call.uid, initial_state)
-            return self._map(call, frames[0])
+            return self._map(call, frames)
         first: dict[str, Applied] = {}
         if initial_state is not None and self._stored(call.uid) is None:
             first = self._begin(task, frames, initial_state)
@@ -237,23 +237,19 @@ class MicroBatch:
     def _begin(self, task: InTask, inputs: Sequence[DataFrame], given: InitialState) -> dict[str, Applied]:
         """Have a new operator start from what was given: a stage of its own before that of the micro-batch's rows,
         whose base is what it leaves. Nothing is committed in between."""
-        initial = initial_of(task.call.uid, given, inputs)
+        call = task.call
+        initial = initial_of(call.uid, given, inputs)
         if initial.values:
-            self._begin_with_values(task.call, inputs, initial.values)
+            own = self._check(call, inputs)
+            for state, writing, df in self._writing_values(call, own, initial.values):
+                (one,) = self._run_stage(InTask(writing), [df])
+                self._keep(one, fingerprint(own.specs.inputs, own.output))
+                _log.info("operator '%s': initial values of state '%s' written", call.uid, state)
             return {}
         ran = self._run_stage(task._replace(before=None), initial.rows)
         for one in ran:
             self._keep(one, one.schemas)
         return {one.uid: one for one in ran}
-
-    def _begin_with_values(
-        self, call: Call, inputs: Sequence[DataFrame], values: Mapping[str, DataFrame]
-    ) -> None:
-        own = self._check(call, inputs)
-        for state, writing, df in self._writing_values(call, own, values):
-            (ran,) = self._run_stage(InTask(writing), [df])
-            self._keep(ran, fingerprint(own.specs.inputs, own.output))
-            _log.info("operator '%s': initial values of state '%s' written", call.uid, state)
 
     def _writing_values(
         self, call: Call, checked: _Checked, values: Mapping[str, DataFrame]
@@ -401,15 +397,15 @@ class MicroBatch:
                 "function"
             )
 
-    def _map(self, call: Call, df: DataFrame) -> DataFrame:
-        """A lazy map over the partitions that ``df`` happens to have: Spark runs the operator as part of whatever reads
-        its rows, as often as that needs."""
-        checked = self._check(call, [df])
+    def _map(self, call: Call, inputs: Sequence[DataFrame]) -> DataFrame:
+        """A lazy map over the partitions that the input happens to have: Spark runs the operator as part of whatever
+        reads its rows, as often as that needs."""
+        checked = self._check(call, inputs)
         spec = self._task_spec(call, checked._replace(stored=None), 1)
         with stage_explained(call.uid, call.operator):
             schema = output_rows(call.uid, checked.output.schema)
             task = StatelessTask(spec, wire_schema(schema))
-            rows = df.selectExpr(*plain_columns(spec.inputs[0])).mapInArrow(task, schema)
+            rows = inputs[0].selectExpr(*plain_columns(spec.inputs[0])).mapInArrow(task, schema)
         self.stateless[call.uid] = rows
         return rows
 

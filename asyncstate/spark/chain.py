@@ -14,7 +14,7 @@ import itertools
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -48,7 +48,7 @@ def run_chain(
     records: list[CommitRecord] = []
     with ExitStack() as spools:
         for link, following in itertools.pairwise(links):
-            spool = spools.enter_context(Spool(following.spec))
+            spool = spools.enter_context(closing(Spool(following.spec)))
             for out in _output(link, partition, rows, run, records):
                 spool.add(out)
             rows = spool.rows()
@@ -84,10 +84,8 @@ class Spool:
         self._file: IO[bytes] | None = None
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
-    def __enter__(self) -> Spool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Give its file back."""
         if self._file is not None:
             self._file.close()
 

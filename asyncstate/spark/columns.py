@@ -60,14 +60,10 @@ def slots_of(inputs: Sequence[InputSpec]) -> list[list[int]]:
     slots = []
     for spec in inputs:
         own: list[int] = []
-        kinds = [pa.string()] * (len(sent_names(spec)) - len(spec.row_schema))
-        for kind in [*spec.row_schema.types, *kinds]:
+        for kind in sent_schema(spec).types:
             free = (at for at, other in enumerate(taken) if other == kind and at not in own)
-            at = (
-                next(free, len(taken))
-                if pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
-                else len(taken)
-            )
+            is_fixed = pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
+            at = next(free, len(taken)) if is_fixed else len(taken)
             if at == len(taken):
                 taken.append(kind)
             own.append(at)
@@ -75,9 +71,10 @@ def slots_of(inputs: Sequence[InputSpec]) -> list[list[int]]:
     return slots
 
 
-def sent_names(spec: InputSpec) -> list[str]:
+def sent_schema(spec: InputSpec) -> pa.Schema:
     """The columns that an input sends, in their order."""
-    return [*spec.row_schema.names, *([ROW_KIND_COLUMN] if spec.changelog and spec.local is None else [])]
+    with_kinds = spec.changelog and spec.local is None
+    return spec.row_schema.append(pa.field(ROW_KIND_COLUMN, pa.string())) if with_kinds else spec.row_schema
 
 
 def payload_of(spec: InputSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int8] | None]:

@@ -43,7 +43,7 @@ from asyncstate.spark.columns import (
     SIDE,
     TAG_BITS,
     quoted,
-    sent_names,
+    sent_schema,
     slots_of,
 )
 from asyncstate.spark.failures import marked
@@ -78,18 +78,23 @@ def input_spec(
             f"{name}: column '{ROW_KIND_COLUMN}' is of type {kinds[0].dataType.simpleString()}; a changelog "
             "has strings (+I, -U, +U, -D) there; cast or rename it"
         )
-    payload = [field for field in columns if field.name != ROW_KIND_COLUMN]
-    return InputSpec(arrow_schema(StructType(payload), name), key, event_time, bool(kinds), name, broadcast)
+    return InputSpec(_arrow_schema(columns, name), key, event_time, bool(kinds), name, broadcast)
 
 
-def arrow_schema(schema: StructType, name: str) -> pa.Schema:
-    """``schema`` in Arrow, all nullable, timestamps in UTC: it must not vary with plan or session."""
-    nullable = nullable_type(schema)
-    assert isinstance(nullable, StructType)
+def arrow_schema_of(df: DataFrame) -> pa.Schema:
+    """The columns of ``df`` but ``row_kind``."""
+    return _arrow_schema(df.schema, "the rows")
+
+
+def _arrow_schema(schema: StructType, name: str) -> pa.Schema:
+    """``schema`` but ``row_kind`` in Arrow, all nullable, timestamps in UTC: it must not vary with plan or session."""
     fields = []
-    for field in nullable:
+    for field in schema:
+        if field.name == ROW_KIND_COLUMN:
+            continue
+        nullable = StructField(field.name, nullable_type(field.dataType), True)
         try:
-            fields.append(to_arrow_schema(StructType([field]), timezone="UTC").field(0))
+            fields.append(to_arrow_schema(StructType([nullable]), timezone="UTC").field(0))
         except Exception as error:
             raise SchemaError(
                 f"{name}: column '{field.name}' of type {field.dataType.simpleString()} cannot be sent to "
@@ -98,10 +103,11 @@ def arrow_schema(schema: StructType, name: str) -> pa.Schema:
     return pa.schema(fields)
 
 
-def arrow_schema_of(df: DataFrame) -> pa.Schema:
-    """The columns of ``df`` but ``row_kind``."""
-    payload = [field for field in df.schema if field.name != ROW_KIND_COLUMN]
-    return arrow_schema(StructType(payload), "the rows")
+def spark_schema(schema: pa.Schema) -> StructType:
+    """``schema`` in Spark, all nullable."""
+    columns = nullable_type(from_arrow_schema(schema))
+    assert isinstance(columns, StructType)
+    return columns
 
 
 def nullable_type(kind: DataType) -> DataType:
@@ -129,13 +135,12 @@ def stage_schema(uid: str, bound: pa.Schema | OutputSpec) -> StructType:
 def output_rows(uid: str, output: pa.Schema) -> StructType:
     """The operator's output rows with ``row_kind``. Raises SchemaError for types and names that they cannot have."""
     try:
-        columns = nullable_type(from_arrow_schema(output))
+        columns = spark_schema(output)
     except Exception as error:
         raise SchemaError(
             f"operator '{uid}': its output ({', '.join(map(str, output))}) has a type Spark does not know: "
             f"{error}; let bind() return another type"
         ) from error
-    assert isinstance(columns, StructType)
     taken = {ROW_KIND_COLUMN, COMMIT} & set(output.names)
     if taken:
         raise SchemaError(
@@ -208,12 +213,8 @@ def _marker(specs: Sequence[InputSpec]) -> tuple[str, ...]:
 
 def _sent(spec: InputSpec) -> StructType:
     """What a task sends that is before the exchange: the route, the columns of ``spec`` by number, the reports."""
-    kinds = [pa.string()] * (len(sent_names(spec)) - len(spec.row_schema))
-    payload = pa.schema(
-        [pa.field(f"c{at}", kind) for at, kind in enumerate([*spec.row_schema.types, *kinds])]
-    )
-    columns = nullable_type(from_arrow_schema(payload))
-    assert isinstance(columns, StructType)
+    payload = pa.schema([pa.field(f"c{at}", kind) for at, kind in enumerate(sent_schema(spec).types)])
+    columns = spark_schema(payload)
     return StructType(
         [StructField(ROUTE, IntegerType()), *columns.fields, StructField(REPORTS, BinaryType())]
     )
@@ -239,7 +240,7 @@ def _payloads(
     payloads = []
     for index, own in zip(regular, slots_of([specs[index] for index in regular]), strict=True):
         columns = ["null"] * (len(_exchanged_columns(specs)) - 1)
-        given = _columns(specs[index])
+        given = list(map(quoted, sent_schema(specs[index]).names))
         if isinstance(inputs[index], Tasks):
             given = [f"c{number}" for number in range(len(given))]
         for slot, column in zip(own, given, strict=True):
@@ -258,12 +259,7 @@ def _exchanged_columns(specs: Sequence[InputSpec]) -> list[str]:
 def plain_columns(spec: InputSpec) -> list[str]:
     """What an input sends that is the only one. By number: mapInArrow looks columns up by names, in which a dot would
     mean something else."""
-    return [f"{column} as c{number}" for number, column in enumerate(_columns(spec))]
-
-
-def _columns(spec: InputSpec) -> list[str]:
-    kinds = [ROW_KIND_COLUMN] if spec.changelog and spec.local is None else []
-    return [quoted(name) for name in (*spec.row_schema.names, *kinds)]
+    return [f"{quoted(name)} as c{number}" for number, name in enumerate(sent_schema(spec).names)]
 
 
 @dataclass(frozen=True)

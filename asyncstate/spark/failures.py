@@ -39,18 +39,13 @@ class _Sent(msgspec.Struct, frozen=True):
     traceback: str
 
 
-def mark(error: AsyncStateError) -> None:
-    """Add a note to ``error`` from which the driver can restore it, however Java wraps the text."""
-    error.add_note(_note(error))
-
-
 @contextlib.contextmanager
 def marking() -> Iterator[None]:
-    """Inside, in a worker, every AsyncStateError is marked."""
+    """Inside, an AsyncStateError gets a note from which the driver can restore it, however Java wraps the text."""
     try:
         yield
     except AsyncStateError as error:
-        mark(error)
+        error.add_note(_note(error))
         raise
 
 

@@ -85,7 +85,8 @@ def _tail_of(
     after = After(tuple(steps), schema) if steps else None
     tail = Tail(last, after, without_kinds, following, inside=tuple(inside))
     if isinstance(following, Apply) and not following.operator.stateless:
-        if _may_follow(following):
+        # What an operator starts from comes with an exchange of its own.
+        if len(following.inputs) == 1 and following.initial_state is None:
             joined = batch.behind(call_of(node), inputs, call_of(following), empty[last], routes)
             if joined is not None:
                 return tail._replace(joined=joined)
@@ -117,12 +118,6 @@ def _kept(
     frames = [empty[one] for one in following.inputs]
     index = following.inputs.index(last)
     return batch.kept(call_of(node), inputs, call_of(following), frames, index, stepped)
-
-
-def _may_follow(node: Apply) -> bool:
-    """Whether the operator, or its first step, may run in the task of the one before: what it starts from comes with an
-    exchange of its own."""
-    return len(node.inputs) == 1 and not node.operator.stateless and node.initial_state is None
 
 
 def _renamed_route(route: tuple[str, ...], step: Step | None) -> tuple[str, ...] | None:

@@ -37,9 +37,8 @@ from asyncstate.spark.apply import Before, Behind, InTask
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.fusion import Tail, call_of, places_of, tails_of
-from asyncstate.spark.packing import Packing, check_streaming
+from asyncstate.spark.inputs import Packing, before, check_streaming, nothing, static
 from asyncstate.spark.stages import Feed
-from asyncstate.spark.starting import before, nothing, static
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -180,7 +179,7 @@ class JobGraph:
                 yield f"{node.place}: {_called(node)}: {str(error).splitlines()[0]}"
             except Exception as error:  # of a function of Arrow columns, or a bind of the user's own
                 yield f"{node.place}: {_called(node)}: {type(error).__name__}: {error}"
-        if waiting and not any(delay for node in self._applied() for delay in _delays(node)):
+        if waiting and not any(_has_delay(node) for node in self.flow.nodes if isinstance(node, Apply)):
             node = waiting[0]
             yield f"{node.place}: {_called(node)}: {NEVER_PASSED}"
 
@@ -209,17 +208,11 @@ class JobGraph:
         if isinstance(node, Sink):
             return inputs[0]
         found = _frame(node, inputs)
-        if (
-            _is_selection(node)
-            and ROW_KIND_COLUMN in inputs[0].columns
-            and ROW_KIND_COLUMN not in found.columns
-        ):
+        selects = isinstance(node, Transform) and node.kind == "select"
+        if selects and ROW_KIND_COLUMN in inputs[0].columns and ROW_KIND_COLUMN not in found.columns:
             self._kinds_kept.add(node)
             return _frame(node, inputs, kinds=True)
         return found
-
-    def _applied(self) -> list[Apply]:
-        return [node for node in self.flow.nodes if isinstance(node, Apply)]
 
 
 @contextmanager
@@ -234,10 +227,6 @@ def _named(node: Node) -> Iterator[None]:
 
 def _with_first(first: DataFrame | None, rows: DataFrame) -> DataFrame:
     return rows if first is None else first.union(rows)
-
-
-def _is_selection(node: Node) -> bool:
-    return isinstance(node, Transform) and node.kind == "select"
 
 
 def _frame(node: Node, inputs: list[DataFrame], kinds: bool = False) -> DataFrame:
@@ -317,9 +306,9 @@ def _names(given: Any) -> list[str]:
     return [given] if isinstance(given, str) else list(given or ())
 
 
-def _delays(node: Apply) -> list[bool]:
+def _has_delay(node: Apply) -> bool:
     given = node.arguments()["watermark_delay"]
-    return [one is not None for one in given] if isinstance(given, list | tuple) else [given is not None]
+    return any(one is not None for one in (given if isinstance(given, list | tuple) else [given]))
 
 
 def _called(node: Node) -> str:

@@ -10,8 +10,8 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,8 +30,8 @@ from asyncstate.spark.batch import JobFrame, MicroBatch, check_watermark
 from asyncstate.spark.chain import RunPartition
 from asyncstate.spark.failures import restore, rows_explained
 from asyncstate.spark.graph import JobGraph
+from asyncstate.spark.inputs import BATCH, Packing, with_inputs
 from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
-from asyncstate.spark.packing import BATCH, Packing, with_inputs
 from asyncstate.spark.progress import (
     BatchStatistics,
     OnProgress,
@@ -115,7 +115,6 @@ class StreamingJob:
         self._schema: str | None = None
         self._now: tuple[int, float] | None = None
         self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
-        self._running = False
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
         self._reports = ProgressReports(on_progress)
@@ -216,8 +215,13 @@ class StreamingJob:
 
     def check(self) -> None:
         """Raise JobError with all that is wrong with the job's graph; no row is read. ``start`` does it too."""
-        with self._unrun() as batch:
+        base = self._ledger.latest()
+        number = 0 if base is None else base.batch_id + 1
+        batch = MicroBatch(self._frame, number, base, self._clock.now_us(), final=False)  # nothing runs in it
+        try:
             self._graph.check(batch)
+        finally:
+            batch.close()
 
     def explain(self) -> str:
         """The graph as text: what each node does and where it runs, and the figures of the last micro-batch.
@@ -369,17 +373,6 @@ class StreamingJob:
         process.__name__ = self.name
         return self._graph.packed(), process
 
-    @contextmanager
-    def _unrun(self) -> Iterator[MicroBatch]:
-        """A micro-batch in which nothing runs."""
-        base = self._ledger.latest()
-        number = 0 if base is None else base.batch_id + 1
-        batch = MicroBatch(self._frame, number, base, self._clock.now_us(), final=False)
-        try:
-            yield batch
-        finally:
-            batch.close()
-
     def _figures(self) -> dict[str, NodeFigures]:
         return {} if self.statistics is None else figures_of(self.statistics.operators)
 
@@ -440,12 +433,11 @@ class StreamingJob:
     def _run(self, df: DataFrame, batch_id: int, final: bool) -> None:
         if self._function is None:
             raise JobError(f"job '{self.name}' has no function; decorate one with @job.micro_batch")
-        if self._running:
+        if self._now is not None:
             raise JobError(
                 f"job '{self.name}' is inside a micro-batch already; a job serves one query and is not "
                 "called from within its own function"
             )
-        self._running = True
         self._now = batch_id, time.perf_counter()
         self.last_error = None
         try:
@@ -457,7 +449,6 @@ class StreamingJob:
             self.last_error = error
             raise
         finally:
-            self._running = False
             self._now = None
 
     def _run_batch(self, function: BatchFunction, df: DataFrame, batch_id: int, final: bool) -> None:
@@ -475,13 +466,13 @@ class StreamingJob:
                     f"batch {batch_id}: apply failed for {batch.failed_uids} but the function returned; let "
                     "the error out of the function, so that the batch is not committed without this operator"
                 )
-            self._ledger.commit(self._manifest(batch, base, final))
+            self._commit(batch, base)
         finally:
             batch.close()
         ended = time.perf_counter()
         self._report(batch, ended - started, returned - called, ended - returned)
 
-    def _manifest(self, batch: MicroBatch, base: Manifest | None, final: bool) -> Manifest:
+    def _commit(self, batch: MicroBatch, base: Manifest | None) -> None:
         operators, sources = _carried(base, batch.stateless.keys())
         idle = sorted(operators.keys() - batch.applied.keys())
         if idle:
@@ -498,8 +489,8 @@ class StreamingJob:
             schemas = {**applied.schemas, BATCH_SCHEMA: self._schema or ""}
             operators[uid] = applied.stored(batch.batch_id, schemas)
         check_watermark(batch.applied, sources)
-        return self._ledger.manifest(
-            batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, final
+        self._ledger.commit(
+            batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final
         )
 
     def _report(

@@ -17,7 +17,6 @@ from asyncstate.storage import Checkpoint, Manifest, OperatorManifest, checkpoin
 BATCH_SCHEMA = "batch"
 """Entry of an operator's schema texts: JSON of the micro-batch's own, for ``finish`` after a restart."""
 
-
 _REPLAYABLE_VERSIONS = 2
 
 
@@ -39,7 +38,15 @@ class Ledger:
         self._first_batch_id = first_batch_id
         self._checkpoint = Checkpoint(files)
         self._claimed = False
-        self._check(self.latest())
+        latest = self.latest()
+        if latest is None:
+            return
+        if latest.job_id != self.job_id:
+            raise CheckpointError(
+                f"checkpoint {self.folder} belongs to job '{latest.job_id}', not to '{self.job_id}'; give "
+                f"StreamingJob(name='{latest.job_id}') to go on with it, or another checkpoint folder"
+            )
+        check_key_groups(self.folder, latest, config)
 
     def latest(self) -> Manifest | None:
         """The newest committed manifest."""
@@ -57,7 +64,12 @@ class Ledger:
             self._claimed = True
         latest = self.latest()
         if latest is None:
-            self._check_first(batch_id)
+            if batch_id != self._first_batch_id:
+                raise JobError(
+                    f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is "
+                    "empty. Was it deleted? Put it back, start the query with a new Spark checkpoint, or give "
+                    f"StreamingJob(first_batch_id={batch_id}) to start with empty state here"
+                )
             return None
         if latest.final:
             raise CheckpointError(
@@ -75,15 +87,7 @@ class Ledger:
             f"batch {latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
         )
 
-    def _check_first(self, batch_id: int) -> None:
-        if batch_id != self._first_batch_id:
-            raise JobError(
-                f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is "
-                "empty. Was it deleted? Put it back, start the query with a new Spark checkpoint, or give "
-                f"StreamingJob(first_batch_id={batch_id}) to start with empty state here"
-            )
-
-    def manifest(
+    def commit(
         self,
         batch_id: int,
         base: Manifest | None,
@@ -92,9 +96,9 @@ class Ledger:
         sources: Mapping[str, int],
         operators: Mapping[str, OperatorManifest],
         final: bool,
-    ) -> Manifest:
-        """The manifest that ``commit`` writes."""
-        return Manifest(
+    ) -> None:
+        """Make a batch the newest version. Raises ConcurrentJobError if another driver has taken over."""
+        manifest = Manifest(
             job_id=self.job_id,
             batch_id=batch_id,
             base=base.batch_id if base is not None else -1,
@@ -105,22 +109,9 @@ class Ledger:
             sources=dict(sources),
             final=final,
         )
-
-    def commit(self, manifest: Manifest) -> None:
-        """Make a batch the newest version. Raises ConcurrentJobError if another driver has taken over."""
         self._checkpoint.commit(manifest)
         # The newest batch can be replayed only as long as the version it was based on is there.
         self._checkpoint.retain(max(self._config.retained_versions, _REPLAYABLE_VERSIONS))
-
-    def _check(self, latest: Manifest | None) -> None:
-        if latest is None:
-            return
-        if latest.job_id != self.job_id:
-            raise CheckpointError(
-                f"checkpoint {self.folder} belongs to job '{latest.job_id}', not to '{self.job_id}'; give "
-                f"StreamingJob(name='{latest.job_id}') to go on with it, or another checkpoint folder"
-            )
-        check_key_groups(self.folder, latest, self._config)
 
 
 def batch_schema(manifest: Manifest | None) -> str | None:

@@ -216,8 +216,10 @@ class ProgressReports:
         self._failed = False
 
     def report(self, progress: Progress) -> None:
-        """Log ``progress`` and pass it on."""
-        log_progress(progress)
+        """Log ``progress`` (one record at INFO: its message is the progress as one line of JSON, its ``progress`` the
+        same as a dict) and pass it on."""
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("%s", msgspec.json.encode(progress).decode(), extra={"progress": progress})
         if self._on_progress is None:
             return
         try:
@@ -234,13 +236,6 @@ class ProgressReports:
                     error,
                     exc_info=True,
                 )
-
-
-def log_progress(progress: Progress) -> None:
-    """One record at INFO: its message is the progress as one line of JSON, its ``progress`` the same as a dict."""
-    if _log.isEnabledFor(logging.INFO):
-        text = msgspec.json.encode(progress).decode()
-        _log.info("%s", text, extra={"progress": progress})
 
 
 def _summary(progress: Progress) -> str:

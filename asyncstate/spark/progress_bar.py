@@ -178,7 +178,9 @@ def screen_of_this_process() -> Screen | None:
 
     Raises ConfigurationError for a terminal without rich.
     """
-    if in_notebook():
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    if type(shell).__name__ == "ZMQInteractiveShell":  # the kernel of a notebook
         return NotebookScreen()
     if sys.stderr is None or not sys.stderr.isatty():
         return None
@@ -189,10 +191,3 @@ def screen_of_this_process() -> Screen | None:
             "a progress bar in a terminal needs rich: pip install 'asyncstate[cli]', or leave progress out"
         ) from error
     return TerminalScreen(Console(stderr=True), with_stdout=sys.stdout is not None and sys.stdout.isatty())
-
-
-def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-    return type(shell).__name__ == "ZMQInteractiveShell"

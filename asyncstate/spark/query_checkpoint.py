@@ -81,11 +81,9 @@ class QueryCheckpoint:
         # is not compared.
         order = {COMMITS: 0, OFFSETS: 2}
         going.sort(key=lambda file: (order.get(file.folder, 1), -file.number, not file.is_checksum))
-        numbers: dict[str, list[int]] = {}
+        numbers: dict[str, set[int]] = {}
         for file in going:
-            known = numbers.setdefault(file.folder, [])
-            if file.number not in known:
-                known.append(file.number)
+            numbers.setdefault(file.folder, set()).add(file.number)
         shown = {folder: sorted(found) for folder, found in numbers.items()}
         return Rewind(version + 1, [file.name for file in going], shown)
 

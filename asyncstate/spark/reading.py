@@ -19,11 +19,12 @@ from asyncstate.errors import AsyncStateError, SchemaError
 from asyncstate.offline import StateDecoder
 from asyncstate.offline.inspection import Inspection, StatePartition, decoders, read_partition
 from asyncstate.offline.json_text import json_texts
-from asyncstate.spark.exchange import nullable_type
+from asyncstate.spark.exchange import spark_schema
 from asyncstate.spark.failures import marking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _HEAD: Final = (
     pa.field("operator", pa.string()),
@@ -119,9 +120,9 @@ class ReadTask:
             yield pa.RecordBatch.from_arrays(columns, schema=self.wire)
 
 
-def _typed_schema(decoder: StateDecoder) -> Any:
+def _typed_schema(decoder: StateDecoder) -> StructType:
     try:
-        return nullable_type(from_arrow_schema(pa.schema([*_HEAD, *decoder.schema])))
+        return spark_schema(pa.schema([*_HEAD, *decoder.schema]))
     except AsyncStateError:
         raise
     except Exception as error:

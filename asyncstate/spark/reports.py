@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from asyncstate.codec import key_groups
 from asyncstate.errors import JobError
-from asyncstate.spark.columns import MARKER_TAG, TAG_BITS, cast, sent_names
+from asyncstate.spark.columns import MARKER_TAG, TAG_BITS, cast, sent_schema
 
 if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
@@ -94,7 +94,7 @@ class Onward:
         routes = (groups * self.parallelism // self.max_parallelism << TAG_BITS) | self.index
         payload = [
             cast(out.column(name), field.type)
-            for name, field in zip(sent_names(self.given), list(self.wire)[1:-1], strict=True)
+            for name, field in zip(sent_schema(self.given).names, list(self.wire)[1:-1], strict=True)
         ]
         columns = [pa.array(routes.astype(np.int32)), *payload, pa.nulls(out.num_rows, pa.binary())]
         return pa.RecordBatch.from_arrays(columns, schema=self.wire)

@@ -45,11 +45,6 @@ class Stopping:
         self._at_work: int | None = None  # the thread of the micro-batch
         self._turned_away = False
 
-    @property
-    def asked(self) -> bool:
-        """Whether the query is being stopped."""
-        return self._query is not None
-
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
         """Around a micro-batch. Raises TurnedAwayError if the query is being stopped."""

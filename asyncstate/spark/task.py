@@ -36,7 +36,7 @@ from asyncstate.spark.columns import (
     TAG_MASK,
     cast,
     payload_of,
-    sent_names,
+    sent_schema,
     slots_of,
 )
 from asyncstate.spark.failures import marking
@@ -180,7 +180,7 @@ class StatelessTask:
 
         settle_worker()
         (spec,) = self.spec.inputs
-        names = sent_names(spec)
+        names = sent_schema(spec).names
         given = (InputBatch(*payload_of(spec, batch.rename_columns(names))) for batch in batches)
         for out in run_stateless(self.spec, given):
             if isinstance(out, pa.RecordBatch):
@@ -253,7 +253,7 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
             )
         for index, rows in _runs(route & TAG_MASK, batch, regular):
             given = spec.inputs[index]
-            rows = rows.select([1 + slot for slot in slots[index]]).rename_columns(sent_names(given))
+            rows = rows.select([1 + slot for slot in slots[index]]).rename_columns(sent_schema(given).names)
             payload, kinds = payload_of(given, rows)
             yield InputBatch(payload, kinds, index)
 

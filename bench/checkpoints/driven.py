@@ -64,9 +64,7 @@ class DrivenJob:
         self.job.run(rows)
         assert self.job.base is not None
         operators = {UID: self.job.base}
-        self._ledger.commit(
-            self._ledger.manifest(batch_id, base, MIN_WATERMARK, 0, {}, operators, final=False)
-        )
+        self._ledger.commit(batch_id, base, MIN_WATERMARK, 0, {}, operators, final=False)
 
     def snapshot_with(self, rows: Sequence[pa.RecordBatch]) -> bool:
         """Run one micro-batch and tell whether the checkpoint got a snapshot with it."""

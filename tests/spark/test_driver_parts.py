@@ -66,7 +66,7 @@ def test_all_rows_are_given_back_though_one_fails() -> None:
     stages = [Cached(fails) for fails in (False, True, False)]
     for number, stage in enumerate(stages):
         uid = str(number)
-        batch.applied[uid] = Applied(uid, "Op", 1, [], {}, None, [], cast("Stage", stage), [], 0.0, 0.0)
+        batch.applied[uid] = Applied(uid, "Op", 1, [], {}, None, [], [], cast("Stage", stage))
     with pytest.raises(RuntimeError, match="gone"):
         batch.close()
     assert [stage.released for stage in stages] == [True, True, True]

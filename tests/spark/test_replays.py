@@ -41,7 +41,7 @@ ledger = Ledger(resolve({"async-state.checkpoint-dir": sys.argv[1]}, {}), "job",
 batch_id = int(sys.argv[2])
 base = ledger.base_of(batch_id)
 if sys.argv[3] == "commit":
-    ledger.commit(ledger.manifest(batch_id, base, 0, 0, {}, base.operators, False))
+    ledger.commit(batch_id, base, 0, 0, {}, base.operators, False)
 """
 
 

@@ -13,7 +13,7 @@ from asyncstate import errors
 from asyncstate.errors import AsyncStateError, ConfigurationError, EnvironmentSetupError, OperatorError
 from asyncstate.runtime import delay_us
 from asyncstate.spark import build_session, java, recommended_conf
-from asyncstate.spark.failures import mark, restore, translated
+from asyncstate.spark.failures import marking, restore, translated
 from asyncstate.spark.session import settle_session
 
 
@@ -45,12 +45,12 @@ def test_odd_delays(delay: str | datetime.timedelta) -> None:
 def raised(error: AsyncStateError) -> str:
     """What Spark makes of an error: its traceback inside pages of something else."""
     try:
-        try:
-            raise ZeroDivisionError("the user's own")
-        except ZeroDivisionError as cause:
-            raise error from cause
-    except AsyncStateError as caught:
-        mark(caught)
+        with marking():
+            try:
+                raise ZeroDivisionError("the user's own")
+            except ZeroDivisionError as cause:
+                raise error from cause
+    except AsyncStateError:
         return f"Job aborted\n{traceback.format_exc()}\n\tat org.apache.spark.Foo(Foo.scala:1)"
 
 

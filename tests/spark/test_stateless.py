@@ -185,14 +185,18 @@ def test_what_is_refused(spark: SparkSession, make_job: MakeJob) -> None:
     windows = WindowTableFunction(tumble("1 second"))
 
     def use(df: DataFrame, batch: MicroBatch) -> None:
-        batch.apply(windows, df, uid="windows", event_time="at.time", **given)
+        batch.apply(windows, *inputs * [df], uid="windows", event_time="at.time", **given)
 
+    inputs = 1
     on_batch = make_job().micro_batch(use)
     with pytest.raises(JobError, match="'windows' .* leave watermark_delay out and declare it at the next"):
         on_batch(timed(spark, (1, 1)), 0)
     given = {"key": "id"}
     with pytest.raises(JobError, match="its rows are not exchanged; leave key out"):
         on_batch(timed(spark, (1, 1)), 0)
+    for inputs in (0, 2):
+        with pytest.raises(JobError, match=f"takes 1 inputs but got {inputs}; give one for each"):
+            on_batch(timed(spark, (1, 1)), 0)
 
 
 def test_a_call_that_failed_stops_the_commit(spark: SparkSession, make_job: MakeJob) -> None:

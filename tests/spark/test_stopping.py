@@ -130,7 +130,7 @@ def test_what_fails_while_it_is_waited_for_is_raised(
     def sink(df: DataFrame, batch_id: int) -> None:
         reached.set()
         deadline = time.monotonic() + SECONDS_MAX
-        while not job._stopping.asked and time.monotonic() < deadline:
+        while job._stopping._query is None and time.monotonic() < deadline:
             reached.wait(0.01)
         raise ZeroDivisionError("at last")
 

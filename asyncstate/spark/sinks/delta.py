@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from asyncstate.errors import SchemaError, StoreError
+from asyncstate.spark.sinks.sql import identifier
 from asyncstate.spark.sinks.target import Changes, cast_to, check_columns, extra, is_written
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ class DeltaTarget:
         if is_written(self._place, writer, batch_id, table.transaction_version(writer)):
             return False
         names, keys = changes.upserts.column_names, changes.keys
-        own = {_quoted(name): f"s.{_quoted(name)}" for name in names}
+        own = {identifier(name): f"s.{identifier(name)}" for name in names}
         try:
             (
                 table.merge(
                     self._source(changes, self._schema(table)),
-                    " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in keys),
+                    " AND ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in keys),
                     source_alias="s",
                     target_alias="t",
                     commit_properties=CommitProperties(app_transactions=[Transaction(writer, batch_id)]),
@@ -66,9 +67,7 @@ class DeltaTarget:
     def _source(self, changes: Changes, schema: pa.Schema) -> pa.Table:
         upserts = cast_to(self._place, changes.upserts, schema)
         deletes = cast_to(self._place, changes.deletes, schema)
-        came = upserts.append_column(_GONE, pa.array([False] * upserts.num_rows, pa.bool_()))
-        went = deletes.append_column(_GONE, pa.array([True] * deletes.num_rows, pa.bool_()))
-        return pa.concat_tables([came, went], promote_options="default")
+        return Changes(upserts, deletes, changes.keys).marked(_GONE, False, True)
 
     @property
     def _place(self) -> str:
@@ -88,7 +87,3 @@ class DeltaTarget:
     @staticmethod
     def _schema(table: DeltaTable) -> pa.Schema:
         return pa.schema(table.schema().to_arrow())
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

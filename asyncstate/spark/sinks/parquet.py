@@ -44,7 +44,7 @@ class ParquetTarget:
             last = _last(files, folder)
             if is_written(self.folder, writer, batch_id, last):
                 return False
-            rows = _with_kinds(changes)
+            rows = changes.marked(ROW_KIND_COLUMN, "+U", "-D")
             if last is not None:
                 self._check_types(
                     pq.read_schema(f"{folder}/batch={last}/{_FILE}", filesystem=files), rows.schema
@@ -72,13 +72,3 @@ def _last(files: fs.FileSystem, folder: str) -> int | None:
     found = files.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
     whole = [info.path.split("/")[-2] for info in found if info.base_name == _FILE]
     return max((int(name.removeprefix("batch=")) for name in whole), default=None)
-
-
-def _with_kinds(changes: Changes) -> pa.Table:
-    came = changes.upserts.append_column(
-        ROW_KIND_COLUMN, pa.array(["+U"] * changes.upserts.num_rows, pa.string())
-    )
-    went = changes.deletes.append_column(
-        ROW_KIND_COLUMN, pa.array(["-D"] * changes.deletes.num_rows, pa.string())
-    )
-    return pa.concat_tables([came, went], promote_options="default")

@@ -24,6 +24,14 @@ class Changes(NamedTuple):
     deletes: pa.Table
     keys: tuple[str, ...]
 
+    def marked(self, name: str, came: object, went: object) -> pa.Table:
+        """All rows, with nulls beside the key of what goes; the column ``name`` says which ``came``, which ``went``."""
+        parts = [
+            rows.append_column(name, pa.repeat(value, rows.num_rows))
+            for rows, value in ((self.upserts, came), (self.deletes, went))
+        ]
+        return pa.concat_tables(parts, promote_options="default")
+
 
 class Target(Protocol):
     """A table with a primary key that lets changes and the number of their micro-batch be written together."""
