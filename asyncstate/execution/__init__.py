@@ -4,10 +4,9 @@ Owns: the mailbox, the one way to list gets and the threads that read; anyio liv
 Must not import runtime, Spark or operators.
 """
 
-from asyncstate.execution.asynchronous import AsyncExecutionController
-from asyncstate.execution.calls import OutsideCalls
+from asyncstate.execution.asynchronous import AsyncExecutionController, AsyncLimits
+from asyncstate.execution.calls import CallLimits, OutsideCalls
 from asyncstate.execution.controller import ControllerStatistics, ExecutionController
-from asyncstate.execution.limits import AsyncLimits, CallLimits
 from asyncstate.execution.loop import Completion, Completions
 from asyncstate.execution.pacing import ReadPacer
 from asyncstate.execution.read_ahead import BLOCK_ROWS, ComingRows, Interests

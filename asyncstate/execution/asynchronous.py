@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -21,7 +22,6 @@ from asyncstate.execution.bundle_reads import BundleReads
 from asyncstate.execution.calls import OutsideCall, OutsideCalls
 from asyncstate.execution.controller import AsyncStatistics, ExecutionController
 from asyncstate.execution.failures import throw_into
-from asyncstate.execution.limits import AsyncLimits
 from asyncstate.execution.loop import Completion
 from asyncstate.execution.mailbox import Mailbox
 from asyncstate.execution.pacing import ReadPacer
@@ -31,7 +31,6 @@ from asyncstate.execution.read_threads import ReadThreads
 from asyncstate.execution.reads import ListGet, Reads
 from asyncstate.execution.record import Record
 from asyncstate.execution.record_reads import RecordReads
-from asyncstate.execution.stalls import unanswered
 from asyncstate.futures import (
     DONE,
     FAILED,
@@ -50,6 +49,19 @@ from asyncstate.storage.read_cache import Peeked
 _AGE_CHECK_RECORDS: Final = 64
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AsyncLimits:
+    """The bounds of an AsyncExecutionController; see the configuration keys of the same names."""
+
+    in_flight: int = 6000
+    buffer_size: int = 1000
+    buffer_timeout_ms: int = 1000
+    io_parallelism: int = 32
+    watchdog_timeout_ms: int = 60_000
+    batch_hot_reads: bool = False
+    serial_epochs: bool = True
 
 
 class AsyncExecutionController(ExecutionController):
@@ -332,8 +344,9 @@ class AsyncExecutionController(ExecutionController):
         self._reads_hang = reads
         if self.calls.in_flight:
             self.calls.abandon()
-        text = unanswered(self.uid, self.state_names, self._completions.outstanding())
-        raise self.failures.named(StoreError(text) if reads else OperatorError(text))
+        raise self.failures.unanswered(
+            StoreError if reads else OperatorError, self._completions.outstanding()
+        )
 
     def _poll(self) -> None:
         """Take in what has been answered meanwhile."""
@@ -434,8 +447,9 @@ class AsyncExecutionController(ExecutionController):
     def _overlapped(self) -> AsyncStatistics:
         self._mailbox.note_peaks()
         return AsyncStatistics(
-            ahead=self._ahead.statistics(),
-            ranges=self._ranges.statistics(),
+            read_ahead_keys=self._ahead.keys_read,
+            read_ahead_unused=self._ahead.keys_unused,
+            warmed_positions=self._ranges.warmed,
             io_wait_seconds=self._wait_seconds,
             overlapping_epochs=self._overlapping_epochs,
             in_flight_peak=self._mailbox.in_flight_peak,

@@ -1,6 +1,7 @@
 """Calls to the outside: functions of the operator's author that wait for HTTP or a database.
 
-Owns: ``OutsideCalls``, its event loop and the operator's ``open_calls`` and ``close_calls`` there, and ``OutsideCall``.
+Owns: ``OutsideCalls``, its event loop and the operator's ``open_calls`` and ``close_calls`` there; ``CallLimits`` and
+``OutsideCall``.
 Invariants: at most ``CallLimits.in_flight`` calls run at once, and the event loop knows of a few times as many; a call
 ends at its timeout at the latest, with an answer in ``completions``; after ``close`` no call runs but a plain function
 on a thread, which nothing can stop, and its result is dropped.
@@ -24,7 +25,6 @@ import anyio.to_thread
 
 from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import FutureStateError, OperatorError
-from asyncstate.execution.limits import CallLimits
 from asyncstate.execution.loop import Completion, Completions, LoopThread
 from asyncstate.figures import Count, Elapsed, Limit, Peak
 from asyncstate.futures import StateFuture
@@ -47,6 +47,15 @@ class CallStatistics:
     call_wait_seconds: Elapsed
     calls_in_flight_peak: Peak
     call_limit: Limit
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """The bounds of OutsideCalls: ``async-state.call-limit``, ``call-timeout`` and ``watchdog-timeout``."""
+
+    in_flight: int = 100
+    timeout_ms: int = 60_000
+    watchdog_timeout_ms: int = 60_000
 
 
 class OutsideCall:
@@ -109,7 +118,7 @@ class OutsideCalls:
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         timeout_seconds: Seconds | None,
-        keywords: Mapping[str, Any] = {},
+        keywords: Mapping[str, Any],
     ) -> OutsideCall:
         """The call, checked. Raises FutureStateError for what is no function and for an impossible timeout."""
         given: Any = function

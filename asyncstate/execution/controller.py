@@ -20,8 +20,7 @@ from asyncstate.durations import Seconds
 from asyncstate.errors import FutureStateError, StateAccessError
 from asyncstate.execution.calls import CallStatistics, OutsideCall, OutsideCalls
 from asyncstate.execution.failures import AWAIT_HINT, Failures, throw_into
-from asyncstate.execution.range_reads import RangeReadStatistics
-from asyncstate.execution.read_ahead import ComingRows, ReadAheadStatistics
+from asyncstate.execution.read_ahead import ComingRows
 from asyncstate.execution.record import AnyRow, Record
 from asyncstate.execution.thread_guard import Guarded, guarded, unwatch, watch
 from asyncstate.figures import Count, Elapsed, Peak
@@ -43,14 +42,17 @@ _INDIFFERENT: Final = ComingRows()
 class AsyncStatistics:
     """What there is in async mode only.
 
+    ``read_ahead_keys``: keys that were read before a record asked; ``read_ahead_unused``: those of them for nothing.
+    ``warmed_positions``: places in ranges whose blocks were loaded before a scan came to them.
     ``io_wait_seconds``: time in which the task had nothing to do but wait for reads. ``overlapping_epochs``: watermarks
     that passed while records before them were in flight. ``in_flight_peak``: records under way at once.
     ``io_threads_peak``: threads that read at once. ``blocked_keys_peak``: records that waited for an earlier one of
     their key.
     """
 
-    ahead: ReadAheadStatistics
-    ranges: RangeReadStatistics
+    read_ahead_keys: Count
+    read_ahead_unused: Count
+    warmed_positions: Count
     io_wait_seconds: Elapsed
     overlapping_epochs: Count
     in_flight_peak: Peak
@@ -118,15 +120,6 @@ class ExecutionController(StateSink):
         self.get = overlay.get
         self.put = overlay.put
         self.delete = overlay.delete
-
-    @property
-    def state_names(self) -> Mapping[int, str]:
-        """State names by id, for messages."""
-        return self.failures.state_names
-
-    @state_names.setter
-    def state_names(self, names: Mapping[int, str]) -> None:
-        self.failures.state_names = names
 
     def __enter__(self) -> Self:
         self._outer_scope = set_failure_scope(self)
@@ -358,39 +351,32 @@ class ExecutionController(StateSink):
 
     def call(
         self,
-        record: Record,
+        record: Record | None,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
-        timeout_seconds: Seconds | None,
+        timeout_seconds: Seconds | None = None,
         keywords: Mapping[str, Any] = {},
     ) -> StateFuture[Any]:
-        """See ``RecordContext.call``."""
+        """See ``RecordContext.call`` and, where there is no ``record``, ``BundleContext.call``."""
         call = self.calls.prepared(record, function, arguments, timeout_seconds, keywords)
-        if current_scope() is not self or self.current is not record:
-            raise StateAccessError(
-                f"ctx.call({call.name}) of the record with key {record.key!r} was used while that record is not at "
-                "work; use it in process(), in on_timer(), or in a callback chained to a future of the record (in "
-                "on_watermark() there is no key to keep in order)"
-            )
+        if current_scope() is not self or not (
+            self._bundle_at_work if record is None else self.current is record
+        ):
+            raise StateAccessError(self._not_at_work(call))
         self.guard()
         return self._call(call)
 
-    def call_of_bundle(
-        self,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        timeout_seconds: Seconds | None,
-        keywords: Mapping[str, Any] = {},
-    ) -> StateFuture[Any]:
-        """See ``BundleContext.call``."""
-        call = self.calls.prepared(None, function, arguments, timeout_seconds, keywords)
-        if current_scope() is not self or not self._bundle_at_work:
-            raise StateAccessError(
+    def _not_at_work(self, call: OutsideCall) -> str:
+        if call.record is None:
+            return (
                 f"operator '{self.uid}': ctx.call({call.name}) was used while no bundle is at work; use it in "
                 "process_bundle(), process_due() or on_watermark(), or in a callback chained to a future of the bundle"
             )
-        self.guard()
-        return self._call(call)
+        return (
+            f"ctx.call({call.name}) of the record with key {call.record.key!r} was used while that record is not at "
+            "work; use it in process(), in on_timer(), or in a callback chained to a future of the record (in "
+            "on_watermark() there is no key to keep in order)"
+        )
 
     def guard(self) -> None:
         """From now on refuse state on other threads: there are some that run code of the operator."""

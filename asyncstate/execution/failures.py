@@ -1,4 +1,4 @@
-"""What ends a micro-batch: failures that nothing handled, and their names.
+"""What ends a micro-batch: failures that nothing handled, what is never answered, and their names.
 
 Owns: ``Failures`` and the texts of the errors that leave a controller.
 Invariant: an error is named once, with operator, state and key as far as they are known, and has the exception of the
@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import CoroutineType, TracebackType
 from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 
 from asyncstate.errors import AsyncStateError, FutureStateError, OperatorError, StoreError
+from asyncstate.execution.calls import OutsideCall
+from asyncstate.execution.loop import Outstanding
+from asyncstate.execution.reads import ListGet
 from asyncstate.execution.record import Record
 from asyncstate.futures import StateFuture
 from asyncstate.state.keyed.binding import Binding
@@ -25,6 +28,7 @@ _STATE_ID_AT: Final = 2  # position of the state id in a store key, behind the k
 _FIRST_DECLARED: Final = 8  # ids below are the framework's own
 _OWN_STATES: Final = {1: "timers", 2: "timers"}
 _REMEMBERED: Final = 16  # failures whose subject is kept; older ones were recovered from
+_SHOWN: Final = 3  # of what has not been answered
 _NO_LOOP_ERRORS: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})  # of sniffio and anyio
 
 AWAIT_HINT: Final = (
@@ -128,6 +132,28 @@ class Failures:
         self._named = error
         return error
 
+    def unanswered(self, kind: type[AsyncStateError], outstanding: Sequence[Outstanding]) -> AsyncStateError:
+        """What the watchdog says of what is ``outstanding``, the oldest first: for how long, and what to do."""
+        calls = sum(type(waiting.ticket) is OutsideCall for waiting in outstanding)
+        reads = len(outstanding) - calls
+        waiting = " and ".join(
+            f"{count} {what}" for count, what in ((reads, "list gets"), (calls, "outside calls")) if count
+        )
+        oldest = "; ".join(
+            f"{_describe(each.ticket, self.state_names)}, for {each.seconds:.1f} s"
+            for each in outstanding[:_SHOWN]
+        )
+        remedies = []
+        if reads:
+            remedies.append("check the disk under the local store, or raise async-state.watchdog-timeout")
+        if calls:
+            remedies.append(
+                "let the functions of ctx.call await what they wait for and heed their cancellation, or make them "
+                "plain functions, which run on threads"
+            )
+        late = f"{waiting} have not answered; the oldest: {oldest}"
+        return self.named(kind(f"operator '{self.uid}': {late}. To do: {'; '.join(remedies)}"))
+
     def _raise(self, error: AsyncStateError, cause: BaseException) -> NoReturn:
         self._named = error
         raise error from cause
@@ -161,6 +187,18 @@ def state_label(store_key: bytes, state_names: Mapping[int, str]) -> str:
     if state_id < _FIRST_DECLARED:
         return _OWN_STATES.get(state_id, "rows that wait for their order")
     return f"state '{state_names.get(state_id, 'unknown')}'"
+
+
+def _describe(ticket: Any, state_names: Mapping[int, str]) -> str:
+    if isinstance(ticket, OutsideCall):
+        return f"call of {ticket.name}" + ("" if ticket.record is None else f", key {ticket.record.key!r}")
+    get: ListGet = ticket
+    store_key, record = get.wanted.about(get.start)
+    state = state_label(store_key, state_names)
+    if record is None:
+        return f"{state}, store key {store_key.hex()}"
+    others = f" and {len(get.keys) - 1} more" if len(get.keys) > 1 else ""
+    return f"{state}, key {record.key!r}{others}"
 
 
 def _state_in(trace: TracebackType | None) -> str | None:

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
 from asyncstate.execution.reads import ListGet, Reads, Values, Wanted
-from asyncstate.figures import Count
 from asyncstate.futures import StateFuture
 from asyncstate.requests import Page
 from asyncstate.storage import WriteOverlay
@@ -32,13 +30,6 @@ _AFTER: Final = b"\x00"
 _position = itemgetter(0)
 
 Answer = Callable[["RangeRequest"], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RangeReadStatistics:
-    """``warmed_positions``: places in ranges whose blocks were loaded before a scan came to them."""
-
-    warmed_positions: Count
 
 
 class RangeRequest:
@@ -92,7 +83,8 @@ class RangeReads:
         self._waiting: deque[tuple[bytes, RangeRequest]] = deque()
         self._under_way = 0
         self._chunk = 1
-        self._warmed = 0
+        self.warmed = 0
+        """Positions whose blocks were loaded before a scan came to them."""
 
     # -- one page -------------------------------------------------------------------------------------
 
@@ -160,7 +152,7 @@ class RangeReads:
             gets.append(ListGet(chunk.keys, chunk, 0, self._overlay.warm_store))
         sent = sum(len(get.keys) for get in gets)
         self._under_way += sent
-        self._warmed += sent
+        self.warmed += sent
         if gets:
             self._reads.send(gets)
 
@@ -177,10 +169,6 @@ class RangeReads:
             request.missing -= 1
             if not request.missing:
                 self._answer(request)
-
-    def statistics(self) -> RangeReadStatistics:
-        """Of this micro-batch."""
-        return RangeReadStatistics(warmed_positions=self._warmed)
 
 
 def reads_in(page: Page) -> int:

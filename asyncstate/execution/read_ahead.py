@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from asyncstate.execution.reads import Reads, Values, Wanted
-from asyncstate.figures import Count
 from asyncstate.storage import WriteOverlay
 
 BLOCK_ROWS: Final = 1_000
@@ -29,15 +28,6 @@ _INTERESTS_MAX: Final = 64
 _PLACES_MAX: Final = 10 * BLOCK_ROWS
 _ID_AT: Final = 2
 _PREFIX_BYTES: Final = 3  # key group and state id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadAheadStatistics:
-    """``read_ahead_keys``: keys that were read before a record asked; ``read_ahead_unused``: those of them for
-    nothing."""
-
-    read_ahead_keys: Count
-    read_ahead_unused: Count
 
 
 @dataclass(slots=True)
@@ -117,7 +107,8 @@ class ReadAhead:
         self._interests: Interests = interests if interests is not None else {}
         self._waited: Counter[Place] = Counter()
         self._on_the_way: set[bytes] = set()
-        self._keys_read = self._keys_unused = 0
+        self.keys_read = self.keys_unused = 0
+        """Keys that were read before a record asked; those of them for nothing."""
 
     def waited(self, key: bytes, encoded_key: bytes, times: int = 1) -> None:
         """A record has asked the store for ``key``, which has the record's key in it; it stands for so many."""
@@ -171,7 +162,7 @@ class ReadAhead:
     def _read(self, read: AheadRead) -> None:
         # All blocks under way share the threads, so a list get may be as long as if they were one.
         self._reads.read(read, together=max(1, self.rows_ahead // BLOCK_ROWS))
-        self._keys_read += len(read.keys)
+        self.keys_read += len(read.keys)
         if read.missing:
             self._on_the_way.update(read.keys[-read.missing :])
 
@@ -187,7 +178,7 @@ class ReadAhead:
         used_share = _USED_SHARE if self._reads.pacer.waits_for_device else _USED_SHARE_QUICK
         for place, read in block.read.items():
             unused = self._overlay.drop_read_ahead(read.keys)
-            self._keys_unused += unused
+            self.keys_unused += unused
             interest = self._interest_in(block.kind, place)
             if unused > (1 - used_share) * len(read.keys):
                 interest.wanted = False
@@ -195,10 +186,6 @@ class ReadAhead:
                 interest.next_rest = min(2 * interest.next_rest, _REST_BLOCKS_MAX)
             else:
                 interest.next_rest = 1
-
-    def statistics(self) -> ReadAheadStatistics:
-        """Of this micro-batch."""
-        return ReadAheadStatistics(read_ahead_keys=self._keys_read, read_ahead_unused=self._keys_unused)
 
 
 class ComingRows:

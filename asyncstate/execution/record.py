@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
-from asyncstate.durations import Seconds
 from asyncstate.errors import SchemaError, StateAccessError
 from asyncstate.flink_names import hint_for
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Key, Timers, unknown_output
 from asyncstate.row_shape import RowShape
+
+if TYPE_CHECKING:
+    from asyncstate.execution.controller import ExecutionController
 
 OutputRow = tuple[RowKind, tuple[Any, ...]]
 
@@ -38,21 +40,6 @@ class SideRow(NamedTuple):
 AnyRow = OutputRow | SideRow
 
 _INSERT = RowKind.INSERT
-_NO_KEYWORDS: Mapping[str, Any] = {}
-
-
-class Caller(Protocol):
-    """Who makes the outside calls of a micro-batch: its controller."""
-
-    def call(
-        self,
-        record: Record,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        timeout_seconds: Seconds | None,
-        keywords: Mapping[str, Any] = _NO_KEYWORDS,
-    ) -> StateFuture[Any]:
-        """See ``RecordContext.call``."""
 
 
 class BatchFrame:
@@ -76,7 +63,7 @@ class BatchFrame:
         processing_time: int,
         timers: Timers,
         output: pa.Schema,
-        caller: Caller | None = None,
+        caller: ExecutionController | None = None,
         side_outputs: Mapping[str, pa.Schema] | None = None,
         key_type: type[Key] = Key,
     ) -> None:

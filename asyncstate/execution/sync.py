@@ -15,7 +15,6 @@ from asyncstate.execution.calls import OutsideCall
 from asyncstate.execution.controller import ExecutionController
 from asyncstate.execution.failures import throw_into
 from asyncstate.execution.record import Record
-from asyncstate.execution.stalls import unanswered
 from asyncstate.futures import StateFuture, completed_future, failed_future
 from asyncstate.requests import Decoder, Page
 
@@ -77,9 +76,7 @@ class SyncExecutionController(ExecutionController):
         self.calls.wait_seconds += time.perf_counter() - started
         if completion is None:
             self.calls.abandon()
-            raise self.failures.named(
-                OperatorError(unanswered(self.uid, self.state_names, completions.outstanding()))
-            )
+            raise self.failures.unanswered(OperatorError, completions.outstanding())
         self.calls.ended()
         if completion.error is None:
             return completed_future(completion.values)

@@ -11,22 +11,24 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
 from asyncstate.errors import StateAccessError
 from asyncstate.execution.calls import running_call
-from asyncstate.futures import StateFuture, current_scope
-from asyncstate.requests import Page, StateSink
+from asyncstate.futures import current_scope
 
 _OURS: Final = ("asyncstate-", "AnyIO worker thread")  # they read below state, or run outside calls
+
+_OF_NO_KEY: Final = ("get_many", "async_get_many", "put_many", "delete_many", "scan")
+"""Methods of the sink that do not begin with the record at work."""
 
 Begun = Callable[[], None]
 _watching: Final[list[Begun]] = []
 
 
-class Guarded(StateSink):
+class Guarded:
     """Refuses state on any thread but that of its micro-batch.
 
     Every access to state of the current key begins with ``current``, any other with a method of the sink.
@@ -52,31 +54,6 @@ class Guarded(StateSink):
             "call's future"
         )
 
-    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """See ``StateSink``."""
-        self.require_own_thread()
-        return super().get_many(keys)  # type: ignore[safe-super]  # the controller's
-
-    def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
-        """See ``StateSink``."""
-        self.require_own_thread()
-        return super().async_get_many(keys)  # type: ignore[safe-super]  # the controller's
-
-    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """See ``StateSink``."""
-        self.require_own_thread()
-        super().put_many(keys, values)  # type: ignore[safe-super]  # the controller's
-
-    def delete_many(self, keys: Sequence[bytes]) -> None:
-        """See ``StateSink``."""
-        self.require_own_thread()
-        super().delete_many(keys)  # type: ignore[safe-super]  # the controller's
-
-    def scan(self, start: bytes, end: bytes, limit: int) -> Page:
-        """See ``StateSink``."""
-        self.require_own_thread()
-        return super().scan(start, end, limit)  # type: ignore[safe-super]  # the controller's
-
 
 @functools.cache
 def guarded(kind: type[Any], slot: Any) -> type[Any]:
@@ -86,11 +63,17 @@ def guarded(kind: type[Any], slot: Any) -> type[Any]:
         self.require_own_thread()
         return slot.__get__(self)
 
-    return type(
-        f"Guarded{kind.__name__}",
-        (Guarded, kind),
-        {"__slots__": (), "__module__": __name__, "current": property(record_at_work, slot.__set__)},
-    )
+    def checked(method: Callable[..., Any]) -> Callable[..., Any]:
+        def on_own_thread(self: Any, *arguments: Any) -> Any:
+            self.require_own_thread()
+            return method(self, *arguments)
+
+        return on_own_thread
+
+    methods = {name: checked(getattr(kind, name)) for name in _OF_NO_KEY}
+    current = property(record_at_work, slot.__set__)
+    own = {"__slots__": (), "__module__": __name__, "current": current, **methods}
+    return type(f"Guarded{kind.__name__}", (Guarded, kind), own)
 
 
 def watch(begun: Begun) -> None:

@@ -62,37 +62,28 @@ def _combined(sources: Sequence[StateFuture[T]]) -> StateFuture[list[T]]:
     combined: StateFuture[list[T]] = pending_future(current_owner())
     missing = 1  # one for the loop below, so that completion happens once and at its end
 
-    def arrived(index: int, value: Any) -> None:
+    def arrived(index: int, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
         nonlocal missing
-        values[index] = value
-        missing -= 1
-        if missing == 0 and not combined.done:
-            settle(combined, DONE, values)
-
-    def failed(error: Exception) -> None:
-        if not combined.done:
-            settle(combined, FAILED, error)
+        if state == DONE:
+            values[index] = value
+            missing -= 1
+            value = values
+        if not combined.done and (state == FAILED or missing == 0):
+            settle(combined, state, value)
+        work.append(
+            (child, DONE, None)
+        )  # a failure has gone on to the combined future, so the watcher ends well
 
     for index, future in enumerate(sources):
         if future._state == DONE:
             values[index] = future._value
             continue
         missing += 1
-        future._derive(_watch, (index, arrived, failed))
+        future._derive(arrived, index)
     missing -= 1
     if missing == 0 and not combined.done:
         settle(combined, DONE, values)
     return combined
-
-
-def _watch(fn: Any, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
-    index, arrived, failed = fn
-    if state == DONE:
-        arrived(index, value)
-    else:
-        failed(value)
-    # the failure went on to the combined future, so the watcher itself ends well
-    work.append((child, DONE, None))
 
 
 def as_completed(futures: Iterable[StateFuture[T]]) -> list[StateFuture[T]]:
@@ -104,20 +95,16 @@ def as_completed(futures: Iterable[StateFuture[T]]) -> list[StateFuture[T]]:
     ordered: list[StateFuture[T]] = [pending_future(current_owner()) for _ in sources]
     waiting = iter(ordered)
 
-    def settled(state: int, value: Any) -> None:
+    def settled(_: None, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
         settle(next(waiting), state, value)
+        work.append((child, DONE, None))  # a failure has gone on, as in combine_all
 
     for future in sources:
         if future._state == DONE:
-            settled(DONE, future._value)
+            settle(next(waiting), DONE, future._value)
         else:
-            future._derive(_forward, settled)
+            future._derive(settled, None)
     return ordered
-
-
-def _forward(fn: Any, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
-    fn(state, value)
-    work.append((child, DONE, None))  # as in ``_watch``
 
 
 combineAll = combine_all  # noqa: N816 - the FLIP's spelling, the same object

@@ -49,18 +49,28 @@ class StateIterator(Generic[T]):
         where it returned no future), of the empty list if there is no entry; with a plain consumer it is a future of
         None.
         """
-        return self._on_next(fn, [])
+        results: list[Any] = []
+        return self._each_page(
+            lambda items: results.extend([fn(item) for item in items]), lambda: _results_of(results, fn)
+        )
 
-    def _on_next(self, fn: Callable[[T], Any], results: list[Any]) -> StateFuture[Any]:
+    def to_list(self) -> StateFuture[list[T]]:
+        """A future of all entries."""
+        entries: list[T] = []
+        return self._each_page(entries.extend, lambda: completed_future(entries))
+
+    def _each_page(
+        self, take: Callable[[list[T]], object], end: Callable[[], StateFuture[U]]
+    ) -> StateFuture[U]:
+        """Have all pages taken, then give what ``end`` does; a loop as long as pages are there at once."""
         page: StateIterator[T] = self
         while True:
-            for item in page._items:
-                results.append(fn(item))
+            take(page._items)
             if page._load_more is None:
-                return _results_of(results, fn)
+                return end()
             more = page._load_more()
             if not more.done or more.failed:
-                return more.then_compose(lambda following: following._on_next(fn, results))
+                return more.then_compose(lambda following: following._each_page(take, end))
             page = more.get()
 
     def __iter__(self) -> Iterator[T]:
@@ -83,21 +93,6 @@ class StateIterator(Generic[T]):
             if page._load_more is None:
                 return
             page = await page._load_more()
-
-    def to_list(self) -> StateFuture[list[T]]:
-        """A future of all entries."""
-        return self._to_list([])
-
-    def _to_list(self, entries: list[T]) -> StateFuture[list[T]]:
-        page: StateIterator[T] = self
-        while True:
-            entries.extend(page._items)
-            if page._load_more is None:
-                return completed_future(entries)
-            more = page._load_more()
-            if not more.done or more.failed:
-                return more.then_compose(lambda following: following._to_list(entries))
-            page = more.get()
 
 
 def _results_of(results: list[Any], fn: Any) -> StateFuture[Any]:

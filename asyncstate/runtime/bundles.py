@@ -120,7 +120,7 @@ class BundleRunner(Runner):
         **keywords: Any,
     ) -> StateFuture[Any]:
         """See ``BundleContext``."""
-        return self.controller.call_of_bundle(function, arguments, timeout_seconds, keywords)
+        return self.controller.call(None, function, arguments, timeout_seconds, keywords)
 
     # -- running --------------------------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ def _open_operator(
     operator.open(context)
     states = context.opened()
     controller.overlay.leave_out(frozenset() if columns is None else columns.cache.opened())
-    controller.state_names = {state.id: state.name for state in states}
+    controller.failures.state_names = {state.id: state.name for state in states}
     if isinstance(operator, RecordOperator):
         return RecordRunner(spec, context, controller, operator, scratch), states
     if isinstance(operator, BundleOperator):

@@ -98,7 +98,7 @@ class FakeContext:
         self._controller = SyncExecutionController(WriteOverlay(EmptyStore(), 0), _UID, {}, calls)
         context = TaskContext(_UID, self._specs, output, resolve({}, {}), self._controller, [])
         operator.open(context)
-        self._controller.state_names = {state.id: state.name for state in context.opened()}
+        self._controller.failures.state_names = {state.id: state.name for state in context.opened()}
         self._operator = operator
         self.emitted: list[tuple[Any, ...]] = []
         self.aside: dict[str, list[tuple[Any, ...]]] = {name: [] for name in output.side_outputs}

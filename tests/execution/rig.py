@@ -61,9 +61,9 @@ class _Context:
         return KeyCodec(self.key_schema.types, self.key_schema.names, self.max_parallelism)
 
     def get_state(self, descriptor: StateDescriptor[Any]) -> Any:
-        names = dict(self.sink.state_names)
+        names = dict(self.sink.failures.state_names)
         state_id = 8 + len(names)
-        self.sink.state_names = {**names, state_id: descriptor.name}
+        self.sink.failures.state_names = {**names, state_id: descriptor.name}
         return descriptor.bind(self.sink, state_id, self, None)
 
     def counter(self, name: str) -> Counter:

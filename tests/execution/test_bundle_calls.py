@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -281,7 +282,7 @@ class TestManyAtOnce:
 
         found: list[int] = []
         with threads_end(), Rig(mode, calls=CallLimits(in_flight=3)) as rig:
-            call = rig.controller.call_of_bundle
+            call = functools.partial(rig.controller.call, None)
             rig.controller.run_bundle(
                 lambda: combine_all(
                     [call(wait if plain else wait_async, (number,), None) for number in range(60)]
@@ -303,7 +304,7 @@ class TestManyAtOnce:
             found: list[int] = []
             rig.controller.run_bundle(
                 lambda: combine_all(
-                    [rig.controller.call_of_bundle(step, (number,), None) for number in range(2_000)]
+                    [rig.controller.call(None, step, (number,), None) for number in range(2_000)]
                 ).then_accept(found.extend)
             )
         assert found == list(range(2_000))
@@ -435,7 +436,7 @@ def _calling(rig: Rig, function: Callable[[], Any], returned: bool) -> Callable[
     """Bundle-grain code that makes a call, and returns it or not."""
 
     def work() -> Any:
-        call = rig.controller.call_of_bundle(function, (), None)
+        call = rig.controller.call(None, function, (), None)
         return call if returned else None
 
     return work

@@ -81,7 +81,7 @@ class Bench:
 
     @property
     def read(self) -> float:
-        return self.ahead.statistics().read_ahead_keys
+        return self.ahead.keys_read
 
 
 def key(number: int) -> bytes:
@@ -218,7 +218,7 @@ def test_what_nobody_asks_for_ends_the_reading_ahead_for_longer_each_time() -> N
         bench.answer()
         rows.done()
     assert blocks_until_wanted == [1, 2, 3, 5]
-    assert bench.ahead.statistics().read_ahead_unused == bench.read
+    assert bench.ahead.keys_unused == bench.read
     assert bench.overlay.drop_read_ahead([GROUP + A + key(n) for n in range(5_000)]) == 0, "all gone"
 
 
@@ -232,7 +232,7 @@ def test_a_quick_store_has_to_be_asked_for_more_of_what_was_read(pacer: ReadPace
     for number in range(6 * BLOCK_ROWS // 10):
         bench.overlay.peek(GROUP + A + key(number))
     rows.done()
-    assert bench.ahead.statistics().read_ahead_unused == 4 * BLOCK_ROWS // 10
+    assert bench.ahead.keys_unused == 4 * BLOCK_ROWS // 10
     assert bool(bench.ahead.wanted(0)) is goes_on
 
 
