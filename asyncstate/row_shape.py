@@ -52,9 +52,8 @@ class RowShape:
         # a struct or map alone in its row: a dict is its value, not the row
         self._dict_is_value = self.nested_alone and (pa.types.is_struct(alone) or pa.types.is_map(alone))
         # unless it can be none: a list is no dict, and a struct has no field of the column's name
-        self._named_alone = self.nested_alone and not (
-            pa.types.is_map(alone) or (pa.types.is_struct(alone) and self._names[0] in alone.names)
-        )
+        fields = schema.types[0].names if self._dict_is_value and pa.types.is_struct(alone) else []
+        self._named_alone = self.nested_alone and not pa.types.is_map(alone) and self._names[0] not in fields
 
     def values(self, row: Any) -> tuple[Any, ...]:
         """A value a column; SchemaError for what is no row of the schema."""

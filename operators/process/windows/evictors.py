@@ -59,7 +59,8 @@ class _Near:
 
     def __call__(self, rows: Sequence[TimedRow]) -> Sequence[TimedRow]:
         last = self._measure(rows[-1].row) if rows else 0
-        return [row for row in rows if last - self._measure(row.row) < self._threshold]
+        # a measure of NaN, which is neither near nor far, throws nothing out
+        return [row for row in rows if not last - self._measure(row.row) >= self._threshold]
 
 
 def count(rows: int, *, after: bool = False) -> Evictor:
