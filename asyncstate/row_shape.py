@@ -39,7 +39,7 @@ class RowShape:
     ('a', 1)
     """
 
-    __slots__ = ("_dict_is_value", "_emits", "_names", "_owner", "nested_alone", "width")
+    __slots__ = ("_dict_is_value", "_emits", "_named_alone", "_names", "_owner", "nested_alone", "width")
 
     def __init__(self, schema: pa.Schema, owner: str, emits: bool = False) -> None:
         self._names: list[str] = list(schema.names)
@@ -51,6 +51,9 @@ class RowShape:
         """Whether the only column is a list, map or struct: ``emit`` takes a tuple or dict for its value."""
         # a struct or map alone in its row: a dict is its value, not the row
         self._dict_is_value = self.nested_alone and (pa.types.is_struct(alone) or pa.types.is_map(alone))
+        # unless it can be none: a list is no dict, and a struct has no field of the column's name
+        fields = schema.types[0].names if self._dict_is_value and pa.types.is_struct(alone) else []
+        self._named_alone = self.nested_alone and not pa.types.is_map(alone) and self._names[0] not in fields
 
     def values(self, row: Any) -> tuple[Any, ...]:
         """A value a column; SchemaError for what is no row of the schema."""
@@ -58,7 +61,7 @@ class RowShape:
             if len(row) != self.width:
                 raise self._refusal(f"a tuple of {len(row)} values")
             return row
-        if isinstance(row, dict) and not self._dict_is_value:
+        if isinstance(row, dict) and (not self._dict_is_value or self._is_named(row)):
             return self._by_name(row, "a dict")
         if self.width == 1:
             return (row,)
@@ -71,11 +74,16 @@ class RowShape:
             if values:
                 raise self._refusal(f"{len(values)} values and {_listed(columns)} by name")
             return self._by_name(columns, "columns by name")
-        if len(values) == 1 and isinstance(values[0], _ROWS) and not self.nested_alone:
+        is_row = len(values) == 1 and isinstance(values[0], _ROWS)
+        if is_row and (not self.nested_alone or self._is_named(values[0])):
             return self.values(values[0])
         if len(values) != self.width:
             raise self._refusal(f"{len(values)} values" if len(values) != 1 else repr(values[0]))
         return values
+
+    def _is_named(self, row: Any) -> bool:
+        """Whether the value of a nested column that is alone stands under the column's name."""
+        return self._named_alone and isinstance(row, dict) and list(row) == self._names
 
     def _by_name(self, row: Mapping[str, Any], what: str) -> tuple[Any, ...]:
         try:

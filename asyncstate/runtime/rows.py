@@ -168,13 +168,15 @@ def rows_batch(
     kinds, values = zip(*rows, strict=True)
     codes = np.fromiter(kinds, np.int8, len(rows))
     columns = [list(column) for column in zip(*values, strict=True)] if len(schema) else []
-    try:
-        return output_batch(uid, schema, columns, codes, len(rows))
-    except SchemaError:
-        shape = RowShape(schema, f"operator '{uid}'", emits=True)
-        if len(schema) != 1 or shape.nested_alone:
-            raise
-    # The value of the only column may have been given as a tuple or dict, which no such column can hold.
+    shape = RowShape(schema, f"operator '{uid}'", emits=True)
+    if not shape.nested_alone:
+        try:
+            return output_batch(uid, schema, columns, codes, len(rows))
+        except SchemaError:
+            if len(schema) != 1:
+                raise
+    # The value of the only column may have been given as a tuple or dict of it, which no flat column can hold, and of
+    # which a struct would take nothing.
     taken = [shape.emitted(row, {})[0] for row in values]
     return output_batch(uid, schema, [taken], codes, len(rows))
 

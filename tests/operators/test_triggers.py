@@ -197,6 +197,15 @@ def test_evictors(async_enabled: bool) -> None:
         assert [row[3] for row in found] == ["1", "1 3", "3 4", "9"]
 
 
+def test_a_measure_that_is_no_number_throws_no_row_out(async_enabled: bool) -> None:
+    """As in Flink's DeltaEvictor; a last row of NaN took all rows of the window with it, itself too."""
+    near = evictors.delta(3, lambda row: float("nan") if row.v == 9 else row.v)
+    chosen = {"assigner": assigners.global_windows(), "trigger": triggers.count(1), "evictor": near}
+    with harness_of(async_enabled, None, **chosen) as harness:
+        found = step(harness, [("a", v, 1) for v in (1, 2, 9, 5)])
+        assert [row[3] for row in found] == ["1", "1 2", "1 2 9", "9 5"]
+
+
 def test_sessions_merge_rows_timers_and_counts(async_enabled: bool) -> None:
     chosen = {"trigger": triggers.count(3)}
     with harness_of(async_enabled, session("5 milliseconds"), **chosen) as harness:

@@ -618,6 +618,65 @@ def test_what_does_not_fit_is_an_error(open_harness: Any, function: Any, text: s
         harness.end_batch()
 
 
+class Keeps(AggregateFunction):
+    """An accumulator that ``created`` makes, in which ``added``, a name or place, counts rows."""
+
+    def __init__(self, created: Any, added: Any) -> None:
+        self.created, self.added = created, added
+
+    def create_accumulator(self) -> Any:
+        return self.created()
+
+    def accumulate(self, accumulator: Any, *values: Any) -> None:
+        before = accumulator.get(self.added, 0) if isinstance(accumulator, dict) else accumulator[self.added]
+        accumulator[self.added] = before + 1
+
+    def get_value(self, accumulator: Any) -> Any:
+        return accumulator[self.added]
+
+
+@pytest.mark.parametrize(
+    ("created", "added"),
+    [
+        (lambda: {"total": 0, "n": 0, "other": 0}, "other"),
+        (lambda: [0, 0, 0], 2),
+        (lambda: [0], 0),
+        (lambda: (0, 0, 0), 2),
+        (lambda: MutableRow(total=0, other=0), "other"),
+        (
+            lambda: MutableRow(n=0, total=0),
+            "n",
+        ),  # stored in the order of the type, it would come back as the total
+        (lambda: MutableRow(0, 0, 0), 2),
+    ],
+)
+def test_a_created_accumulator_of_other_fields_is_refused(created: Any, added: Any) -> None:
+    function = udaf(
+        Keeps(created, added), result_type=LONG, accumulator_type="struct<total: bigint, n: bigint>"
+    )
+    with pytest.raises(
+        SchemaError, match=r"accumulator of type .* is one of the fields total, n, in this order"
+    ):
+        OperatorHarness(GroupAggregate([function("v")]), SCHEMA, ["k"], changelog=False)
+
+
+def test_what_an_accumulator_would_not_store_is_an_error(open_harness: Any) -> None:
+    """Its value was right within a bundle and forgotten behind it."""
+    types = {"result_type": LONG, "accumulator_type": "struct<total: bigint, n: bigint>"}
+    later = udaf(Keeps(dict, "n"), **types)
+    harness = open_harness([later("v")], changelog=False)
+    harness.push([("a", 1, 1, True)])
+    with pytest.raises(AsyncStateError, match="field 'total' of an accumulator is no int64: KeyError"):
+        harness.end_batch()
+    more = udaf(Keeps(lambda: {"total": 0, "n": 0}, "other"), **types)
+    harness = open_harness([more("v")], changelog=False)
+    harness.push([("a", 1, 1, True)])
+    with pytest.raises(
+        AsyncStateError, match="more than the fields total, n of its type, which alone are stored"
+    ):
+        harness.end_batch()
+
+
 class PlainMean(AggregateFunction):
     """Divides without asking whether there is anything."""
 

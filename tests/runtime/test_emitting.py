@@ -24,7 +24,7 @@ from asyncstate import (
 )
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.testing import OperatorHarness
-from operators import WindowProcess, tumble
+from operators import KeyedMap, WindowProcess, tumble
 
 ROWS = pa.schema([("name", pa.string()), ("n", pa.int64())])
 KIND = pa.schema([("kind", pa.string()), ("output", pa.int64())])
@@ -138,6 +138,32 @@ def test_an_only_column_of_a_nested_type_takes_them_as_its_value(kind: pa.DataTy
     for emit in (lambda row, ctx: ctx.emit(value), lambda row, ctx: ctx.emit(only=value)):
         with run(emit, pa.schema([("only", kind)])) as harness:
             assert harness.output == [("+I", wanted)] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(pa.list_(pa.int64()), [1, 2]), (pa.struct([("a", pa.int64())]), {"a": 1})]
+)
+def test_an_only_column_of_a_nested_type_may_be_named_in_a_dict(
+    kind: pa.DataType, value: Any, mode: dict[str, Any]
+) -> None:
+    """What such a dict says was lost to a struct, which has no field of that name."""
+    schema = pa.schema([("only", kind)])
+    with run(
+        lambda row, ctx: ctx.emit({"only": value}), OutputSpec(schema, {"aside": schema}), **mode
+    ) as harness:
+        assert harness.output == [("+I", value)] * 2
+    aside = OutputSpec(ROWS, {"aside": schema})
+    with run(lambda row, ctx: ctx.emit({"only": value}, output="aside"), aside, **mode) as harness:
+        assert harness.side_output("aside") == [("+I", value)] * 2
+    with OperatorHarness(KeyedMap(lambda row: {"only": value}, schema), ROWS, "name", **mode) as harness:
+        harness.push([("a", 1)])
+        assert harness.end_batch() == [("+I", value)]
+
+
+def test_a_struct_with_a_field_of_its_columns_name_is_given_as_it_is() -> None:
+    kind = pa.struct([("only", pa.struct([("only", pa.int64())]))])
+    with run(lambda row, ctx: ctx.emit({"only": {"only": 1}}), pa.schema([("only", kind)])) as harness:
+        assert harness.output == [("+I", {"only": {"only": 1}})] * 2
 
 
 WRONG: dict[str, tuple[Emit, str]] = {

@@ -82,6 +82,18 @@ class AccumulatorForm:
             self.make = lambda values: MutableRow.of(values, place)
         else:
             raise self._unfit(accumulator, "a list, dict, tuple or MutableRow")
+        if self._is_struct:
+            self._check_fields(accumulator)
+
+    def _check_fields(self, accumulator: Any) -> None:
+        """The fields of a struct that was created. Those of a dict may come later, but no others."""
+        named = accumulator._fields if isinstance(accumulator, MutableRow) else {}
+        if isinstance(accumulator, dict):
+            fits = accumulator.keys() <= set(self._names)
+        else:
+            fits = len(accumulator) == len(self._names) and list(named or self._names) == self._names
+        if not fits:
+            raise self._unfit(accumulator, f"one of the fields {', '.join(self._names)}, in this order")
 
     def fresh(self, accumulator: Any) -> Any:
         """An accumulator that the function has created, as the function gets it."""
@@ -111,6 +123,8 @@ class AccumulatorForm:
     def encode(self, accumulators: Sequence[Any]) -> State:
         """Stored columns of accumulators (u, or None). Raises OperatorError for what does not fit the type."""
         missing = None in accumulators
+        if self._is_struct:
+            self._check_width(accumulators)
         present = (
             [one is not None for one in accumulators] if missing else np.ones(len(accumulators), np.bool_)
         )
@@ -118,6 +132,15 @@ class AccumulatorForm:
             pa.array(present, pa.bool_()),
             *(self._column(at, accumulators, missing) for at in self._plain),
         ]
+
+    def _check_width(self, accumulators: Sequence[Any]) -> None:
+        """What has no field in the type would be forgotten."""
+        for one in accumulators:
+            if one is not None and len(one) > len(self._names):
+                raise OperatorError(
+                    f"{self.owner}: an accumulator is {one!r}, with more than the fields {', '.join(self._names)} of "
+                    "its type, which alone are stored; declare the others too"
+                )
 
     def _column(self, at: int, accumulators: Sequence[Any], missing: bool) -> pa.Array:
         try:

@@ -47,7 +47,8 @@ def _recent(rows: Sequence[TimedRow], length: int) -> Sequence[TimedRow]:
 
 def _near(rows: Sequence[TimedRow], threshold: float, measure: Callable[[Row], float]) -> Sequence[TimedRow]:
     last = measure(rows[-1].row) if rows else 0
-    return [row for row in rows if last - measure(row.row) < threshold]
+    # a measure of NaN, which is neither near nor far, throws nothing out
+    return [row for row in rows if not last - measure(row.row) >= threshold]
 
 
 def count(rows: int, *, after: bool = False) -> Evictor:
