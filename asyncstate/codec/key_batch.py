@@ -18,7 +18,9 @@ import pyarrow.compute as pc
 
 from asyncstate.codec.columns import (
     BoolArray,
+    ByteRows,
     Int64Array,
+    as_rows,
     binary_parts,
     from_storage,
     plain_columns,
@@ -27,7 +29,7 @@ from asyncstate.codec.columns import (
     valid_mask,
 )
 from asyncstate.codec.hashing import UInt64Array, check_max_parallelism, groups_of, hash_columns
-from asyncstate.codec.key_columns import EncodedKeys, encode_columns, encoded_rows, joined_keys
+from asyncstate.codec.key_columns import encode_columns, joined_keys
 from asyncstate.codec.key_fields import KeyField, from_ordered, key_field, payload_matrix, to_ordered
 from asyncstate.codec.sorting import stable_order
 from asyncstate.codec.types import check_key_type
@@ -69,7 +71,7 @@ class KeyBatch:
     ) -> None:
         self._fields = fields
         self._inverse = inverse
-        self._encoded: EncodedKeys | None = None
+        self._encoded: ByteRows | None = None
         self._hashes: UInt64Array | None = None
         self._store_keys: tuple[int, list[bytes]] | None = None
         self.columns = columns
@@ -101,7 +103,7 @@ class KeyBatch:
 
     def keys(self) -> list[bytes]:
         """The encoded keys alone."""
-        return encoded_rows(self._encoded_keys())
+        return as_rows(self._encoded_keys())
 
     @property
     def store_key_bytes(self) -> int:
@@ -131,7 +133,7 @@ class KeyBatch:
         prefix[:, 2] = state_id
         if self.namespaces is not None:
             prefix[:, 3:] = payload_matrix(self.namespaces)
-        return encoded_rows(self._encoded_keys(), prefix)
+        return as_rows(joined_keys(prefix, self._encoded_keys()))
 
     def first_rows(self) -> Int64Array:
         """Row index of the first row of each unique key, shape (u,)."""
@@ -211,7 +213,7 @@ class KeyBatch:
             len(index),
         )
 
-    def _encoded_keys(self) -> EncodedKeys:
+    def _encoded_keys(self) -> ByteRows:
         # Several states are often read for the same keys; the key bytes are built once.
         if self._encoded is None:
             self._encoded = encode_columns(self._fields, self.columns, len(self))
@@ -266,7 +268,7 @@ class UserKeyBatch(KeyBatch):
         batch._encoded = _take_encoded(self._encoded, indices)
         return batch
 
-    def _encoded_keys(self) -> EncodedKeys:
+    def _encoded_keys(self) -> ByteRows:
         if self._encoded is None:  # a key with many user keys is encoded once
             keys = _take_encoded(self.base._encoded_keys(), self.key_index)
             assert keys is not None
@@ -297,7 +299,7 @@ def _user_columns(columns: Sequence[pa.Array], num_rows: int) -> tuple[list[KeyF
     return [key_field(*field) for field in zip(names, types, strict=True)], plain
 
 
-def _take_encoded(encoded: EncodedKeys | None, indices: npt.NDArray[Any]) -> EncodedKeys | None:
+def _take_encoded(encoded: ByteRows | None, indices: npt.NDArray[Any]) -> ByteRows | None:
     if encoded is None or isinstance(encoded, np.ndarray):
         return None if encoded is None else encoded[indices]
     return encoded.take(pa.array(indices))

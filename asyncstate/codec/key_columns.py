@@ -19,7 +19,6 @@ from asyncstate.codec.columns import (
     ByteRows,
     Int64Array,
     as_binary,
-    as_rows,
     binary_parts,
     binary_slices,
     from_binary,
@@ -42,11 +41,10 @@ from asyncstate.codec.key_fields import (
 )
 from asyncstate.errors import CodecError
 
-EncodedKeys: TypeAlias = ByteRows
 StoredKeys: TypeAlias = Sequence[bytes] | pa.LargeBinaryArray
 
 
-def encode_columns(fields: Sequence[KeyField], columns: Sequence[pa.Array], num_rows: int) -> EncodedKeys:
+def encode_columns(fields: Sequence[KeyField], columns: Sequence[pa.Array], num_rows: int) -> ByteRows:
     """The keys of the rows: an (n, width) byte matrix if all have one width, else a binary column."""
     if all(field.width is not None for field in fields) and not any(column.null_count for column in columns):
         blocks: list[ByteArray] = []
@@ -63,13 +61,8 @@ def encode_columns(fields: Sequence[KeyField], columns: Sequence[pa.Array], num_
     return parts[0] if len(parts) == 1 else join_binary(parts)
 
 
-def encoded_rows(keys: EncodedKeys, prefix: ByteArray | None = None) -> list[bytes]:
-    """The keys as bytes objects, each behind its row of the (n, p) ``prefix`` matrix."""
-    return as_rows(keys if prefix is None else joined_keys(prefix, keys))
-
-
-def joined_keys(first: EncodedKeys, second: EncodedKeys) -> EncodedKeys:
-    """Each key of ``first`` with that of the same row of ``second`` behind it."""
+def joined_keys(first: ByteRows, second: ByteRows) -> ByteRows:
+    """Each key (or prefix) of ``first`` with that of the same row of ``second`` behind it."""
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return np.concatenate([first, second], axis=1)
     return join_binary([as_binary(first), as_binary(second)])

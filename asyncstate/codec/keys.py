@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec.columns import Int64Array, plain_columns
+from asyncstate.codec.columns import Int64Array, as_rows, plain_columns
 from asyncstate.codec.hashing import check_max_parallelism, key_groups, row_grouper
 from asyncstate.codec.key_batch import KeyBatch, group_rows
-from asyncstate.codec.key_columns import StoredKeys, decode_columns, encode_columns, encoded_rows
+from asyncstate.codec.key_columns import StoredKeys, decode_columns, encode_columns
 from asyncstate.codec.key_fields import KeyField, key_field
 from asyncstate.codec.pages import DecodeKeys, key_pages
 from asyncstate.codec.scalars import wrong_arity
@@ -107,7 +107,7 @@ class KeyCodec:
     def encode(self, columns: Sequence[pa.Array]) -> list[bytes]:
         """The key bytes of each row."""
         plain = self._plain(columns)
-        return encoded_rows(encode_columns(self._fields, plain, len(plain[0]) if plain else 0))
+        return as_rows(encode_columns(self._fields, plain, len(plain[0]) if plain else 0))
 
     def groups(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
         """The key group of each row."""
