@@ -47,7 +47,7 @@ class StatelessTask:
             raise
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from asyncstate.runtime.unkept import run_stateless
+        from asyncstate.runtime.task import run_stateless
 
         settle_worker()
         for out in run_stateless(self.spec, self._given(batches)):
