@@ -316,7 +316,7 @@ MUTATIONS: Final = (
     ),
     # runtime and configuration
     _mutation(
-        "asyncstate/runtime/unkept.py",
+        "asyncstate/runtime/task.py",
         "rows = replace(spec, watermark=MIN_WATERMARK)",
         "rows = replace(spec, watermark=MAX_WATERMARK)",
         "properties/test_to_the_end.py",

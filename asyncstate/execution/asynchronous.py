@@ -179,11 +179,9 @@ class AsyncExecutionController(ExecutionController):
         elif self._mailbox.in_flight:
             self._overlapping_epochs += 1
 
-    def settle(self, future: StateFuture[Any]) -> None:
-        """See ``ExecutionController``."""
+    def _await_settled(self, future: StateFuture[Any]) -> None:
         while not future.done:
             self._progress()
-        self._raise_failure(future)
 
     def _suspend(
         self, record: Record, coroutine: CoroutineType[Any, Any, Any], awaited: StateFuture[Any]
@@ -344,9 +342,8 @@ class AsyncExecutionController(ExecutionController):
         self._reads_hang = reads
         if self.calls.in_flight:
             self.calls.abandon()
-        raise self.failures.unanswered(
-            StoreError if reads else OperatorError, self._completions.outstanding()
-        )
+        text = self.failures.unanswered(self._completions.outstanding())
+        raise self.failures.named(StoreError(text) if reads else OperatorError(text))
 
     def _poll(self) -> None:
         """Take in what has been answered meanwhile."""

@@ -168,8 +168,8 @@ class ExecutionController(StateSink):
         return False
 
     @abstractmethod
-    def settle(self, future: StateFuture[Any]) -> None:
-        """Return when ``future``, made by a bundle operator, is settled; raise its failure as OperatorError."""
+    def _await_settled(self, future: StateFuture[Any]) -> None:
+        """Return when ``future``, made by a bundle operator, is settled."""
 
     def run_bundle(self, work: Callable[[], Any]) -> None:
         """Run bundle-grain code to its end: ``run_step`` and ``end_bundle``."""
@@ -180,7 +180,22 @@ class ExecutionController(StateSink):
         """Run bundle-grain code, with the future it returns; its exceptions become OperatorErrors. Of other futures
         failures are not judged before ``end_bundle``: a later step may handle them."""
         with self._at_work():
-            self._run_step(work)
+            self.current = None
+            try:
+                result = work()
+            except Exception as error:
+                self.failures.raise_named(error, None)
+            if type(result) is CoroutineType:
+                result.close()
+                raise FutureStateError(
+                    f"operator '{self.uid}': bundle-grain methods cannot be coroutines; return a StateFuture instead"
+                )
+            if isinstance(result, StateFuture):
+                self._await_settled(result)
+                failure = result.exception()
+                if failure is not None:
+                    self.failures.raise_all()
+                    self.failures.raise_named(failure, None)
 
     def end_bundle(self) -> None:
         """Return when all calls of the bundle have ended, returned or not; raise the first failure left unhandled."""
@@ -197,26 +212,6 @@ class ExecutionController(StateSink):
             yield
         finally:
             self._bundle_at_work = False
-
-    def _run_step(self, work: Callable[[], Any]) -> None:
-        self.current = None
-        try:
-            result = work()
-        except Exception as error:
-            self.failures.raise_named(error, None)
-        if type(result) is CoroutineType:
-            result.close()
-            raise FutureStateError(
-                f"operator '{self.uid}': bundle-grain methods cannot be coroutines; return a StateFuture instead"
-            )
-        if isinstance(result, StateFuture):
-            self.settle(result)
-
-    def _raise_failure(self, future: StateFuture[Any]) -> None:
-        error = future.exception()
-        if error is not None:
-            self.failures.raise_all()
-            self.failures.raise_named(error, None)
 
     def _await_calls(self) -> None:
         """Wait for the outside calls of the bundle at work."""

@@ -132,7 +132,7 @@ class Failures:
         self._named = error
         return error
 
-    def unanswered(self, kind: type[AsyncStateError], outstanding: Sequence[Outstanding]) -> AsyncStateError:
+    def unanswered(self, outstanding: Sequence[Outstanding]) -> str:
         """What the watchdog says of what is ``outstanding``, the oldest first: for how long, and what to do."""
         calls = sum(type(waiting.ticket) is OutsideCall for waiting in outstanding)
         reads = len(outstanding) - calls
@@ -151,8 +151,10 @@ class Failures:
                 "let the functions of ctx.call await what they wait for and heed their cancellation, or make them "
                 "plain functions, which run on threads"
             )
-        late = f"{waiting} have not answered; the oldest: {oldest}"
-        return self.named(kind(f"operator '{self.uid}': {late}. To do: {'; '.join(remedies)}"))
+        return (
+            f"operator '{self.uid}': {waiting} have not answered; the oldest: {oldest}. "
+            f"To do: {'; '.join(remedies)}"
+        )
 
     def _raise(self, error: AsyncStateError, cause: BaseException) -> NoReturn:
         self._named = error

@@ -37,12 +37,10 @@ class SyncExecutionController(ExecutionController):
     def drain(self) -> None:
         """Nothing is ever in flight."""
 
-    def settle(self, future: StateFuture[Any]) -> None:
-        """See ``ExecutionController``."""
+    def _await_settled(self, future: StateFuture[Any]) -> None:
         if not future.done:
             self.failures.raise_all()
             raise self.failures.never(None, "returned")
-        self._raise_failure(future)
 
     def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
         """See ``StateSink``."""
@@ -76,7 +74,8 @@ class SyncExecutionController(ExecutionController):
         self.calls.wait_seconds += time.perf_counter() - started
         if completion is None:
             self.calls.abandon()
-            raise self.failures.unanswered(OperatorError, completions.outstanding())
+            text = self.failures.unanswered(completions.outstanding())
+            raise self.failures.named(OperatorError(text))
         self.calls.ended()
         if completion.error is None:
             return completed_future(completion.values)

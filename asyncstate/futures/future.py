@@ -25,7 +25,6 @@ from asyncstate.futures.settling import (
     Step,
     Work,
     future_from,
-    of_record,
     refuse_coroutine,
     report_failure,
     require_completable,
@@ -97,7 +96,8 @@ class StateFuture(FutureCore, Generic[T_co]):
 
     def __repr__(self) -> str:
         if self._state == PENDING:
-            return f"<StateFuture pending{of_record(self)}>"
+            of_record = "" if self._owner is None else f", of the record with key {self._owner.key!r}"
+            return f"<StateFuture pending{of_record}>"
         return f"<StateFuture {'done' if self._state == DONE else 'failed'}: {self._value!r}>"
 
     def __bool__(self) -> NoReturn:
@@ -200,14 +200,7 @@ class StateFuture(FutureCore, Generic[T_co]):
         if_false: Callable[[T_co], V] | None = None,
     ) -> StateFuture[tuple[bool, U | V | None]]:
         """A future of ``(condition(value), result of the branch taken)``; None where there is no branch."""
-
-        def branch(value: Any) -> tuple[bool, U | V | None]:
-            taken, branch_of = (True, if_true) if condition(value) else (False, if_false)
-            result: Any = None if branch_of is None else branch_of(value)
-            refuse_coroutine(result, branch_of, "then_conditionally_apply")
-            return taken, result
-
-        return self.then_apply(branch)
+        return self.then_apply(_either(condition, if_true, if_false, "then_conditionally_apply"))
 
     def then_conditionally_accept(
         self,
@@ -216,14 +209,12 @@ class StateFuture(FutureCore, Generic[T_co]):
         if_false: Callable[[T_co], object] | None = None,
     ) -> StateFuture[bool]:
         """Call one of two consumers; a future of the condition."""
+        branch = _either(condition, if_true, if_false, "then_conditionally_accept")
 
-        def branch(value: Any) -> bool:
-            taken, branch_of = (True, if_true) if condition(value) else (False, if_false)
-            if branch_of is not None:
-                refuse_coroutine(branch_of(value), branch_of, "then_conditionally_accept")
-            return taken
+        def taken(value: Any) -> bool:
+            return branch(value)[0]
 
-        return self.then_apply(branch)
+        return self.then_apply(taken)
 
     def then_conditionally_compose(
         self,
@@ -295,6 +286,18 @@ class StateFuture(FutureCore, Generic[T_co]):
 _NESTING_MAX: Final = 64
 """Functions of then_compose that may run inside each other: a chain of reads whose answers are there at once makes its
 next link inside the last one. Deeper ones run when these have returned, so that chains of any length need no stack."""
+
+
+def _either(condition: Any, if_true: Any, if_false: Any, where: str) -> Callable[[Any], tuple[bool, Any]]:
+    """What calls one of two functions; gives the condition, and what the function returned."""
+
+    def branch(value: Any) -> tuple[bool, Any]:
+        taken, branch_of = (True, if_true) if condition(value) else (False, if_false)
+        result = None if branch_of is None else branch_of(value)
+        refuse_coroutine(result, branch_of, where)
+        return taken, result
+
+    return branch
 
 
 def _compose_later(fn: Callable[[Any], Any], value: Any) -> StateFuture[Any]:

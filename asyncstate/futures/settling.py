@@ -169,11 +169,6 @@ def require_completable(future: FutureCore) -> None:
     require_own(future, future._owner, "completed")
 
 
-def of_record(future: FutureCore) -> str:
-    """The owner of a pending future, for messages."""
-    return "" if future._owner is None else f", of the record with key {future._owner.key!r}"
-
-
 def report_failure(future: FutureCore) -> None:
     """Tell the scope that ``future`` has failed and nothing is derived from it."""
     scope = scopes.current

@@ -10,17 +10,25 @@ from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.declared import (
     Delay,
     Keys,
+    Order,
+    OrderBy,
+    SequenceBy,
     check_num_inputs,
     check_parallelism,
     delay_us,
+    drop_seen_of_inputs,
     each_input,
     keys_of_inputs,
+    sequences_of_inputs,
+    sort_keys_of_inputs,
     times_of_inputs,
     why_rows_wait,
 )
 from asyncstate.runtime.driver import (
     advance_sources,
+    check_fingerprint,
     check_key_groups,
+    fingerprint,
     left_out,
     operator_after,
     previous_processing_time,
@@ -28,7 +36,6 @@ from asyncstate.runtime.driver import (
     sum_records,
     watermark_after,
 )
-from asyncstate.runtime.fingerprint import check_fingerprint, fingerprint
 from asyncstate.runtime.initial import (
     FIRST_ARRIVAL,
     InitialValues,
@@ -45,14 +52,6 @@ from asyncstate.runtime.local_choice import (
     may_run_locally,
 )
 from asyncstate.runtime.missing_rows import warn_of_missing_rows
-from asyncstate.runtime.sort_keys import (
-    Order,
-    OrderBy,
-    SequenceBy,
-    drop_seen_of_inputs,
-    sequences_of_inputs,
-    sort_keys_of_inputs,
-)
 from asyncstate.runtime.spec import (
     CommitRecord,
     InputBatch,
@@ -64,8 +63,7 @@ from asyncstate.runtime.spec import (
 )
 from asyncstate.runtime.statistics import RowStatistics, TaskStatistics, kind_of
 from asyncstate.runtime.stores import read_state, retries_of
-from asyncstate.runtime.task import run_partition
-from asyncstate.runtime.unkept import run_stateless, run_to_the_end
+from asyncstate.runtime.task import run_partition, run_stateless, run_to_the_end
 from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
 
 __all__ = [

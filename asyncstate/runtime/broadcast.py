@@ -1,8 +1,11 @@
 """The broadcast input: rows that every partition handles, before its own rows of the micro-batch.
 
-Owns: the form in which those rows travel in a ``TaskSpec``, and ``BroadcastRows``, which runs them.
+Owns: the form in which those rows travel in a ``TaskSpec``, ``BroadcastRows``, which runs them, ``stored_keys``, to
+which they are shown, and whether all partitions have done the same to broadcast state: ``broadcast_digest`` in the
+task, ``check_digests`` on the driver.
 Invariants: every partition runs the same rows in the same order; a row has ended, with all its notifications,
-before the next one starts.
+before the next one starts. What is committed to broadcast state is the same in every partition, so that any one of
+them can stand for all when the parallelism changes.
 Must not import Spark.
 
 Source: Flink's ``BroadcastProcessFunction`` and ``applyToKeyedState``; the notifications are FLIP's
@@ -11,23 +14,30 @@ Source: Flink's ``BroadcastProcessFunction`` and ``applyToKeyedState``; the noti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.codec import KeyCodec
+from asyncstate.codec import BROADCAST_GROUP, KeyCodec, prefix_end
 from asyncstate.errors import JobError
-from asyncstate.execution import BatchFrame, BroadcastRecord, ExecutionController, Record
+from asyncstate.execution import BatchFrame, BroadcastRecord, Record
 from asyncstate.operator import InputSpec, RecordOperator, row_type
-from asyncstate.runtime.context import TaskContext
+from asyncstate.requests import StateSink
 from asyncstate.runtime.rows import PreparedBatch, key_values, kinds_of, prepare, python_rows
-from asyncstate.runtime.spec import InputBatch, TaskSpec
-from asyncstate.runtime.stored_keys import stored_keys
+from asyncstate.runtime.runner import Runner
+from asyncstate.runtime.spec import CommitRecord, InputBatch
+from asyncstate.state.versions import PICKLED
+from asyncstate.storage import Changes, StateSpec, changes_from
 
 _NOTIFIED_KEYS: Final = 2_000  # between two looks at the output
+_GROUP_BYTES: Final = 2
+_FIRST_PAGE: Final = 16
+_STATE_ID_AT: Final = len(BROADCAST_GROUP)
 
 
 def pack_broadcast(
@@ -67,25 +77,18 @@ def unpack_broadcast(packed: bytes, input_index: int) -> Iterator[InputBatch]:
 class BroadcastRows:
     """The broadcast rows of one partition in one micro-batch, as records."""
 
-    def __init__(
-        self,
-        spec: TaskSpec,
-        context: TaskContext,
-        controller: ExecutionController,
-        operator: RecordOperator,
-        frame: BatchFrame,
-    ) -> None:
-        self._spec = spec
-        self._context = context
-        self._controller = controller
+    def __init__(self, runner: Runner, operator: RecordOperator, frame: BatchFrame) -> None:
+        self._runner = runner
+        self._spec = runner.spec
+        self._context = runner.context
+        self._controller = runner.controller
         self._operator = operator
         self._frame = frame
 
-    def run(self, count: Callable[[PreparedBatch, bool], None]) -> Iterator[None]:
+    def run(self) -> Iterator[None]:
         """Run all rows. Stops where output may be taken.
 
-        ``count`` gets each batch and whether this partition is the one to count its rows: the sums over the
-        partitions are then those of the input.
+        The first partition counts the rows: the sums over the partitions are then those of the input.
         """
         packed, index = self._spec.broadcast, self._operator.broadcast_input
         if packed is None or index is None:
@@ -93,7 +96,7 @@ class BroadcastRows:
         first = self._context.key_groups.start == 0
         for given in unpack_broadcast(packed, index):
             prepared = prepare(self._spec.uid, self._spec.inputs[index], given)
-            count(prepared, first)
+            self._runner.count(prepared, first)
             for record in self._records(prepared):
                 self._controller.submit(record)
                 self._controller.drain()
@@ -116,7 +119,7 @@ class BroadcastRows:
         work = self._operator.process_notification
         seen = key_values(context.key_schema.types)
         keys = stored_keys(
-            controller, context.keyed_state_ids, context.key_groups, self._key_codec(), context.page_size
+            controller, context.keyed_state_ids, context.key_groups, context.key_codec, context.page_size
         )
         for number, key in enumerate(keys, 1):
             notified.add()
@@ -138,6 +141,102 @@ class BroadcastRows:
         controller.drain()
         yield
 
-    def _key_codec(self) -> KeyCodec:
-        schema = self._context.key_schema
-        return KeyCodec(list(schema.types), list(schema.names), self._spec.max_parallelism)
+
+class StoredKey(NamedTuple):
+    """A key with state: its group and bytes as in a KeyContext, and the values of its columns."""
+
+    group: bytes
+    encoded_key: bytes
+    values: tuple[Any, ...]
+
+
+def stored_keys(
+    sink: StateSink, state_ids: Sequence[int], groups: range, codec: KeyCodec, page_size: int
+) -> Iterator[StoredKey]:
+    """The keys in ``groups`` that have an entry of one of the states, each once, in the order of the store.
+
+    This batch's writes are among them; what is written to a key that has come does not bring it back. The keys' own
+    state may be written and deleted meanwhile. ``page_size`` bounds the entries read at a time.
+
+    Reading every entry would cost as much as the state is large, and a key may have a map of a million entries. So
+    pages are short where a key has many entries, and a page that ends inside a key's entries is followed by a jump
+    behind them.
+    """
+    for group in _groups_with_entries(sink, groups):
+        of_states = [
+            _keys_below(sink, group + bytes([state_id]), codec, page_size) for state_id in sorted(state_ids)
+        ]
+        last: bytes | None = None
+        for key, values in heapq.merge(*of_states, key=_encoded):
+            if key != last:
+                last = key
+                yield StoredKey(group, key, values)
+
+
+def _groups_with_entries(sink: StateSink, groups: Iterable[int]) -> Iterator[bytes]:
+    """The groups that hold anything at all; a run of empty ones costs one scan."""
+    reached = b""
+    for number in groups:
+        group = number.to_bytes(_GROUP_BYTES, "big")
+        if group < reached:
+            continue
+        if group > reached:
+            page = sink.scan(group, BROADCAST_GROUP, 1)
+            if not page:
+                return
+            reached = page[0][0][:_GROUP_BYTES]
+        if group == reached:
+            yield group
+
+
+def _keys_below(
+    sink: StateSink, prefix: bytes, codec: KeyCodec, page_size: int
+) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
+    """The keys of one state in one group, ascending."""
+    start, end, skip = prefix, prefix_end(prefix), len(prefix)
+    limit = min(_FIRST_PAGE, page_size)
+    while True:
+        page = sink.scan(start, end, limit)
+        found = 0
+        last = b""
+        for entry, _ in page:
+            if last and entry.startswith(last):
+                continue
+            values, key_end = codec.decode_one(entry, skip)
+            last = entry[:key_end]
+            found += 1
+            yield last[skip:], values
+        if len(page) < limit:
+            return
+        start = prefix_end(last)
+        limit = min(2 * limit, page_size) if found == limit else found
+
+
+def _encoded(key: tuple[bytes, tuple[Any, ...]]) -> bytes:
+    return key[0]
+
+
+def broadcast_digest(changes: Changes, states: Sequence[StateSpec]) -> str:
+    """A name for what sorted ``changes`` do to broadcast state; empty if nothing.
+
+    Of pickled states only the keys count: equal objects may have different pickles in different processes.
+    """
+    pickled = {state.id for state in states if state.types.get("value") == PICKLED}
+    digest = None
+    for key, value in changes_from(changes, BROADCAST_GROUP):
+        digest = digest or xxhash.xxh3_128()
+        shown = b"" if value is not None and key[_STATE_ID_AT] in pickled else value
+        for part in (key, shown):
+            digest.update(b"\x00" if part is None else b"\x01" + len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest() if digest else ""
+
+
+def check_digests(uid: str, records: Sequence[CommitRecord]) -> None:
+    """Raise JobError unless all partitions report the same digest."""
+    for record in records[1:]:
+        if record.broadcast_digest != records[0].broadcast_digest:
+            raise JobError(
+                f"operator '{uid}': partitions {records[0].partition} and {record.partition} made different changes to "
+                "broadcast state; let process_broadcast depend on its row and on broadcast state alone, not on the "
+                "clock, on chance or on context.key_groups. Nothing was committed"
+            )

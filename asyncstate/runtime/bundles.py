@@ -25,9 +25,9 @@ from asyncstate.row_shape import RowShape
 from asyncstate.runtime.bundle_size import BundleSize
 from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.rows import PreparedBatch, joined, output_batch
+from asyncstate.runtime.rows import PreparedBatch, joined
 from asyncstate.runtime.runner import Runner
-from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
+from asyncstate.runtime.spec import InputBatch, OutBatch, TaskSpec
 
 
 class BundleRunner(Runner):
@@ -79,37 +79,15 @@ class BundleRunner(Runner):
         output: str | None = None,
     ) -> None:
         """See ``BundleContext``."""
+        schema = self.context.output_schema if output is None else self._side_outputs.get(output)
+        if schema is None:
+            raise unknown_output(str(output), self._side_outputs)
         if isinstance(columns, dict):
-            columns = self._in_order(columns, output)
+            what = "the output" if output is None else f"side output '{output}'"
+            columns = RowShape(schema, what, emits=True).emitted((), columns)
         num_rows = len(columns[0]) if columns else (0 if isinstance(kinds, RowKind) else len(kinds))
-        if output is not None:
-            self._emit_aside(output, columns, kinds, num_rows)
-        elif num_rows:
-            self.rows_out += num_rows
-            self._out.append(
-                output_batch(self.spec.uid, self.context.output_schema, columns, kinds, num_rows)
-            )
-
-    def _in_order(self, columns: dict[str, pa.Array], output: str | None) -> Sequence[pa.Array]:
-        schema = self.context.output_schema if output is None else self._side_schema(output)
-        what = "the output" if output is None else f"side output '{output}'"
-        return RowShape(schema, what, emits=True).emitted((), columns)
-
-    def _side_schema(self, output: str) -> pa.Schema:
-        if output not in self._side_outputs:
-            raise unknown_output(output, self._side_outputs)
-        return self._side_outputs[output]
-
-    def _emit_aside(
-        self,
-        output: str,
-        columns: Sequence[pa.Array],
-        kinds: npt.NDArray[np.int8] | RowKind,
-        num_rows: int,
-    ) -> None:
-        schema = self._side_schema(output)
         if num_rows:
-            self._out.append(self._side_batch(output, schema, columns, kinds, num_rows))
+            self._out.append(self._out_batch(output, schema, columns, kinds, num_rows))
 
     def call(
         self,
@@ -128,7 +106,7 @@ class BundleRunner(Runner):
         """See ``Runner``; reads one bundle ahead while that happens beside other work."""
         waiting: Bundle | None = None
         for bundle in self._bundles(batches):
-            if isinstance(bundle, SideBatch):
+            if not isinstance(bundle, Bundle):
                 yield bundle
                 continue
             ahead = self.controller.reads_ahead
@@ -191,14 +169,14 @@ class BundleRunner(Runner):
         out, self._out = self._out, []
         yield from out
 
-    def _bundles(self, batches: Iterator[InputBatch]) -> Iterator[Bundle | SideBatch]:
+    def _bundles(self, batches: Iterator[InputBatch]) -> Iterator[Bundle | OutBatch]:
         """Batches of an input put together or cut, up to ``BundleSize`` rows; input 0 before input 1. Behind them rows
         that had to wait for all others of their key. Rows for a bundled function wait no longer than they may. Late
         rows of ordered inputs are given as they come."""
         held: list[list[PreparedBatch]] = [[] for _ in self.spec.inputs]
         rows, until = 0, 0.0
-        for prepared in self._unordered(self._arriving(batches, self._rows_max)):
-            if isinstance(prepared, SideBatch):
+        for prepared in self._unordered(self._arriving(batches)):
+            if not isinstance(prepared, PreparedBatch):
                 yield prepared
                 continue
             limit = self._rows_max(prepared.batch)
@@ -211,18 +189,18 @@ class BundleRunner(Runner):
                 held[prepared.input_index].append(part)
                 rows += part.batch.num_rows
         yield from self._joined(held)
-        for left in self._unordered(self._waiting(self._rows_max)):
-            if isinstance(left, SideBatch):
-                yield left
-            else:
+        for left in self._unordered(self._waiting()):
+            if isinstance(left, PreparedBatch):
                 yield from self._fitting(left)
+            else:
+                yield left
 
     def _rows_max(self, batch: pa.RecordBatch) -> int:
-        """Rows for a bundle with rows like those of ``batch``."""
+        """See ``Runner``: rows for a bundle with rows like those of ``batch``."""
         limit = self._size.rows(batch)
         return min(limit, self.spec.config.bundled_agg_size) if self._operator.is_bundled else limit
 
-    def _unordered(self, rows: Iterator[PreparedBatch]) -> Iterator[PreparedBatch | SideBatch]:
+    def _unordered(self, rows: Iterator[PreparedBatch]) -> Iterator[PreparedBatch | OutBatch]:
         """Those of inputs without an order; the others are put to wait, but for late ones that have an output."""
         for prepared in rows:
             if prepared.input_index in self._ordered:

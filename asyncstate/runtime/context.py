@@ -86,6 +86,7 @@ class TaskContext:
         self.counters: dict[str, Counter] = {}
         self.missing: MissingRows | None = None
         self.seen: dict[int, SeenSequence] = {}
+        self.states: list[StateSpec] = []
         self._config = config
         self.expiring: list[tuple[StateTtl, ExpiringState]] = []
         self._sink = sink
@@ -148,19 +149,25 @@ class TaskContext:
         return self.missing
 
     @property
+    def missing_row(self) -> str | None:
+        """An example of the retractions that found no row, None without any."""
+        return None if self.missing is None else self.missing.example
+
+    @property
     def keyed_state_ids(self) -> list[int]:
         """Ids of the record-grain states that ``open`` has declared and that belong to a key."""
         declared = [spec for spec in self._declared.values() if spec.id >= FIRST_STATE_ID]
         return [spec.id for spec in declared if spec.kind not in _NOT_BY_KEY]
 
     def opened(self) -> list[StateSpec]:
-        """End of ``open``: no more declarations. Returns all states, stored ones that are no longer declared too."""
+        """End of ``open``: no more declarations. All ``states``, stored ones that are no longer declared too."""
         self.seen = seen_states(self)
         self._open = False
-        return [
+        self.states = [
             *self._declared.values(),
             *(spec for name, spec in self._stored.items() if name not in self._declared),
         ]
+        return self.states
 
     def _spec(self, descriptor: StateDescriptor[S], stored: StateSpec | None) -> StateSpec:
         types = descriptor.type_texts()

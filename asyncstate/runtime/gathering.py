@@ -30,9 +30,10 @@ import pyarrow.compute as pc
 from asyncstate.changelog import accumulates
 from asyncstate.codec import check_key_type, hash_columns
 from asyncstate.codec.sorting import rows_by
+from asyncstate.codec.times import event_times
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
-from asyncstate.runtime.rows import PreparedBatch, joined, microseconds
+from asyncstate.runtime.rows import PreparedBatch, joined
 
 RowsMax = Callable[[pa.RecordBatch], int]
 """How many rows a part may have, judged by some of its rows."""
@@ -58,6 +59,7 @@ class Gathering:
         index: int,
         together: Collection[str] | None,
         waits: bool,
+        rows_max: RowsMax,
         memory_bytes: int,
         folder: str,
         chosen: Filter,
@@ -69,6 +71,7 @@ class Gathering:
         self._by_content = together is None
         self._identity = _hashable(self._schema) if together is None else list(together)
         self._waits = waits
+        self._rows_max = rows_max
         self._memory_bytes = memory_bytes
         self._folder = folder
         self._chosen = chosen
@@ -81,12 +84,12 @@ class Gathering:
         self._bytes = 0
         self._files: _Files | None = None
 
-    def add(self, prepared: PreparedBatch, rows_max: RowsMax) -> Iterator[PreparedBatch]:
+    def add(self, prepared: PreparedBatch) -> Iterator[PreparedBatch]:
         """Let rows wait; gives those that need not wait any longer."""
         retracts = bool(prepared.kinds.any())
         self._waits = self._waits or retracts
         self._apart = self._apart and (self._always_apart or not retracts)
-        if not self._waits and self._rows + prepared.batch.num_rows > rows_max(prepared.batch):
+        if not self._waits and self._rows + prepared.batch.num_rows > self._rows_max(prepared.batch):
             yield from self.free()
         self._parts.append(prepared)
         self._rows += prepared.batch.num_rows
@@ -100,16 +103,16 @@ class Gathering:
             yield from self._parts
             self._parts, self._bytes, self._rows = [], 0, 0
 
-    def parts(self, rows_max: RowsMax) -> Iterator[PreparedBatch]:
+    def parts(self) -> Iterator[PreparedBatch]:
         """The rows that are left; each key's in one part, in order of the sequence or else of arrival."""
         if self._files is None:
             if self._parts:
-                yield from self._cut(self._taken(), rows_max)
+                yield from self._cut(self._taken())
             return
         if self._parts:
             self._to_files()
         for number in self._files.filled():
-            yield from self._cut_file(self._files, number, rows_max)
+            yield from self._cut_file(self._files, number)
 
     def close(self) -> None:
         """Delete the files; the rows that are left are lost."""
@@ -122,8 +125,8 @@ class Gathering:
 
     # -- parts -----------------------------------------------------------------------------------------
 
-    def _cut(self, rows: PreparedBatch, rows_max: RowsMax) -> Iterator[PreparedBatch]:
-        limit = rows_max(rows.batch)
+    def _cut(self, rows: PreparedBatch) -> Iterator[PreparedBatch]:
+        limit = self._rows_max(rows.batch)
         if rows.batch.num_rows <= limit:
             yield self._chosen(self._sorted(rows))
             return
@@ -180,18 +183,18 @@ class Gathering:
         rows = self._taken()
         self._files.write(rows, self._key_hashes(rows.batch))
 
-    def _cut_file(self, files: _Files, number: int, rows_max: RowsMax) -> Iterator[PreparedBatch]:
+    def _cut_file(self, files: _Files, number: int) -> Iterator[PreparedBatch]:
         if self._apart:
             for table in files.read_some(number):
-                yield from self._cut(self._prepared(table), rows_max)
+                yield from self._cut(self._prepared(table))
             return
         if files.bytes[number] <= self._memory_bytes or self._spec.sequence:
-            yield from self._cut(self._prepared(files.read(number)), rows_max)
+            yield from self._cut(self._prepared(files.read(number)))
             return
         # What identifies them takes the rows of long keys apart, and of all without keys; other keys stay together.
         finer = _Files(self._folder)
         try:
-            long = self._long_keys(files, number, rows_max)
+            long = self._long_keys(files, number)
             for table in files.read_some(number):
                 rows = self._prepared(table)
                 hashes = self._key_hashes(rows.batch)
@@ -200,17 +203,17 @@ class Gathering:
                     rows, np.where(taken_apart, self._identity_hashes(rows.batch), _other_bits(hashes))
                 )
             for each in finer.filled():
-                yield from self._cut(self._prepared(finer.read(each)), rows_max)
+                yield from self._cut(self._prepared(finer.read(each)))
         finally:
             finer.close()
 
-    def _long_keys(self, files: _Files, number: int, rows_max: RowsMax) -> _Hashes:
+    def _long_keys(self, files: _Files, number: int) -> _Hashes:
         """The hashes of the keys with more rows in a file than a part may have."""
         counts, limit = _Counts(), 0
         for table in files.read_some(number):
             batch = self._prepared(table).batch
             counts.add(self._key_hashes(batch))
-            limit = max(limit, rows_max(batch))
+            limit = max(limit, self._rows_max(batch))
         return counts.above(limit)
 
     def _prepared(self, table: pa.Table) -> PreparedBatch:
@@ -219,7 +222,7 @@ class Gathering:
         rows = pa.RecordBatch.from_arrays(batch.columns[:-1], schema=self._schema)
         time = self._spec.event_time
         return PreparedBatch(
-            rows, kinds, None if time is None else microseconds(rows.column(time)), self._index, 0
+            rows, kinds, None if time is None else event_times(rows.column(time)), self._index, 0
         )
 
 
@@ -233,12 +236,9 @@ class _Files:
         self.bytes = [0] * _FILES
 
     def write(self, rows: PreparedBatch, hashes: _Hashes) -> None:
-        numbers = (hashes >> np.uint64(32)) % np.uint64(_FILES)
-        order = np.argsort(numbers, kind="stable")
-        bounds = np.searchsorted(numbers[order], np.arange(_FILES + 1))
         batch = rows.batch.append_column(_KIND, pa.array(rows.kinds, pa.int8()))
-        for number in np.flatnonzero(np.diff(bounds)).tolist():
-            chosen = batch.take(pa.array(order[bounds[number] : bounds[number + 1]]))
+        for number, places in _divided(hashes, _FILES):
+            chosen = batch.take(pa.array(places))
             if number not in self._writers:
                 self._writers[number] = pa.ipc.new_stream(str(self._path(number)), batch.schema)
             self._writers[number].write_batch(chosen)
@@ -303,12 +303,17 @@ def _other_bits(hashes: _Hashes) -> _Hashes:
 def _by_hash(rows: PreparedBatch, hashes: _Hashes, limit: int) -> Iterator[PreparedBatch]:
     """The rows in parts of about ``limit``; rows of equal hash stay together, in their order."""
     parts = -(-rows.batch.num_rows // limit)
-    numbers = (_other_bits(hashes) >> np.uint64(32)) % np.uint64(parts)
+    for _, places in _divided(_other_bits(hashes), parts):
+        yield rows.take(places)
+
+
+def _divided(hashes: _Hashes, parts: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """The numbers of the parts that get some of the rows (n), and where these are, in their order."""
+    numbers = (hashes >> np.uint64(32)) % np.uint64(parts)
     order = np.argsort(numbers, kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(parts + 1))
-    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        if end > start:
-            yield rows.take(order[start:end])
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        yield number, order[bounds[number] : bounds[number + 1]]
 
 
 def _by_arrival(

@@ -10,7 +10,8 @@ Source: the ``initialState`` of Spark's ``transformWithState``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
@@ -35,7 +36,13 @@ VALUE: Final = "value"
 USER_KEY: Final = "user_key"
 FIRST_ARRIVAL: Final = 1 << 31
 """Rows that wait in order are numbered by micro-batch and arrival; those that come behind initial rows from here on."""
-_KINDS: Final = ("value", "list", "map", "reducing")
+_PUT: Final[dict[str, Callable[[Any, Row], Any]]] = {
+    "value": lambda state, row: state.async_update(row[VALUE]),
+    "list": lambda state, row: state.async_update(row[VALUE]),
+    "map": lambda state, row: state.async_put(row[USER_KEY], row[VALUE]),
+    "reducing": lambda state, row: state.async_add(row[VALUE]),
+}
+"""How a row is put into a state, by its kind."""
 
 
 class InitialValues(RecordOperator):
@@ -65,12 +72,12 @@ class InitialValues(RecordOperator):
                 f"has {known}"
             )
         kind, state = watched.states[self.state]
-        if kind not in _KINDS or not isinstance(self.operator, RecordOperator):
+        if kind not in _PUT or not isinstance(self.operator, RecordOperator):
             raise StateDeclarationError(
                 f"operator '{context.uid}': state {self.state!r} ({kind}) cannot be given values; only value, list, "
                 "map and reducing states of a RecordOperator can. Give initial_state the rows that make the state"
             )
-        self._put = {"value": _update, "list": _update, "map": _put, "reducing": _add}[kind]
+        self._put = _PUT[kind]
         self._kept = state
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -95,21 +102,14 @@ class _Watched:
         return getattr(self._context, name)
 
 
-def _update(state: Any, row: Row) -> Any:
-    return state.async_update(row[VALUE])
-
-
-def _put(state: Any, row: Row) -> Any:
-    return state.async_put(row[USER_KEY], row[VALUE])
-
-
-def _add(state: Any, row: Row) -> Any:
-    return state.async_add(row[VALUE])
-
-
 def report_of_both(first: CommitRecord, then: CommitRecord) -> CommitRecord:
     """What a partition has to report that ran twice in a micro-batch, ``then`` over what ``first`` had left."""
-    times = [max(both, default=None) for both in _present(first.max_event_times, then.max_event_times)]
+    # Values of states have other inputs, and no times.
+    seen = first.max_event_times if len(first.max_event_times) == len(then.max_event_times) else []
+    times = [
+        max((time for time in both if time is not None), default=None)
+        for both in zip_longest(seen, then.max_event_times)
+    ]
     return msgspec.structs.replace(
         then,
         max_event_times=times,
@@ -117,12 +117,6 @@ def report_of_both(first: CommitRecord, then: CommitRecord) -> CommitRecord:
         statistics=sums_of_both(first.statistics, then.statistics),
         peaks=highest([first.peaks, then.peaks]),
     )
-
-
-def _present(first: Sequence[int | None], then: Sequence[int | None]) -> list[list[int]]:
-    """Of each input the times that were seen; values of states have other inputs, and no times."""
-    firsts = list(first) if len(first) == len(then) else [None] * len(then)
-    return [[time for time in both if time is not None] for both in zip(firsts, then, strict=True)]
 
 
 def check_keeps(uid: str, given: object) -> None:

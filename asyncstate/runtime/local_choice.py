@@ -51,51 +51,34 @@ def may_run_locally(operator: Operator, inputs: Sequence[InputSpec], config: Con
 
 
 def _possible_phase(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalPhase | None:
-    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
-        return None
-    if inputs[0].sequence:  # rows that are put together have none any more
-        return None
-    phase = operator.local_phase(inputs)
+    phase = _phase(operator, inputs, config)
     if phase is None or config.local_aggregation == "true":
         return phase
     # Of a changelog's rows only the net change would be checked, which nobody should get unasked.
     return None if inputs[0].changelog or _sorts(phase) else phase
 
 
-def chosen_local_limit(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalLimit | None:
-    """Which rows are enough for the operator; None where it gets all.
-
-    Rows with an event time all travel: the watermark follows from them. So do those with a sequence, whose order is
-    told within a key only.
-    """
-    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
-        return None
-    (given,) = inputs
-    if (
-        given.key
-        or given.changelog
-        or given.broadcast
-        or given.event_time
-        or given.sequence
-        or given.ordering is not None
-    ):
-        return None
-    limit = operator.local_limit(inputs)
-    # Spark takes first rows of all rows alone, and not all of those that share the last number.
-    return None if limit is None or limit.within or limit.function != "row_number" else limit
-
-
 def local_phase_of_task(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalPhase | None:
     """The local phase where rows come from the task of another operator, in which it needs no further exchange."""
-    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
-        return None
-    if inputs[0].sequence:
-        return None
-    phase = operator.local_phase(inputs)
+    phase = _phase(operator, inputs, config)
     if phase is None or config.local_aggregation == "true":
         return phase
     # Values that do not repeat would be more rows than came: a row for each set of them.
     return None if inputs[0].changelog or phase.values is not None else phase
+
+
+def _phase(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalPhase | None:
+    """What the operator lets be done to rows; not to those with a sequence: put together they have none any more."""
+    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
+        return None
+    return None if inputs[0].sequence else operator.local_phase(inputs)
+
+
+def chosen_local_limit(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalLimit | None:
+    """Which rows are enough for the operator; None where it gets all."""
+    limit = None if inputs[0].key or inputs[0].broadcast else _limit(operator, inputs, config)
+    # Spark takes first rows of all rows alone, and not all of those that share the last number.
+    return None if limit is None or limit.within or limit.function != "row_number" else limit
 
 
 def local_limit_of_task(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalLimit | None:
@@ -103,16 +86,21 @@ def local_limit_of_task(operator: Operator, inputs: Sequence[InputSpec], config:
 
     By columns that Arrow orders as states do: not by floats, among which NaN is the largest.
     """
-    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
-        return None
-    (given,) = inputs
-    if given.changelog or given.event_time or given.sequence or given.ordering is not None:
-        return None
-    limit = operator.local_limit(inputs)
+    limit = _limit(operator, inputs, config)
     floats = limit is not None and any(
-        pa.types.is_floating(given.schema.field(one.column).type) for one in limit.order
+        pa.types.is_floating(inputs[0].schema.field(one.column).type) for one in limit.order
     )
     return None if floats else limit
+
+
+def _limit(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalLimit | None:
+    """Rows with an event time all travel: the watermark follows from them. So do those with a sequence, whose order is
+    told within a key only."""
+    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
+        return None
+    given = inputs[0]
+    all_travel = given.changelog or given.event_time or given.sequence or given.ordering is not None
+    return None if all_travel else operator.local_limit(inputs)
 
 
 def _sorts(phase: LocalPhase) -> bool:

@@ -41,6 +41,7 @@ from asyncstate.codec import (
 )
 from asyncstate.codec.columns import LARGE_BINARY, binary_parts, matrix_rows, without_prefix
 from asyncstate.codec.sorting import rows_by
+from asyncstate.codec.times import event_times
 from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.operator import (
     MAX_WATERMARK,
@@ -53,7 +54,7 @@ from asyncstate.operator import (
 )
 from asyncstate.requests import Page, StateSink
 from asyncstate.runtime.bundle_size import BundleSize
-from asyncstate.runtime.rows import PreparedBatch, microseconds
+from asyncstate.runtime.rows import PreparedBatch
 from asyncstate.runtime.spec import TaskSpec
 from asyncstate.state import merged_entries, pages_of
 from asyncstate.state.columnar.cuts import Place, cut_alike
@@ -352,7 +353,7 @@ class _WaitingRows:
         batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
         kinds = data[offsets[:-1]].view(np.int8)
         event_time = self._spec.event_time
-        times = None if event_time is None else microseconds(batch.column(event_time))
+        times = None if event_time is None else event_times(batch.column(event_time))
         return PreparedBatch(batch, kinds, times, self._index, 0)
 
 

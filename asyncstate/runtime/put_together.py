@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.times import event_times
 from asyncstate.local_phase import (
     LOCAL_MET,
     LOCAL_ROWS,
@@ -31,7 +32,6 @@ from asyncstate.local_phase import (
     local_name,
 )
 from asyncstate.operator import InputSpec
-from asyncstate.runtime.rows import microseconds
 from asyncstate.runtime.spec import InputBatch
 
 Int64Array = npt.NDArray[np.int64]
@@ -130,7 +130,7 @@ def _parts(batch: pa.RecordBatch, spec: InputSpec, phase: LocalPhase) -> Int64Ar
     times = batch.column(spec.event_time)
     valid = pc.is_valid(times).to_numpy(zero_copy_only=False)
     if phase.slices is not None:
-        parts[valid] = (microseconds(times.drop_null()) - phase.slices.offset) // phase.slices.step
+        parts[valid] = (event_times(times.drop_null()) - phase.slices.offset) // phase.slices.step
     parts[~valid] = _NO_TIME
     return parts
 

@@ -7,7 +7,7 @@ ended; within a phase the records of a key run in order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ from asyncstate.execution import (
     BLOCK_ROWS,
     AnyRow,
     BatchFrame,
-    ComingRows,
     ExecutionController,
     OutputRow,
     Record,
@@ -48,10 +47,6 @@ _GROUP_BYTES: Final = 2
 _TIMERS: Final = -1  # a kind of rows, beside the numbers of the inputs
 
 
-def _part_rows(_: pa.RecordBatch) -> int:
-    return _PART_ROWS
-
-
 class RecordRunner(Runner):
     """Runs a ``RecordOperator``."""
 
@@ -79,9 +74,6 @@ class RecordRunner(Runner):
             key_type(context.key_schema),
         )
         self._row_types: list[type[Row]] = [row_type(given.schema) for given in spec.inputs]
-        self._key_codec = next(
-            codec for codec, given in zip(self._codecs, spec.inputs, strict=True) if not given.broadcast
-        )
         self._key_values = key_values(context.key_schema.types)
 
     def run(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
@@ -103,14 +95,17 @@ class RecordRunner(Runner):
         clean_up(self.spec, self.context, self.controller.bound_writes)
         yield from self._outputs(1)
 
+    def _rows_max(self, batch: pa.RecordBatch) -> int:
+        """See ``Runner``."""
+        return _PART_ROWS
+
     def _process_broadcast(self) -> Iterator[OutBatch]:
-        rows = BroadcastRows(self.spec, self.context, self.controller, self._operator, self._frame)
-        for _ in rows.run(self._count):
+        for _ in BroadcastRows(self, self._operator, self._frame).run():
             self.controller.bound_writes(0)
             yield from self._outputs(_OUTPUT_ROWS)
 
     def _process_rows(self, batches: Iterator[InputBatch]) -> Iterator[OutBatch]:
-        for prepared in chain(self._arriving(batches, _part_rows), self._waiting(_part_rows)):
+        for prepared in chain(self._arriving(batches), self._waiting()):
             if prepared.input_index in self._ordered:
                 yield from self._put_to_wait(prepared)
                 continue
@@ -162,20 +157,12 @@ class RecordRunner(Runner):
     def _records(self, prepared: PreparedBatch) -> Iterator[Record]:
         """One Record a row, keys encoded for the whole batch at once."""
         index = prepared.input_index
-        columns = self._key_columns(prepared)
-        codec = self._codecs[index]
-        keys = codec.encode(columns) if columns else self._keys_of_no_columns(prepared.batch.num_rows)
-        groups = [int(group).to_bytes(_GROUP_BYTES, "big") for group in range(self.spec.max_parallelism)]
-        key_groups = codec.groups(columns).tolist() if columns else [0] * prepared.batch.num_rows
-        values_of_keys = (
-            zip(*map(python_values, columns), strict=True)
-            if columns
-            else iter([()] * prepared.batch.num_rows)
-        )
+        keys, key_groups, values_of_keys = self._keys(prepared)
         times: list[Any] = prepared.times.tolist() if prepared.times is not None else [None] * len(keys)
         rows = map(self._row_types[index], python_rows(prepared.batch))
         frame, work = self._frame, self._operator.process
         self.keys += len(set(keys))
+        groups = [group.to_bytes(_GROUP_BYTES, "big") for group in range(self.spec.max_parallelism)]
         groups_of_rows = list(map(groups.__getitem__, key_groups))
         made = zip(keys, groups_of_rows, values_of_keys, rows, kinds_of(prepared.kinds), times, strict=True)
         coming = self.controller.coming_rows(index, groups_of_rows, keys)
@@ -187,11 +174,20 @@ class RecordRunner(Runner):
         finally:
             coming.done()
 
-    def _keys_of_no_columns(self, num_rows: int) -> list[bytes]:
-        """One key for all rows; where there is no state each has its own, so that none waits for another's calls."""
-        if self._operator.stateless:
-            return [number.to_bytes(4, "big") for number in range(num_rows)]
-        return [b""] * num_rows
+    def _keys(self, prepared: PreparedBatch) -> tuple[list[bytes], list[int], Iterable[tuple[Any, ...]]]:
+        """Of each row (n) its key as it is stored, its key group and the key's values.
+
+        Without key columns all rows have one key; where there is no state each has its own, so that none waits for
+        another's calls.
+        """
+        columns, num_rows = self._key_columns(prepared), prepared.batch.num_rows
+        if columns:
+            codec = self._codecs[prepared.input_index]
+            values = zip(*map(python_values, columns), strict=True)
+            return codec.encode(columns), codec.groups(columns).tolist(), values
+        own = self._operator.stateless
+        keys = [number.to_bytes(4, "big") if own else b"" for number in range(num_rows)]
+        return keys, [0] * num_rows, [()] * num_rows
 
     def _fire_timers(self, *domains: TimeDomain) -> Iterator[OutBatch]:
         """Rounds over ``domains`` in turn until nothing is due: a timer may register others that are due already."""
@@ -205,7 +201,8 @@ class RecordRunner(Runner):
         for page in self._timers.due(
             domain, self.context.key_groups, self._time_of(domain), self.context.page_size
         ):
-            coming = self._coming_timers(page)
+            groups, keys = [due.group for due in page], [due.key for due in page]
+            coming = self.controller.coming_rows(_TIMERS, groups, keys)
             for number, due in enumerate(page):
                 if number % BLOCK_ROWS == 0:
                     coming.at(number)
@@ -218,9 +215,6 @@ class RecordRunner(Runner):
             yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
 
-    def _coming_timers(self, page: Sequence[DueTimer]) -> ComingRows:
-        return self.controller.coming_rows(_TIMERS, [due.group for due in page], [due.key for due in page])
-
     def _may_be_due(self, domain: TimeDomain) -> bool:
         until = self._time_of(domain)
         return self._has_timers and until != MIN_WATERMARK and self._timers.may_be_due(domain, until)
@@ -229,7 +223,7 @@ class RecordRunner(Runner):
         return self.spec.watermark if domain is TimeDomain.EVENT_TIME else self.spec.processing_time
 
     def _timer_record(self, due: DueTimer) -> Record:
-        values, _ = self._key_codec.decode_one(due.key)
+        values, _ = self.context.key_codec.decode_one(due.key)
         event_time = due.time if due.domain is TimeDomain.EVENT_TIME else None
         return Record(
             self._frame,

@@ -106,12 +106,7 @@ def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
         valid = pc.is_valid(column)
         batch, kinds = batch.filter(valid), kinds[valid.to_numpy(zero_copy_only=False)]
         column = batch.column(spec.event_time)
-    return PreparedBatch(batch, kinds, microseconds(column), given.input_index, dropped)
-
-
-def microseconds(column: pa.Array) -> npt.NDArray[np.int64]:
-    """A timestamp column without nulls as int64 microseconds."""
-    return event_times(column)
+    return PreparedBatch(batch, kinds, event_times(column), given.input_index, dropped)
 
 
 def python_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

@@ -21,11 +21,11 @@ from asyncstate.changelog import RowKind
 from asyncstate.execution import ExecutionController
 from asyncstate.local_phase import local_rows
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.gathering import Gathering, RowsMax
+from asyncstate.runtime.gathering import Gathering
 from asyncstate.runtime.ordering import OrderedInputs
 from asyncstate.runtime.rows import PreparedBatch, output_batch, prepare
 from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
-from asyncstate.runtime.statistics import RowStatistics
+from asyncstate.runtime.statistics import RowStatistics, Transfers
 
 
 class Runner(ABC):
@@ -44,6 +44,7 @@ class Runner(ABC):
         self.spec = spec
         self.context = context
         self.controller = controller
+        self.transfers = Transfers()
         self.rows_in = 0
         self.rows_out = 0
         self.local_rows_in = 0
@@ -59,53 +60,58 @@ class Runner(ABC):
         self._ordered = OrderedInputs(
             controller, spec, context.ordered, self._codecs, lambda: context.counter("late_rows_dropped")
         )
+        self._unique = unique
         self._gathered = {
-            index: self._gathering(index, unique, scratch)
+            index: self._gathering(index, scratch)
             for index, given in sorted(enumerate(spec.inputs), key=lambda each: each[0] != self._first)
-            if given.sequence or (not self._comes_in_order(index) and self._needs_all(index, unique))
+            if given.sequence or (not self._comes_in_order(index) and self._needs_all(index))
         }
 
     @abstractmethod
     def run(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
         """Run the operator over ``batches`` and the watermark; gives the output."""
 
+    @abstractmethod
+    def _rows_max(self, batch: pa.RecordBatch) -> int:
+        """How many rows like those of ``batch``, which had to wait for others, are given out together."""
+
     def _prepared(self, batches: Iterator[InputBatch]) -> Iterator[PreparedBatch]:
         for given in batches:
             prepared = prepare(self.spec.uid, self.spec.inputs[given.input_index], given)
-            self._count(prepared)
+            self.count(prepared)
             self._count_local(given)
             if prepared.batch.num_rows:
                 yield prepared
             self.controller.flush()  # the next batch may be long in coming
 
-    def _put_to_wait(self, prepared: PreparedBatch) -> Iterator[SideBatch]:
+    def _put_to_wait(self, prepared: PreparedBatch) -> Iterator[OutBatch]:
         """Let rows of an ordered input wait; gives those that come too late for it, if somebody asks for them."""
         late, name = self._ordered.add(prepared), self._late_outputs[prepared.input_index]
         self.controller.bound_writes(0)
         if late is not None and name is not None:
             schema = self.context.side_outputs[name]
-            yield self._side_batch(name, schema, late.batch.columns, late.kinds, late.batch.num_rows)
+            yield self._out_batch(name, schema, late.batch.columns, late.kinds, late.batch.num_rows)
 
-    def _side_batch(
+    def _out_batch(
         self,
-        name: str,
+        name: str | None,
         schema: pa.Schema,
         columns: Sequence[Any],
         kinds: npt.NDArray[np.int8] | RowKind,
         num_rows: int,
-    ) -> SideBatch:
+    ) -> OutBatch:
+        """Rows for a side output, or the main one (None); they are counted."""
         self.rows_out += num_rows
-        return SideBatch(name, output_batch(self.spec.uid, schema, columns, kinds, num_rows))
+        batch = output_batch(self.spec.uid, schema, columns, kinds, num_rows)
+        return batch if name is None else SideBatch(name, batch)
 
     def _comes_in_order(self, index: int) -> bool:
         """Whether rows of the input do not come as they arrive: they need not be put in order here."""
         return self.spec.inputs[index].broadcast or index in self._ordered
 
-    def _gathering(
-        self, index: int, unique: Sequence[Collection[str] | None] | None, scratch: str
-    ) -> Gathering:
+    def _gathering(self, index: int, scratch: str) -> Gathering:
         given = self.spec.inputs[index]
-        together = None if unique is None else unique[index]
+        together = None if self._unique is None else self._unique[index]
         if given.local is not None:
             together = ()  # what rows are made of says nothing about which of them need each other
         return Gathering(
@@ -113,15 +119,16 @@ class Runner(ABC):
             index,
             together,
             waits=bool(given.sequence) or together is not None or self._is_behind(index),
-            apart=unique is None or not given.changelog,
+            apart=self._unique is None or not given.changelog,
+            rows_max=self._rows_max,
             memory_bytes=self.spec.config.gather_memory_bytes,
             folder=scratch,
             chosen=functools.partial(self._unseen, index),
         )
 
-    def _needs_all(self, index: int, unique: Sequence[Collection[str] | None] | None) -> bool:
+    def _needs_all(self, index: int) -> bool:
         """Whether rows of the input may have to wait for others of the micro-batch."""
-        return (self.spec.inputs[index].changelog and unique is not None) or self._is_behind(index)
+        return (self.spec.inputs[index].changelog and self._unique is not None) or self._is_behind(index)
 
     def _is_behind(self, index: int) -> bool:
         """Whether all rows of the input wait for those of the first one. Broadcast rows have come by then, and rows in
@@ -135,22 +142,22 @@ class Runner(ABC):
         keys = self._codecs[index].group(self._key_columns(rows), num_rows=rows.batch.num_rows)
         return seen.newer(rows, keys, self.controller.run_bundle)
 
-    def _arriving(self, batches: Iterator[InputBatch], rows_max: RowsMax) -> Iterator[PreparedBatch]:
+    def _arriving(self, batches: Iterator[InputBatch]) -> Iterator[PreparedBatch]:
         """The rows that need not wait for others of the micro-batch; the others are in ``_waiting`` then."""
         for prepared in self._prepared(batches):
             gathering = self._gathered.get(prepared.input_index)
             if gathering is None:
                 yield prepared
             else:
-                yield from gathering.add(prepared, rows_max)
+                yield from gathering.add(prepared)
         for gathering in self._gathered.values():
             yield from gathering.free()
 
-    def _waiting(self, rows_max: RowsMax) -> Iterator[PreparedBatch]:
+    def _waiting(self) -> Iterator[PreparedBatch]:
         """The rows that had to wait, when all have arrived."""
         for gathering in self._gathered.values():
             try:
-                yield from (part for part in gathering.parts(rows_max) if part.batch.num_rows)
+                yield from (part for part in gathering.parts() if part.batch.num_rows)
             finally:
                 gathering.close()
 
@@ -159,7 +166,7 @@ class Runner(ABC):
         for gathering in self._gathered.values():
             gathering.close()
 
-    def _count(self, prepared: PreparedBatch, rows: bool = True) -> None:
+    def count(self, prepared: PreparedBatch, rows: bool = True) -> None:
         """Count the batch's rows, unless another partition counts them, and note its times."""
         if rows:
             self.rows_in += prepared.batch.num_rows + prepared.null_event_times

@@ -1,6 +1,6 @@
 """What a task reports of one micro-batch of one partition: the statistics of its parts together.
 
-Owns: ``TaskStatistics`` and those of its parts that belong to the task as a whole.
+Owns: ``TaskStatistics`` and those of its parts that belong to the task as a whole; ``Transfers``, which measures one.
 Invariant: a record's two dicts, of figures that add up and of those of which the highest counts, are made here and
 nowhere else; what becomes of them is told by their kind.
 Must not import Spark.
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,8 +31,8 @@ from asyncstate.figures import (
     named,
     read,
 )
+from asyncstate.runtime.spec import InputBatch, OutBatch
 from asyncstate.runtime.stores import PartitionStatistics
-from asyncstate.runtime.transfers import TransferStatistics
 from asyncstate.state import ColumnCacheStatistics
 from asyncstate.storage import OperatorManifest
 
@@ -94,6 +95,44 @@ class WorkerStatistics:
         """As of now."""
         rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
         return cls(worker_rss_bytes_peak=rss_bytes, worker_pid=os.getpid())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferStatistics:
+    """Of a task's run: ``input_seconds`` it waited for rows, ``output_seconds`` until rows put out were taken."""
+
+    input_seconds: Elapsed
+    output_seconds: Elapsed
+
+
+class Transfers:
+    """How long a task waits for rows to come and for its output to be taken: Spark's exchange and the Arrow streams.
+
+    A clock is read twice a batch, never for a row.
+    """
+
+    def __init__(self) -> None:
+        self._input_seconds = self._output_seconds = 0.0
+
+    def awaited(self, batches: Iterator[InputBatch]) -> Iterator[InputBatch]:
+        """The same batches, timed while they are awaited."""
+        while True:
+            started = time.perf_counter()
+            batch = next(batches, None)
+            self._input_seconds += time.perf_counter() - started
+            if batch is None:
+                return
+            yield batch
+
+    def taken(self, out: OutBatch) -> Iterator[OutBatch]:
+        """The one batch, timed until the next one is asked for."""
+        started = time.perf_counter()
+        yield out
+        self._output_seconds += time.perf_counter() - started
+
+    def statistics(self) -> TransferStatistics:
+        """So far."""
+        return TransferStatistics(input_seconds=self._input_seconds, output_seconds=self._output_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,6 @@ from asyncstate.storage import (
     Changes,
     CheckpointFiles,
     GiveAway,
-    KeyedStore,
     Lease,
     LocalStores,
     Manifest,
@@ -68,21 +67,12 @@ class PartitionStore:
         self._partition = partition
         self._lease = lease
         self._files = files
-
-    @property
-    def store(self) -> KeyedStore:
+        self.store = lease.store
         """What the operator reads."""
-        return self._lease.store
-
-    @property
-    def lineage(self) -> str:
+        self.lineage = lease.base.lineage
         """Name of the content that the operator reads."""
-        return self._lease.base.lineage
-
-    @property
-    def cached(self) -> Any:
+        self.cached: Any = lease.cached
         """What the process that gave the store up had cached of that content, None if that is not known."""
-        return self._lease.cached
 
     @property
     def is_empty(self) -> bool:
@@ -131,7 +121,7 @@ class PartitionStore:
 
     def settle(self) -> None:
         """Wait for a compaction that has begun beside the micro-batch; closed, the store would lose its work."""
-        self._lease.store.settle()
+        self.store.settle()
 
 
 @contextmanager

@@ -1,19 +1,25 @@
 """One operator on one partition for one micro-batch: the one place where configuration picks a controller and a store.
 
-Owns: ``run_partition`` and its parts.
-Invariant: nothing is visible to any other attempt or batch until the driver commits the CommitRecord that the run
-ends with.
+Owns: ``run_partition``; and runs that leave nothing behind, of stateless operators (``run_stateless``) and of any
+operator over an input that ends (``run_to_the_end``).
+Invariants: nothing is visible to any other attempt or batch until the driver commits the CommitRecord that the run
+ends with. What leaves nothing behind has its state in this process's memory, and beyond its bound in a folder that goes
+with the run: no store of a job and no checkpoint is opened. A run over an input that ends gives what a job gives whose
+first micro-batch has all rows and whose ``finish()`` follows.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
-from asyncstate.config import Config
+import msgspec
+
 from asyncstate.errors import StoreError
 from asyncstate.execution import (
     AsyncExecutionController,
@@ -24,22 +30,37 @@ from asyncstate.execution import (
     OutsideCalls,
     SyncExecutionController,
 )
-from asyncstate.operator import BundleOperator, OutputSpec, RecordOperator
-from asyncstate.runtime.broadcast_digest import broadcast_digest
+from asyncstate.operator import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    BundleOperator,
+    Operator,
+    OutputSpec,
+    RecordOperator,
+)
+from asyncstate.runtime.broadcast import broadcast_digest
 from asyncstate.runtime.bundles import BundleRunner
 from asyncstate.runtime.context import CachedColumns, TaskContext, closed_at_the_end
+from asyncstate.runtime.driver import sum_records
 from asyncstate.runtime.records import RecordRunner
 from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
-from asyncstate.runtime.statistics import LimitStatistics, TaskStatistics, WorkerStatistics, io_parallelism
-from asyncstate.runtime.stores import PartitionStore, open_store
-from asyncstate.runtime.transfers import Transfers
+from asyncstate.runtime.statistics import (
+    LimitStatistics,
+    RowStatistics,
+    TaskStatistics,
+    WorkerStatistics,
+    io_parallelism,
+)
+from asyncstate.runtime.stores import PartitionStore, open_store, rocksdb_options
 from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
 from asyncstate.state import ColumnCache
 from asyncstate.storage import (
-    CacheLoan,
+    EmptyStore,
     KeyedStore,
-    StateSpec,
+    PartitionManifest,
+    RocksDBStore,
+    WriteBound,
     WriteOverlay,
     group_range,
 )
@@ -68,20 +89,12 @@ def run_partition(
     ):
         store = opened.store if store_through is None else store_through(opened.store)
         overlay = WriteOverlay(store, cache.limit_bytes, cache.entries, opened.write_bound)
-        with controller_of(spec, overlay, memory) as controller:
-            transfers = Transfers()
-            runner, states = yield from operated(
-                spec,
-                partition,
-                controller,
-                batches,
-                opened.gathered_folder,
-                transfers,
-                memory,
-                _cached_in(columns, opened),
-            )
-            ran_seconds = time.perf_counter() - started
-            record = _commit(spec, partition, opened, runner, states, columns.entries, transfers, ran_seconds)
+        with _controller(spec, overlay, memory) as controller:
+            columns.entries.begin(columns.limit_bytes)
+            cached = CachedColumns(columns.entries, opened.is_empty) if columns.limit_bytes else None
+            folder = opened.gathered_folder
+            runner = yield from _operated(spec, partition, controller, batches, folder, memory, cached)
+            record = _commit(partition, opened, runner, columns.entries, time.perf_counter() - started)
             # Named by what this attempt has made: if another one is committed, nobody asks for it.
             cache.keep(record.content.lineage, overlay.release())
             columns.keep(record.content.lineage, columns.entries)
@@ -89,59 +102,42 @@ def run_partition(
                 yield record
 
 
-def operated(
+def _operated(
     spec: TaskSpec,
     partition: int,
     controller: ExecutionController,
     batches: Iterator[InputBatch],
     scratch: str,
-    transfers: Transfers,
     memory: WorkerMemory,
     columns: CachedColumns | None = None,
-) -> Generator[OutBatch, None, tuple[Runner, list[StateSpec]]]:
+) -> Generator[OutBatch, None, Runner]:
     """Open ``spec.operator``, run it over ``batches`` and the watermark, close it; gives its output.
 
-    Returns what has run and the states that it has declared. ``scratch``: a folder for rows beyond memory.
-    ``columns``: where column states are cached.
+    Returns what has run. ``scratch``: a folder for rows beyond memory. ``columns``: where column states are cached.
     """
     with closed_at_the_end(spec.uid, spec.operator):
-        runner, states = _open_operator(spec, partition, controller, scratch, memory, columns)
+        context = _opened_context(spec, partition, controller, memory, columns)
+        runner = _runner(spec, context, controller, scratch)
         with (
             controller.calls,
             closing(runner),
-            closing(runner.run(transfers.awaited(batches))) as output,
+            closing(runner.run(runner.transfers.awaited(batches))) as output,
         ):
             for out in output:
                 with controller.suspended():
-                    yield from transfers.taken(out)
-    return runner, states
+                    yield from runner.transfers.taken(out)
+    return runner
 
 
-def _cached_in(loan: CacheLoan[ColumnCache], opened: PartitionStore) -> CachedColumns | None:
-    """Where column states are cached; None if they are not."""
-    loan.entries.begin(loan.limit_bytes)
-    return CachedColumns(loan.entries, opened.is_empty) if loan.limit_bytes else None
-
-
-def controller_of(spec: TaskSpec, overlay: WriteOverlay, memory: WorkerMemory) -> ExecutionController:
+def _controller(spec: TaskSpec, overlay: WriteOverlay, memory: WorkerMemory) -> ExecutionController:
     """What runs the operator's requests over ``overlay``, by the configuration."""
+    config, operator = spec.config, spec.operator
     names = {state.id: state.name for state in spec.base.states} if spec.base is not None else {}
-    calls = _calls(spec)
-    if not spec.config.enabled:
+    bounds = CallLimits(config.call_limit, config.call_timeout_ms, config.watchdog_timeout_ms)
+    calls = OutsideCalls(spec.uid, bounds, operator.open_calls, operator.close_calls)
+    if not config.enabled:
         return SyncExecutionController(overlay, spec.uid, names, calls)
-    return AsyncExecutionController(
-        overlay, spec.uid, names, _limits(spec.config), memory.pacer, calls, memory.interests(spec)
-    )
-
-
-def _calls(spec: TaskSpec) -> OutsideCalls:
-    operator, config = spec.operator, spec.config
-    limits = CallLimits(config.call_limit, config.call_timeout_ms, config.watchdog_timeout_ms)
-    return OutsideCalls(spec.uid, limits, operator.open_calls, operator.close_calls)
-
-
-def _limits(config: Config) -> AsyncLimits:
-    return AsyncLimits(
+    limits = AsyncLimits(
         in_flight=config.in_flight_limit,
         buffer_size=config.buffer_size,
         buffer_timeout_ms=config.buffer_timeout_ms,
@@ -150,22 +146,23 @@ def _limits(config: Config) -> AsyncLimits:
         batch_hot_reads=config.batch_hot_reads,
         serial_epochs=config.epoch_mode == "serial",
     )
+    return AsyncExecutionController(
+        overlay, spec.uid, names, limits, memory.pacer, calls, memory.interests(spec)
+    )
 
 
-def _open_operator(
+def _opened_context(
     spec: TaskSpec,
     partition: int,
     controller: ExecutionController,
-    scratch: str,
     memory: WorkerMemory,
     columns: CachedColumns | None,
-) -> tuple[Runner, list[StateSpec]]:
-    operator = spec.operator
+) -> TaskContext:
     first, end = group_range(partition, spec.parallelism, spec.max_parallelism)
     context = TaskContext(
         spec.uid,
         spec.inputs,
-        OutputSpec.of(operator.bind(spec.inputs)),
+        OutputSpec.of(spec.operator.bind(spec.inputs)),
         spec.config,
         controller,
         spec.base.states if spec.base is not None else (),
@@ -176,14 +173,19 @@ def _open_operator(
         lambda state: memory.trial(spec, partition, state),
         columns,
     )
-    operator.open(context)
+    spec.operator.open(context)
     states = context.opened()
     controller.overlay.leave_out(frozenset() if columns is None else columns.cache.opened())
     controller.failures.state_names = {state.id: state.name for state in states}
+    return context
+
+
+def _runner(spec: TaskSpec, context: TaskContext, controller: ExecutionController, scratch: str) -> Runner:
+    operator = spec.operator
     if isinstance(operator, RecordOperator):
-        return RecordRunner(spec, context, controller, operator, scratch), states
+        return RecordRunner(spec, context, controller, operator, scratch)
     if isinstance(operator, BundleOperator):
-        return BundleRunner(spec, context, controller, operator, scratch), states
+        return BundleRunner(spec, context, controller, operator, scratch)
     raise StoreError(
         f"operator '{spec.uid}': {type(operator).__name__} is neither a RecordOperator nor a BundleOperator; "
         "subclass one of them"
@@ -191,14 +193,7 @@ def _open_operator(
 
 
 def _commit(
-    spec: TaskSpec,
-    partition: int,
-    opened: PartitionStore,
-    runner: Runner,
-    states: list[StateSpec],
-    columns: ColumnCache,
-    transfers: Transfers,
-    run_seconds: float,
+    partition: int, opened: PartitionStore, runner: Runner, columns: ColumnCache, run_seconds: float
 ) -> CommitRecord:
     began = time.perf_counter()
     runner.controller.finish_states()
@@ -211,9 +206,9 @@ def _commit(
         rows=runner.statistics(),
         controller=_with_columns(runner.controller.statistics(), columns),
         columns=columns.statistics(),
-        transfers=transfers.statistics(),
+        transfers=runner.transfers.statistics(),
         partition=opened.statistics(content),
-        limits=LimitStatistics.of(spec.config),
+        limits=LimitStatistics.of(runner.spec.config),
         worker=WorkerStatistics.of_this_process(),
         run_seconds=run_seconds,
         commit_seconds=committed - began,
@@ -222,10 +217,10 @@ def _commit(
     return CommitRecord(
         partition=partition,
         content=content,
-        states=states,
+        states=runner.context.states,
         max_event_times=runner.max_event_times,
-        broadcast_digest=broadcast_digest(changes, states),
-        missing_row=None if runner.context.missing is None else runner.context.missing.example,
+        broadcast_digest=broadcast_digest(changes, runner.context.states),
+        missing_row=runner.context.missing_row,
         statistics=sums,
         peaks=peaks,
     )
@@ -236,3 +231,93 @@ def _with_columns(statistics: ControllerStatistics, columns: ColumnCache) -> Con
     state = statistics.state
     read_bytes = state.bundle_read_bytes + columns.read_bytes
     return replace(statistics, state=replace(state, bundle_read_bytes=read_bytes))
+
+
+def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[OutBatch | RowStatistics]:
+    """Run ``spec.operator`` over some rows of its input; gives output batches, then what was counted on the way.
+
+    Raises OperatorError for failures of the operator's code.
+    """
+    memory = worker_memory()
+    with _controller(spec, WriteOverlay(EmptyStore()), memory) as controller:
+        runner = yield from _operated(spec, 0, controller, batches, "", memory)
+        with controller.suspended():
+            yield runner.statistics()
+
+
+def run_to_the_end(
+    at_the_end: Operator, spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+) -> Iterator[OutBatch | CommitRecord]:
+    """As ``run_partition``, over all rows there are: a micro-batch without a watermark, then one without rows and with
+    the last watermark. The CommitRecord names no files.
+
+    ``at_the_end``: a second object of ``spec.operator``, since one lives for one micro-batch. Raises OperatorError for
+    failures of the operator's code and StoreError if the folder for what exceeds memory cannot be used.
+    """
+    with _overlay_of_memory(spec) as (overlay, folder):
+        rows = replace(spec, watermark=MIN_WATERMARK)
+        end = replace(
+            rows,
+            operator=at_the_end,
+            batch_id=spec.batch_id + 1,
+            watermark=MAX_WATERMARK,
+            previous_processing_time=spec.processing_time,
+            broadcast=None,
+        )
+        first = yield from _micro_batch(rows, partition, overlay, batches, folder)
+        last = yield from _micro_batch(end, partition, overlay, iter(()), folder)
+        changes = overlay.changes() if spec.operator.broadcast_input is not None else []
+        yield msgspec.structs.replace(
+            first,
+            states=last.states,
+            statistics=sum_records([first, last])[0],
+            missing_row=first.missing_row or last.missing_row,
+            broadcast_digest=broadcast_digest(changes, last.states),
+        )
+
+
+def _micro_batch(
+    spec: TaskSpec, partition: int, overlay: WriteOverlay, batches: Iterator[InputBatch], folder: Path
+) -> Generator[OutBatch, None, CommitRecord]:
+    """One micro-batch over what ``overlay`` holds; what it writes stays there."""
+    memory = worker_memory()
+    with _controller(spec, overlay, memory) as controller:
+        scratch = str(folder / "gathered")
+        runner = yield from _operated(spec, partition, controller, batches, scratch, memory)
+        controller.finish_states()
+    return CommitRecord(
+        partition=partition,
+        content=PartitionManifest(partition),
+        states=runner.context.states,
+        max_event_times=runner.max_event_times,
+        missing_row=runner.context.missing_row,
+        statistics=TaskStatistics(rows=runner.statistics()).figures()[0],
+    )
+
+
+@contextmanager
+def _overlay_of_memory(spec: TaskSpec) -> Iterator[tuple[WriteOverlay, Path]]:
+    """Nothing with room for writes over it, and a folder for what is more than memory may hold."""
+    config = spec.config
+    with ExitStack() as used:
+        folder = Path(used.enter_context(_folder(spec)))
+
+        def open_scratch() -> RocksDBStore:
+            return used.enter_context(closing(RocksDBStore(folder / "db", rocksdb_options(config))))
+
+        bound = WriteBound(config.write_cache_size_bytes, open_scratch, str(folder))
+        yield WriteOverlay(EmptyStore(), config.cache_size_bytes, bound=bound), folder
+
+
+def _folder(spec: TaskSpec) -> tempfile.TemporaryDirectory[str]:
+    try:
+        if spec.local_dir is not None:
+            Path(spec.local_dir).mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(
+            prefix="asyncstate-batch-", dir=spec.local_dir, ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise StoreError(
+            f"operator '{spec.uid}': no folder for what exceeds memory: {error}. Check the disk's space and "
+            "permissions, or set async-state.local-dir to another folder"
+        ) from error

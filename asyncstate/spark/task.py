@@ -176,7 +176,7 @@ class StatelessTask:
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from asyncstate.runtime.spec import InputBatch
-        from asyncstate.runtime.unkept import run_stateless
+        from asyncstate.runtime.task import run_stateless
 
         settle_worker()
         (spec,) = self.spec.inputs

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from asyncstate.changelog import RowKind
+from asyncstate.codec.times import event_times
 from asyncstate.config import resolve
 from asyncstate.errors import JobError
 from asyncstate.execution import BatchFrame, Record, SyncExecutionController
@@ -25,7 +26,7 @@ from asyncstate.requests import StateSink
 from asyncstate.runtime import Keys, keys_of_inputs
 from asyncstate.runtime.checks import bound
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.rows import microseconds, python_rows
+from asyncstate.runtime.rows import python_rows
 from asyncstate.state import KeyedTimers
 from asyncstate.storage import EmptyStore, WriteOverlay
 from asyncstate.testing.rows import record_batch
@@ -138,7 +139,7 @@ class FakeContext:
         codec = spec.key_codec(_GROUPS)
         group = int(np.asarray(codec.groups(keys))[0]) if keys else 0
         key_values = next(python_rows(batch.select(list(spec.key))))
-        time = None if spec.event_time is None else int(microseconds(batch.column(spec.event_time))[0])
+        time = None if spec.event_time is None else int(event_times(batch.column(spec.event_time))[0])
         encoded = codec.encode(keys)[0] if keys else b""
         made = row_type(spec.schema)(next(python_rows(batch)))
         self._record = Record(

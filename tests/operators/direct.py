@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_TEXTS, RowKind
 from asyncstate.codec import KeyCodec
+from asyncstate.codec.times import event_times
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import MIN_WATERMARK, Bundle, BundleOperator, Counter, InputSpec
-from asyncstate.runtime.rows import microseconds
 from tests.state.fakes import FakeContext, FakeRecord, FakeSink
 
 
@@ -148,6 +148,6 @@ def make_bundle(
     key = spec.key_schema
     codec = KeyCodec([field.type for field in key], list(key.names), max_parallelism)
     codes = np.array([ROW_KIND_TEXTS.index(kind) for kind in kinds], np.int8)
-    times = microseconds(batch.column(spec.event_time)) if spec.event_time else None
+    times = event_times(batch.column(spec.event_time)) if spec.event_time else None
     keys = codec.group([batch.column(name) for name in key.names], num_rows=len(rows))
     return Bundle(batch, keys, codes, times, side)

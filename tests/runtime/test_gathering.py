@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncstate.codec.times import event_times
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.gathering import Gathering
-from asyncstate.runtime.rows import PreparedBatch, microseconds
+from asyncstate.runtime.rows import PreparedBatch
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, Join, count, max_, sum_
 
@@ -37,7 +38,7 @@ def batch(rows: Sequence[Row], kinds: Sequence[int]) -> PreparedBatch:
         for at, field in enumerate(SCHEMA)
     ]
     made = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-    return PreparedBatch(made, np.array(kinds, np.int8), microseconds(made.column("at")), 1, 0)
+    return PreparedBatch(made, np.array(kinds, np.int8), event_times(made.column("at")), 1, 0)
 
 
 def row(key: str | None, number: int, at: int = 0) -> Row:
@@ -49,7 +50,7 @@ def found(parts: Sequence[PreparedBatch]) -> list[list[tuple[int, Row]]]:
     listed = []
     for part in parts:
         assert part.times is not None
-        assert part.times.tolist() == microseconds(part.batch.column("at")).tolist()
+        assert part.times.tolist() == event_times(part.batch.column("at")).tolist()
         assert part.input_index == 1
         values = [[*one.values()][:2] for one in part.batch.to_pylist()]
         listed.append([
@@ -62,24 +63,24 @@ def found(parts: Sequence[PreparedBatch]) -> list[list[tuple[int, Row]]]:
 def gathering(
     tmp_path: Path,
     memory: int,
+    limit: int,
     together: Sequence[str] | None = None,
     waits: bool = False,
     chosen: Callable[[PreparedBatch], PreparedBatch] = lambda rows: rows,
     **declared: Any,
 ) -> Gathering:
     spec = InputSpec(SCHEMA, declared.pop("key", ("k",)), "at", changelog=True, **declared)
-    return Gathering(spec, 1, together, waits, memory, str(tmp_path / "gathered"), chosen)
+    folder = str(tmp_path / "gathered")
+    return Gathering(spec, 1, together, waits, lambda _: limit, memory, folder, chosen)
 
 
-def run(
-    waiting: Gathering, batches: Sequence[Sequence[tuple[int, Row]]], limit: int
-) -> list[list[tuple[int, Row]]]:
-    """All parts, in order; ``limit`` rows each."""
+def run(waiting: Gathering, batches: Sequence[Sequence[tuple[int, Row]]]) -> list[list[tuple[int, Row]]]:
+    """All parts, in order."""
     parts: list[PreparedBatch] = []
     for rows in batches:
-        parts += waiting.add(batch([one for _, one in rows], [kind for kind, _ in rows]), lambda _: limit)
+        parts += waiting.add(batch([one for _, one in rows], [kind for kind, _ in rows]))
     parts += waiting.free()
-    parts += waiting.parts(lambda _: limit)
+    parts += waiting.parts()
     waiting.close()
     return found(parts)
 
@@ -100,8 +101,8 @@ def test_rows_that_need_each_other_come_together(
 ) -> None:
     """All rows come, once. Those of a key and identity are in one part, from the first on that is no +I."""
     folder = tmp_path_factory.mktemp("gather")
-    waiting = gathering(folder, memory, together=("id",) if unique else None, waits=unique)
-    parts = run(waiting, batches, limit)
+    waiting = gathering(folder, memory, limit, together=("id",) if unique else None, waits=unique)
+    parts = run(waiting, batches)
     arrived = [one for rows in batches for one in rows]
     assert Counter(map(repr, arrived)) == Counter(repr(one) for part in parts for one in part)
     assert list((folder / "gathered").glob("*")) == []
@@ -121,7 +122,7 @@ def test_a_row_and_its_retraction_come_together_however_many_rows_a_key_has(
 ) -> None:
     plus = [(0, row("a", number)) for number in range(200)]
     minus = [(3, one) for _, one in plus]
-    parts = run(gathering(tmp_path, memory, waits=True), [minus[:150], plus, minus[150:]], 10)
+    parts = run(gathering(tmp_path, memory, 10, waits=True), [minus[:150], plus, minus[150:]])
     assert len(parts) > 10
     for part in parts:
         signs: Counter[str] = Counter()
@@ -144,7 +145,7 @@ def test_a_key_that_is_taken_apart_keeps_the_order_in_which_its_rows_came(
         rows = [(kind, (*one[:-1], 0)) for kind, one in rows]
     together = ("id",) if unique else None
     folder = tmp_path_factory.mktemp("gather")
-    parts = run(gathering(folder, 1 << 20, together=together, waits=True), [rows], limit)
+    parts = run(gathering(folder, 1 << 20, limit, together=together, waits=True), [rows])
     newest = {number: at for at, (kind, number) in enumerate(changes) if kind == 0}
     taken = {number for kind, number in changes if kind == 3}
 
@@ -175,8 +176,8 @@ def test_a_key_with_many_rows_takes_no_other_key_apart(
     others = [f"key {number % 300}" for number in range(1200)]
     rows = [(0, row(key, number)) for number, pair in enumerate((key, "a") for key in others) for key in pair]
     rows[0] = (3, rows[0][1])
-    waiting = gathering(tmp_path, memory, waits=True, sequence=sequence)
-    parts = run(waiting, [rows[:1000], rows[1000:]], 100)
+    waiting = gathering(tmp_path, memory, 100, waits=True, sequence=sequence)
+    parts = run(waiting, [rows[:1000], rows[1000:]])
     delivered = [(key, number, part) for part, each in enumerate(parts) for _, (key, number, *_) in each]
     assert Counter(one[:2] for one in delivered) == Counter(one[:2] for _, one in rows)
     assert len({part for key, _, part in delivered if key == "a"}) > 5
@@ -189,7 +190,7 @@ def test_a_key_with_many_rows_takes_no_other_key_apart(
 @MEMORY
 def test_rows_without_a_key_are_taken_apart_by_what_identifies_them(tmp_path: Path, memory: int) -> None:
     rows = [(2 * (turn % 2), row("x", number, turn)) for turn in range(4) for number in range(50)]
-    parts = run(gathering(tmp_path, memory, together=("id",), waits=True, key=()), [rows], 20)
+    parts = run(gathering(tmp_path, memory, 20, together=("id",), waits=True, key=()), [rows])
     assert len(parts) > 5
     home: dict[int, int] = {}
     for number, part in enumerate(parts):
@@ -203,8 +204,8 @@ def test_a_sequence_orders_the_rows_of_each_key(
 ) -> None:
     """By time, then by number; what is taken back before what comes; else as it arrived."""
     folder = tmp_path_factory.mktemp("gather")
-    waiting = gathering(folder, memory, waits=True, sequence=("at", "id"))
-    delivered = [one for part in run(waiting, batches, limit) for one in part]
+    waiting = gathering(folder, memory, limit, waits=True, sequence=("at", "id"))
+    delivered = [one for part in run(waiting, batches) for one in part]
     arrived = [one for rows in batches for one in rows]
     for key in {one[0] for _, one in arrived}:
         mine = [one for one in arrived if one[1][0] == key]
@@ -213,14 +214,14 @@ def test_a_sequence_orders_the_rows_of_each_key(
 
 
 def test_rows_that_are_only_added_leave_when_there_are_enough(tmp_path: Path) -> None:
-    waiting = gathering(tmp_path, 1 << 30)
+    waiting = gathering(tmp_path, 1 << 30, 10)
     parts: list[int] = []
     for number in range(5):
         rows = [row("a", number)] * 4
-        parts += [part.batch.num_rows for part in waiting.add(batch(rows, [0] * 4), lambda _: 10)]
+        parts += [part.batch.num_rows for part in waiting.add(batch(rows, [0] * 4))]
     assert parts == [4, 4, 4, 4]
     assert [part.batch.num_rows for part in waiting.free()] == [4]
-    assert list(waiting.parts(lambda _: 10)) == []
+    assert list(waiting.parts()) == []
 
 
 def test_all_rows_of_some_keys_are_chosen_from_at_once(tmp_path: Path) -> None:
@@ -230,9 +231,9 @@ def test_all_rows_of_some_keys_are_chosen_from_at_once(tmp_path: Path) -> None:
         seen.append(Counter(rows.batch.column("k").to_pylist()))
         return rows.filter(np.array(rows.batch.column("id").to_pylist()) > 0)
 
-    waiting = gathering(tmp_path, 1, waits=True, chosen=chosen, sequence=("id",))
+    waiting = gathering(tmp_path, 1, 3, waits=True, chosen=chosen, sequence=("id",))
     rows = [(0, row(key, number)) for number in range(7) for key in "abcdef"]
-    parts = run(waiting, [rows[:20], rows[20:]], 3)
+    parts = run(waiting, [rows[:20], rows[20:]])
     assert sum(map(len, parts)) == 36
     assert sum(seen, Counter()) == {key: 7 for key in "abcdef"}
     assert all(times == 7 for each in seen for times in each.values())

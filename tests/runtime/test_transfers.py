@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from asyncstate.runtime import transfers
+from asyncstate.runtime import statistics
 from asyncstate.runtime.spec import InputBatch
-from asyncstate.runtime.transfers import Transfers, TransferStatistics
+from asyncstate.runtime.statistics import Transfers, TransferStatistics
 
 _ROWS = pa.RecordBatch.from_pydict({"k": [1]})
 
@@ -25,7 +25,7 @@ class Clock:
 
 def test_waiting_for_rows_and_for_their_taking_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, timed = Clock(), Transfers()
-    monkeypatch.setattr(transfers, "time", clock)
+    monkeypatch.setattr(statistics, "time", clock)
 
     def source() -> Iterator[InputBatch]:
         for _ in range(2):
