@@ -33,7 +33,7 @@ from asyncstate.state.columnar.time_first_lists import (
 )
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, take_rows
-from ..core.checks import Named, check_choice, check_has_time
+from ..core.checks import Named, check_choice, check_event_time
 from ..core.condition import check_condition
 from ..core.due import DuePart, DueReader
 from ..core.late import LateRows, check_late_pair
@@ -142,7 +142,7 @@ class WindowJoin(Named, BundleOperator):
             if self.window is None:
                 check_given(spec, self.owner)
             else:
-                check_has_time(spec, "event", self.owner)
+                check_event_time(spec, self.owner)
         left, right = inputs
         check_keys(left, right, self.owner)
         joined = self._joined_schema(inputs)
