@@ -111,6 +111,8 @@ def _query(rows: pa.RecordBatch, columns: Sequence[str], where: str | None = Non
                 f"{', '.join(columns) if where is None else where}: {str(error).splitlines()[0]} (Spark SQL text is "
                 "evaluated by DuckDB here; a function of Arrow columns runs everywhere)"
             ) from error
+    if _NUMBER in found.column_names:  # in the answer to ``*``
+        found = found.drop_columns([_NUMBER])
     return _one_batch(found)
 
 

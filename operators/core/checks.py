@@ -53,11 +53,19 @@ def check_number(value: object, least: int, name: str, owner: str) -> None:
 
 
 def check_has_time(spec: InputSpec, time: TimeDomain, owner: str) -> None:
-    """An operator of event time has an input with one."""
+    """An operator that chooses its ``time`` has an input with an event time where that is its choice."""
     if time == "event" and spec.event_time is None:
         raise SchemaError(
             f"{owner}: time='event' needs an event time but {spec.name} declares none; name its event time column, "
             "or use time='processing'"
+        )
+
+
+def check_event_time(spec: InputSpec, owner: str) -> None:
+    """The input of an operator that knows no other time has an event time."""
+    if spec.event_time is None:
+        raise SchemaError(
+            f"{owner} needs an event time but {spec.name} declares none; name its event time column"
         )
 
 

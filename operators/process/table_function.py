@@ -26,7 +26,7 @@ from asyncstate.futures import combine_all
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row, Timer
 from asyncstate.state import ValueState
 
-from ..core.checks import check_has_time, check_insert_only
+from ..core.checks import check_insert_only
 from ..core.late import check_late_output
 from .operator import FunctionOperator, emit_rows, resolved
 from .signature import Signature, StateParameter, read_signature
@@ -135,8 +135,11 @@ class TableFunction(FunctionOperator):
         output = OutputSpec(self.output, self.side_outputs)
         for parameter, spec in zip(self.signature.tables, inputs, strict=True):
             owner = f"{self.owner}, table '{parameter.name}'"
-            if parameter.table.on_time:
-                check_has_time(spec, "event", owner)
+            if parameter.table.on_time and spec.event_time is None:
+                raise SchemaError(
+                    f"{owner}: on_time=True needs an event time but {spec.name} declares none; name its event time "
+                    "column, or leave on_time out"
+                )
             if not parameter.table.changelog:
                 check_insert_only(
                     spec, owner, "TableHint(..., changelog=True) if the function can take rows back"

@@ -32,7 +32,7 @@ from asyncstate.state.columnar.time_first_lists import (
 )
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, take_rows
-from ..core.checks import check_has_time
+from ..core.checks import check_event_time
 from ..core.due import DuePart, DueReader
 from ..core.late import LateRows, check_late_pair
 from ..core.payload import Payload
@@ -139,7 +139,7 @@ class WindowJoin(TwoInputJoin):
             if self.window is None:
                 check_given(spec, self.owner)
             else:
-                check_has_time(spec, "event", self.owner)
+                check_event_time(spec, self.owner)
         shown = self._shown_schema(inputs)
         if self.window is None:
             return shown

@@ -36,7 +36,7 @@ from asyncstate.state.columnar.time_first_lists import (
 )
 
 from ..core.arrays import Int64Array, take_rows
-from ..core.checks import KeepsKey, check_choice, check_has_time, check_insert_only, check_number
+from ..core.checks import KeepsKey, check_choice, check_event_time, check_insert_only, check_number
 from ..core.due import DuePart, DueReader
 from ..core.late import LateRows, check_late_output, with_late_output
 from ..core.ordering import OrderBy, order_columns
@@ -129,7 +129,7 @@ class WindowRank(KeepsKey, BundleOperator):
         if self.window is None:
             check_given(spec, self.owner)
         else:
-            check_has_time(spec, "event", self.owner)
+            check_event_time(spec, self.owner)
         self._ranking(spec)
         schema = pa.schema([*spec.schema, *self._more_fields(spec)])
         return with_late_output(schema, self.late_output, spec)
@@ -268,7 +268,7 @@ class WindowDeduplicate(WindowRank):
 
     def _ranking(self, spec: InputSpec) -> RankPlan:
         if self.order_by is None:
-            check_has_time(spec, "event", self.owner)
+            check_event_time(spec, self.owner)
         last = self.keep == "last"
         column = str(self.order_by or spec.event_time)
         order = order_columns([(column, "desc" if last else "asc")], self.owner)

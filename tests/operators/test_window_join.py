@@ -391,7 +391,10 @@ def test_sync_and_async_store_the_same_bytes() -> None:
             ),
             "WindowJoin: column 'window_end' of .* is int64; cast it",
         ),
-        (lambda: make(event_time=["at", None]), "needs an event time but .* declares none"),
+        (
+            lambda: make(event_time=["at", None]),
+            "WindowJoin needs an event time but .* declares none; name its event time column$",
+        ),
         (lambda: make(inputs=CARRYING), "WindowJoin: column 'window_start' has the name of an output column"),
         (lambda: make(suffixes=("", "")), "WindowJoin: column 'k' would occur twice"),
         (lambda: make(condition=pc.field("x") > 1), "WindowJoin: the condition .* does not fit"),

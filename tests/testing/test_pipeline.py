@@ -283,3 +283,19 @@ def test_rows_that_would_wait_for_ever_are_refused_as_in_a_job() -> None:
 def test_sources_alone_are_refused_as_in_a_job() -> None:
     with pytest.raises(JobError, match="has no operator and no sink"):
         PipelineHarness(lambda orders: None, {"orders": PipelineSource(ORDERS)})
+
+
+def test_all_columns_are_selected_by_a_star() -> None:
+    """Of rows with kinds, too; the numbers by which rows keep their order are no column."""
+
+    def graph(orders: Stream, payments: Stream) -> None:
+        orders.select("*", "amount + 1 AS more").to(print, name="orders")
+        payments.select("*", twice="paid * 2").to(print, name="payments")
+
+    with PipelineHarness(graph, SOURCES) as harness:
+        harness.push("orders", [(2, "c", 5, 1), (1, "b", None, 0)])
+        harness.push("payments", [(1, 50)], kind="-D")
+        assert harness.end_batch() == {
+            "orders": [("+I", 2, "c", 5, 1, 6), ("+I", 1, "b", None, 0, None)],
+            "payments": [("-D", 1, 50, 100)],
+        }
