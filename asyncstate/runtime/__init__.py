@@ -44,6 +44,7 @@ from asyncstate.runtime.local_choice import (
     may_run_locally,
 )
 from asyncstate.runtime.missing_rows import warn_of_missing_rows
+from asyncstate.runtime.names import FILE_NAME_RULE, check_uid, names_files
 from asyncstate.runtime.pruning import checked_inputs, ordered_by
 from asyncstate.runtime.sort_keys import (
     Order,
@@ -70,6 +71,7 @@ from asyncstate.runtime.unkept import run_stateless, run_to_the_end
 from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
 
 __all__ = [
+    "FILE_NAME_RULE",
     "FIRST_ARRIVAL",
     "After",
     "Best",
@@ -101,6 +103,7 @@ __all__ = [
     "check_num_inputs",
     "check_parallelism",
     "check_stateless",
+    "check_uid",
     "check_values",
     "checked_inputs",
     "chosen_local_limit",
@@ -115,6 +118,7 @@ __all__ = [
     "local_limit_of_task",
     "local_phase_of_task",
     "may_run_locally",
+    "names_files",
     "operator_after",
     "ordered_by",
     "pack_broadcast",

@@ -5,13 +5,11 @@ Owns: the rules for names and operators' options. Must not import pyspark.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
+from asyncstate import runtime
 from asyncstate.errors import ConfigurationError, JobError
-
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_FILE_NAME_RULE = "use letters, digits, '_', '-' and '.', at most 100, starting with a letter or digit"
+from asyncstate.runtime import FILE_NAME_RULE, names_files
 
 JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism")
 """Settings that the whole job shares: an operator's own options cannot change them."""
@@ -19,16 +17,15 @@ JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism")
 
 def check_job_name(name: object) -> None:
     """Raise JobError unless ``name`` can name a folder."""
-    if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
+    if not names_files(name):
         raise JobError(
-            f"job name {name!r} cannot be used: local folders are named after it; {_FILE_NAME_RULE}"
+            f"job name {name!r} cannot be used: local folders are named after it; {FILE_NAME_RULE}"
         )
 
 
 def check_uid(uid: object, taken: Sequence[str]) -> None:
     """Raise JobError unless ``uid`` can name files and is not in ``taken``."""
-    if not isinstance(uid, str) or not _FILE_NAME.fullmatch(uid):
-        raise JobError(f"uid {uid!r} cannot be used: its state's files are named after it; {_FILE_NAME_RULE}")
+    runtime.check_uid(uid)
     if uid in taken:
         raise JobError(f"uid '{uid}' is applied twice in one micro-batch; give each operator its own uid")
 
