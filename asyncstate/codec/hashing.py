@@ -44,7 +44,7 @@ _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _P3 = np.uint64(0x165667B19E3779F9)
 _P4 = np.uint64(0x85EBCA77C2B2AE63)
 _P5 = np.uint64(0x27D4EB2F165667C5)
-_DECIMAL_LONG_DIGITS = 18
+LONG_DIGITS = 18
 
 _xxh64: Callable[[bytes, int], int] = xxhash.xxh64_intdigest
 
@@ -97,7 +97,7 @@ def _hash_column(column: pa.Array, seeds: UInt64Array | None) -> UInt64Array:
         return _hash_bytes(binary_rows(to_binary(column)), seeds)
     storage = to_storage(column)
     if pa.types.is_decimal128(column.type):
-        if column.type.precision > _DECIMAL_LONG_DIGITS:
+        if column.type.precision > LONG_DIGITS:
             return _hash_bytes(_big_integer_rows(storage, valid), seeds)
         storage = storage[:, 0]
     start = np.full(len(storage), SEED, np.uint64) if seeds is None else seeds
@@ -256,7 +256,7 @@ def _hashed_bytes(form: ScalarForm) -> Callable[[Any], bytes]:
     if form.code is None:
         return to_primitive
     if pa.types.is_decimal128(form.arrow_type):
-        if form.arrow_type.precision > _DECIMAL_LONG_DIGITS:
+        if form.arrow_type.precision > LONG_DIGITS:
             return lambda value: big_integer_bytes(to_primitive(value))
         return lambda value: to_primitive(value).to_bytes(8, "little", signed=True)
     if form.code in "fd":

@@ -52,6 +52,7 @@ from asyncstate.runtime.local_choice import (
     may_run_locally,
 )
 from asyncstate.runtime.missing_rows import warn_of_missing_rows
+from asyncstate.runtime.names import FILE_NAME_RULE, check_uid, names_files
 from asyncstate.runtime.spec import (
     CommitRecord,
     InputBatch,
@@ -67,6 +68,7 @@ from asyncstate.runtime.task import run_partition, run_stateless, run_to_the_end
 from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
 
 __all__ = [
+    "FILE_NAME_RULE",
     "FIRST_ARRIVAL",
     "After",
     "Best",
@@ -98,6 +100,7 @@ __all__ = [
     "check_num_inputs",
     "check_parallelism",
     "check_stateless",
+    "check_uid",
     "check_values",
     "checked_inputs",
     "chosen_local_limit",
@@ -112,6 +115,7 @@ __all__ = [
     "local_limit_of_task",
     "local_phase_of_task",
     "may_run_locally",
+    "names_files",
     "operator_after",
     "ordered_by",
     "pack_broadcast",

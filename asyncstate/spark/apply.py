@@ -8,17 +8,18 @@ Invariant: nothing runs here; what is wrong with a declaration is an error befor
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark import cloudpickle
 
+from asyncstate import runtime
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import (
+    FILE_NAME_RULE,
     After,
     Delay,
     Keys,
@@ -26,6 +27,7 @@ from asyncstate.runtime import (
     SequenceBy,
     drop_seen_of_inputs,
     keys_of_inputs,
+    names_files,
     sequences_of_inputs,
     sort_keys_of_inputs,
     times_of_inputs,
@@ -36,8 +38,6 @@ from asyncstate.storage import OperatorManifest
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_FILE_NAME_RULE = "use letters, digits, '_', '-' and '.', at most 100, starting with a letter or digit"
 
 JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism")
 """Settings that the whole job shares: an operator's own options cannot change them."""
@@ -137,16 +137,15 @@ def _names(uid: str, count: int, broadcast: int | None) -> list[str]:
 
 def check_job_name(name: object) -> None:
     """Raise JobError unless ``name`` can name a folder."""
-    if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
+    if not names_files(name):
         raise JobError(
-            f"job name {name!r} cannot be used: local folders are named after it; {_FILE_NAME_RULE}"
+            f"job name {name!r} cannot be used: local folders are named after it; {FILE_NAME_RULE}"
         )
 
 
 def check_uid(uid: object, taken: Sequence[str]) -> None:
     """Raise JobError unless ``uid`` can name files and is not in ``taken``."""
-    if not isinstance(uid, str) or not _FILE_NAME.fullmatch(uid):
-        raise JobError(f"uid {uid!r} cannot be used: its state's files are named after it; {_FILE_NAME_RULE}")
+    runtime.check_uid(uid)
     if uid in taken:
         raise JobError(f"uid '{uid}' is applied twice in one micro-batch; give each operator its own uid")
 

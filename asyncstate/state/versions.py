@@ -18,6 +18,8 @@ from asyncstate.errors import StateDeclarationError
 
 PICKLED: Final = "pickled"
 VALUE: Final = "value"
+COLUMN_TYPE: Final = "column type"
+"""What a state belongs to that keeps only hashes of a column: no migration makes them those of another type."""
 _VERSION: Final = "value version "
 _SAID_LATER: Final = ("kept",)
 """What states belong to that did not say so when they were first stored: any text may begin there."""
@@ -84,7 +86,7 @@ def _differences(before: Texts, now: Texts, may_add: Collection[str] | None) -> 
         if part == "ttl":  # the duration and the other options are not stored and may differ
             yield f"it is declared with {_ttl_text(is_)} but the checkpoint has {_ttl_text(was)}", ""
         elif part != VALUE or was is None or is_ is None or PICKLED in (was, is_):
-            yield f"{part} is {is_} but the checkpoint has {was}", ""
+            yield f"{part} is {is_} but the checkpoint has {was}", "-" if part == COLUMN_TYPE else ""
         else:
             yield from _of_values(value_schema(was), value_schema(is_), may_add)
 

@@ -45,6 +45,7 @@ from asyncstate.runtime import (
     check_num_inputs,
     check_parallelism,
     check_stateless,
+    check_uid,
     checked_inputs,
     chosen_local_phase,
     drop_seen_of_inputs,
@@ -165,6 +166,7 @@ class OperatorHarness:
         uid: str = "operator",
     ) -> None:
         self._uid = uid
+        check_uid(uid)
         check_is_operator(uid, operator)
         check_parallelism(uid, parallelism, max_parallelism)
         schemas = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]

@@ -2,7 +2,7 @@
 
 Owns: ``Registers`` and the aggregate made of them.
 Invariant: the same values give the same bytes, in any order and grouping, in every process and version.
-Must not import anything of ``asyncstate`` but ``codec`` and ``errors``.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``operator`` and ``state``.
 
 Source: HyperLogLog with the improved estimator of Ertl, "New cardinality estimation algorithms for HyperLogLog
 sketches" (2017), algorithm 6; it needs no tables of biases.
@@ -19,9 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec.columns import binary_parts, from_binary, matrix_binary, to_binary
-from asyncstate.codec.hashing import hash_columns
-from asyncstate.codec.types import check_key_type
+from asyncstate.codec.hashing import LONG_DIGITS, hash_columns
+from asyncstate.codec.types import check_key_type, type_to_text
 from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.operator import OperatorContext
+from asyncstate.state.columnar.columns import ColumnStateDescriptor
+from asyncstate.state.versions import COLUMN_TYPE
 
 from ..core.arrays import Int8Array
 from ..core.segments import Groups
@@ -53,11 +56,21 @@ class Registers(MergingAggregator):
 
     column: str
 
-    def __init__(self, owner: str, column: str, condition: str | None, precision: int) -> None:
+    def __init__(
+        self, owner: str, column: str, condition: str | None, precision: int, kind: pa.DataType
+    ) -> None:
         super().__init__(owner, f"registers{precision}", column, condition)
         self.fields = (pa.field(self.name, pa.binary(), nullable=False),)
         self.retracts = False
         self._precision = precision
+        self._kind = kind
+
+    def open(self, context: OperatorContext, time_first: bool = False) -> None:
+        """Declare a state without values that says of which type the values are: a wider type has other hashes."""
+        made_of = (COLUMN_TYPE, _hashed_as(self._kind))
+        context.get_state(
+            ColumnStateDescriptor(self.name, pa.schema([]), time_first=time_first, belongs_to=made_of)
+        )
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
         """See ``MergingAggregator``; as many bytes for each row as for a key."""
@@ -143,10 +156,23 @@ class _ApproximateCount(Kind):
             raise binding.refuse(
                 f"cannot take rows back, but the input is a changelog; use count('{binding.column}').distinct()"
             )
-        registers = Registers(binding.owner, binding.column, binding.condition, self.precision)
+        registers = Registers(
+            binding.owner, binding.column, binding.condition, self.precision, binding.input_type
+        )
         part = binding.plain_part(registers)
         field = pa.field(binding.aggregate.name, pa.int64(), nullable=False)
         return Output(field, lambda states: registers.estimates(states[part]))
+
+
+def _hashed_as(kind: pa.DataType) -> str:
+    """The type of the column, one for all whose equal values have equal hashes."""
+    if pa.types.is_integer(kind) and kind.bit_width < _BITS:
+        kind = pa.int32()
+    elif pa.types.is_decimal(kind) and kind.precision <= LONG_DIGITS:
+        kind = pa.decimal128(LONG_DIGITS, kind.scale)
+    elif pa.types.is_decimal(kind):
+        kind = pa.decimal128(38, kind.scale)
+    return type_to_text(kind)
 
 
 def _leading_zeros(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:

@@ -40,6 +40,7 @@ class RunningRows:
         self._has_peers = time == "event"
         self._shares = frame.peers and self._has_peers
         self._ttl = ttl
+        plan.merging.open(context)
         schema = pa.schema([*plan.state_schema, _PEERS])
         self._state = context.get_state(
             ColumnStateDescriptor(

@@ -58,6 +58,7 @@ class SessionAggregation:
                 belongs_to=plan.belongs_to,
             )
         )
+        self._aggregation.open(context)
         self._ends: ColumnState = context.get_state(
             ColumnStateDescriptor("session_ends", _INDEX, time_first=True, belongs_to=plan.belongs_to)
         )

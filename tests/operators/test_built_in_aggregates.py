@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import tracemalloc
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.errors import OperatorError, SchemaError, StateDeclarationError
 from asyncstate.testing import OperatorHarness
 from operators import (
     Aggregate,
     GroupAggregate,
+    GroupWindowAggregate,
     OverAggregate,
     WindowAggregate,
     approx_count_distinct,
@@ -25,6 +27,7 @@ from operators import (
     bool_or,
     collect,
     count,
+    count_tumble,
     first_value,
     hop,
     last_value,
@@ -212,6 +215,50 @@ def test_estimates_are_near(number: int, async_enabled: bool) -> None:
     assert chosen == pytest.approx((number + 1) // 2, rel=0.15)
 
 
+WIDENED = {
+    "group": GroupAggregate([approx_count_distinct("v").alias("n")]),
+    "tumble": WindowAggregate(tumble(10_000), [approx_count_distinct("v").alias("n")]),
+    "session": WindowAggregate(session(10_000), [approx_count_distinct("v").alias("n")]),
+    "early": GroupWindowAggregate(tumble(10_000), [approx_count_distinct("v").alias("n")], early=0),
+    "counted": GroupWindowAggregate(count_tumble(9), [approx_count_distinct("v").alias("n")]),
+    "over": OverAggregate([approx_count_distinct("v").alias("n")]),
+}
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "fits"),
+    [
+        (pa.int8(), pa.int32(), True),
+        (pa.int32(), pa.int64(), False),
+        (pa.float32(), pa.float64(), False),
+        (pa.decimal128(10, 2), pa.decimal128(18, 2), True),
+        (pa.decimal128(10, 2), pa.decimal128(19, 2), False),
+    ],
+)
+@pytest.mark.parametrize("name", WIDENED)
+def test_a_wider_column_is_refused_where_its_values_have_other_hashes(
+    name: str, was: pa.DataType, now: pa.DataType, fits: bool, async_enabled: bool
+) -> None:
+    def harness(kind: pa.DataType) -> OperatorHarness:
+        schema = pa.schema([("k", pa.string()), ("v", kind), ("at", pa.timestamp("us"))])
+        settings: Any = {"event_time": "at", "watermark_delay": 0, "changelog": False}
+        return OperatorHarness(WIDENED[name], schema, ["k"], async_enabled=async_enabled, **settings)
+
+    rows = [("a", Decimal(value) if pa.types.is_decimal(was) else value, value) for value in (1, 2, 3)]
+    with harness(was) as before:
+        before.push(rows)
+        before.end_batch()
+        snapshot = before.snapshot()
+    with harness(now) if fits else pytest.raises(StateDeclarationError, match="column type is") as refused:
+        after = harness(now).restore(snapshot)
+        after.push([*rows, *((key, 2 * value, 9) for key, value, _ in rows)])
+        after.end_batch()
+        after.finish()
+        assert after.output[-1][-1] == 5
+    if not fits:
+        assert "drop-state" not in str(refused.value)
+
+
 MANY_KEYS = 2_000
 ONE_PERCENT = [approx_count_distinct("v", 0.01).alias("n")]
 MANY = {
@@ -246,7 +293,7 @@ def test_registers_of_many_keys_take_no_more_memory_than_bundles_may(name: str) 
 
 
 def test_registers_beyond_an_array_are_refused() -> None:
-    registers = Registers("GroupAggregate", "v", None, 14)
+    registers = Registers("GroupAggregate", "v", None, 14, pa.int64())
     with pytest.raises(OperatorError, match="131,072 keys in one bundle.*lower async-state.bundle-memory"):
         registers._stored(np.broadcast_to(np.zeros(1, np.uint8), (1 << 17, 1 << 14)))
 

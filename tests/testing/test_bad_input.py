@@ -58,6 +58,12 @@ def test_operators(operator: Any, error: Any, text: str) -> None:
         harness(operator)
 
 
+@pytest.mark.parametrize("uid", ["total of day", "_total", "t" * 101, "", None])
+def test_uids_that_a_job_refuses(uid: Any) -> None:
+    with pytest.raises(JobError, match="uid .* cannot be used"):
+        harness(uid=uid)
+
+
 ROWS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([(1, "a")], {"kind": "+X"}, SchemaError, r"row 0 has the kind '\+X'; write one of \+I, -U, \+U, -D"),
     ([(1, "a"), (2, "b")], {"kinds": ["+I"]}, SchemaError, "1 kinds for 2 rows"),
