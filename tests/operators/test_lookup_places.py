@@ -88,8 +88,14 @@ def test_an_error_of_the_server_fails_the_batch(async_enabled: bool, http: tuple
         joined(HttpLookup(http[0] + "/broken/{0}"), async_enabled)
 
 
-def test_values_in_an_address_are_quoted() -> None:
-    assert HttpLookup("http://h/{0}/{1}")._url(("a/b c", 2)) == "http://h/a%2Fb%20c/2"
+def test_values_in_an_address_are_quoted(async_enabled: bool, http: tuple[str, Counter[str]]) -> None:
+    address, asked = http
+    join = LookupJoin(HttpLookup(address + "/{0}/{1}"), FOUND)
+    rows = pa.schema([("place", pa.string()), ("id", pa.int64())])
+    with OperatorHarness(join, rows, ["place", "id"], async_enabled=async_enabled) as harness:
+        harness.push([("a/b c", 1)])
+        assert harness.end_batch() == [("+I", "a/b c", 1, "a"), ("+I", "a/b c", 1, "b")]
+    assert asked == {"/a%2Fb%20c/1": 1}
 
 
 @pytest.mark.parametrize("table", [TABLE, pa.Table.from_pylist(TABLE), pd.DataFrame(TABLE)])
