@@ -12,6 +12,7 @@ import copy
 import functools
 import logging
 import os
+import re
 import threading
 import time
 import uuid
@@ -304,10 +305,11 @@ class RocksDBStore(KeyedStore):
             if self._number("background-errors") > errors:
                 self._compacts = False
                 _log.warning(
-                    "the RocksDB store %s cannot merge its %d sorted runs, and reads become slower: check the space "
-                    "of the local disk (its file LOG says more); the next micro-batch tries again",
+                    "the RocksDB store %s cannot merge its %d sorted runs, and reads become slower: %s; the next "
+                    "micro-batch tries again",
                     self.path,
                     self.sorted_runs(),
+                    self._compaction_error(),
                 )
                 break
             if stop is None:
@@ -315,6 +317,15 @@ class RocksDBStore(KeyedStore):
             elif stop.wait(poll_seconds):
                 break
         return self.sorted_runs() <= self.options.sorted_runs_max
+
+    def _compaction_error(self) -> str:
+        """What the log of RocksDB says of the last compaction that failed."""
+        try:
+            log = Path(self.path, "LOG").read_text(errors="replace")
+        except OSError as error:
+            return str(error)
+        said = re.findall("Compaction error: (.*)", log)
+        return said[-1] if said else "see its file LOG"
 
     def _number(self, name: str) -> int:
         return self.db.property_int_value(f"rocksdb.{name}") or 0

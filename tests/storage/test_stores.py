@@ -259,6 +259,8 @@ def test_a_compaction_that_cannot_be_is_not_waited_for(
     for batch in range(3):
         made.apply([(b"key", b"%d" % batch)], batch)
     made.compact()
+    with (tmp_path / "db" / "LOG").open("a") as log:
+        log.write("2026 [WARN] [db_impl.cc:4024] Compaction error: IO error: No space left on device\n")
     asked: Counter[str] = Counter()
 
     def on_a_full_disk(name: str) -> int:
@@ -270,6 +272,7 @@ def test_a_compaction_that_cannot_be_is_not_waited_for(
         made.settle(timeout_seconds=60)
         assert asked["num-running-compactions"] <= 4
         assert "cannot merge its 3 sorted runs" in caplog.text
+        assert "reads become slower: IO error: No space left on device; the next" in caplog.text
         assert made.settle()  # nothing was started since
     for batch in range(3, 8):
         made.apply([(b"key", b"%d" % batch)], batch)
