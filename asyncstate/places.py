@@ -31,8 +31,13 @@ def is_uri(place: str) -> bool:
 
 
 def folder_of(place: str) -> str:
-    """The path that a path or a ``file:`` URI names. Raises ConfigurationError for a file on another host, and for a
-    URI that lacks its slashes."""
+    """The path that a path or a ``file:`` URI names. Raises ConfigurationError for a file on another host, for a URI
+    that lacks its slashes, and for ``~``, which is another folder on each machine and for each user."""
+    if place.startswith("~"):
+        raise ConfigurationError(
+            "the checkpoint's place begins with ~, which nobody replaces; write the whole path, or ./ before the "
+            "name of a folder that begins so"
+        )
     if scheme := _NO_SLASH.match(place):
         raise ConfigurationError(
             f"the checkpoint's place begins with {scheme[0]} and no slash; write {scheme[0]}//, or ./ before the "

@@ -77,3 +77,17 @@ def test_file_uris_that_cannot_be_read_are_refused(place: str) -> None:
     with pytest.raises(ConfigurationError, match="write file:///path") as raised:
         folder_of(place)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("place", ["~", "~/checkpoints", "~ada/checkpoints"])
+def test_a_home_is_not_a_folder_of_that_name(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConfigurationError, match=r"begins with ~, which nobody replaces; write the whole path"
+    ):
+        checkpoint_files(place)
+    assert not list(tmp_path.iterdir())
+    checkpoint_files("./~/checkpoints")
+    assert [folder.name for folder in tmp_path.iterdir()] == ["~"]
