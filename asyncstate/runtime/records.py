@@ -183,7 +183,9 @@ class RecordRunner(Runner):
         columns, num_rows = self._key_columns(prepared), prepared.batch.num_rows
         if columns:
             codec = self._codecs[prepared.input_index]
-            values = zip(*map(python_values, columns), strict=True)
+            values = zip(
+                *map(python_values, columns, self.spec.inputs[prepared.input_index].key), strict=True
+            )
             return codec.encode(columns), codec.groups(columns).tolist(), values
         own = self._operator.stateless
         keys = [number.to_bytes(4, "big") if own else b"" for number in range(num_rows)]

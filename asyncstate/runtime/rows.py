@@ -111,16 +111,23 @@ def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
 
 def python_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     """The rows as tuples of Python values; timestamps, also inside lists, structs and maps, as int64 microseconds."""
-    columns = [python_values(column) for column in batch.columns]
+    columns = list(map(python_values, batch.columns, batch.schema.names))
     return zip(*columns, strict=True) if columns else iter([()] * batch.num_rows)
 
 
-def python_values(column: pa.Array) -> list[Any]:
-    """One column as Python values; timestamps, also inside lists, structs and maps, as int64 microseconds."""
+def python_values(column: pa.Array, name: str) -> list[Any]:
+    """The column ``name`` as Python values; timestamps, also inside lists, structs and maps, as int64 microseconds.
+    Raises SchemaError for a date that Python has not."""
     wanted = in_microseconds(column.type)
     if wanted != column.type:
         column = column.cast(wanted, safe=False)  # nanoseconds are cut off
-    return integers(column).to_pylist()  # type: ignore[no-any-return]
+    try:
+        return integers(column).to_pylist()  # type: ignore[no-any-return]
+    except OverflowError as error:
+        raise SchemaError(
+            f"column '{name}' has a date beyond the years 1 to 9999, where Python's end; take such rows out before the "
+            "operator, or give it the number of days (unix_date)"
+        ) from error
 
 
 def key_values(types: Sequence[pa.DataType]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
@@ -130,7 +137,7 @@ def key_values(types: Sequence[pa.DataType]) -> Callable[[tuple[Any, ...]], tupl
 
     def convert(values: tuple[Any, ...]) -> tuple[Any, ...]:
         columns = [pa.array([value], one) for value, one in zip(values, types, strict=True)]
-        return tuple(python_values(column)[0] for column in columns)
+        return tuple(python_values(column, "key")[0] for column in columns)
 
     return convert
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from asyncstate import OperatorContext, RecordContext, RecordOperator, Row, StateTtl, ValueStateDescriptor
+from asyncstate.errors import SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Operator
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, WindowAggregate, count, tumble
@@ -21,11 +22,14 @@ TTL = StateTtl("1 second", time="event")
 class Counted(RecordOperator):
     """The number of the key's rows, with a time to live."""
 
+    def __init__(self, ttl: StateTtl | None = TTL) -> None:
+        self.ttl = ttl
+
     def bind(self, inputs: Any) -> pa.Schema:
         return pa.schema([("k", pa.int64()), ("count", pa.int64())])
 
     def open(self, context: OperatorContext) -> None:
-        self.rows = context.get_state(ValueStateDescriptor("rows", int, default=0, ttl=TTL))
+        self.rows = context.get_state(ValueStateDescriptor("rows", int, default=0, ttl=self.ttl))
 
     def process(self, row: Row, ctx: RecordContext) -> None:
         self.rows.update((self.rows.value() or 0) + 1)
@@ -85,3 +89,16 @@ def test_the_bound_itself_moves_the_watermark() -> None:
         harness.end_batch()
         assert harness.watermark == BOUND - 5
         assert "counter.event_times_far_ahead" not in harness.statistics()
+
+
+@pytest.mark.parametrize("days", [2_932_897, -719_163])
+@pytest.mark.parametrize("key", ["k", "day"])
+def test_a_date_that_python_has_not_is_named(days: int, key: str, async_enabled: bool) -> None:
+    """Spark's dates go beyond the years 1 to 9999."""
+    schema = pa.schema([("k", pa.int64()), ("day", pa.date32())])
+    numbers = pa.array([days], pa.int32())
+    rows = pa.RecordBatch.from_arrays([pa.array([1]), numbers.cast(pa.date32())], schema=schema)
+    with OperatorHarness(Counted(ttl=None), schema, [key], async_enabled=async_enabled) as harness:
+        harness.push(rows)
+        with pytest.raises(SchemaError, match="'day' has a date beyond the years 1 to 9999"):
+            harness.end_batch()

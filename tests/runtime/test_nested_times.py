@@ -131,7 +131,7 @@ def test_other_units_are_microseconds_in_rows(unit: str) -> None:
         harness.push([(1, raw, [raw, None])])
         assert harness.end_batch() == [("+I", 1, raw, [raw, None]), ("+I", 1, raw, [raw])]
     array = pa.array([[raw]], pa.list_(pa.timestamp(unit)))
-    assert python_values(array) == [[7 * UNITS.get(unit, 1)]]
+    assert python_values(array, "times") == [[7 * UNITS.get(unit, 1)]]
 
 
 def nested(children: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
@@ -174,7 +174,7 @@ def value_of(arrow_type: pa.DataType, number: int) -> tuple[Any, Any]:
 def test_any_type(arrow_type: pa.DataType, numbers: list[int]) -> None:
     both = [value_of(arrow_type, number) for number in numbers]
     column = pa.array([one for one, _ in both] + [None], arrow_type)
-    assert python_values(column) == [other for _, other in both] + [None]
+    assert python_values(column, "times") == [other for _, other in both] + [None]
     wanted = in_microseconds(arrow_type)
     assert in_microseconds(wanted) == wanted
     assert has_timestamps(arrow_type) == ("timestamp" in str(arrow_type))
