@@ -23,10 +23,9 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleOperator, unknown_output
 from asyncstate.row_shape import RowShape
 from asyncstate.runtime.bundle_size import BundleSize
-from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.rows import PreparedBatch, joined
-from asyncstate.runtime.runner import Runner
+from asyncstate.runtime.runner import Runner, clean_up
 from asyncstate.runtime.spec import InputBatch, OutBatch, TaskSpec
 
 

@@ -25,7 +25,6 @@ from asyncstate.execution import (
 )
 from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, key_type, row_type
 from asyncstate.runtime.broadcast import BroadcastRows
-from asyncstate.runtime.cleanup import clean_up
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.rows import (
     PreparedBatch,
@@ -35,7 +34,7 @@ from asyncstate.runtime.rows import (
     python_values,
     rows_batch,
 )
-from asyncstate.runtime.runner import Runner
+from asyncstate.runtime.runner import Runner, clean_up
 from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
 from asyncstate.runtime.time_order import TimeOrder
 from asyncstate.state import DueTimer, KeyedTimers
