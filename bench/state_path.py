@@ -406,4 +406,5 @@ def measured(case: Case, config: Config, rows: int, rounds: int, seed: int) -> T
                 timing.ours.append(ours)
                 timing.state_cpu.append(state_cpu)
                 timing.floors.append(floor)
+        job.close()
     return timing
