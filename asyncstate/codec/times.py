@@ -1,9 +1,9 @@
 """Timestamps inside Arrow types, at any depth, as the integers that rows carry.
 
-Owns: ``in_microseconds``, ``has_timestamps``, ``integers``, ``event_times``, ``python_values``, ``arrow_values`` and
-``with_leaves``.
+Owns: ``in_microseconds``, ``has_timestamps``, ``integers``, ``event_times``, ``as_python``, ``python_values``,
+``arrow_values`` and ``with_leaves``.
 Invariant: only timestamps change; time zones are kept, since an instant is the same number in every zone.
-Must not import anything of the project.
+Must not import anything of the project but errors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from asyncstate.errors import SchemaError
 
 
 @lru_cache(maxsize=4096)
@@ -59,11 +61,22 @@ def event_times(column: pa.Array) -> npt.NDArray[np.int64]:
     return times
 
 
-def python_values(column: pa.Array) -> list[Any]:
+def as_python(column: pa.Array, name: str = "") -> list[Any]:
+    """The values of column ``name``, timestamps as integers of their unit; SchemaError for a date beyond Python's."""
+    try:
+        return integers(column).to_pylist()  # type: ignore[no-any-return]
+    except OverflowError as error:
+        which = f"column '{name}'" if name else "a column"
+        raise SchemaError(
+            f"{which} has a date beyond the years 1 to 9999, where Python's end; take such rows out before the "
+            "operator, or give it the number of days (unix_date)"
+        ) from error
+
+
+def python_values(column: pa.Array, name: str = "") -> list[Any]:
     """A column's values as functions see them: timestamps, at any depth, are int64 microseconds."""
     plain = in_microseconds(column.type)
-    values: list[Any] = integers(column if plain == column.type else column.cast(plain)).to_pylist()
-    return values
+    return as_python(column if plain == column.type else column.cast(plain), name)
 
 
 def arrow_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:

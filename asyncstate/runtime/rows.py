@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
-from asyncstate.codec.times import event_times, in_microseconds, integers
+from asyncstate.codec.times import as_python, event_times, in_microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
 from asyncstate.row_shape import RowShape
@@ -121,13 +121,7 @@ def python_values(column: pa.Array, name: str) -> list[Any]:
     wanted = in_microseconds(column.type)
     if wanted != column.type:
         column = column.cast(wanted, safe=False)  # nanoseconds are cut off
-    try:
-        return integers(column).to_pylist()  # type: ignore[no-any-return]
-    except OverflowError as error:
-        raise SchemaError(
-            f"column '{name}' has a date beyond the years 1 to 9999, where Python's end; take such rows out before the "
-            "operator, or give it the number of days (unix_date)"
-        ) from error
+    return as_python(column, name)
 
 
 def key_values(types: Sequence[pa.DataType]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -328,7 +328,7 @@ class Match(KeepsKey, AggregateOperator):
         """Where conditions look back, what they see."""
         if self._row is None:
             return ()
-        return list(map(self._row, zip(*map(python_values, batch.columns), strict=True)))
+        return list(map(self._row, zip(*map(python_values, batch.columns, batch.schema.names), strict=True)))
 
     def _times(self, bundle: Bundle, ctx: BundleContext) -> Int64Array:
         if self.time == "processing":

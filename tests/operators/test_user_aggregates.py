@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asyncstate import ListView, MapView, ValueView
 from asyncstate.config import resolve
-from asyncstate.errors import AsyncStateError, SchemaError
+from asyncstate.errors import AsyncStateError, OperatorError, SchemaError
 from asyncstate.functions import (
     AggregateFunction,
     BundledAggregateFunction,
@@ -707,3 +707,14 @@ def test_a_function_without_a_value_of_nothing(open_harness: Any) -> None:
     assert harness.end_batch() == [("+I", "a", 1.0, None), ("+I", "b", 3.0, 3.0)]
     push(harness, ("+I", "a", 2, 1, True))
     assert harness.end_batch() == [("-U", "a", 1.0, None), ("+U", "a", 1.5, 2.0)]
+
+
+def test_a_date_that_python_has_not_is_named(async_enabled: bool) -> None:
+    """As in rows: functions get Python values, and Spark's dates go beyond the year 9999."""
+    days = pa.array([2_932_897], pa.int32()).cast(pa.date32())
+    rows = pa.RecordBatch.from_arrays([pa.array(["a"]), days], names=["k", "day"])
+    operator = GroupAggregate([udaf(CountAggregateFunction(), name="day_count")("day").alias("n")])
+    with OperatorHarness(operator, rows.schema, ["k"], async_enabled=async_enabled) as harness:
+        harness.push(rows)
+        with pytest.raises(OperatorError, match="'day' has a date beyond the years 1 to 9999"):
+            harness.end_batch()

@@ -180,7 +180,8 @@ class UserAggregator(FunctionAggregator):
     def prepare(self, rows: KeyedRows) -> tuple[Segments, list[list[Any]]]:
         """The rows' values in Python."""
         segments = Segments.of(rows, self.columns, self.condition)
-        return segments, [python_values(column) for column in segments.columns(rows.batch, self.columns)]
+        columns = segments.columns(rows.batch, self.columns)
+        return segments, list(map(python_values, columns, self.columns))
 
     def update(
         self, state: State, rows: KeyedRows, prepared: tuple[Segments, list[list[Any]]], ctx: BundleContext
@@ -234,7 +235,9 @@ class UserAggregator(FunctionAggregator):
     def _slide(self, accumulators: list[Any], batch: pa.RecordBatch, frames: Frames) -> list[Any]:
         accumulate, retract, get_value = self.function.accumulate, self.function.retract, self.get_value
         moves = Moves.of(frames, counted_rows(batch, (), self.condition, None))
-        columns = [python_values(batch.column(name).take(pa.array(moves.rows))) for name in self.columns]
+        columns = [
+            python_values(batch.column(name).take(pa.array(moves.rows)), name) for name in self.columns
+        ]
         steps = list(zip(moves.signs.tolist(), self._rows(columns, len(moves.rows)), strict=True))
         values, start = [], 0
         with self.named("accumulate, retract or get_value"):
