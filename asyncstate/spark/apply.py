@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark import cloudpickle
 
-from asyncstate import runtime
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import InputSpec, Operator
@@ -143,9 +142,8 @@ def check_job_name(name: object) -> None:
         )
 
 
-def check_uid(uid: object, taken: Sequence[str]) -> None:
-    """Raise JobError unless ``uid`` can name files and is not in ``taken``."""
-    runtime.check_uid(uid)
+def check_not_taken(uid: str, taken: Sequence[str]) -> None:
+    """Raise JobError if ``uid`` is in ``taken``."""
     if uid in taken:
         raise JobError(f"uid '{uid}' is applied twice in one micro-batch; give each operator its own uid")
 

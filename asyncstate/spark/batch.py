@@ -38,6 +38,7 @@ from asyncstate.runtime import (
     check_num_inputs,
     check_parallelism,
     check_stateless,
+    check_uid,
     check_values,
     checked_inputs,
     chosen_local_limit,
@@ -60,8 +61,8 @@ from asyncstate.spark.apply import (
     Call,
     Inputs,
     InTask,
+    check_not_taken,
     check_operator_options,
-    check_uid,
     input_specs,
     routed,
     shipped_copy,
@@ -230,7 +231,8 @@ class MicroBatch:
         with self._lock:
             for one in (task.call, *(behind.call for behind in task.then)):
                 self._check_open(one.uid)
-                check_uid(one.uid, self._uids)
+                check_uid(one.uid)
+                check_not_taken(one.uid, self._uids)
                 self._uids.append(one.uid)
         check_is_operator(task.call.uid, task.call.operator)
 
@@ -327,7 +329,7 @@ class MicroBatch:
     ) -> Expected:
         """What ``run`` would return; nothing runs. Raises what ``run`` raises before any row is read."""
         operator, uid = call.operator, call.uid
-        check_uid(uid, ())
+        check_uid(uid)
         check_is_operator(uid, operator)
         checked = self._check(call, inputs)
         if operator.stateless:

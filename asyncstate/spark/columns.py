@@ -73,8 +73,13 @@ def slots_of(inputs: Sequence[InputSpec]) -> list[list[int]]:
 
 def sent_schema(spec: InputSpec) -> pa.Schema:
     """The columns that an input sends, in their order."""
-    with_kinds = spec.changelog and spec.local is None
-    return spec.row_schema.append(pa.field(ROW_KIND_COLUMN, pa.string())) if with_kinds else spec.row_schema
+    schema = spec.row_schema
+    return schema.append(pa.field(ROW_KIND_COLUMN, pa.string())) if _sends_kinds(spec) else schema
+
+
+def _sends_kinds(spec: InputSpec) -> bool:
+    """What a local phase has put together carries no kinds."""
+    return spec.changelog and spec.local is None
 
 
 def payload_of(spec: InputSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int8] | None]:
@@ -87,8 +92,7 @@ def payload_of(spec: InputSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, n
         if columns
         else pa.RecordBatch.from_struct_array(pa.array([{}] * rows.num_rows, pa.struct([])))
     )
-    with_kinds = spec.changelog and spec.local is None
-    return payload, _kinds(spec, named[ROW_KIND_COLUMN]) if with_kinds else None
+    return payload, _kinds(spec, named[ROW_KIND_COLUMN]) if _sends_kinds(spec) else None
 
 
 def _kinds(spec: InputSpec, texts: pa.Array) -> npt.NDArray[np.int8]:
