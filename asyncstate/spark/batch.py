@@ -81,6 +81,7 @@ from asyncstate.spark.exchange import (
 from asyncstate.spark.failures import stage_explained
 from asyncstate.spark.inputs import InitialState, initial_of
 from asyncstate.spark.local_phase import can_limit, runs_locally
+from asyncstate.spark.marks import UNKNOWN, Origin
 from asyncstate.spark.progress import figures_of, operator_statistics
 from asyncstate.spark.settings import ArrowBatches
 from asyncstate.spark.stages import Feed, JobTexts, Planned, Prepared, plan_stage, run_stages
@@ -139,7 +140,13 @@ class MicroBatch:
     """
 
     def __init__(
-        self, frame: JobFrame, batch_id: int, base: Manifest | None, now_us: int, final: bool
+        self,
+        frame: JobFrame,
+        batch_id: int,
+        base: Manifest | None,
+        now_us: int,
+        final: bool,
+        origin: Origin = UNKNOWN,
     ) -> None:
         self._frame = frame
         self._base = base
@@ -147,6 +154,10 @@ class MicroBatch:
         self._uids: list[str] = []
         self._open = True
         self.batch_id = batch_id
+        self.origin = origin
+        """The job and checkpoint that it is of: what sinks tell its writes from others by."""
+        self.written: set[tuple[str, str]] = set()
+        """The place and writer of each sink that has been written to."""
         self.watermark: int = MAX_WATERMARK if final else watermark_after(base)
         """Microseconds; MIN_WATERMARK before any event time was seen, MAX_WATERMARK in ``finish``."""
         self.processing_time = max(now_us, previous_processing_time(base))

@@ -99,10 +99,9 @@ class JobGraph:
             elif not all(one in rows for one in node.inputs):
                 continue  # likewise, before the last part
             elif isinstance(node, Sink):
-                write = node.sink if callable(node.sink) else node.sink.write
                 (given,) = node.inputs
                 with _named(node):
-                    write(_with_first(first.get(given), rows[given]), batch.batch_id)
+                    _write(node, _with_first(first.get(given), rows[given]), batch)
             elif not isinstance(node, Source):
                 rows[node] = _frame(node, [rows[one] for one in node.inputs], node in self._kinds_kept)
                 if any(one in first for one in node.inputs):
@@ -179,6 +178,7 @@ class JobGraph:
                 yield f"{node.place}: {_called(node)}: {str(error).splitlines()[0]}"
             except Exception as error:  # of a function of Arrow columns, or a bind of the user's own
                 yield f"{node.place}: {_called(node)}: {type(error).__name__}: {error}"
+        yield from _same_destinations(self.flow.sinks)
         if waiting and not any(_has_delay(node) for node in self.flow.nodes if isinstance(node, Apply)):
             node = waiting[0]
             yield f"{node.place}: {_called(node)}: {NEVER_PASSED}"
@@ -206,6 +206,8 @@ class JobGraph:
                 raise unknown_output(node.side, sides)
             return self._spark.createDataFrame([], sides[node.side])
         if isinstance(node, Sink):
+            if callable(check := getattr(node.sink, "check", None)):
+                check(inputs[0].schema)
             return inputs[0]
         found = _frame(node, inputs)
         selects = isinstance(node, Transform) and node.kind == "select"
@@ -213,6 +215,31 @@ class JobGraph:
             self._kinds_kept.add(node)
             return _frame(node, inputs, kinds=True)
         return found
+
+
+def _same_destinations(sinks: Sequence[Sink]) -> Iterator[str]:
+    """Sinks that would take each other's micro-batches for their own."""
+    seen: dict[Any, Sink] = {}
+    for node in sinks:
+        destination = getattr(node.sink, "destination", None)
+        if not callable(destination):
+            continue
+        where = destination(node.name)
+        if where in seen:
+            yield (
+                f"{node.place}: {_called(node)}: it writes where {_called(seen[where])} does, by the same writer "
+                f"({', '.join(map(str, where))}), so that each would take the other's micro-batches for its own; give "
+                "one of them another writer, or another table"
+            )
+        seen.setdefault(where, node)
+
+
+def _write(node: Sink, rows: DataFrame, batch: MicroBatch) -> None:
+    sink = node.sink
+    if callable(getattr(sink, "write_micro_batch", None)):
+        sink.write_micro_batch(rows, batch, node.name)
+    else:
+        (sink if callable(sink) else sink.write)(rows, batch.batch_id)
 
 
 @contextmanager

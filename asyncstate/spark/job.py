@@ -455,7 +455,8 @@ class StreamingJob:
         started = time.perf_counter()
         base = self._ledger.base_of(batch_id)
         self._schema = df.schema.json()
-        batch = MicroBatch(self._frame, batch_id, base, self._clock.now_us(), final)
+        origin = self._ledger.origin_of(base)
+        batch = MicroBatch(self._frame, batch_id, base, self._clock.now_us(), final, origin)
         try:
             called = time.perf_counter()
             with self._frame.texts.batch(), rows_explained(batch_id, batch.stateless):
