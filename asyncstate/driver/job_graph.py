@@ -63,7 +63,7 @@ class JobGraph(Generic[R]):
         return stream
 
     def run(self, read: Mapping[str, R], batch: MicroBatch[R]) -> None:
-        """A micro-batch of the rows ``read`` from each source: operators and sinks run in the order of their declaration."""
+        """A micro-batch of the rows ``read`` from each source: operators and sinks run in their declared order."""
         executor = self._executor
         rows: dict[Node, R] = {source: read[source.name] for source in self.flow.sources}
         fed: dict[Node, Feed] = {}
