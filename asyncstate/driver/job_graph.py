@@ -158,14 +158,11 @@ class JobGraph(Generic[R]):
             try:
                 found[node] = self._empty(node, [df for df in inputs if df is not None], batch, waiting)
             except AsyncStateError as error:
-                yield f"{node.place}: {_called(node)}: {error}"
-            except (
-                Exception
-            ) as error:  # of the engine, a function of Arrow columns, or a bind of the user's own
-                yield f"{node.place}: {_called(node)}: {self._executor.describe(error)}"
+                yield node.problem(str(error))
+            except Exception as error:  # of the engine, of user code in a function of columns or in bind
+                yield node.problem(self._executor.describe(error))
         if waiting and not any(_has_delay(node) for node in self.flow.nodes if isinstance(node, Apply)):
-            node = waiting[0]
-            yield f"{node.place}: {_called(node)}: {NEVER_PASSED}"
+            yield waiting[0].problem(NEVER_PASSED)
 
     def _empty(self, node: Node, inputs: list[R], batch: MicroBatch[R], waiting: list[Apply]) -> R | None:
         executor = self._executor
@@ -213,7 +210,7 @@ def _named(node: Node) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"in {_called(node)}")
+        error.add_note(f"in {node.called}")
         raise
 
 
@@ -241,8 +238,3 @@ def _names(given: Any) -> list[str]:
 def _has_delay(node: Apply) -> bool:
     given = node.arguments()["watermark_delay"]
     return any(one is not None for one in (given if isinstance(given, list | tuple) else [given]))
-
-
-def _called(node: Node) -> str:
-    kind = "operator" if isinstance(node, Apply) else type(node).__name__.lower()
-    return f"{kind} '{node.name}'" if not isinstance(node, Transform) else node.text
