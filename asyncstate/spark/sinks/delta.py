@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import xxhash
 
+from asyncstate.driver.marks import UNKNOWN, Mark, Origin, is_written
 from asyncstate.errors import SchemaError, StoreError
-from asyncstate.spark.marks import UNKNOWN, Mark, Origin, is_written
 from asyncstate.spark.sinks.sql import identifier
 from asyncstate.spark.sinks.target import (
     Changes,

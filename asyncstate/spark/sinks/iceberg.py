@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from asyncstate.driver.marks import UNKNOWN, Origin, is_written, mark_from, mark_of
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
-from asyncstate.spark.marks import UNKNOWN, Origin, is_written, mark_from, mark_of
 from asyncstate.spark.sinks.target import (
     Changes,
     cast_to,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
+from asyncstate.driver.marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
 from asyncstate.errors import SchemaError, StoreError
-from asyncstate.spark.marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
 from asyncstate.spark.sinks.target import Changes, check_columns, check_no_nan, check_text, extra
 from asyncstate.spark.sinks.types import json_shape, no_json, plain
 

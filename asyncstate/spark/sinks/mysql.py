@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from asyncstate.driver.marks import UNKNOWN, Origin, is_written
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
-from asyncstate.spark.marks import UNKNOWN, Origin, is_written
 from asyncstate.spark.sinks.mysql_types import MySqlType, reason_against, sent, text_rules
 from asyncstate.spark.sinks.sql import (
     DELETES,

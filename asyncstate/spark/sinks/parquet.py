@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.driver.marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
-from asyncstate.spark.marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
 from asyncstate.spark.sinks.target import Changes, check_columns, check_text
 
 _FILE = "changes.parquet"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 from pyarrow import csv
 
+from asyncstate.driver.marks import UNKNOWN, Origin, is_written
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
-from asyncstate.spark.marks import UNKNOWN, Origin, is_written
 from asyncstate.spark.sinks.postgres_types import PostgresType, copied, reason_against, text_rules
 from asyncstate.spark.sinks.sql import (
     BATCHES,
@@ -223,8 +223,8 @@ def _checked_password(conninfo: str) -> str:
     if parts is None or not _PORTS.fullmatch(parts.get("port", "")) or "@" in parts.get("host", ""):
         raise ConfigurationError(
             "PostgresTarget: conninfo cannot be read; put values with blanks or quotes into quotes (password='a b'), "
-            "and write %40 for @, %2F for / and %3A for : in the password of a URI. It is not shown, since it may have a "
-            "password in it"
+            "and write %40 for @, %2F for / and %3A for : in the password of a URI. It is not shown, since it may "
+            "have a password in it"
         )
     return parts.get("password", "")
 

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from asyncstate.driver.marks import Mark, Origin
 from asyncstate.errors import OperatorError, SchemaError, StoreError
-from asyncstate.spark.marks import Mark, Origin
 from asyncstate.spark.sinks.target import Changes, check_columns
 from asyncstate.spark.sinks.types import is_text
 

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from asyncstate.driver.marks import UNKNOWN, Origin, is_written
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
-from asyncstate.spark.marks import UNKNOWN, Origin, is_written
 from asyncstate.spark.sinks.sql import (
     BATCHES,
     DELETES,

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from asyncstate.driver.marks import UNKNOWN, Origin
 from asyncstate.errors import ConfigurationError, OperatorError, SchemaError
-from asyncstate.spark.marks import UNKNOWN, Origin
 from asyncstate.spark.sinks.types import keeps
 
 
@@ -91,8 +91,8 @@ def cast_to(place: str, rows: pa.Table, known: pa.Schema, *, required: bool = Fa
         field = known.field(name)
         if not field.nullable and column.null_count:
             raise OperatorError(
-                f"{place}: column '{name}' is required, and is null in {column.null_count} rows; fill it or filter them "
-                "out before the sink; nothing was written"
+                f"{place}: column '{name}' is required, and is null in {column.null_count} rows; fill it or filter "
+                "them out before the sink; nothing was written"
             )
         fields.append(field if required else field.with_nullable(True))
     try:

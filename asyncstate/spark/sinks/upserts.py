@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from asyncstate.spark.batch import MicroBatch
+    from asyncstate.spark.micro_batch import MicroBatch
 
 WRITER_CHARACTERS_MAX: Final = 255
 

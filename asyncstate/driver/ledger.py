@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncstate.config import Config
+from asyncstate.driver.marks import Origin
 from asyncstate.errors import CheckpointError, JobError
 from asyncstate.runtime import check_key_groups, retries_of
-from asyncstate.spark.marks import Origin
 from asyncstate.storage import Checkpoint, Manifest, OperatorManifest, checkpoint_files
 
 BATCH_SCHEMA = "batch"
