@@ -35,7 +35,7 @@ Convert: TypeAlias = Callable[[list[Any]], pa.Array]
 _REFUSALS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError, LookupError)
 _SHOWN: Final = 120
 _NOTHING: Final = type(None)
-_INTEGERS: Final = frozenset(
+_INTEGERS: Final[frozenset[type]] = frozenset(
     {int, _NOTHING, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
 )
 _FRACTIONS: Final = (float, np.floating, Decimal, Fraction)
@@ -46,12 +46,12 @@ _INT32_MAX: Final = 2**31 - 1
 class UnfitValueError(CodecError):
     """A value that its type cannot hold as it is. ``row``: its place among those given; ``value``: the value.
 
-    The text begins with the value: ``3.7 (float) does not fit its type int64: a whole number is expected``.
+    The text begins with the value: ``3.7 (float), which does not fit its type int32: a whole number is expected``.
     """
 
     def __init__(self, row: int, value: Any, arrow_type: pa.DataType, reason: str) -> None:
         super().__init__(
-            f"{_shown(value)} ({type(value).__name__}) does not fit its type {arrow_type}: {reason}"
+            f"{_shown(value)} ({type(value).__name__}), which does not fit its type {arrow_type}: {reason}"
         )
         self.row = row
         self.value = value
@@ -132,7 +132,11 @@ def _listed(values: Any) -> Any:
         return values
     if hasattr(values, "isna"):  # of pandas
         if values.dtype != object:
-            return np.asarray(values) if isinstance(values.dtype, np.dtype) and not values.hasnans else pa.array(values)
+            return (
+                np.asarray(values)
+                if isinstance(values.dtype, np.dtype) and not values.hasnans
+                else pa.array(values)
+            )
         return [None if missing else value for value, missing in zip(values, values.isna(), strict=True)]
     if isinstance(values, np.ndarray):
         return values.tolist() if values.dtype == object else values
@@ -166,8 +170,7 @@ def _alike(given: pa.DataType, kind: pa.DataType) -> bool:
     number = _is_number(given)
     return bool(
         pa.types.is_null(given)
-        or
-(number and (_is_number(kind) or pa.types.is_decimal(kind)))
+        or (number and (_is_number(kind) or pa.types.is_decimal(kind)))
         or (pa.types.is_integer(given) and (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)))
         or (pa.types.is_boolean(given) and pa.types.is_integer(kind))
         or (pa.types.is_timestamp(given) and pa.types.is_timestamp(kind))
@@ -175,6 +178,7 @@ def _alike(given: pa.DataType, kind: pa.DataType) -> bool:
         or (is_string_type(given) and is_string_type(kind))
         or (is_bytes_type(given) and is_bytes_type(kind))
     )
+
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
@@ -203,23 +207,24 @@ def _converter(kind: pa.DataType) -> Convert:
 
 def _flat(kind: pa.DataType) -> Convert:
     types = pa.types
+    none: set[type] = {_NOTHING}
     if types.is_integer(kind):
         return _typed(kind, int, _INTEGERS, _integer)
     if types.is_timestamp(kind):
         return _timestamps(kind)
     if types.is_date(kind):
-        return _typed(kind, dt.date, frozenset({dt.date, int, _NOTHING}), _date)
+        return _typed(kind, dt.date, frozenset({dt.date, int} | none), _date)
     if types.is_time(kind):
-        return _typed(kind, int, frozenset({int, _NOTHING}), partial(_time, _TICKS[kind.unit]))
+        return _typed(kind, int, frozenset({int} | none), partial(_time, _TICKS[kind.unit]))
     if types.is_duration(kind):
-        return _typed(kind, int, frozenset({int, _NOTHING}), partial(_duration, _TICKS[kind.unit]))
+        return _typed(kind, int, frozenset({int} | none), partial(_duration, _TICKS[kind.unit]))
     if is_string_type(kind) or types.is_string_view(kind):
-        return _typed(kind, str, frozenset({str, np.str_, _NOTHING}), partial(_instance, str))
+        return _typed(kind, str, frozenset({str, np.str_} | none), partial(_instance, str))
     if is_bytes_type(kind) or types.is_fixed_size_binary(kind) or types.is_binary_view(kind):
-        usual = frozenset({bytes, np.bytes_, bytearray, memoryview, _NOTHING})
+        usual = frozenset({bytes, np.bytes_, bytearray, memoryview} | none)
         return _typed(kind, bytes, usual, partial(_instance, (bytes, bytearray, memoryview)))
     if types.is_decimal(kind):
-        return _typed(kind, Decimal, frozenset({Decimal, int, _NOTHING}), _decimal)
+        return _typed(kind, Decimal, frozenset({Decimal, int} | none), _decimal)
     if types.is_float64(kind) or types.is_boolean(kind) or types.is_null(kind):
         return partial(pa.array, type=kind)  # Arrow refuses what they cannot hold
     if types.is_floating(kind):
@@ -242,9 +247,7 @@ def _named(convert: Convert, kind: pa.DataType) -> Convert:
     return named
 
 
-def _typed(
-    kind: pa.DataType, usual: type, taken: frozenset[type], mend: Callable[[Any], Any]
-) -> Convert:
+def _typed(kind: pa.DataType, usual: type, taken: frozenset[type], mend: Callable[[Any], Any]) -> Convert:
     """Values of the types ``taken``, nearly all of them ``usual``, are converted as they are; ``mend`` gives what
     stands for another one, or raises."""
 
@@ -296,7 +299,8 @@ def _integer(value: Any) -> int | None:
 
 def _date(value: Any) -> dt.date | int | None:
     if isinstance(value, dt.datetime):
-        if value.time() != dt.time() or getattr(value, "nanosecond", 0):
+        nanosecond: int = getattr(value, "nanosecond", 0)
+        if value.time() != dt.time() or nanosecond:
             raise ValueError("a time of day")
         return value.date()
     return value if isinstance(value, dt.date) else _integer(value)
@@ -306,7 +310,9 @@ def _instant(per_second: int, value: Any) -> int | None:
     if not isinstance(value, dt.datetime):
         return _integer(value)
     utc = value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value.astimezone(dt.UTC)
-    since = dt.datetime(utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second, utc.microsecond, dt.UTC)
+    since = dt.datetime(
+        utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second, utc.microsecond, dt.UTC
+    )
     return _ticks(since - dt.datetime(1970, 1, 1, tzinfo=dt.UTC), getattr(utc, "nanosecond", 0), per_second)
 
 
@@ -314,7 +320,9 @@ def _duration(per_second: int, value: Any) -> int | None:
     if not isinstance(value, dt.timedelta):
         return _integer(value)
     return _ticks(
-        dt.timedelta(value.days, value.seconds, value.microseconds), getattr(value, "nanoseconds", 0), per_second
+        dt.timedelta(value.days, value.seconds, value.microseconds),
+        getattr(value, "nanoseconds", 0),
+        per_second,
     )
 
 
@@ -356,7 +364,11 @@ def _narrow(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _no_new_infinity(column: pa.Array, given: pa.Array) -> pa.Array:
     """``column``, rounded from ``given``; ValueError where a finite number became infinite."""
     infinite = pc.is_inf(column)
-    if pc.any(infinite).as_py() and pa.types.is_floating(given.type) and not infinite.equals(pc.is_inf(given)):
+    if (
+        pc.any(infinite).as_py()
+        and pa.types.is_floating(given.type)
+        and not infinite.equals(pc.is_inf(given))
+    ):
         raise ValueError("beyond the largest number")
     return column
 
@@ -439,7 +451,7 @@ def _part(values: list[Any], field: pa.Field, nulls: int = 0) -> pa.Array:
     return column
 
 
-_SEQUENCES: Final = frozenset({list, tuple, _NOTHING})
+_SEQUENCES: Final[frozenset[type]] = frozenset({list, tuple, _NOTHING})
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -475,7 +487,9 @@ def _as_fields(value: Any, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _other_fields(values: Iterable[Mapping[Any, Any]], names: Sequence[str]) -> _MisfitError:
-    value = next(value for value in values if len(value) != len(names) or not all(name in value for name in names))
+    value = next(
+        value for value in values if len(value) != len(names) or not all(name in value for name in names)
+    )
     missing = [name for name in names if name not in value]
     unknown = [str(name) for name in value if name not in names]
     wrong = [f"without {', '.join(missing)}"] if missing else []
@@ -495,7 +509,7 @@ def _offsets(lists: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if not pa.types.is_large_list(kind):
         if offsets[-1] > _INT32_MAX:
             raise pa.ArrowCapacityError(f"array too large: {offsets[-1]} items in one column of lists")
-        offsets = offsets.astype(np.int32)  # type: ignore[assignment]
+        offsets = offsets.astype(np.int32)
     return pa.array(offsets, mask=None if there is None else np.append(~there, False))
 
 

@@ -198,8 +198,8 @@ def _output_column(uid: str, field: pa.Field, column: Any, keys: Sequence[Any] |
     except UnfitValueError as error:
         where = "" if keys is None else f", key {tuple(keys[error.row])!r}"
         raise SchemaError(
-            f"operator '{uid}'{where}: emit() got a value that column '{field.name}' cannot hold: {error}; convert it "
-            "before it is emitted, or declare another type"
+            f"operator '{uid}'{where}: emit() got, for column '{field.name}', {error}; convert it before "
+            "it is emitted, or declare another type"
         ) from error
 
 
