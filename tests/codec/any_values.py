@@ -38,7 +38,14 @@ odd_values: st.SearchStrategy[Any] = st.one_of(
             *(Decimal("3.7"), Decimal("3.0"), Decimal("NaN"), Decimal("1e40"), Fraction(7, 2), Fraction(3)),
             *(np.float64(3.7), np.float32(0.1), np.int64(-3), np.uint64(2**63), np.int8(3)),
             *("3", "", "\ud800", b"3", b"\xff", bytearray(b"a"), memoryview(b"a"), np.str_("x")),
-            *(pd.NaT, pd.NA, pd.Timestamp(1500), pd.Timestamp(2000), np.datetime64("NaT"), np.timedelta64(1, "us")),
+            *(
+                pd.NaT,
+                pd.NA,
+                pd.Timestamp(1500),
+                pd.Timestamp(2000),
+                np.datetime64("NaT"),
+                np.timedelta64(1, "us"),
+            ),
             *(dt.date(2020, 1, 2), dt.datetime(2020, 1, 2), dt.datetime(2020, 1, 2, 3, 4, 5, 6)),
             *(dt.datetime(2020, 1, 2, tzinfo=dt.UTC), dt.time(1, 2, 3, 4), dt.timedelta(microseconds=1500)),
             *([3.7], (3.7,), {3}, [b"a"], ["\ud800"], range(3), np.array([1.5]), np.array([1, 2])),
@@ -92,12 +99,18 @@ def is_same(given: Any, found: Any, kind: pa.DataType) -> bool:
         return set(fields) == set(names) and all(is_same(fields[f.name], found[f.name], f.type) for f in kind)
     if types.is_timestamp(kind) and isinstance(given, dt.datetime):
         plain = pd.Timestamp(given).tz_convert("UTC").tz_localize(None) if given.tzinfo else given
-        nanoseconds = (plain - _EPOCH) // dt.timedelta(microseconds=1) * 1000 + getattr(plain, "nanosecond", 0)
+        nanoseconds = (plain - _EPOCH) // dt.timedelta(microseconds=1) * 1000 + getattr(
+            plain, "nanosecond", 0
+        )
         return bool(nanoseconds == found * (1 if kind.unit == "ns" else _UNITS_US[kind.unit] * 1000))
     if types.is_date(kind):
         if isinstance(given, dt.datetime):
             return bool(given == dt.datetime.combine(found, dt.time()))
-        return bool((found - dt.date(1970, 1, 1)).days == given) if not isinstance(given, dt.date) else given == found
+        return (
+            bool((found - dt.date(1970, 1, 1)).days == given)
+            if not isinstance(given, dt.date)
+            else given == found
+        )
     if types.is_float32(kind):
         return _bits(float(given)) == _bits(found)
     if types.is_float64(kind):

@@ -236,7 +236,7 @@ def test_a_first_micro_batch_that_failed_runs_again_with_the_initial_rows(
         (Holder(), {"any": [7]}, "row 0 of operator 'operator', values of state 'any' is 7; give a tuple"),
         (Holder(), {"any": [(1, object())]}, "values of state 'any' are no Arrow values"),
         (Numbered(), {"none": [(1, 1)]}, "names a state 'none' that it does not declare; it has 'count'"),
-        (Numbered(), {"count": [(1, "x")]}, "row 0 of operator 'operator', values of state 'count' has, in column 'value', 'x'"),
+        (Numbered(), {"count": [(1, "x")]}, "values of state 'count' has, in column 'value', 'x'"),
         (Numbered(), {"count": pa.RecordBatch.from_pydict({"k": [1]})}, "and the value: k, value"),
         (Numbered(), {"count": pa.RecordBatch.from_pydict({"k": ["a"], "value": [1]})}, "but it is int64; cast it"),
         (GroupAggregate([count()]), {"accumulators": [(1, 1)]}, "cannot be given values"),
