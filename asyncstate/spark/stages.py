@@ -17,7 +17,15 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from asyncstate.runtime import After, CommitRecord, InputBatch, TaskSpec, pack_broadcast, unpack_records
+from asyncstate.runtime import (
+    After,
+    CommitRecord,
+    Fingerprint,
+    InputBatch,
+    TaskSpec,
+    pack_broadcast,
+    unpack_records,
+)
 from asyncstate.spark.chain import Link
 from asyncstate.spark.columns import payload_of
 from asyncstate.spark.exchange import Stage, Tasks, exchange, has_reports, run_stage, wire_schema
@@ -47,7 +55,7 @@ class Prepared:
     after: After | None
     stage_schema: StructType
     delays: Sequence[int | None]
-    schemas: Mapping[str, str]
+    declared: Fingerprint
 
 
 @dataclass(frozen=True)
