@@ -4,7 +4,7 @@ refused, or may change, and then goes on as if it had always been what it is."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,16 +28,13 @@ from asyncstate.functions.table import SetTable
 from asyncstate.operator import Operator
 from asyncstate.testing import OperatorHarness
 from operators import (
-    assigners,
     asc,
+    assigners,
     avg,
     count,
-    count_tumble,
     desc,
     evictors,
     last,
-    max_,
-    match_number,
     rows,
     session,
     skip_to_next,
@@ -46,8 +43,6 @@ from operators import (
     tumble,
     udaf,
     udtaf,
-    unbounded,
-    var_pop,
 )
 
 SCHEMA = pa.schema(
@@ -133,7 +128,9 @@ class _Both(TableAggregateFunction):
 
 
 def total(factor: int = 1) -> Any:
-    return udaf(_Total(factor), result_type=pa.int64(), accumulator_type=pa.list_(pa.int64()), name="total")("v")
+    return udaf(_Total(factor), result_type=pa.int64(), accumulator_type=pa.list_(pa.int64()), name="total")(
+        "v"
+    )
 
 
 def both(factor: int = 1) -> Any:
@@ -284,9 +281,7 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
         "aggregates": meaning(*AGGREGATES, window=tumble("10 seconds"), early=MIN),
         "time": meaning("event", "processing", window=tumble("10 seconds"), aggregates=[count()]),
         "early": meaning(MIN, None, window=tumble("10 seconds"), aggregates=[count()]),
-        "late": free(
-            0, MIN, window=tumble("10 seconds"), aggregates=[count()], allowed_lateness=MIN
-        ),
+        "late": free(0, MIN, window=tumble("10 seconds"), aggregates=[count()], allowed_lateness=MIN),
         "allowed_lateness": meaning(0, MIN, window=tumble("10 seconds"), aggregates=[count()]),
         "emit_update_before": free(True, False, window=tumble("10 seconds"), aggregates=[count()], early=0),
         "late_output": free(*LATE, window=tumble("10 seconds"), aggregates=[count()]),
@@ -402,7 +397,9 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
         "function": free(_greet, _greet_anew, output=TEXT),
         "output": free(TEXT, OTHER_NAME, function=_greet),
         "side_outputs": free(None, {"aside": TEXT}, function=_greet, output=TEXT),
-        "late_outputs": free(None, {"guest": "late"}, function=_greet, output=TEXT, harness={"order_by": "at"}),
+        "late_outputs": free(
+            None, {"guest": "late"}, function=_greet, output=TEXT, harness={"order_by": "at"}
+        ),
     },
     "TemporalJoin": {
         "kind": meaning("inner", "left", {"changelog": [True, False]}),
