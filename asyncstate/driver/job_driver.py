@@ -128,8 +128,8 @@ class JobDriver(Generic[R]):
             operators |= {uid: left_out(operators[uid], base) for uid in idle}
         for uid, applied in batch.applied.items():
             sources = advance_sources(sources, uid, applied.delays, applied.records)
-            schemas = {**applied.schemas, BATCH_SCHEMA: self.schema or ""}
-            operators[uid] = applied.stored(batch.batch_id, schemas)
+            schemas = {**applied.declared.schemas, BATCH_SCHEMA: self.schema or ""}
+            operators[uid] = applied.stored(batch.batch_id, applied.declared._replace(schemas=schemas))
         check_watermark(batch.applied, sources)
         self._ledger.commit(
             batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final
