@@ -6,15 +6,15 @@ Invariant: the model moves once for each micro-batch, when the job has committed
 
 from __future__ import annotations
 
+import gc
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 from asyncstate.errors import ConcurrentJobError
 from tests.simulation.catalogue import KINDS, MIN_TIME, SECOND, Model, Table, Times, add
-from tests.simulation.faults import Crash, Steps, failing_task, full_disk, hooked
+from tests.simulation.faults import Crash, failing_task, full_disk, hooked
 from tests.simulation.story import (
     Batch,
     Change,
@@ -22,7 +22,6 @@ from tests.simulation.story import (
     MoveClock,
     Program,
     Restart,
-    Settings,
     Story,
     WipeLocal,
     edges_of,
@@ -31,6 +30,7 @@ from tests.simulation.story import (
 from tests.simulation.world import Process, World
 
 MAX_TIME = 2**63 - 1
+Changes = tuple[Change, ...]
 _ATTEMPTS_MAX = 4
 """How often Spark starts a query again whose micro-batch fails."""
 
@@ -224,6 +224,7 @@ def live(story: Story) -> None:
     """Run a story. Raises Finding where the job differs from its model, or fails without reason."""
     world = World()
     try:
+        gc.freeze()  # what is there by now is none of a process that dies: it need not be looked through
         with hooked(world.steps, str(world.folder)):
             _Life(story, world).run()
     finally:
@@ -276,6 +277,3 @@ def _is_history(story: Story, source: str) -> bool:
             if any(number > 1 for number in ids.values()):
                 return False
     return True
-
-
-__all__ = ["Finding", "Settings", "Steps", "live", "problem_of", "replace", "shrunk"]
