@@ -45,12 +45,14 @@ Table = Counter[Row]
 
 
 class Edge(NamedTuple):
-    """``is_unique``: the id is a key of the rows and never null. ``is_in_time``: they move a watermark."""
+    """``is_unique``: the id is a key of the rows and never null. ``is_in_time``: they move a watermark. ``has_keys``:
+    the column ``k`` is never null."""
 
     is_changelog: bool
     is_unique: bool
     has_time: bool
     is_in_time: bool
+    has_keys: bool = True
 
 
 class Times(NamedTuple):
@@ -169,7 +171,7 @@ class Lookup(Kind):
         return not inputs[0].is_changelog
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return inputs[0]._replace(is_in_time=False)
+        return inputs[0]._replace(is_in_time=False, has_keys=False)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         names = [{"k": k, "found": found} for k, found in self.NAMES.items()]
@@ -198,7 +200,7 @@ class Group(Kind):
         return True
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(True, True, False, False)
+        return Edge(True, inputs[0].has_keys, False, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         made = {"count": count("v"), "sum": sum_("v"), "min": min_("v"), "max": max_("v")}[self._function]
@@ -229,7 +231,7 @@ class Top(Kind):
         return inputs[0].is_unique
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(True, True, inputs[0].has_time, False)
+        return Edge(True, True, inputs[0].has_time, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         return streams[0].apply(Rank([("v", "desc"), ("id", "asc")], number + 1), uid=uid, key="k")
@@ -256,7 +258,7 @@ class Last(Kind):
         return inputs[0].has_time and not inputs[0].is_changelog
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(True, inputs[0].is_unique, True, False)
+        return Edge(True, inputs[0].is_unique, True, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         return streams[0].apply(Deduplicate(self._keep), uid=uid, key="k", event_time="at")
@@ -277,7 +279,7 @@ class Materialize(Kind):
         return inputs[0].is_changelog and inputs[0].is_unique
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(True, True, inputs[0].has_time, False)
+        return Edge(True, True, inputs[0].has_time, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         return streams[0].apply(UpsertMaterialize(), uid=uid, key="id")
@@ -299,7 +301,8 @@ class Joined(Kind):
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
         is_changelog = any(one.is_changelog for one in inputs) or self._kind in ("left", "anti")
-        return Edge(is_changelog, self._kind in ("semi", "anti") and inputs[0].is_unique, False, False)
+        is_unique = self._kind in ("semi", "anti") and inputs[0].is_unique
+        return Edge(is_changelog, is_unique, False, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         rows = streams[0].join(streams[1], Join(self._kind), uid=uid, key="k")
@@ -339,7 +342,7 @@ class Windows(Kind):
         return inputs[0].is_in_time and not inputs[0].is_changelog
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(False, False, True, False)
+        return Edge(False, False, True, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         window: Any = {
@@ -415,7 +418,7 @@ class Running(Kind):
         return inputs[0].is_in_time and not inputs[0].is_changelog
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(False, inputs[0].is_unique, True, False)
+        return Edge(False, inputs[0].is_unique, True, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         rows = streams[0].apply(OverAggregate([sum_("v")], unbounded()), uid=uid, key="k")
@@ -432,7 +435,7 @@ class Sorted(Kind):
         return inputs[0].is_in_time and not inputs[0].is_changelog
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(False, inputs[0].is_unique, True, False)
+        return Edge(False, inputs[0].is_unique, True, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         return streams[0].apply(TemporalSort(), uid=uid)
@@ -474,7 +477,7 @@ class Interval(Kind):
         return all(one.is_in_time and not one.is_changelog for one in inputs)
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(False, False, False, False)
+        return Edge(False, False, False, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         reach = f"{self.REACH // SECOND} seconds"
