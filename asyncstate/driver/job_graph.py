@@ -1,21 +1,15 @@
-"""A dataflow on Spark: its sources packed into one query, its nodes as DataFrames of a micro-batch.
+"""The dataflow of a job: its check before the first row, and its run in a micro-batch.
 
-Owns: ``JobGraph``: packing, the check before the first row, and the run of a micro-batch.
+Owns: ``JobGraph``.
 Invariant: a micro-batch does what the same calls of ``MicroBatch.apply`` in a function would do.
-Must not import storage.
+Must not import storage or Spark.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
+from typing import Any, Generic
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import (
@@ -31,59 +25,47 @@ from asyncstate.dataflow import (
     check_one_start,
 )
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times
+from asyncstate.driver.executor import Executor, Feed, R
+from asyncstate.driver.fusion import Tail, call_of, places_of, tails_of
+from asyncstate.driver.micro_batch import MicroBatch
+from asyncstate.driver.operator_call import Before, Behind, InTask
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import unknown_output
-from asyncstate.spark.apply import Before, Behind, InTask
-from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
-from asyncstate.spark.columns import quoted
-from asyncstate.spark.fusion import Tail, call_of, places_of, tails_of
-from asyncstate.spark.inputs import Packing, before, check_streaming, nothing, static
-from asyncstate.spark.stages import Feed
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from asyncstate.spark.batch import MicroBatch
 
 
-class JobGraph:
-    """The dataflow of a job, and the streaming DataFrames of its sources by name."""
+class JobGraph(Generic[R]):
+    """The dataflow of a job; ``shapes`` of its sources have their columns."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, executor: Executor[R]) -> None:
         self.flow = Dataflow()
         self._tails: dict[Apply, Tail] = {}
-        self._empty_rows: dict[Node, DataFrame] = {}
+        self._empty_rows: dict[Node, R] = {}
         """The columns of each node's rows, without rows; after ``check``."""
-        self._side_outputs: dict[Node, Mapping[str, StructType]] = {}
+        self._side_outputs: dict[Node, Mapping[str, R]] = {}
         self._kinds_kept: set[Node] = set()
         """Selections of a changelog that do not name the kinds, which stay with their rows."""
         self.places: dict[Node, str] = {}
         """Where nodes run, of those that do not run where their kind usually does; after ``check``."""
         self.states: dict[Node, Sequence[str]] = {}
         """What operators keep; after ``check``."""
-        self._spark = spark
-        self._packing = Packing()
-        self._initial: dict[str, DataFrame] = {}
+        self._executor = executor
+        self._shapes: dict[str, R] = {}
+        self._initial: dict[str, Any] = {}
 
     def source(
-        self, name: str, df: object, times: Times, changelog: bool | None, initial: DataFrame | None = None
+        self, name: str, shape: R, times: Times, changelog: bool | None, initial: Any = None
     ) -> Stream:
-        """A source that is read from ``df``; ``initial``: the rows that come before them, once."""
-        check_streaming(name, df)
+        """A source with the columns of ``shape``; ``initial``: the rows that come before its own, once."""
         stream = self.flow.add_source(name, times, changelog)
-        self._packing.add(name, df)
+        self._shapes[name] = shape
         if initial is not None:
             self._initial[name] = initial
         return stream
 
-    def packed(self) -> DataFrame:
-        """The rows of all sources as one stream."""
-        return self._packing.packed()
-
-    def run(self, df: DataFrame, batch: MicroBatch) -> None:
-        """What ``foreachBatch`` gets: every operator runs, then every sink, in the order of their declaration."""
-        unpacked = self._packing.unpacked(df)
-        rows: dict[Node, DataFrame] = {source: unpacked[source.name] for source in self.flow.sources}
+    def run(self, read: Mapping[str, R], batch: MicroBatch[R]) -> None:
+        """A micro-batch of the rows ``read`` from each source: operators and sinks run in their declared order."""
+        executor = self._executor
+        rows: dict[Node, R] = {source: read[source.name] for source in self.flow.sources}
         fed: dict[Node, Feed] = {}
         first = self._first_rows(rows) if batch.is_first else {}
         done = dict[Node, Before]()
@@ -99,23 +81,25 @@ class JobGraph:
             elif not all(one in rows for one in node.inputs):
                 continue  # likewise, before the last part
             elif isinstance(node, Sink):
-                write = node.sink if callable(node.sink) else node.sink.write
                 (given,) = node.inputs
                 with _named(node):
-                    write(_with_first(first.get(given), rows[given]), batch.batch_id)
+                    executor.write(node.sink, self._with_first(first.get(given), rows[given]), batch.batch_id)
             elif not isinstance(node, Source):
-                rows[node] = _frame(node, [rows[one] for one in node.inputs], node in self._kinds_kept)
+                rows[node] = self._transformed(node, [rows[one] for one in node.inputs])
                 if any(one in first for one in node.inputs):
-                    parts = [first[one] if one in first else nothing(rows[one]) for one in node.inputs]
-                    first[node] = _frame(node, parts, node in self._kinds_kept)
+                    parts = [
+                        first[one] if one in first else executor.no_rows_like(rows[one])
+                        for one in node.inputs
+                    ]
+                    first[node] = self._transformed(node, parts)
 
     def _apply(
         self,
         node: Apply,
-        batch: MicroBatch,
-        rows: dict[Node, DataFrame],
+        batch: MicroBatch[R],
+        rows: dict[Node, R],
         fed: dict[Node, Feed],
-        first: Mapping[Node, DataFrame],
+        first: Mapping[Node, R],
         done: Mapping[Node, Before],
     ) -> Tail:
         """Run the operator and those in its task, or plan them where the stage behind them takes their rows; what is
@@ -123,7 +107,7 @@ class JobGraph:
         inputs = [fed[one] if one in fed else rows[one] for one in node.inputs]
         initial = node.initial_state
         if node.operator.stateless:
-            inputs = [_with_first(first.get(one), rows[one]) for one in node.inputs]
+            inputs = [self._with_first(first.get(one), rows[one]) for one in node.inputs]
         elif any(one in first for one in node.inputs):
             initial = [first.get(one) for one in node.inputs]
         behind, last = self._chain(node)
@@ -133,13 +117,13 @@ class JobGraph:
             fed[last.last] = Feed(planned, self._empty_rows[last.last])
             return last
         out = batch.run(task, inputs, initial)
-        rows[last.last] = out.drop(ROW_KIND_COLUMN) if last.without_kinds else out
+        rows[last.last] = self._executor.without_kinds(out) if last.without_kinds else out
         return last
 
-    def _first_rows(self, rows: Mapping[Node, DataFrame]) -> dict[Node, DataFrame]:
+    def _first_rows(self, rows: Mapping[Node, R]) -> dict[Node, R]:
         """What comes before the rows of the sources, in the first micro-batch."""
         return {
-            source: before(f"source '{source.name}'", self._initial[source.name], rows[source])
+            source: self._executor.before(f"source '{source.name}'", self._initial[source.name], rows[source])
             for source in self.flow.sources
             if source.name in self._initial
         }
@@ -152,10 +136,10 @@ class JobGraph:
             behind.append(joined._replace(after=tail.after))
         return behind, tail
 
-    def check(self, batch: MicroBatch) -> None:
+    def check(self, batch: MicroBatch[R]) -> None:
         """Raise JobError with all that is wrong with the graph: each with its node and where that was declared."""
         self.flow.check_used()
-        found: dict[Node, DataFrame | None] = {}
+        found: dict[Node, R | None] = {}
         problems = list(self._problems(batch, found))
         if problems:
             many = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
@@ -164,7 +148,7 @@ class JobGraph:
         self._tails = tails_of(self.flow, empty, batch)
         self.places = places_of(self._tails)
 
-    def _problems(self, batch: MicroBatch, found: dict[Node, DataFrame | None]) -> Iterator[str]:
+    def _problems(self, batch: MicroBatch[R], found: dict[Node, R | None]) -> Iterator[str]:
         waiting: list[Apply] = []
         for node in self.flow.nodes:
             inputs = [found.get(one) for one in node.inputs]
@@ -175,43 +159,49 @@ class JobGraph:
                 found[node] = self._empty(node, [df for df in inputs if df is not None], batch, waiting)
             except AsyncStateError as error:
                 yield node.problem(str(error))
-            except PySparkException as error:
-                yield node.problem(str(error).splitlines()[0])
-            except Exception as error:  # of a function of Arrow columns, or a bind of the user's own
-                yield node.problem(f"{type(error).__name__}: {error}")
+            except Exception as error:  # of the engine, of user code in a function of columns or in bind
+                yield node.problem(self._executor.describe(error))
         if waiting and not any(_has_delay(node) for node in self.flow.nodes if isinstance(node, Apply)):
             yield waiting[0].problem(NEVER_PASSED)
 
-    def _empty(
-        self, node: Node, inputs: list[DataFrame], batch: MicroBatch, waiting: list[Apply]
-    ) -> DataFrame | None:
+    def _empty(self, node: Node, inputs: list[R], batch: MicroBatch[R], waiting: list[Apply]) -> R | None:
+        executor = self._executor
         if isinstance(node, Source):
-            df = self._packing.frames[node.name]
-            _check_source(node, df)
+            shape = self._shapes[node.name]
+            _check_source(node, executor.columns(shape))
             if node.name in self._initial:
-                before(f"source '{node.name}'", static(node.name, self._initial[node.name]), df)
-            return self._spark.createDataFrame([], df.schema)
+                first = executor.check_static(node.name, self._initial[node.name])
+                executor.before(f"source '{node.name}'", first, shape)
+            return executor.no_rows_like(shape)
         if isinstance(node, Apply):
             check_one_start(node, self._initial)
             expected = batch.check(call_of(node), inputs, node.initial_state)
             waiting += [node] if expected.waits else []
             self._side_outputs[node] = expected.side_outputs
             self.states[node] = expected.states
-            return self._spark.createDataFrame([], expected.rows)
+            return expected.rows
         if isinstance(node, Output):
             (operator,) = node.inputs
             sides = self._side_outputs[operator]
             if node.side not in sides:
                 raise unknown_output(node.side, sides)
-            return self._spark.createDataFrame([], sides[node.side])
+            return sides[node.side]
         if isinstance(node, Sink):
             return inputs[0]
-        found = _frame(node, inputs)
+        found = self._transformed(node, inputs)
         selects = isinstance(node, Transform) and node.kind == "select"
-        if selects and ROW_KIND_COLUMN in inputs[0].columns and ROW_KIND_COLUMN not in found.columns:
+        given = executor.columns(inputs[0])
+        if selects and ROW_KIND_COLUMN in given and ROW_KIND_COLUMN not in executor.columns(found):
             self._kinds_kept.add(node)
-            return _frame(node, inputs, kinds=True)
+            return self._transformed(node, inputs)
         return found
+
+    def _transformed(self, node: Node, inputs: list[R]) -> R:
+        assert isinstance(node, Transform | Union)
+        return self._executor.transformed(node, inputs, node in self._kinds_kept)
+
+    def _with_first(self, first: R | None, rows: R) -> R:
+        return rows if first is None else self._executor.concat(first, rows)
 
 
 @contextmanager
@@ -224,68 +214,8 @@ def _named(node: Node) -> Iterator[None]:
         raise
 
 
-def _with_first(first: DataFrame | None, rows: DataFrame) -> DataFrame:
-    return rows if first is None else first.union(rows)
-
-
-def _frame(node: Node, inputs: list[DataFrame], kinds: bool = False) -> DataFrame:
-    """The rows of a node that Spark computes; ``kinds``: a selection has ``row_kind`` besides what it names."""
-    if isinstance(node, Union):
-        return functools.reduce(DataFrame.unionByName, inputs)
-    assert isinstance(node, Transform)
-    if node.kind == "transform":
-        return _transformed(node, inputs)
-    (df,) = inputs
-    if node.kind == "where":
-        (condition,) = node.expressions
-        return df.where(condition) if _is_sql(condition) else kept_where(df, condition)
-    if node.kind == "drop":
-        return _dropped(df, node.expressions)
-    functions = {name: one for name, one in node.named.items() if not _is_sql(one)}
-    if node.kind == "with_columns":
-        sql = {name: _column(one) for name, one in node.named.items() if name not in functions}
-        df = df.withColumns(sql) if sql else df
-        return with_arrow_columns(df, functions) if functions else df
-    return _selected(df, node, functions, kinds)
-
-
-def _transformed(node: Transform, inputs: list[DataFrame]) -> DataFrame:
-    (function,) = node.expressions
-    found = function(*inputs)
-    if not isinstance(found, DataFrame) or found.isStreaming:
-        raise SchemaError(
-            f"the function returned {found!r}; return a DataFrame made of those that it was given"
-        )
-    return found
-
-
-def _selected(df: DataFrame, node: Transform, functions: Mapping[str, Any], kinds: bool) -> DataFrame:
-    hidden = {name: f"asyncstate:{name}" for name in functions}
-    if functions:
-        df = with_arrow_columns(df, {hidden[name]: one for name, one in functions.items()})
-    columns = [_column(one) for one in node.expressions]
-    for name, one in node.named.items():
-        columns.append((sf.col(quoted(hidden[name])) if name in functions else _column(one)).alias(name))
-    return df.select(*columns, ROW_KIND_COLUMN) if kinds else df.select(*columns)
-
-
-def _dropped(df: DataFrame, names: tuple[str, ...]) -> DataFrame:
-    missing = [name for name in names if name not in df.columns]
-    if missing:
-        raise SchemaError(f"there is no column '{missing[0]}' to drop; there are {', '.join(df.columns)}")
-    return df.drop(*names)
-
-
-def _is_sql(expression: object) -> bool:
-    return isinstance(expression, str | Column)
-
-
-def _column(expression: Any) -> Column:
-    return sf.expr(expression) if isinstance(expression, str) else expression
-
-
-def _check_source(node: Source, df: DataFrame) -> None:
-    has_kinds = ROW_KIND_COLUMN in df.columns
+def _check_source(node: Source, columns: Sequence[str]) -> None:
+    has_kinds = ROW_KIND_COLUMN in columns
     if node.changelog and not has_kinds:
         raise SchemaError(
             f"it is declared as a changelog but has no column '{ROW_KIND_COLUMN}' (+I, -U, +U, -D); add one, or leave "
@@ -297,8 +227,8 @@ def _check_source(node: Source, df: DataFrame) -> None:
             "changelog=False out"
         )
     for name in (node.times.event_time, *_names(node.times.sequence)):
-        if name is not None and name not in df.columns:
-            raise SchemaError(f"there is no column '{name}'; there are {', '.join(df.columns)}")
+        if name is not None and name not in columns:
+            raise SchemaError(f"there is no column '{name}'; there are {', '.join(columns)}")
 
 
 def _names(given: Any) -> list[str]:
