@@ -27,6 +27,7 @@ from asyncstate.operators import (
     TemporalSort,
     UpsertMaterialize,
     WindowAggregate,
+    WindowRank,
     count,
     hop,
     max_,
@@ -137,6 +138,11 @@ def arrived(change: Table) -> list[Row]:
     return list(change.elements())
 
 
+def greatest(rows: list[Row], count: int) -> list[Row]:
+    """The rows with the greatest values; as in Spark, nulls come last where the order descends. The id breaks ties."""
+    return sorted(rows, key=lambda row: (row[2] is None, -(row[2] or 0), row[0]))[:count]
+
+
 # -- one row at a time ---------------------------------------------------------------------------------
 
 
@@ -240,9 +246,7 @@ class Top(Kind):
         def best(table: Table) -> Table:
             found: Table = Counter()
             for rows in by(table, 1).values():
-                # In Spark nulls come last where the order descends.
-                rows.sort(key=lambda row: (row[2] is None, -(row[2] or 0), row[0]))
-                found.update(rows[: number + 1])
+                found.update(greatest(rows, number + 1))
             return found
 
         return OfTables(best)
@@ -381,6 +385,39 @@ def _window_row(key: Any, end: int, rows: Iterable[Row]) -> Row:
     found = list(rows)
     values = [row[2] for row in found if row[2] is not None]
     return len(found), key, sum(values) if values else None, end
+
+
+class WindowTop(Kind):
+    """The rows of each key and window with the greatest values."""
+
+    def takes(self, inputs: Sequence[Edge]) -> bool:
+        return inputs[0].is_in_time and inputs[0].is_unique and not inputs[0].is_changelog
+
+    def edge(self, inputs: Sequence[Edge]) -> Edge:
+        return Edge(False, True, True, False, inputs[0].has_keys)
+
+    def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
+        operator = WindowRank([("v", "desc"), ("id", "asc")], number + 1, window=tumble("10 seconds"))
+        return streams[0].apply(operator, uid=uid, key="k").select("id", "k", "v", "at")
+
+    def new(self, number: int, inputs: Sequence[Edge]) -> Model:
+        return WindowTopModel(10 * SECOND, number + 1)
+
+
+class WindowTopModel(Model):
+    def __init__(self, size: int, count: int) -> None:
+        self._size, self._count = size, count
+        self._open: dict[tuple[Any, int], list[Row]] = {}
+
+    def step(self, changes: Sequence[Table], times: Times) -> Table:
+        for row in arrived(changes[0]):
+            end = row[3] // self._size * self._size + self._size
+            if end - 1 > times.passed:
+                self._open.setdefault((row[1], end), []).append(row)
+        found: Table = Counter()
+        for one in [one for one in self._open if one[1] - 1 <= times.watermark]:
+            found.update(greatest(self._open.pop(one), self._count))
+        return found
 
 
 class SessionsModel(Model):
@@ -541,6 +578,7 @@ KINDS: Final[dict[str, Kind]] = {
     "tumble": Windows("tumble"),
     "hop": Windows("hop"),
     "session": Windows("session"),
+    "window_top": WindowTop(),
     "running": Running(),
     "sorted": Sorted(),
     "interval_join": Interval("inner"),
