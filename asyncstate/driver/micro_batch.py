@@ -47,6 +47,7 @@ from asyncstate.runtime import (
     SequenceBy,
     Step,
     TaskSpec,
+    check_claimed,
     check_fingerprint,
     check_is_operator,
     check_keeps,
@@ -332,6 +333,11 @@ class MicroBatch(Generic[R]):
     def schema(self, rows: R) -> pa.Schema:
         """The columns of ``rows`` but ``row_kind``."""
         return self._frame.executor.schema(rows)
+
+    def check_claimed(self, uids: Collection[str]) -> None:
+        """Raise JobError for state that belongs to none of ``uids``, unless it is to be kept or dropped."""
+        stored = () if self._base is None else self._base.operators
+        check_claimed(stored, uids, self._frame.config.unclaimed_state)
 
     @property
     def fusion(self) -> bool:
