@@ -211,16 +211,17 @@ def _changed(
 ) -> Iterator[str]:
     for name in sorted({*before, *now}):
         was, is_ = before.get(name), now.get(name)
-        if was == is_ or operator.may_change(name, was, is_, inputs):
+        if was == is_ or (advice := operator.change_refusal(name, was, is_, inputs)) is None:
             continue
         if name.startswith(_EVENT_TIME) and None in (was, is_):
             continue  # an operator that needs it, or stores by it, says so itself
         if name.startswith(_SEQUENCE) and was is None and not inputs[int(name.split()[-1])].drop_seen:
             continue  # stored rows have the columns, and their order was that of arrival
         if was is None:
-            yield f"{name} is new: {is_}"
+            said = f"{name} is new: {is_}"
         else:
-            yield f"{name} was {was} and is {'gone' if is_ is None else is_}"
+            said = f"{name} was {was} and is {'gone' if is_ is None else is_}"
+        yield f"{said} ({advice})" if advice else said
 
 
 def _check_schemas(uid: str, stored: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -98,13 +98,13 @@ def _of_values(old: pa.Schema, new: pa.Schema, may_add: Collection[str] | None) 
         added = [field for field in new if field.name not in names and field.nullable]
         found += [Refusal(Change.ADDED, field.name, now=str(field.type)) for field in added]
     for refusal in found:
-        yield str(refusal).replace(f"'{_ROOT}", "'"), _way_out(refusal, new)
+        yield str(refusal).replace(f"'{_ROOT}", "'"), _way_out(refusal, old, new)
 
 
-def _way_out(refusal: Refusal, new: pa.Schema) -> str:
+def _way_out(refusal: Refusal, old: pa.Schema, new: pa.Schema) -> str:
     field = refusal.field.removeprefix(_ROOT)
     # What is inside lists and maps cannot be reached by a migration.
-    if refusal.change is Change.REMOVED and _reached(new, refusal.field.rpartition(".")[0]):
+    if refusal.change is Change.REMOVED and _reached(old, refusal.field):
         return f"drop-field {shlex.quote(field)}"
     if refusal.change in (Change.RETYPED, Change.NOT_NULL) and _reached(new, refusal.field):
         types = [field_from_text("field", text).type for text in (refusal.was, refusal.now)]
