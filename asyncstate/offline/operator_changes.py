@@ -17,6 +17,7 @@ from asyncstate.config import Config
 from asyncstate.errors import StateDeclarationError
 from asyncstate.offline.inspection import Inspection, operator_of
 from asyncstate.runtime import check_uid
+from asyncstate.state.versions import without_meaning
 from asyncstate.storage import Manifest
 
 
@@ -66,7 +67,10 @@ def _changed(manifest: Manifest, uid: str, change: OperatorChange) -> Manifest:
     operator = operator_of(manifest, uid)
     others = {name: one for name, one in manifest.operators.items() if name != uid}
     if isinstance(change, AcceptChange):
-        accepted = msgspec.structs.replace(operator, meaning={})
+        states = [
+            msgspec.structs.replace(state, types=without_meaning(state.types)) for state in operator.states
+        ]
+        accepted = msgspec.structs.replace(operator, meaning={}, states=states)
         return msgspec.structs.replace(manifest, operators={**manifest.operators, uid: accepted})
     if isinstance(change, DropOperator):
         return msgspec.structs.replace(

@@ -21,8 +21,8 @@ VALUE: Final = "value"
 COLUMN_TYPE: Final = "column type"
 """What a state belongs to that keeps only hashes of a column: no migration makes them those of another type."""
 _VERSION: Final = "value version "
-_SAID_LATER: Final = ("kept",)
-"""What states belong to that did not say so when they were first stored: any text may begin there."""
+_TYPES: Final = ("key", VALUE, "namespaced", "layout", "ttl", "order", "row", COLUMN_TYPE)
+"""The texts of a state that say how it is stored; any other one says what it belongs to, and may begin with any text."""
 _ROOT: Final = "value."
 _MIGRATE: Final = "python -m asyncstate state migrate"
 
@@ -32,6 +32,11 @@ Texts = dict[str, str]
 def declared(types: Mapping[str, str]) -> Texts:
     """``types`` without the versions before: what a descriptor says."""
     return {part: text for part, text in types.items() if not part.startswith(_VERSION)}
+
+
+def without_meaning(types: Mapping[str, str]) -> Texts:
+    """``types`` without what the state belongs to."""
+    return {part: text for part, text in types.items() if part in _TYPES or " version " in part}
 
 
 def older_values(types: Mapping[str, str]) -> list[str]:
@@ -81,7 +86,7 @@ def _differences(before: Texts, now: Texts, may_add: Collection[str] | None) -> 
     """What stored values do not fit, each with the arguments of the migration that helps; "" for dropping."""
     for part in sorted({*before, *now}):
         was, is_ = before.get(part), now.get(part)
-        if was == is_ or (was is None and part in _SAID_LATER):
+        if was == is_ or (was is None and part not in _TYPES):
             continue
         if part == "ttl":  # the duration and the other options are not stored and may differ
             yield f"it is declared with {_ttl_text(is_)} but the checkpoint has {_ttl_text(was)}", ""

@@ -26,7 +26,9 @@ from .states import AggregateStates
 
 AGGREGATE: Final = "aggregate "
 _ALL, _LATER = "of all rows", "of the rows since it was added"
-_START_NOW: Final = "the rows before are gone: add .starting_now() to have it of the rows from now on, over an insert-only input"
+_START_NOW: Final = (
+    "the rows before are gone: .starting_now() has it of the rows from now on, over insert-only inputs"
+)
 
 
 class AggregateOperator(Named, BundleOperator):

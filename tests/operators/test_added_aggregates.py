@@ -141,7 +141,7 @@ def test_without_it_the_error_tells_the_way(enabled: bool) -> None:
         harness.push([row("x", 1, "a", True, 1)])
         harness.end_batch()
         with pytest.raises(
-            AsyncStateError, match=r"aggregate avg\('v'\) is new: of all rows .*add .starting_now\(\)"
+            AsyncStateError, match=r"aggregate avg\('v'\) is new: of all rows .*starting_now\(\) has it"
         ):
             harness.restore(harness.snapshot(), operator=GroupAggregate([sum_("v"), avg("v")]))
         with pytest.raises(AsyncStateError, match="aggregate count"):  # an added one starts once
