@@ -22,7 +22,7 @@ COLUMN_TYPE: Final = "column type"
 """What a state belongs to that keeps only hashes of a column: no migration makes them those of another type."""
 _VERSION: Final = "value version "
 _TYPES: Final = ("key", VALUE, "namespaced", "layout", "ttl", "order", "row", COLUMN_TYPE)
-"""The texts of a state that say how it is stored; any other one says what it belongs to, and may begin with any text."""
+"""What says how a state is stored; any other text says what it belongs to, and may begin with anything."""
 _ROOT: Final = "value."
 _MIGRATE: Final = "python -m asyncstate state migrate"
 
