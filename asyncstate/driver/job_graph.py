@@ -163,6 +163,10 @@ class JobGraph(Generic[R]):
             except Exception as error:  # of the engine, of user code in a function of columns or in bind
                 yield node.problem(self._executor.describe(error))
         yield from _same_destinations(self.flow.sinks)
+        try:
+            batch.check_claimed([node.name for node in self.flow.nodes if isinstance(node, Apply)])
+        except JobError as error:
+            yield str(error)
         if waiting and not any(_has_delay(node) for node in self.flow.nodes if isinstance(node, Apply)):
             yield waiting[0].problem(NEVER_PASSED)
 
