@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -280,10 +280,19 @@ class LocalExecutor:
     def withdraw(self, rows: LocalRows, owner: str) -> None:
         """See ``Executor``."""
 
-    def write(self, sink: Any, rows: LocalRows, batch_id: int) -> None:
-        """See ``Executor``."""
-        write: Callable[[LocalRows, int], object] = sink if callable(sink) else sink.write
-        write(rows, batch_id)
+    def check_sink(self, sink: Any, rows: LocalRows) -> None:
+        """See ``Executor``: sinks may have a method ``check(schema)``."""
+        check = getattr(sink, "check", None)
+        if callable(check):
+            check(rows.schema)
+
+    def write(self, sink: Any, name: str, rows: LocalRows, batch: Any) -> None:
+        """See ``Executor``: a sink of ours gets an Arrow table, a function the rows as they are."""
+        write_micro_batch = getattr(sink, "write_micro_batch", None)
+        if callable(write_micro_batch):
+            write_micro_batch(rows.table, batch, name)
+        else:
+            (sink if callable(sink) else sink.write)(rows, batch.batch_id)
 
     def describe(self, error: Exception) -> str:
         """See ``Executor``."""

@@ -67,6 +67,7 @@ class Kind(ABC):
     """One kind of step. ``new()`` makes the model of one that starts without state."""
 
     num_inputs: ClassVar[int] = 1
+    has_state: ClassVar[bool] = True
 
     @abstractmethod
     def takes(self, inputs: Sequence[Edge]) -> bool:
@@ -147,6 +148,8 @@ def greatest(rows: list[Row], count: int) -> list[Row]:
 
 
 class Where(Kind):
+    has_state = False
+
     def takes(self, inputs: Sequence[Edge]) -> bool:
         return True
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from asyncstate.errors import ConcurrentJobError
+from asyncstate.errors import ConcurrentJobError, JobError
 from tests.simulation.catalogue import KINDS, MIN_TIME, SECOND, Model, Table, Times, add
 from tests.simulation.faults import Crash, failing_task, full_disk, hooked
 from tests.simulation.story import (
@@ -22,6 +22,7 @@ from tests.simulation.story import (
     MoveClock,
     Program,
     Restart,
+    Settings,
     Story,
     WipeLocal,
     edges_of,
@@ -47,6 +48,8 @@ class Expected:
         self.logs: dict[str, dict[int, Table]] = {}
         self.tables: dict[str, Table] = {}
         self.watermark = MIN_TIME
+        self.with_state: set[str] = set()
+        """The uids of operators that have state in the checkpoint."""
         self._seen: dict[str, int] = {}
         self._models: dict[str, Model] = {}
         self.change(program)
@@ -69,6 +72,7 @@ class Expected:
 
     def run(self, batch_id: int, rows: dict[str, tuple[Change, ...]], final: bool = False) -> None:
         """A micro-batch has been committed."""
+        self.with_state = {node.uid for node in self.program.nodes if KINDS[node.kind].has_state}
         passed, watermark = self.watermark, MAX_TIME if final else self._next_watermark()
         changes: dict[str, Table] = {}
         for source in self.program.sources:
@@ -106,6 +110,7 @@ class _Life:
         self._settings = story.settings
         self._expected = Expected(story.program)
         self._process: Process | None = None
+        self._drops_unclaimed = False
         self._batch_id = 0
         self._acts = story.acts
 
@@ -116,8 +121,7 @@ class _Life:
                 self._micro_batch(act)
             elif isinstance(act, Restart):
                 self._end(died=False)
-                self._program, self._settings = act.program, act.settings
-                self._expected.change(act.program)
+                self._restart(act)
             elif isinstance(act, WipeLocal):
                 self._wipe(act)
             elif isinstance(act, MoveClock):
@@ -127,6 +131,25 @@ class _Life:
                 self._expected.run(self._batch_id, {}, True)
                 self._compare()
         self._end(died=False)
+
+    def _restart(self, act: Restart) -> None:
+        gone = self._expected.with_state - {node.uid for node in act.program.nodes}
+        if gone:
+            self._check_refused(act.program, act.settings, "unclaimed-state")
+        self._drops_unclaimed = bool(gone)
+        self._program, self._settings = act.program, act.settings
+        self._expected.change(act.program)
+
+    def _check_refused(self, program: Program, settings: Settings, reason: str) -> None:
+        """A program that cannot go on from what is stored is refused before it reads a row."""
+        try:
+            process = Process(self._world, program, settings)
+        except JobError as error:
+            if reason not in str(error):
+                raise Finding(f"refused for another reason than {reason}: {error}") from error
+        else:
+            process.close()
+            raise Finding(f"a program that should be refused ({reason}) starts")
 
     def _wipe(self, act: WipeLocal) -> None:
         if not act.while_running:
@@ -189,7 +212,7 @@ class _Life:
 
     def _started(self) -> Process:
         if self._process is None:
-            self._process = Process(self._world, self._program, self._settings)
+            self._process = Process(self._world, self._program, self._settings, self._drops_unclaimed)
         return self._process
 
     def _end(self, died: bool) -> None:

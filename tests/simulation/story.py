@@ -187,9 +187,11 @@ def _with_node(rng: random.Random, program: Program) -> Program:
     return program
 
 
-def _with_sinks(rng: random.Random, program: Program) -> Program:
-    """Every row goes somewhere: a log behind each end, and sometimes a table."""
+def _with_sinks(rng: random.Random, program: Program, before: Program | None = None) -> Program:
+    """Every row goes somewhere: to a log at each end, and sometimes to a table. What the program had ``before`` gets no
+    table: one that begins now would lack all earlier rows."""
     edges = edges_of(program)
+    running = set() if before is None else set(edges_of(before))
     read = {one for node in program.nodes for one in node.inputs}
     sinks = list(program.sinks)
     known = {(sink.of, sink.kind) for sink in sinks}
@@ -197,7 +199,8 @@ def _with_sinks(rng: random.Random, program: Program) -> Program:
         is_end = name not in read
         if (is_end or rng.random() < 0.3) and (name, "log") not in known:
             sinks.append(SinkDecl(f"log of {name}", name, "log"))
-        if edge.is_unique and rng.random() < 0.35 and (name, "table") not in known:
+        may_have_table = edge.is_unique and name not in running and (name, "table") not in known
+        if may_have_table and rng.random() < 0.35:
             sinks.append(SinkDecl(f"table of {name}", name, "table"))
     return replace(program, sinks=tuple(sinks))
 
@@ -237,10 +240,10 @@ def _edited(rng: random.Random, program: Program) -> Program:
     """Another program over the same checkpoint, whose kept operators keep their inputs."""
     choice = rng.random()
     if choice < 0.15 and len(program.sources) > 1:
-        return _with_sinks(rng, _without_source(program, rng.choice(program.sources).name))
+        return _with_sinks(rng, _without_source(program, rng.choice(program.sources).name), program)
     if choice < 0.4:
         grown = _with_node_of_sources(rng, program)
-        return _with_sinks(rng, grown)
+        return _with_sinks(rng, grown, program)
     read = {one for node in program.nodes for one in node.inputs}
     ends = [node for node in program.nodes if node.uid not in read]
     if not ends:
@@ -249,7 +252,7 @@ def _edited(rng: random.Random, program: Program) -> Program:
     sinks = tuple(sink for sink in program.sinks if sink.of != end.uid)
     others = tuple(node for node in program.nodes if node is not end)
     if choice < 0.7 and others:
-        return _with_sinks(rng, replace(program, nodes=others, sinks=sinks))
+        return _with_sinks(rng, replace(program, nodes=others, sinks=sinks), program)
     renamed = replace(end, uid=f"{end.uid}x")
     return replace(
         program,

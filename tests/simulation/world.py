@@ -7,6 +7,7 @@ a micro-batch again until the job has said that it is done, with the same rows.
 
 from __future__ import annotations
 
+import datetime as dt
 import gc
 import os
 import shutil
@@ -30,7 +31,7 @@ from asyncstate.driver.ledger import Ledger
 from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, WorkerMemory, run_partition
 from asyncstate.spark.sinks.sqlite import SqliteTarget
-from asyncstate.spark.sinks.target import Changes
+from asyncstate.spark.sinks.upserts import UpsertSink
 from asyncstate.testing.local_executor import LocalExecutor, LocalRows
 from tests.simulation.catalogue import KINDS, SECOND, Table
 from tests.simulation.faults import Steps, TaskFailure
@@ -83,11 +84,13 @@ class World:
     def table(self, sink: str) -> Table:
         """What a sink's table has."""
         with closing(sqlite3.connect(self.database)) as database:
-            return Counter(database.execute(f'SELECT * FROM "{sink}"').fetchall())
+            rows = database.execute(f'SELECT * FROM "{sink}"').fetchall()
+        return Counter((*row[:3], *map(_microseconds, row[3:])) for row in rows)
 
     def make_table(self, sink: str, columns: Sequence[str]) -> None:
         """A table for a sink, if there is none."""
-        listed = ", ".join(f"{name} INTEGER{' PRIMARY KEY' if name == 'id' else ''}" for name in columns)
+        kinds = {"id": "INTEGER PRIMARY KEY", "at": "TEXT"}
+        listed = ", ".join(f"{name} {kinds.get(name, 'INTEGER')}" for name in columns)
         with closing(sqlite3.connect(self.database)) as database:
             database.execute(f'CREATE TABLE IF NOT EXISTS "{sink}" ({listed})')
             database.commit()
@@ -97,10 +100,19 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _microseconds(text: str) -> int:
+    """A time as SQLite has it."""
+    return (dt.datetime.fromisoformat(text) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(
+        microseconds=1
+    )
+
+
 class Process:
     """The job as one driver runs it, from its start to its end or death."""
 
-    def __init__(self, world: World, program: Program, settings: Settings) -> None:
+    def __init__(
+        self, world: World, program: Program, settings: Settings, drops_unclaimed: bool = False
+    ) -> None:
         self.world = world
         self.program = program
         self._worker = WorkerMemory()
@@ -111,8 +123,9 @@ class Process:
             "async-state.enabled": settings.async_enabled,
             "async-state.bundle-size": settings.bundle_rows,
             "async-state.snapshot-interval": settings.snapshot_interval,
-            **OPTIONS,
         }
+        if drops_unclaimed:
+            options["async-state.unclaimed-state"] = "drop"
         config = resolve(options, {})
         executor = LocalExecutor(run=self._run_partition)
         ledger = Ledger(config, JOB, 0)
@@ -159,10 +172,6 @@ class Process:
             return iter(list(run_partition(spec, partition, iter(rows), memory=self._worker)))
 
 
-OPTIONS: dict[str, object] = {}
-"""Settings of every simulated job beside those of its story."""
-
-
 def _declare(graph: JobGraph[LocalRows], program: Program, world: World) -> None:
     edges = edges_of(program)
     streams: dict[str, Stream] = {}
@@ -182,7 +191,8 @@ def _declare(graph: JobGraph[LocalRows], program: Program, world: World) -> None
             streams[sink.of].to(Log(world, sink.name, columns), name=sink.name)
         else:
             world.make_table(sink.name, columns)
-            streams[sink.of].to(TableSink(world, sink.name), name=sink.name)
+            target = SqliteTarget(world.database, sink.name)
+            streams[sink.of].to(UpsertSink("id", target), name=sink.name)
 
 
 def _read(changes: Sequence[Change], is_table: bool) -> LocalRows:
@@ -218,30 +228,3 @@ def net_of(rows: LocalRows, columns: Sequence[str]) -> Table:
     for kind, row in zip(kinds, zip(*values, strict=True), strict=True):
         found[row] += 1 if kind in ("+I", "+U") else -1
     return Counter({row: number for row, number in found.items() if number})
-
-
-class TableSink:
-    """Upserts into SQLite."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self._world, self._name = world, name
-
-    def __call__(self, rows: LocalRows, batch_id: int) -> None:
-        schema = pa.schema([field for field in rows.schema if field.name != ROW_KIND_COLUMN])
-        change = net_of(rows, schema.names)
-        comes = [row for row, number in change.items() if number > 0]
-        ids = {row[0] for row in comes}
-        goes = [row[:1] for row, number in change.items() if number < 0 and row[0] not in ids]
-        target = SqliteTarget(self._world.database, self._name)
-        target.check(schema, ("id",))
-        plain = pa.schema([pa.field(field.name, pa.int64()) for field in schema])
-        changes = Changes(_table(comes, plain), _table(goes, pa.schema([plain.field("id")])), ("id",))
-        self._world.steps.reached("before a table")
-        target.write(f"{JOB} {self._name}", batch_id, changes)
-        self._world.steps.reached("after a table")
-
-
-def _table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
-    schema = pa.schema([schema.field(at) for at in range(len(rows[0]))]) if rows else schema
-    columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(schema)]
-    return pa.Table.from_arrays(columns, schema=schema)

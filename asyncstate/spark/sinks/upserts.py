@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.driver import arrow_changes
 from asyncstate.errors import ConfigurationError, JobError, OperatorError, SchemaError
 from asyncstate.spark.changes import last_changes
 from asyncstate.spark.exchange import arrow_schema_of
@@ -30,7 +31,7 @@ WRITER_CHARACTERS_MAX: Final = 255
 
 def write_upserts(
     batch: MicroBatch | int,
-    rows: DataFrame,
+    rows: DataFrame | pa.Table,
     keys: str | Sequence[str],
     target: Target,
     writer: str = "asyncstate",
@@ -49,14 +50,25 @@ def write_upserts(
     names = _checked_keys("write_upserts", keys)
     _check_target("write_upserts", target)
     _check_writer("write_upserts", writer)
-    target.check(arrow_schema_of(rows), names)
-    if ROW_KIND_COLUMN not in rows.columns:
-        rows = rows.selectExpr("*", f"'+I' as {ROW_KIND_COLUMN}")
-    changes = changes_of(last_changes(rows, names).toArrow(), names)
+    changes = changes_of(_last_changes(rows, names, target), names)
     if isinstance(batch, int):
         return target.write(writer, batch, changes)
     _check_first_write(batch, target, writer)
     return target.write(writer, batch.batch_id, changes, batch.origin)
+
+
+def _last_changes(rows: DataFrame | pa.Table, names: tuple[str, ...], target: Target) -> pa.Table:
+    if isinstance(rows, pa.Table):
+        target.check(_without_kinds(rows.schema), names)
+        return arrow_changes.last_changes(rows, names)
+    target.check(arrow_schema_of(rows), names)
+    if ROW_KIND_COLUMN not in rows.columns:
+        rows = rows.selectExpr("*", f"'+I' as {ROW_KIND_COLUMN}")
+    return last_changes(rows, names).toArrow()
+
+
+def _without_kinds(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field for field in schema if field.name != ROW_KIND_COLUMN])
 
 
 def _check_first_write(batch: MicroBatch, target: Target, writer: str) -> None:
@@ -128,15 +140,16 @@ class UpsertSink:
         self.target = target
         self.writer = writer
 
-    def check(self, schema: StructType) -> None:
+    def check(self, schema: StructType | pa.Schema) -> None:
         """Raise what ``write`` would raise about the table, its types and its server; nothing is written."""
-        self.target.check(arrow_schema_of(schema), self.keys)
+        own = _without_kinds(schema) if isinstance(schema, pa.Schema) else arrow_schema_of(schema)
+        self.target.check(own, self.keys)
 
     def destination(self, name: str) -> tuple[str, str]:
         """Where it writes and as whom: two sinks of a graph must not share it. ``name``: its own in the graph."""
         return destination(self.target, self.writer or name)
 
-    def write_micro_batch(self, rows: DataFrame, batch: MicroBatch, name: str) -> None:
+    def write_micro_batch(self, rows: DataFrame | pa.Table, batch: MicroBatch, name: str) -> None:
         """See ``write_upserts``; the graph calls it with the name of the sink."""
         write_upserts(batch, rows, self.keys, self.target, self.writer or name)
 

@@ -1,0 +1,67 @@
+"""What a micro-batch's changelog comes to, where its rows are in this process.
+
+Owns: ``last_changes``, over an Arrow table with a ``row_kind`` column.
+Invariant: rows are looked at as a set, so their order does not matter.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
+from asyncstate.errors import SchemaError
+
+_SIGN = "asyncstate:sign"
+_ADDS = pa.array([kind.text for kind in RowKind if kind.is_accumulate])
+
+
+def last_changes(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """One row for each of the ``keys`` that change: the new one as +U, or the one that is gone as -D.
+
+    Without ``row_kind`` all rows are insertions. ``keys`` must be a unique key of the rows. Raises SchemaError for
+    columns that Arrow cannot group by and for a key that is no column.
+    """
+    missing = [name for name in keys if name not in rows.column_names]
+    if missing or not keys:
+        raise SchemaError(
+            f"last_changes: the rows have no column '{', '.join(missing)}'; their columns are: "
+            f"{', '.join(rows.column_names)}"
+        )
+    names = [name for name in rows.column_names if name != ROW_KIND_COLUMN]
+    schema = pa.schema([rows.schema.field(name) for name in names])
+    table = _net(rows, names)
+    goes = pc.less(table.column(_SIGN), 0)
+    comes = table.filter(pc.invert(goes))
+    gone = table.filter(goes)
+    if gone.num_rows and comes.num_rows:
+        replaced = comes.select(list(keys)).append_column("asyncstate:here", pa.repeat(True, comes.num_rows))
+        # A join would not find null keys; those are refused before anything is written.
+        gone = gone.join(replaced, list(keys), join_type="left outer")
+        gone = gone.filter(pc.is_null(gone.column("asyncstate:here")))
+    parts = [
+        part.select(names).cast(schema).append_column(ROW_KIND_COLUMN, pa.repeat(kind.text, part.num_rows))
+        for part, kind in ((comes, RowKind.UPDATE_AFTER), (gone, RowKind.DELETE))
+    ]
+    return pa.concat_tables(parts)
+
+
+def _net(rows: pa.Table, names: list[str]) -> pa.Table:
+    """Each distinct row with how many more times it comes than it goes, where that is not 0."""
+    if ROW_KIND_COLUMN in rows.column_names:
+        kinds = rows.column(ROW_KIND_COLUMN)
+        if not pc.all(pc.is_in(kinds, pa.array(ROW_KIND_TEXTS))).as_py() and rows.num_rows:
+            raise SchemaError(f"column '{ROW_KIND_COLUMN}' has a value that no changelog has")
+        signs = pc.if_else(pc.is_in(kinds, _ADDS), 1, -1)
+    else:
+        signs = pa.repeat(1, rows.num_rows)
+    signed = rows.select(names).append_column(_SIGN, signs)
+    try:
+        counted = signed.group_by(names, use_threads=False).aggregate([(_SIGN, "sum")])
+    except pa.ArrowException as error:
+        raise SchemaError(f"the rows cannot be compared: {error}; cast or drop such columns first") from error
+    counted = counted.rename_columns([*names, _SIGN])
+    return counted.filter(pc.not_equal(counted.column(_SIGN), 0))
