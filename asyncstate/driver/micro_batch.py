@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from asyncstate.config import Config
 from asyncstate.driver.executor import Executor, Feed, Planned, Prepared, R, Stage
+from asyncstate.driver.marks import UNKNOWN, Origin
 from asyncstate.driver.operator_call import (
     Before,
     Behind,
@@ -118,7 +119,13 @@ class MicroBatch(Generic[R]):
     """
 
     def __init__(
-        self, frame: JobFrame[R], batch_id: int, base: Manifest | None, now_us: int, final: bool
+        self,
+        frame: JobFrame[R],
+        batch_id: int,
+        base: Manifest | None,
+        now_us: int,
+        final: bool,
+        origin: Origin = UNKNOWN,
     ) -> None:
         self._frame = frame
         self._base = base
@@ -126,6 +133,10 @@ class MicroBatch(Generic[R]):
         self._uids: list[str] = []
         self._open = True
         self.batch_id = batch_id
+        self.origin = origin
+        """The job and checkpoint that it is of: what sinks tell its writes from others by."""
+        self.written: set[tuple[str, str]] = set()
+        """The place and writer of each sink that has been written to."""
         self.watermark: int = MAX_WATERMARK if final else watermark_after(base)
         """Microseconds; MIN_WATERMARK before any event time was seen, MAX_WATERMARK in ``finish``."""
         self.processing_time = max(now_us, previous_processing_time(base))
