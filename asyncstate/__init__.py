@@ -5,7 +5,7 @@ What an operator author needs. The Spark job is in ``asyncstate.spark``, the tes
 loads neither Spark nor RocksDB.
 """
 
-from asyncstate.changelog import RowKind
+from asyncstate.changelog import Changelog, ChangelogMode, RowKind
 from asyncstate.config import Config
 from asyncstate.errors import AsyncStateError
 from asyncstate.functions import (
@@ -89,6 +89,8 @@ from asyncstate.state import (
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Changelog",
+    "ChangelogMode",
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",

@@ -56,7 +56,7 @@ class _WindowOperator(FunctionOperator):
         self,
         function: Any,
         window: Window | None,
-        output: SchemaLike,
+        output: SchemaLike | OutputSpec,
         allowed_lateness: Duration,
         time: TimeDomain,
         window_columns: bool,
@@ -105,15 +105,15 @@ class _WindowOperator(FunctionOperator):
         """See ``Operator``: windows say themselves which rows are late."""
         return [None]
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The declared output, behind the key and window columns if they are asked for."""
         spec = inputs[0]
         check_has_time(spec, self.time, self.owner)
         if not self.window_columns:
-            return self._outputs(self.output, spec)
+            return self._outputs(self.output, inputs)
         fields = [*spec.key_schema, *window_fields(spec), *self.output]
         check_distinct_names([column.name for column in fields], self.owner)
-        return self._outputs(pa.schema(fields), spec)
+        return self._outputs(pa.schema(fields), inputs)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the windows' rows, then open the function."""
@@ -228,7 +228,7 @@ class WindowApply(_WindowOperator):
         self,
         function: WindowFunction | Callable[[tuple[Any, ...], TimeWindow, Sequence[Row]], Any],
         window: Window | None,
-        output: SchemaLike,
+        output: SchemaLike | OutputSpec,
         *,
         allowed_lateness: Duration = 0,
         time: TimeDomain = "event",
@@ -270,7 +270,7 @@ class WindowProcess(_WindowOperator):
         self,
         function: ProcessWindowFunction,
         window: Window | None,
-        output: SchemaLike,
+        output: SchemaLike | OutputSpec,
         *,
         allowed_lateness: Duration = 0,
         time: TimeDomain = "event",
