@@ -174,14 +174,13 @@ class JobGraph:
             try:
                 found[node] = self._empty(node, [df for df in inputs if df is not None], batch, waiting)
             except AsyncStateError as error:
-                yield f"{node.place}: {_called(node)}: {error}"
+                yield node.problem(str(error))
             except PySparkException as error:
-                yield f"{node.place}: {_called(node)}: {str(error).splitlines()[0]}"
+                yield node.problem(str(error).splitlines()[0])
             except Exception as error:  # of a function of Arrow columns, or a bind of the user's own
-                yield f"{node.place}: {_called(node)}: {type(error).__name__}: {error}"
+                yield node.problem(f"{type(error).__name__}: {error}")
         if waiting and not any(_has_delay(node) for node in self.flow.nodes if isinstance(node, Apply)):
-            node = waiting[0]
-            yield f"{node.place}: {_called(node)}: {NEVER_PASSED}"
+            yield waiting[0].problem(NEVER_PASSED)
 
     def _empty(
         self, node: Node, inputs: list[DataFrame], batch: MicroBatch, waiting: list[Apply]
@@ -221,7 +220,7 @@ def _named(node: Node) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"in {_called(node)}")
+        error.add_note(f"in {node.called}")
         raise
 
 
@@ -309,8 +308,3 @@ def _names(given: Any) -> list[str]:
 def _has_delay(node: Apply) -> bool:
     given = node.arguments()["watermark_delay"]
     return any(one is not None for one in (given if isinstance(given, list | tuple) else [given]))
-
-
-def _called(node: Node) -> str:
-    kind = "operator" if isinstance(node, Apply) else type(node).__name__.lower()
-    return f"{kind} '{node.name}'" if not isinstance(node, Transform) else node.text
