@@ -89,8 +89,6 @@ from asyncstate.state import (
 __version__ = "0.1.0.dev0"
 
 __all__ = [
-    "Changelog",
-    "ChangelogMode",
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
@@ -101,6 +99,8 @@ __all__ = [
     "Bundle",
     "BundleContext",
     "BundleOperator",
+    "Changelog",
+    "ChangelogMode",
     "CoFlatMapFunction",
     "CoMapFunction",
     "ColumnMapState",

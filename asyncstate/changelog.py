@@ -1,11 +1,11 @@
 """Row kinds of a changelog, and what is known of a stream of changes.
 
-Owns: the four kinds, their int8 codes inside the framework and their text in the ``row_kind`` column; ``Changelog``, the
-facts of a stream: its mode and its unique keys.
+Owns: the four kinds, their int8 codes inside the framework and their text in the ``row_kind`` column; ``Changelog``,
+the facts of a stream: its mode and its unique keys.
 Imports nothing of the project but errors.
 
-Source: Flink's ``RowKind``; the traits of its planner (``ModifyKindSet``, ``UpdateKind``) and its metadata of unique keys
-and upsert keys (``FlinkRelMdUniqueKeys``, ``FlinkRelMdUpsertKeys``).
+Source: Flink's ``RowKind``; the traits of its planner (``ModifyKindSet``, ``UpdateKind``) and its metadata of unique
+keys and upsert keys (``FlinkRelMdUniqueKeys``, ``FlinkRelMdUpsertKeys``).
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ _NOT_IN_A_KEY: Final = "\0"
 class Changelog:
     """What is known of a stream of rows: its mode, and what identifies a row of the table that they describe.
 
-    ``unique_keys``: sets of columns; no two rows of the table have equal values in all columns of one. An empty set: the
-    table has at most one row. ``upsert_key``: with mode UPSERT the columns by which rows replace each other.
+    ``unique_keys``: sets of columns; no two rows of the table have equal values in all columns of one. An empty set:
+    the table has at most one row. ``upsert_key``: with mode UPSERT the columns by which rows replace each other.
     ``filtered_by``: columns by which rows were left out one by one: of an update that changes them only one half may be
     there. ``origin``: for errors, the node that the mode comes from.
 
@@ -171,10 +171,6 @@ class Changelog:
         return f"{self.mode.text}, unique {keys}" if keys else self.mode.text
 
 
-INSERT_ONLY: Final = Changelog()
-RETRACT: Final = Changelog(ChangelogMode.RETRACT)
-
-
 def union_of(streams: Sequence[Changelog]) -> Changelog | None:
     """The facts of the rows of several streams together: the weakest mode, and no keys. None: one of them is an upsert
     stream, whose key does not identify a row among those of the others."""
@@ -214,3 +210,7 @@ def upserts_way_out(changes: Changelog) -> str:
     if changes.origin.startswith("operator"):
         return f"leave emit_update_before=False out at {changes.origin}, or {normalize}"
     return normalize
+
+
+INSERT_ONLY: Final = Changelog()
+RETRACT: Final = Changelog(ChangelogMode.RETRACT)

@@ -446,9 +446,9 @@ class Operator(NameHints, ABC, metaclass=Constructed):
         return [None] * len(inputs)
 
     def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
-        """Of each input whether its rows may be upserts (``ChangelogMode.UPSERT``): +U without the -U of the row before,
-        -D of which only the upsert key counts, at most one change of a key in a micro-batch. Called on the driver, after
-        ``bind``; such an input of the others is refused."""
+        """Of each input whether its rows may be upserts (``ChangelogMode.UPSERT``): +U without the -U of the row
+        before, -D of which only the upsert key counts, at most one change of a key in a micro-batch. Called on the
+        driver, after ``bind``; such an input of the others is refused."""
         return [False] * len(inputs)
 
     def open(self, context: OperatorContext) -> None:

@@ -55,8 +55,8 @@ class InputSpec:
     """One input of an operator, as the job or the harness declares it.
 
     ``schema`` has the payload columns without ``row_kind``; it may be given as Spark DDL text. ``key`` names the key
-    columns (empty: one global key). ``event_time`` names a timestamp column. ``changes``: whether rows other than ``+I``
-    can come, how these change the table that the rows describe, and what identifies a row of it.
+    columns (empty: one global key). ``event_time`` names a timestamp column. ``changes``: whether rows other than
+    ``+I`` can come, how these change the table that the rows describe, and what identifies a row of it.
     ``broadcast``: every partition gets all rows of the input, which then has no key. ``order_by``: rows are held
     back until the watermark has passed them and come in this order; its first column is the event time, ascending.
     ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_seen`` rows of a key whose

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.config import Config
 from asyncstate.errors import JobError
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
@@ -78,6 +79,7 @@ from asyncstate.spark.exchange import (
     wire_schema,
     withdraw,
 )
+from asyncstate.spark.facts import with_changes
 from asyncstate.spark.failures import stage_explained
 from asyncstate.spark.inputs import InitialState, initial_of
 from asyncstate.spark.local_phase import can_limit, runs_locally
@@ -122,6 +124,7 @@ class Applied:
     waiting: str | None
     route: list[int]
     records: list[CommitRecord]
+    output: OutputSpec
     stage: Stage | None = None
     plan_seconds: float = 0.0
     stage_seconds: float = 0.0
@@ -172,6 +175,7 @@ class MicroBatch:
         drop_seen: bool | Sequence[bool] = False,
         options: Mapping[str, object] | None = None,
         initial_state: InitialState | None = None,
+        changes: Changelog | Sequence[Changelog | None] | None = None,
     ) -> DataFrame:
         """Run ``operator`` over this micro-batch's rows of ``inputs``; its output with a ``row_kind`` column.
 
@@ -187,7 +191,10 @@ class MicroBatch:
         settings of this operator. ``uid`` ties the operator to its state in the checkpoint: keep it when the
         job changes. ``initial_state`` is what the operator starts from in its first micro-batch, when the checkpoint
         has nothing of it, and only then: a DataFrame of rows that come before those of ``inputs`` (of several inputs
-        one each, or None), or ``{name of a state: DataFrame of the key's columns and "value"}``.
+        one each, or None), or ``{name of a state: DataFrame of the key's columns and "value"}``. ``changes``: what the
+        rows of an input are, ``Changelog.insert_only()``, ``Changelog.retract()`` or ``Changelog.upsert("id")``; with
+        two inputs one entry for each. It is known of a DataFrame that ``apply`` or ``side_output`` has returned; of any
+        other one, also one made of such a DataFrame, a column ``row_kind`` means ``Changelog.retract()``.
 
         The result can be read any number of times, or not at all, until the function returns. Raises
         SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read,
@@ -196,7 +203,9 @@ class MicroBatch:
         A stateless operator does not run here but in whatever reads its rows, which then raises its OperatorErrors. It
         takes ``event_time`` and ``options``; what needs state or a report is refused.
         """
-        call = Call(operator, uid, key, event_time, watermark_delay, order_by, sequence, drop_seen, options)
+        call = Call(
+            operator, uid, key, event_time, watermark_delay, order_by, sequence, drop_seen, options, changes
+        )
         return self.run(InTask(call), inputs, initial_state)
 
     def run(
@@ -218,8 +227,9 @@ class MicroBatch:
         ran = self._run_stage(task, inputs)
         ran = [_both(first[one.uid], one) if one.uid in first else one for one in ran]
         self.applied |= {one.uid: one for one in ran}
-        assert ran[-1].stage is not None  # the last operator of a task has its rows
-        return ran[-1].stage.rows
+        last = ran[-1]
+        assert last.stage is not None  # the last operator of a task has its rows
+        return with_changes(last.stage.rows, _named_changes(last.uid, last.operator, last.output.changes))
 
     def plan(self, task: InTask, inputs: Sequence[DataFrame | Feed]) -> Planned:
         """What ``run`` would run, for a stage that gets its rows."""
@@ -317,6 +327,7 @@ class MicroBatch:
             waiting=why_rows_wait(spec.uid, spec.operator, spec.inputs),
             route=[spec.inputs[0].key.index(name) for name in spec.inputs[0].route_by],
             records=records,
+            output=one.output,
         )
 
     @property
@@ -346,6 +357,7 @@ class MicroBatch:
             {name: output_rows(uid, schema) for name, schema in checked.output.side_outputs.items()},
             why_rows_wait(uid, operator, checked.ready) is not None,
             [f"{state.name} ({state.kind.replace('_', ' ')})" for state in checked.states],
+            checked.output,
         )
 
     @property
@@ -373,7 +385,8 @@ class MicroBatch:
             )
         stage = self.applied[uid].stage
         assert stage is not None  # operators with side outputs are the last ones of their tasks
-        return stage.side(name)
+        changes = replace(self.applied[uid].output.changes_of(name), origin=f"side output '{uid}.{name}'")
+        return with_changes(stage.side(name), changes)
 
     @property
     def failed_uids(self) -> list[str]:
@@ -409,7 +422,8 @@ class MicroBatch:
             task = StatelessTask(spec, wire_schema(schema))
             rows = inputs[0].selectExpr(*plain_columns(spec.inputs[0])).mapInArrow(task, schema)
         self.stateless[call.uid] = rows
-        return rows
+        name = type(call.operator).__name__
+        return with_changes(rows, _named_changes(call.uid, name, checked.output.changes))
 
     def _check(self, call: Call, inputs: Sequence[DataFrame], route: tuple[str, ...] = ()) -> _Checked:
         """``route``: the key columns that a new operator is routed by, if not all; a stored one keeps to its own."""
@@ -451,7 +465,7 @@ class MicroBatch:
         sent = output if after is None else OutputSpec(after.schema, output.side_outputs)
         schema = stage_schema(call.uid, sent)
         spec = self._task_spec(call, checked, self._parallelism(call.uid, checked.config, stored))
-        return Prepared(spec, after, schema, checked.specs.delays, schemas)
+        return Prepared(spec, after, schema, checked.specs.delays, schemas, output)
 
     def routed_output(
         self, call: Call, inputs: Sequence[DataFrame], route: tuple[str, ...]
@@ -560,13 +574,14 @@ class MicroBatch:
 
 
 class Expected(NamedTuple):
-    """The columns of an operator's rows and of those of its side outputs, whether rows wait for the watermark, and what
-    states it keeps, each in words."""
+    """The columns of an operator's rows and of those of its side outputs, whether rows wait for the watermark, what
+    states it keeps, each in words, and what its outputs are."""
 
     rows: StructType
     side_outputs: Mapping[str, StructType]
     waits: bool
     states: Sequence[str]
+    output: OutputSpec
 
 
 class _Checked(NamedTuple):
@@ -576,6 +591,11 @@ class _Checked(NamedTuple):
     output: OutputSpec
     ready: tuple[InputSpec, ...]
     states: list[StateSpec]
+
+
+def _named_changes(uid: str, operator: str, changes: Changelog) -> Changelog:
+    """What an operator declares of its rows, with its name."""
+    return replace(changes, origin=f"operator '{uid}' ({operator})")
 
 
 def _both(first: Applied, then: Applied) -> Applied:

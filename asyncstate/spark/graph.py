@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, ChangelogMode
 from asyncstate.dataflow import (
     Apply,
     Dataflow,
@@ -30,12 +30,14 @@ from asyncstate.dataflow import (
     Union,
     check_one_start,
 )
+from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
-from asyncstate.operator import unknown_output
+from asyncstate.operator import OutputSpec, unknown_output
 from asyncstate.spark.apply import Before, Behind, InTask
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
 from asyncstate.spark.columns import quoted
+from asyncstate.spark.facts import insertions, with_changes, with_kinds
 from asyncstate.spark.fusion import Tail, call_of, places_of, tails_of
 from asyncstate.spark.inputs import Packing, before, check_streaming, nothing, static
 from asyncstate.spark.stages import Feed
@@ -55,6 +57,9 @@ class JobGraph:
         self._empty_rows: dict[Node, DataFrame] = {}
         """The columns of each node's rows, without rows; after ``check``."""
         self._side_outputs: dict[Node, Mapping[str, StructType]] = {}
+        self._outputs: dict[Node, OutputSpec] = {}
+        self.changes: dict[Node, Changelog] = {}
+        """What the rows of each node are; after ``check``."""
         self._kinds_kept: set[Node] = set()
         """Selections of a changelog that do not name the kinds, which stay with their rows."""
         self.places: dict[Node, str] = {}
@@ -66,11 +71,18 @@ class JobGraph:
         self._initial: dict[str, DataFrame] = {}
 
     def source(
-        self, name: str, df: object, times: Times, changelog: bool | None, initial: DataFrame | None = None
+        self,
+        name: str,
+        df: object,
+        times: Times,
+        changelog: bool | None,
+        initial: DataFrame | None = None,
+        mode: ChangelogMode | str | None = None,
+        primary_key: str | Sequence[str] | None = None,
     ) -> Stream:
         """A source that is read from ``df``; ``initial``: the rows that come before them, once."""
         check_streaming(name, df)
-        stream = self.flow.add_source(name, times, changelog)
+        stream = self.flow.add_source(name, times, changelog, None, mode, primary_key)
         self._packing.add(name, df)
         if initial is not None:
             self._initial[name] = initial
@@ -83,7 +95,10 @@ class JobGraph:
     def run(self, df: DataFrame, batch: MicroBatch) -> None:
         """What ``foreachBatch`` gets: every operator runs, then every sink, in the order of their declaration."""
         unpacked = self._packing.unpacked(df)
-        rows: dict[Node, DataFrame] = {source: unpacked[source.name] for source in self.flow.sources}
+        rows: dict[Node, DataFrame] = {
+            source: self._known(source, with_kinds(unpacked[source.name], self.changes[source]))
+            for source in self.flow.sources
+        }
         fed: dict[Node, Feed] = {}
         first = self._first_rows(rows) if batch.is_first else {}
         done = dict[Node, Before]()
@@ -93,7 +108,7 @@ class JobGraph:
                 if last.next is not None and last.before is not None:
                     done[last.next] = last.before
             elif isinstance(node, Output):
-                rows[node] = batch.side_output(node.inputs[0].name, node.side)
+                rows[node] = self._known(node, batch.side_output(node.inputs[0].name, node.side))
             elif node in rows:
                 continue  # part of an operator's task
             elif not all(one in rows for one in node.inputs):
@@ -102,12 +117,17 @@ class JobGraph:
                 write = node.sink if callable(node.sink) else node.sink.write
                 (given,) = node.inputs
                 with _named(node):
-                    write(_with_first(first.get(given), rows[given]), batch.batch_id)
+                    write(self._known(given, _with_first(first.get(given), rows[given])), batch.batch_id)
             elif not isinstance(node, Source):
-                rows[node] = _frame(node, [rows[one] for one in node.inputs], node in self._kinds_kept)
+                frame = _frame(node, [rows[one] for one in node.inputs], node in self._kinds_kept)
+                rows[node] = self._known(node, frame)
                 if any(one in first for one in node.inputs):
                     parts = [first[one] if one in first else nothing(rows[one]) for one in node.inputs]
                     first[node] = _frame(node, parts, node in self._kinds_kept)
+
+    def _known(self, node: Node, df: DataFrame) -> DataFrame:
+        """The rows of a node, with what is known of them."""
+        return with_changes(df, self.changes[node])
 
     def _apply(
         self,
@@ -123,7 +143,7 @@ class JobGraph:
         inputs = [fed[one] if one in fed else rows[one] for one in node.inputs]
         initial = node.initial_state
         if node.operator.stateless:
-            inputs = [_with_first(first.get(one), rows[one]) for one in node.inputs]
+            inputs = [self._known(one, _with_first(first.get(one), rows[one])) for one in node.inputs]
         elif any(one in first for one in node.inputs):
             initial = [first.get(one) for one in node.inputs]
         behind, last = self._chain(node)
@@ -133,7 +153,8 @@ class JobGraph:
             fed[last.last] = Feed(planned, self._empty_rows[last.last])
             return last
         out = batch.run(task, inputs, initial)
-        rows[last.last] = out.drop(ROW_KIND_COLUMN) if last.without_kinds else out
+        out = out.drop(ROW_KIND_COLUMN) if last.without_kinds else out
+        rows[last.last] = self._known(last.last, out)
         return last
 
     def _first_rows(self, rows: Mapping[Node, DataFrame]) -> dict[Node, DataFrame]:
@@ -190,22 +211,36 @@ class JobGraph:
             _check_source(node, df)
             if node.name in self._initial:
                 before(f"source '{node.name}'", static(node.name, self._initial[node.name]), df)
-            return self._spark.createDataFrame([], df.schema)
+            self.changes[node] = source_changes(node, df.columns, ROW_KIND_COLUMN in df.columns)
+            return self._known(
+                node, with_kinds(self._spark.createDataFrame([], df.schema), self.changes[node])
+            )
         if isinstance(node, Apply):
             check_one_start(node, self._initial)
             expected = batch.check(call_of(node), inputs, node.initial_state)
             waiting += [node] if expected.waits else []
             self._side_outputs[node] = expected.side_outputs
             self.states[node] = expected.states
-            return self._spark.createDataFrame([], expected.rows)
+            self._outputs[node] = expected.output
+            self.changes[node] = operator_changes(node, expected.output.changes)
+            return self._known(node, self._spark.createDataFrame([], expected.rows))
         if isinstance(node, Output):
             (operator,) = node.inputs
             sides = self._side_outputs[operator]
             if node.side not in sides:
                 raise unknown_output(node.side, sides)
-            return self._spark.createDataFrame([], sides[node.side])
+            self.changes[node] = operator_changes(node, self._outputs[operator].changes_of(node.side))
+            return self._known(node, self._spark.createDataFrame([], sides[node.side]))
         if isinstance(node, Sink):
+            self.changes[node] = self.changes[node.inputs[0]]
             return inputs[0]
+        found = self._transformed(node, inputs)
+        given = [self.changes[one] for one in node.inputs]
+        has_kinds = ROW_KIND_COLUMN in found.columns
+        self.changes[node] = changes_behind(node, given, inputs[0].columns, has_kinds)
+        return self._known(node, found)
+
+    def _transformed(self, node: Node, inputs: list[DataFrame]) -> DataFrame:
         found = _frame(node, inputs)
         selects = isinstance(node, Transform) and node.kind == "select"
         if selects and ROW_KIND_COLUMN in inputs[0].columns and ROW_KIND_COLUMN not in found.columns:
@@ -231,10 +266,12 @@ def _with_first(first: DataFrame | None, rows: DataFrame) -> DataFrame:
 def _frame(node: Node, inputs: list[DataFrame], kinds: bool = False) -> DataFrame:
     """The rows of a node that Spark computes; ``kinds``: a selection has ``row_kind`` besides what it names."""
     if isinstance(node, Union):
+        if any(ROW_KIND_COLUMN in df.columns for df in inputs):
+            inputs = [insertions(df) for df in inputs]
         return functools.reduce(DataFrame.unionByName, inputs)
     assert isinstance(node, Transform)
     if node.kind == "transform":
-        return _transformed(node, inputs)
+        return _made(node, inputs)
     (df,) = inputs
     if node.kind == "where":
         (condition,) = node.expressions
@@ -249,7 +286,7 @@ def _frame(node: Node, inputs: list[DataFrame], kinds: bool = False) -> DataFram
     return _selected(df, node, functions, kinds)
 
 
-def _transformed(node: Transform, inputs: list[DataFrame]) -> DataFrame:
+def _made(node: Transform, inputs: list[DataFrame]) -> DataFrame:
     (function,) = node.expressions
     found = function(*inputs)
     if not isinstance(found, DataFrame) or found.isStreaming:
@@ -285,17 +322,6 @@ def _column(expression: Any) -> Column:
 
 
 def _check_source(node: Source, df: DataFrame) -> None:
-    has_kinds = ROW_KIND_COLUMN in df.columns
-    if node.changelog and not has_kinds:
-        raise SchemaError(
-            f"it is declared as a changelog but has no column '{ROW_KIND_COLUMN}' (+I, -U, +U, -D); add one, or leave "
-            "changelog out"
-        )
-    if node.changelog is False and has_kinds:
-        raise SchemaError(
-            f"it is declared as no changelog but has the column '{ROW_KIND_COLUMN}'; drop the column, or leave "
-            "changelog=False out"
-        )
     for name in (node.times.event_time, *_names(node.times.sequence)):
         if name is not None and name not in df.columns:
             raise SchemaError(f"there is no column '{name}'; there are {', '.join(df.columns)}")

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from asyncstate.operator import OutputSpec
 from asyncstate.runtime import After, CommitRecord, InputBatch, TaskSpec, pack_broadcast, unpack_records
 from asyncstate.spark.chain import Link
 from asyncstate.spark.columns import payload_of
@@ -48,6 +49,7 @@ class Prepared:
     stage_schema: StructType
     delays: Sequence[int | None]
     schemas: Mapping[str, str]
+    output: OutputSpec
 
 
 @dataclass(frozen=True)

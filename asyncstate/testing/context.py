@@ -93,8 +93,7 @@ class FakeContext:
         keys = keys_of_inputs(_UID, key, len(schemas), operator.broadcast_input)
         changes = RETRACT if operator.accepts_changelog else INSERT_ONLY
         self._specs = [
-            InputSpec(schema, keys[i], event_time, changes, f"input {i}")
-            for i, schema in enumerate(schemas)
+            InputSpec(schema, keys[i], event_time, changes, f"input {i}") for i, schema in enumerate(schemas)
         ]
         output = bound(_UID, operator, self._specs)
         calls = OutsideCalls(_UID, None, operator.open_calls, operator.close_calls)

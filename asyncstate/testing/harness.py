@@ -128,9 +128,9 @@ class OperatorHarness:
     ``order_by`` is as in a job's ``apply``: a column or a list of columns, with
     several inputs one entry for each, None where rows come as they are; so are ``sequence`` and ``drop_seen``. The
     operator's broadcast input has no key:
-    its entry in ``key`` is None or left out. ``changelog``: whether rows of an input have kinds, or a ``Changelog`` that
-    says how they change its table, and what identifies a row (default: whether the operator accepts changelogs). ``checkpoint`` is the place of
-    the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores. ``store_through`` is
+    its entry in ``key`` is None or left out. ``changelog``: whether rows of an input have kinds, or a ``Changelog``
+    that says how they change its table, and what identifies a row (default: whether the operator accepts changelogs).
+    ``checkpoint`` is the place of the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores. ``store_through`` is
     given each leased store and returns what the operator reads instead, such as a FaultyStore around it. A stateless
     operator gets the rows of a micro-batch as one part, whatever the ``parallelism``, and ``key`` is None.
     ``initial_state`` is what a new operator starts from, as of a job's ``apply``: rows that come before all others of

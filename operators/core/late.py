@@ -50,8 +50,8 @@ def check_late_pair(late_outputs: object, owner: str) -> None:
 def with_late_output(
     schema: pa.Schema, late_output: str | None, spec: InputSpec, changes: Changelog
 ) -> OutputSpec:
-    """What ``bind`` returns: ``schema``, whose rows are ``changes``, and the side output for late rows of ``spec`` if it
-    is asked for."""
+    """What ``bind`` returns: ``schema``, whose rows are ``changes``, and the side output for late rows of ``spec`` if
+    it is asked for."""
     return OutputSpec(schema, changes=changes).with_late_rows(late_output, spec)
 
 

@@ -3,7 +3,8 @@
 Owns: the operator: its checks, its reads and writes. What is put out is decided in ``rules`` and ``matches``, what a
 bundle changes in ``changes``, how rows are stored in ``sides``.
 Invariant: after every bundle the netted output is the join of the two tables seen so far.
-Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Owns: the operator: its checks, which keys are looked at, what is put out. What 
 order in which rows come is the engine's.
 Invariant: the matches of a key depend on its rows and their order alone. A key of which no match may have begun has no
 rows in state, and costs no Python as long as none of its rows can be a first one.
-Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``durations``, ``errors``, ``futures``, ``operator`` and
-``state``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``durations``, ``errors``, ``futures``,
+``operator`` and ``state``.
 """
 
 from __future__ import annotations

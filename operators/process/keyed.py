@@ -89,7 +89,9 @@ class KeyedFlatMap(_PlainOperator):
     function_type: ClassVar[type[Function]] = FlatMapFunction
     plain_method = "flat_map"
 
-    def __init__(self, function: FlatMapFunction | Callable[[Row], Any], output: SchemaLike | OutputSpec) -> None:
+    def __init__(
+        self, function: FlatMapFunction | Callable[[Row], Any], output: SchemaLike | OutputSpec
+    ) -> None:
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:

@@ -16,8 +16,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import pyarrow as pa
-
 from asyncstate.codec import SchemaLike
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 
 from asyncstate.changelog import Changelog
 from asyncstate.operator import (

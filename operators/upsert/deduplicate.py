@@ -3,7 +3,8 @@
 Owns: the operator: which row of a bundle counts, and where it takes the place of the stored one. The stored rows and
 what is put out are those of ``operators.upsert.latest``.
 Invariant: after every bundle the netted output is the first (last) row of each key seen so far.
-Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors``.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class Deduplicate(KeepsKey, BundleOperator):
         return Changelog.insert_only(spec.key) if self.ttl is None else Changelog.insert_only()
 
     def _keeps_marks(self, spec: InputSpec) -> bool:
-        """Whether a mark says all of a key: its row never changes, or rows of a key are all alike, unless newer ones are
-        to keep it alive."""
+        """Whether a mark says all of a key: its row never changes, or rows of a key are all alike, unless newer ones
+        are to keep it alive."""
         first = self.keep == "first"
         is_all_key = set(spec.schema.names) == set(spec.key)
         return (first and self.time == "processing") or (is_all_key and (first or self.ttl is None))

@@ -3,7 +3,8 @@
 Owns: the operator: which row of a bundle counts, and where the condition is asked. The stored rows and what is put
 out are those of ``operators.upsert.latest``.
 Invariant: after every bundle the netted output is the newest row of each key that meets the condition.
-Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors``.
 
 Source: Flink's ``ProcTimeDeduplicateKeepLastRowFunction`` over changelogs, as ``ChangelogNormalize`` plans it.
 """
@@ -14,7 +15,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec

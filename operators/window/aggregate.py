@@ -2,8 +2,8 @@
 
 Owns: the operator. Slices and sessions are in ``operators.window.slices`` and ``operators.window.sessions``.
 Invariant: what it puts out is final: insert-only, each key and window once.
-Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
-``local_phase``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors`` and ``local_phase``.
 """
 
 from __future__ import annotations

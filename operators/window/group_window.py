@@ -3,7 +3,8 @@
 Owns: the operator. When a row is shown is in ``operators.window.shown``, what of in ``updated``; windows that are put
 out once are those of ``WindowAggregate``; windows of rows are in ``counts``.
 Invariant: the netted output is a row for each key and window.
-Must not import anything of ``asyncstate`` but ``changelog``, ``errors``, ``local_phase``, ``operator`` and ``durations``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``errors``, ``local_phase``, ``operator`` and
+``durations``.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Owns: the operators. What is ranked how is decided by ``rank``, whose best rows are kept for each window.
 Invariant: what they put out is final: insert-only, each window once.
-Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
-``local_phase``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors`` and ``local_phase``.
 
 Source: Flink's ``WindowRankOperator`` and ``RowTimeWindowDeduplicateOperator``.
 """

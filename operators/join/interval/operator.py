@@ -3,7 +3,8 @@
 Owns: the operator: its checks and its reads. Times are in ``interval``, what is put out in ``matches``, stored rows
 in ``found`` and ``unmatched``; keys, conditions and pairs are those of ``Join``.
 Invariant: what is put out is final: every pair once, every row without partner once, when none can come any more.
-Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors``.
 """
 
 from __future__ import annotations
