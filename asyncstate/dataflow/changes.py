@@ -224,8 +224,8 @@ def _behind(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Changelog:
 
 
 def _columns_of(condition: Any, columns: Sequence[str]) -> set[str] | None:
-    """Those of ``columns`` that a condition asks for; None where they are not known, or where it gives one answer today and
-    another one tomorrow."""
+    """Those of ``columns`` that a condition asks for; None where they are not known, or where it gives one answer today
+    and another one tomorrow."""
     parsed = _parsed(condition)
     if parsed is None or parsed.find(exp.Subquery, exp.Rand, exp.Anonymous) is not None:
         return None

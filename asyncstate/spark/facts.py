@@ -1,6 +1,6 @@
 """What is known of the rows of a DataFrame: it travels with the DataFrame that an operator has returned.
 
-Owns: ``with_changes`` and ``known_changes``; ``with_kinds`` and ``insertions``, which give kinds to rows.
+Owns: ``with_changes`` and ``known_changes``; ``insertions``, which gives kinds to rows.
 Invariant: a DataFrame made of another one, by whatever Spark has, carries nothing of it.
 Must not import runtime, storage or execution.
 """
@@ -18,7 +18,9 @@ _CHANGES: Final = "_asyncstate_changes"
 
 
 def with_changes(df: DataFrame, changes: Changelog) -> DataFrame:
-    """``df`` itself, with what is known of its rows."""
+    """The rows of ``df``, with what is known of them; another object if something else was known of this one."""
+    if df.__dict__.get(_CHANGES, changes) != changes:
+        df = df.select("*")
     df.__dict__[_CHANGES] = changes
     return df
 
@@ -29,11 +31,6 @@ def known_changes(df: DataFrame, has_kinds: bool) -> Changelog:
     if isinstance(found, Changelog):
         return found
     return RETRACT if has_kinds else INSERT_ONLY
-
-
-def with_kinds(df: DataFrame, changes: Changelog) -> DataFrame:
-    """``df``, with kinds if its rows are changes: upserts that have none replace the rows before."""
-    return df if changes.is_insert_only else insertions(df)
 
 
 def insertions(df: DataFrame) -> DataFrame:

@@ -130,9 +130,10 @@ class OperatorHarness:
     operator's broadcast input has no key:
     its entry in ``key`` is None or left out. ``changelog``: whether rows of an input have kinds, or a ``Changelog``
     that says how they change its table, and what identifies a row (default: whether the operator accepts changelogs).
-    ``checkpoint`` is the place of the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores. ``store_through`` is
-    given each leased store and returns what the operator reads instead, such as a FaultyStore around it. A stateless
-    operator gets the rows of a micro-batch as one part, whatever the ``parallelism``, and ``key`` is None.
+    ``checkpoint`` is the place of the checkpoint, a path or a URI; by default it lies in ``folder``, beside the
+    local stores. ``store_through`` is given each leased store and returns what the operator reads instead, such as
+    a FaultyStore around it. A stateless operator gets the rows of a micro-batch as one part, whatever the
+    ``parallelism``, and ``key`` is None.
     ``initial_state`` is what a new operator starts from, as of a job's ``apply``: rows that come before all others of
     its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
     several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``. ``worker``: what
@@ -226,10 +227,10 @@ class OperatorHarness:
         self._output, self._task_inputs, states = checked_inputs(
             uid, operator, self._specs, self._config, self.states(), lambda _: self._operator()
         )
-        self._schemas = fingerprint(self._specs, self._output)
+        self._declared = fingerprint(operator, self._specs, self._output)
         stored = self._stored(self._manifest)
         if stored is not None and not operator.stateless:
-            check_fingerprint(uid, stored.schema, self._schemas)
+            check_fingerprint(uid, operator, self._specs, stored, self._declared)
         self._initial_state = initial_state
         self._initial = initial_of(
             uid, initial_state, operator, self._specs, self._task_inputs, states, self._check_writer
@@ -586,7 +587,7 @@ class OperatorHarness:
 
     def _operator_after(self, spec: TaskSpec, records: list[CommitRecord]) -> OperatorManifest:
         name = type(spec.operator).__name__
-        return operator_after(self._uid, name, spec.batch_id, self.parallelism, records, self._schemas)
+        return operator_after(self._uid, name, spec.batch_id, self.parallelism, records, self._declared)
 
 
 def _copy_checkpoint(source: CheckpointFiles, target: CheckpointFiles) -> None:

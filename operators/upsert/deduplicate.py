@@ -9,7 +9,7 @@ Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -32,6 +32,7 @@ from ..core.checks import (
     check_time_domain,
     keyed_changes,
 )
+from ..core.meaning import meaning
 from ..core.segments import Groups
 from .latest import Chosen, LatestRows
 
@@ -95,6 +96,10 @@ class Deduplicate(KeepsKey, BundleOperator):
         first = self.keep == "first"
         is_all_key = set(spec.schema.names) == set(spec.key)
         return (first and self.time == "processing") or (is_all_key and (first or self.ttl is None))
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        return meaning(self, keep=self.keep, time=self.time)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -9,7 +9,7 @@ Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -112,6 +112,10 @@ class IntervalJoin(TwoInputJoin):
             check_has_time(spec, self.time, self.owner)
         shown = self._shown_schema(inputs)
         return OutputSpec(shown, changes=Changelog.insert_only(*joined_keys(self.kind, inputs, shown)))
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: rows that an earlier interval did not need are gone."""
+        return {**super().state_meaning(inputs), "interval": f"{self.interval.text} of {self.time} time"}
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
