@@ -17,6 +17,7 @@ import pyarrow as pa
 from asyncstate.dataflow import Stream
 from asyncstate.lookups import TableLookup
 from asyncstate.operators import (
+    ChangelogNormalize,
     Deduplicate,
     GroupAggregate,
     IntervalJoin,
@@ -47,13 +48,14 @@ Table = Counter[Row]
 
 class Edge(NamedTuple):
     """``is_unique``: the id is a key of the rows and never null. ``is_in_time``: they move a watermark. ``has_keys``:
-    the column ``k`` is never null."""
+    the column ``k`` is never null. ``is_upsert``: a change does not take back the row before."""
 
     is_changelog: bool
     is_unique: bool
     has_time: bool
     is_in_time: bool
     has_keys: bool = True
+    is_upsert: bool = False
 
 
 class Times(NamedTuple):
@@ -68,6 +70,7 @@ class Kind(ABC):
 
     num_inputs: ClassVar[int] = 1
     has_state: ClassVar[bool] = True
+    takes_upserts: ClassVar[bool] = False
 
     @abstractmethod
     def takes(self, inputs: Sequence[Edge]) -> bool:
@@ -213,11 +216,15 @@ class Group(Kind):
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         made = {"count": count("v"), "sum": sum_("v"), "min": min_("v"), "max": max_("v")}[self._function]
-        rows = streams[0].apply(GroupAggregate([made]), uid=uid, key="k")
+        rows = streams[0].apply(self.aggregation(made), uid=uid, key="k")
         return rows.select("k AS id", "k", f"{self._function}_v AS v")
 
     def new(self, number: int, inputs: Sequence[Edge]) -> Model:
         return OfTables(self._grouped)
+
+    def aggregation(self, made: Any) -> GroupAggregate:
+        """The operator."""
+        return GroupAggregate([made])
 
     def _grouped(self, table: Table) -> Table:
         found: Table = Counter()
@@ -231,6 +238,37 @@ class Group(Kind):
             }[self._function]
             found[key, key, figure] += 1
         return found
+
+
+class Replacing(Group):
+    """As ``Group``, without taking back the figure before."""
+
+    def edge(self, inputs: Sequence[Edge]) -> Edge:
+        return super().edge(inputs)._replace(is_upsert=True)
+
+    def takes(self, inputs: Sequence[Edge]) -> bool:
+        return inputs[0].has_keys
+
+    def aggregation(self, made: Any) -> GroupAggregate:
+        return GroupAggregate([made], emit_update_before=False)
+
+
+class Normalize(Kind):
+    """Of upserts a full changelog."""
+
+    takes_upserts = True
+
+    def takes(self, inputs: Sequence[Edge]) -> bool:
+        return inputs[0].is_upsert
+
+    def edge(self, inputs: Sequence[Edge]) -> Edge:
+        return inputs[0]._replace(is_upsert=False)
+
+    def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
+        return streams[0].apply(ChangelogNormalize(), uid=uid, key="id")
+
+    def new(self, number: int, inputs: Sequence[Edge]) -> Model:
+        return OfTables(Counter)
 
 
 class Top(Kind):
@@ -570,6 +608,9 @@ KINDS: Final[dict[str, Kind]] = {
     "sum": Group("sum"),
     "min": Group("min"),
     "max": Group("max"),
+    "sum_upserts": Replacing("sum"),
+    "max_upserts": Replacing("max"),
+    "normalize": Normalize(),
     "top": Top(),
     "first": Last("first"),
     "last": Last("last"),

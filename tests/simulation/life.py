@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from asyncstate.errors import ConcurrentJobError, JobError
-from tests.simulation.catalogue import KINDS, MIN_TIME, SECOND, Model, Table, Times, add
+from tests.simulation.catalogue import KINDS, MIN_TIME, SECOND, Model, Row, Table, Times, add, net
 from tests.simulation.faults import Crash, failing_task, full_disk, hooked
 from tests.simulation.story import (
     Batch,
@@ -23,6 +23,7 @@ from tests.simulation.story import (
     Program,
     Restart,
     Settings,
+    SourceDecl,
     Story,
     WipeLocal,
     edges_of,
@@ -52,6 +53,7 @@ class Expected:
         """The uids of operators that have state in the checkpoint."""
         self._seen: dict[str, int] = {}
         self._models: dict[str, Model] = {}
+        self._upserted: dict[str, dict[int, Row]] = {}
         self.change(program)
 
     def change(self, program: Program) -> None:
@@ -76,10 +78,7 @@ class Expected:
         passed, watermark = self.watermark, MAX_TIME if final else self._next_watermark()
         changes: dict[str, Table] = {}
         for source in self.program.sources:
-            change = changes[source.name] = Counter()
-            for kind, row in rows.get(source.name, ()):
-                change[row] += 1 if kind in ("+I", "+U") else -1
-            changes[source.name] = Counter({row: number for row, number in change.items() if number})
+            changes[source.name] = self._change_of(source, rows.get(source.name, ()))
         for node in self.program.nodes:
             given = [changes[one] for one in node.inputs]
             changes[node.uid] = self._models[node.uid].step(given, Times(watermark, passed))
@@ -94,6 +93,22 @@ class Expected:
             if times and source.delay_seconds is not None:
                 reached = max(times) - source.delay_seconds * SECOND
                 self._seen[source.name] = max(reached, self._seen.get(source.name, MIN_TIME))
+
+    def _change_of(self, source: SourceDecl, read: Changes) -> Table:
+        """The net change of a source."""
+        if source.kind != "upserts":
+            change: Table = Counter()
+            for kind, row in read:
+                change[row] += 1 if kind in ("+I", "+U") else -1
+            return Counter({row: number for row, number in change.items() if number})
+        table = self._upserted.setdefault(source.name, {})
+        before = Counter(table.values())
+        for kind, row in sorted(read, key=lambda one: one[1][3]):
+            if kind == "-D":
+                table.pop(row[0], None)
+            else:
+                table[row[0]] = row
+        return net(Counter(table.values()), before)
 
     def _next_watermark(self) -> int:
         declared = [source.name for source in self.program.sources if source.delay_seconds is not None]
@@ -284,15 +299,17 @@ def _is_sound(story: Story) -> bool:
     """Whether a story still says something: a program with a sink, and acts."""
     programs = [story.program, *(act.program for act in story.acts if isinstance(act, Restart))]
     has_all = bool(story.acts) and all(program.sinks and program.sources for program in programs)
-    return has_all and all(_is_history(story, source.name) for source in story.program.sources)
+    return has_all and all(_is_history(story, source) for source in story.program.sources)
 
 
-def _is_history(story: Story, source: str) -> bool:
+def _is_history(story: Story, source: SourceDecl) -> bool:
     """Whether nothing goes from a table that is not there."""
+    if source.kind == "upserts":
+        return True
     table: Table = Counter()
     for act in story.acts:
         if isinstance(act, Batch):
-            for kind, row in act.rows.get(source, ()):
+            for kind, row in act.rows.get(source.name, ()):
                 table[row] += 1 if kind in ("+I", "+U") else -1
             if any(number not in (0, 1) for number in table.values()):
                 return False

@@ -23,10 +23,11 @@ Change = tuple[str, Row]
 
 @dataclass(frozen=True)
 class SourceDecl:
-    """``kind``: rows that are only added, or the changes of a table whose primary key is the id."""
+    """``kind``: rows that are only added, or the changes of a table whose primary key is the id: of a ``table`` with
+    the row before each change, of ``upserts`` without."""
 
     name: str
-    kind: Literal["events", "table"]
+    kind: Literal["events", "table", "upserts"]
     delay_seconds: int | None
 
 
@@ -132,10 +133,9 @@ def edges_of(program: Program) -> dict[str, Edge]:
     """What is known of the rows of each source and node."""
     edges: dict[str, Edge] = {}
     for source in program.sources:
-        is_changelog = source.kind == "table"
-        edges[source.name] = Edge(
-            is_changelog, True, True, not is_changelog and source.delay_seconds is not None
-        )
+        is_changelog = source.kind != "events"
+        is_in_time = not is_changelog and source.delay_seconds is not None
+        edges[source.name] = Edge(is_changelog, True, True, is_in_time, is_upsert=source.kind == "upserts")
     for node in program.nodes:
         edges[node.uid] = KINDS[node.kind].edge([edges[one] for one in node.inputs])
     return edges
@@ -166,7 +166,7 @@ def _random_program(rng: random.Random) -> Program:
     if rng.random() < 0.4:
         sources.append(SourceDecl("more", "events", rng.choice([3, 8, None])))
     if rng.random() < 0.6:
-        sources.append(SourceDecl("items", "table", None))
+        sources.append(SourceDecl("items", rng.choice(["table", "table", "upserts"]), None))
     program = Program(tuple(sources), (), ())
     for _ in range(rng.randint(1, 4)):
         program = _with_node(rng, program)
@@ -179,7 +179,9 @@ def _with_node(rng: random.Random, program: Program) -> Program:
     for _ in range(20):
         kind = rng.choice(sorted(KINDS))
         inputs = tuple(rng.choice(names) for _ in range(KINDS[kind].num_inputs))
-        if len(set(inputs)) == len(inputs) and KINDS[kind].takes([edges[one] for one in inputs]):
+        given = [edges[one] for one in inputs]
+        may_be = KINDS[kind].takes_upserts or not any(one.is_upsert for one in given)
+        if may_be and len(set(inputs)) == len(inputs) and KINDS[kind].takes(given):
             taken = {node.uid for node in program.nodes}
             uid = next(uid for number in range(1000) if (uid := f"{kind}_{number}") not in taken)
             node = NodeDecl(uid, kind, inputs, rng.randint(0, 3))
@@ -197,6 +199,10 @@ def _with_sinks(rng: random.Random, program: Program, before: Program | None = N
     known = {(sink.of, sink.kind) for sink in sinks}
     for name, edge in edges.items():
         is_end = name not in read
+        if edge.is_upsert:
+            if name not in running and (name, "table") not in known:
+                sinks.append(SinkDecl(f"table of {name}", name, "table"))
+            continue
         if (is_end or rng.random() < 0.3) and (name, "log") not in known:
             sinks.append(SinkDecl(f"log of {name}", name, "log"))
         may_have_table = edge.is_unique and name not in running and (name, "table") not in known
@@ -256,12 +262,8 @@ def _edited(rng: random.Random, program: Program) -> Program:
     edges = edges_of(program)
     if any(edges[one].is_changelog for one in end.inputs):
         return program  # it would get changes of rows that it has never had
-    renamed = replace(end, uid=f"{end.uid}x")
-    return replace(
-        program,
-        nodes=(*others, renamed),
-        sinks=(*sinks, SinkDecl(f"log of {renamed.uid}", renamed.uid, "log")),
-    )
+    renamed = replace(program, nodes=(*others, replace(end, uid=f"{end.uid}x")), sinks=sinks)
+    return _with_sinks(rng, renamed, program)
 
 
 def _with_node_of_sources(rng: random.Random, program: Program) -> Program:
@@ -285,10 +287,30 @@ class _Histories:
         count = self._rng.randint(1, 8)
         if source.kind == "events":
             return tuple(("+I", self._row(now)) for _ in range(count))
+        if source.kind == "upserts":
+            return self._upserts(self._tables.setdefault(source.name, {}), count, now)
         changes: list[Change] = []
         table = self._tables.setdefault(source.name, {})
         for _ in range(count):
             changes += self._change(table, now)
+        self._rng.shuffle(changes)
+        return tuple(changes)
+
+    def _upserts(self, table: dict[int, Row], count: int, now: int) -> tuple[Change, ...]:
+        """The time tells the order of changes, which come in any."""
+        changes: list[Change] = []
+        for _ in range(count):
+            number, key, value, _ = self._row(now)
+            time = now + number
+            if table and self._rng.random() < 0.6:
+                old = self._rng.choice(sorted(table))
+                if self._rng.random() < 0.3:
+                    del table[old]
+                    changes.append(("-D", (old, 0, None, time)))
+                    continue
+                number = old
+            row = table[number] = number, key, value, time
+            changes.append((self._rng.choice(["+I", "+U"]), row))
         self._rng.shuffle(changes)
         return tuple(changes)
 

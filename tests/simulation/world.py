@@ -141,7 +141,7 @@ class Process:
     def run(self, batch_id: int, rows: dict[str, tuple[Change, ...]], final: bool = False) -> None:
         """A micro-batch. Raises what the job raises."""
         read = {
-            source.name: _read(rows.get(source.name, ()), source.kind == "table")
+            source.name: _read(rows.get(source.name, ()), source.kind != "events")
             for source in self.program.sources
         }
         self._driver.run(lambda batch: self.graph.run(read, batch), batch_id, final, "{}")
@@ -176,11 +176,14 @@ def _declare(graph: JobGraph[LocalRows], program: Program, world: World) -> None
     edges = edges_of(program)
     streams: dict[str, Stream] = {}
     for source in program.sources:
-        is_table = source.kind == "table"
+        is_table = source.kind != "events"
         delay = None if source.delay_seconds is None else f"{source.delay_seconds} seconds"
-        times = SourceTimes("at", delay)
+        times = SourceTimes("at", delay) if source.kind == "events" else SourceTimes()
         shape = LocalRows(CHANGES if is_table else ROWS)
-        streams[source.name] = graph.source(source.name, shape, times, is_table)
+        mode = {"events": "insert-only", "table": "retract", "upserts": "upsert"}[source.kind]
+        if source.kind == "upserts":
+            times = SourceTimes(sequence="at")
+        streams[source.name] = graph.source(source.name, shape, times, None, None, mode, "id")
     for node in program.nodes:
         given = [streams[one] for one in node.inputs]
         known = [edges[one] for one in node.inputs]
