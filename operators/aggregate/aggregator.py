@@ -96,8 +96,9 @@ class Aggregator(ABC):
     def combine(self, state: State, groups: Groups) -> State:
         """The states (n) of each group, in its order, as one (u)."""
 
-    def values(self, state: State) -> pa.Array:
-        """What states amount to; asked of those whose states are of one aggregate alone."""
+    def values(self, state: State, keys: KeyBatch | None = None) -> pa.Array:
+        """What states (u) amount to; asked of those whose states are of one aggregate alone. ``keys`` (u): those that
+        the states are of, where something is kept beside them."""
         raise NotImplementedError
 
     def local(self) -> tuple[LocalColumn, ...] | None:

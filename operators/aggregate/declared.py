@@ -112,10 +112,10 @@ class Kind(ABC):
 
 @dataclass(frozen=True)
 class Output:
-    """How one result column (u) follows from the states of the parts; ``part`` is the one whose values it is."""
+    """How one result column (u) follows from the states of all parts; or which ``part`` has it as its values."""
 
     field: pa.Field
-    values: Callable[[Sequence[State]], pa.Array]
+    values: Callable[[Sequence[State]], pa.Array] | None = None
     part: int | None = None
 
 

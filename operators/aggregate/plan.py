@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
 
@@ -22,7 +23,7 @@ from ..core.checks import check_distinct_names
 from ..core.segments import Groups
 from .accumulators import Count, Extreme
 from .aggregator import KeyedRows, MergingAggregator, State, Updated
-from .declared import Aggregate, Binding, Parts, functions_of, state_bytes_of
+from .declared import Aggregate, Binding, Output, Parts, functions_of, state_bytes_of
 from .value_log import Multiset
 
 
@@ -100,7 +101,7 @@ class AggregatePlan:
     @property
     def shares_slices(self) -> bool:
         """Whether the states of slices of a window make the state of the window."""
-        return not self.distincts and all(part.merges and not part.keeps_more for part in self.parts)
+        return not self.distincts and not self.keeps_more and all(part.merges for part in self.parts)
 
     @property
     def lifts(self) -> bool:
@@ -157,18 +158,33 @@ class AggregatePlan:
         return self._settled([column for columns in merged for column in columns])
 
     def results(
-        self, states: Sequence[pa.Array], known: Mapping[int, pa.Array] | None = None
+        self,
+        states: Sequence[pa.Array],
+        known: Mapping[int, pa.Array] | None = None,
+        keys: KeyBatch | None = None,
     ) -> list[pa.Array]:
-        """The aggregates' columns (u), in the order given; ``known`` values of parts need no computing."""
+        """The aggregates' columns (u), in the order given.
+
+        ``known`` values of parts need no computing. ``keys`` (u): those that the states are of, needed where
+        ``keeps_more`` and values are not known.
+        """
         split = [list(states[columns]) for columns in self._columns]
-        ready = [
-            None if known is None or output.part is None else known.get(output.part)
-            for output in self._outputs
-        ]
-        return [
-            output.values(split) if values is None else values
-            for output, values in zip(self._outputs, ready, strict=True)
-        ]
+        known = {} if known is None else known
+
+        def column(output: Output) -> pa.Array:
+            if output.values is not None:
+                return output.values(split)
+            assert output.part is not None
+            if output.part in known:
+                return known[output.part]
+            return self.parts[output.part].values(split[output.part], keys)
+
+        return list(map(column, self._outputs))
+
+    @property
+    def keeps_more(self) -> bool:
+        """Whether parts keep anything beside their states, as views of functions are."""
+        return any(part.keeps_more for part in self.parts)
 
     def _merging(self) -> list[MergingAggregator]:
         parts = [part for part in self.parts if isinstance(part, MergingAggregator)]

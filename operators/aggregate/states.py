@@ -194,7 +194,7 @@ class AggregateStates:
     @property
     def keeps_more(self) -> bool:
         """Whether anything is kept beside the states."""
-        return bool(self._multisets or self._distincts or any(part.keeps_more for part in self._plan.parts))
+        return bool(self._multisets or self._distincts or self._plan.keeps_more)
 
     def remove(self, keys: KeyBatch) -> None:
         """Forget what is kept beside the states of ``keys``."""

@@ -17,6 +17,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, InputSpec, OperatorContext
+from asyncstate.state.columnar.columns import ColumnState
 
 from ..aggregate.aggregator import KeyedRows, State
 from ..aggregate.declared import Aggregate
@@ -108,6 +109,16 @@ class OverPlan:
         """Open the functions of the user's own."""
         for plan in self._plans.values():
             plan.open(context)
+
+    def remove(self, keys: KeyBatch) -> None:
+        """Remove what is kept beside the states of ``keys``."""
+        for part in self.users.values():
+            part.remove(keys)
+
+    def expire_with(self, state: ColumnState) -> None:
+        """Have that go when the rows of the same keys in ``state`` expire."""
+        for part in self.users.values():
+            part.expire_with(state)
 
     def nothing(self, count: int) -> State:
         """The states of ``count`` keys that had no rows."""

@@ -51,6 +51,7 @@ class RunningRows:
                 belongs_to=("frame", f"{time} {frame.text}"),
             )
         )
+        plan.expire_with(self._state)
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
         """See ``OverAggregate``."""
@@ -66,6 +67,8 @@ class RunningRows:
         frames = Frames(np.repeat(starts[:-1], rows.sizes), last, rows.owners)
 
         def evaluate(old: Columns) -> StateFuture[None]:
+            if self._ttl is not None:
+                self._plan.remove(bundle.keys.select(~old.present))
             states, before = old.columns[:-1], int64_values(old.columns[-1])
             done = self._plan.async_values(rows, frames, states, ctx)
             return done.then_accept(lambda values: finish(int64_values(old.columns[0]), before, values))

@@ -75,11 +75,10 @@ class WindowPlan:
         keys: Sequence[pa.Array],
         starts: Int64Array,
         ends: Int64Array,
-        states: Sequence[pa.Array],
+        results: Sequence[pa.Array],
     ) -> None:
-        """Put out one row for each of r keys and windows."""
-        times = window_columns(starts, ends, self._spec)
-        ctx.emit([*keys, *times, *self.aggregation.results(states)])
+        """Emit one row for each of r keys and windows, with these ``results`` (r)."""
+        ctx.emit([*keys, *window_columns(starts, ends, self._spec), *results])
 
 
 def check_window_names(shown: pa.Schema, owner: str) -> None:

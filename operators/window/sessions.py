@@ -229,7 +229,8 @@ class SessionAggregation:
         rows, owners = pa.array(due), pa.array(stored.key_index[due])
         starts, stops, *states = [column.take(rows) for column in stored.columns]
         key_columns = [column.take(owners) for column in keys.columns]
-        self._plan.emit(ctx, key_columns, starts.to_numpy(), stops.to_numpy(), states)
+        results = self._aggregation.results(states)
+        self._plan.emit(ctx, key_columns, starts.to_numpy(), stops.to_numpy(), results)
 
     def put_out_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """What ``put_out`` has left to further steps."""

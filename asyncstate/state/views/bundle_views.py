@@ -60,6 +60,11 @@ class BundleViews(ABC, Generic[B]):
         self._keys: KeyBatch | None = None
         self._held: dict[int, B] = {}
 
+    @property
+    def keys(self) -> KeyBatch | None:
+        """The keys (u) of the bundle at hand; None before the first one."""
+        return self._keys
+
     @abstractmethod
     def _descriptor(self, name: str, time_first: bool) -> StateDescriptor[Any]:
         """Declares the state."""
@@ -90,15 +95,20 @@ class BundleViews(ABC, Generic[B]):
 
     @abstractmethod
     def view(self, key: int, new: bool, given: Any) -> Any:
-        """The view of a key, by its index. ``new``: nothing is stored; ``given`` is what it begins with (or None)."""
+        """The view of a key, by its index. ``new``: nothing that is stored or was read counts, and it begins with
+        ``given`` (or empty)."""
 
     @abstractmethod
     def flush(self) -> None:
         """Write what the bundle has changed."""
 
     def remove(self, keys: KeyBatch) -> None:
-        """Remove the views of ``keys``, which the bundle has not at hand any more."""
+        """Remove what is stored of ``keys``: keys that the bundle has done with, or has yet to make new views of."""
         self.state.remove(keys)
+
+    def expire_with(self, state: ColumnState) -> None:
+        """Have the views go when the rows of the same keys in ``state`` expire."""
+        state.take_along(self.state)
 
     def one(self, key: int) -> KeyBatch:
         """A key of the bundle alone."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import arrow_values
 from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import (
@@ -122,7 +123,7 @@ class BundledAggregator(FunctionAggregator):
         several = pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), accumulators)
         return self.columns_of(self.apply_now(self.empty(len(groups.starts), several)).accumulators)
 
-    def values(self, state: State) -> pa.Array:
+    def values(self, state: State, keys: KeyBatch | None = None) -> pa.Array:
         """See ``Aggregator``: the final values of segments without rows."""
         return self.apply_now(self.empty(len(state[0]), self.stored(state))).final_values
 

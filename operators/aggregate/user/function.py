@@ -29,6 +29,7 @@ from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import AggregateFunction, has_method
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
+from asyncstate.state.columnar.columns import ColumnState
 
 from ...core.arrays import BoolArray, Int8Array, Int64Array, count_up, index_among, row_ids, run_begins
 from ...core.netting import net_by_content
@@ -168,12 +169,16 @@ class UserAggregator(FunctionAggregator):
             return None
         self.form.begin(rows.keys)
         columns = [rows.batch.column(name) for name in self.columns]
-        index = rows.keys.inverse
+        index = rows.groups.ids
         return combine_all([views.async_read(columns, index) for views in self.form.views.values()])
 
     def remove(self, keys: KeyBatch) -> None:
         """See ``Aggregator``."""
         self.form.remove(keys)
+
+    def expire_with(self, state: ColumnState) -> None:
+        """See ``Aggregator``."""
+        self.form.expire_with(state)
 
     # -- rows --------------------------------------------------------------------------------------------
 
@@ -195,14 +200,14 @@ class UserAggregator(FunctionAggregator):
         return self.end(accumulators, before, after)
 
     def begin(self, state: State, keys: KeyBatch | None, segments: Segments) -> tuple[list[Any], BoolArray]:
-        """The accumulators (u) with their views, and which keys (u) had none yet: new ones for those that have rows."""
-        accumulators = self.form.decode(state)
+        """The accumulators (u), and which keys (u) had none yet: new ones for those that have rows."""
+        accumulators = self.form.decode(state, keys)
         new = np.array([one is None for one in accumulators], np.bool_)
-        create, fresh = self.function.create_accumulator, self.form.fresh
+        create, form = self.function.create_accumulator, self.form
         for key in np.flatnonzero(new & (np.diff(segments.starts) > 0)).tolist():
-            accumulators[key] = fresh(create())
-        if keys is not None:
-            self.form.attach(accumulators, new)
+            accumulators[key] = form.fresh(create())
+            if keys is not None:
+                form.attach(accumulators[key], key, new=True)
         return accumulators, new
 
     def end(self, accumulators: list[Any], before: pa.Array | None, after: pa.Array | None) -> Updated:
@@ -227,10 +232,14 @@ class UserAggregator(FunctionAggregator):
         """A future of the value (m) of each frame, and the states (u) then; what leaves a frame is retracted. ``state``
         (u): of the rows before all of these."""
         starts = np.searchsorted(frames.owners, np.arange(len(state[0]) + 1))
-        accumulators, _ = self.begin(state, rows.keys, Segments(np.empty(0, np.int64), starts, None))
-        values = self._slide(accumulators, rows.batch, frames)
-        self.form.flush()
-        return completed_future((self.result(values), self.form.encode(accumulators)))
+
+        def slide(_: Any = None) -> tuple[pa.Array, State]:
+            accumulators, _new = self.begin(state, rows.keys, Segments(np.empty(0, np.int64), starts, None))
+            values = self._slide(accumulators, rows.batch, frames)
+            return self.result(values), self.end(accumulators, None, None).state
+
+        ahead = self.async_read(rows)
+        return completed_future(slide()) if ahead is None else ahead.then_apply(slide)
 
     def _slide(self, accumulators: list[Any], batch: pa.RecordBatch, frames: Frames) -> list[Any]:
         accumulate, retract, get_value = self.function.accumulate, self.function.retract, self.get_value
@@ -274,9 +283,9 @@ class UserAggregator(FunctionAggregator):
         self.function.merge(first, others)
         return first
 
-    def values(self, state: State) -> pa.Array:
+    def values(self, state: State, keys: KeyBatch | None = None) -> pa.Array:
         """See ``Aggregator``; of nothing, the value of an accumulator to which nothing was added."""
-        return self._column(self.form.decode(state))
+        return self._column(self.form.decode(state, keys))
 
     def _column(self, accumulators: Sequence[Any], empty: BoolArray | None = None) -> pa.Array:
         """The values of accumulators (u), of which some are ``empty`` (u)."""
