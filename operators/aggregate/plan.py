@@ -23,7 +23,8 @@ from ..core.checks import check_distinct_names
 from ..core.segments import Groups
 from .accumulators import Count, Extreme
 from .aggregator import KeyedRows, MergingAggregator, State, Updated
-from .declared import Aggregate, Binding, Output, Parts, functions_of, state_bytes_of
+from .declared import Aggregate, Binding, Output, Parts, Source, functions_of, state_bytes_of
+from .distinct import DistinctValues
 from .value_log import Multiset
 
 
@@ -54,8 +55,10 @@ class AggregatePlan:
         owner: str,
         retract: bool = False,
         gathered: bool = False,
+        distincts: list[DistinctValues] | None = None,
     ) -> None:
-        parts = Parts(schema, owner, retract)
+        """``distincts``: those of other plans over the same rows, to which this one adds its own."""
+        parts = Parts(schema, owner, retract, distincts)
         parts.add(Count(owner, None, None))
         self._outputs = [aggregate.kind.bind(Binding(parts, aggregate)) for aggregate in aggregates]
         self._functions = functions_of(aggregates)
@@ -149,6 +152,16 @@ class AggregatePlan:
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None = None) -> State:
         """The states of n rows, one by one; ``signs`` is +1, -1 or 0 (ignored) a row, None for all +1."""
         return [column for part in self._merging() for column in part.lift(batch, signs)]
+
+    def lift_sources(self, sources: Sequence[KeyedRows]) -> State:
+        """As ``lift``, of the rows that ``sources`` has for each part."""
+        pairs = zip(self._merging(), sources, strict=True)
+        return [column for part, rows in pairs for column in part.lift(rows.batch, rows.signs)]
+
+    def parts_over(self, source: Source) -> list[tuple[MergingAggregator, slice]]:
+        """The parts that get the rows of ``source``, each with the place of its state columns."""
+        parts = zip(self._merging(), self._columns, self.value_sources, strict=True)
+        return [(part, columns) for part, columns, own in parts if own == source]
 
     def merge(self, states: State, more: State) -> State:
         """Two sets of states of the same u groups as one, ``states`` being those of earlier rows; a null state adds

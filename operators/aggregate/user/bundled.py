@@ -90,11 +90,16 @@ class BundledAggregator(FunctionAggregator):
         return Updated(states, _replaced(same, starting, known), _replaced(same, final, rows))
 
     def async_slide(
-        self, state: State, rows: KeyedRows, frames: Frames, ctx: BundleContext
+        self,
+        state: State,
+        rows: KeyedRows,
+        frames: Frames,
+        ctx: BundleContext,
+        equal: Int64Array | None = None,
     ) -> StateFuture[tuple[pa.Array, State]]:
         """See ``UserAggregator``: in one call, with the values after each row that comes or leaves."""
         state = [state[0].fill_null(False), *state[1:]]
-        moves = Moves.of(frames, counted_rows(rows.batch, (), self.condition, None))
+        moves = Moves.of(frames, counted_rows(rows.batch, (), self.condition, rows.signs), equal)
         given = KeySegments(
             [rows.batch.column(name).take(pa.array(moves.rows)) for name in self.columns],
             np.searchsorted(moves.owners, np.arange(len(state[0]) + 1)),

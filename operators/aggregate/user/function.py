@@ -97,8 +97,9 @@ class Moves(NamedTuple):
     done: Int64Array
 
     @staticmethod
-    def of(frames: Frames, counted: BoolArray | None) -> Moves:
-        """Only of rows (n) that are ``counted``; None: all are."""
+    def of(frames: Frames, counted: BoolArray | None, equal: Int64Array | None = None) -> Moves:
+        """Only of rows (n) that are ``counted``; None: all are. ``equal`` (n): rows of a key that have the same number
+        come as the first of them does, and leave as the last."""
         first, last, owners = frames
         begins = run_begins(owners)
         newest = np.where(begins, first - 1, np.append(0, last[:-1])[: len(last)])
@@ -113,8 +114,22 @@ class Moves(NamedTuple):
         order = rows_by(moment)
         if counted is not None:
             order = order[counted[rows[order]]]
+        if equal is not None:
+            order = order[_turning(equal[rows[order]], signs[order])]
         done = np.cumsum(np.bincount(moment[order], minlength=len(first)))
         return Moves(rows[order], signs[order], owners[moment[order]], done)
+
+
+def _turning(ids: Int64Array, signs: Int8Array) -> BoolArray:
+    """Which moves (s) are those of the first row of their number that comes, or of the last that leaves."""
+    order = rows_by(ids)
+    counts = np.cumsum(signs[order].astype(np.int64))
+    begins = run_begins(ids[order])
+    before = np.append(0, counts)[: len(counts)]
+    counts -= before[np.flatnonzero(begins)][np.cumsum(begins) - 1] if len(counts) else 0
+    turning = np.empty(len(ids), np.bool_)
+    turning[order] = counts == (signs[order] > 0)
+    return turning
 
 
 class FunctionAggregator(Aggregator):
@@ -227,23 +242,31 @@ class UserAggregator(FunctionAggregator):
             deque(calls, maxlen=0)
 
     def async_slide(
-        self, state: State, rows: KeyedRows, frames: Frames, ctx: BundleContext
+        self,
+        state: State,
+        rows: KeyedRows,
+        frames: Frames,
+        ctx: BundleContext,
+        equal: Int64Array | None = None,
     ) -> StateFuture[tuple[pa.Array, State]]:
         """A future of the value (m) of each frame, and the states (u) then; what leaves a frame is retracted. ``state``
-        (u): of the rows before all of these."""
+        (u): of the rows before all of these. ``equal``: see ``Moves``."""
         starts = np.searchsorted(frames.owners, np.arange(len(state[0]) + 1))
 
         def slide(_: Any = None) -> tuple[pa.Array, State]:
             accumulators, _new = self.begin(state, rows.keys, Segments(np.empty(0, np.int64), starts, None))
-            values = self._slide(accumulators, rows.batch, frames)
+            values = self._slide(accumulators, rows, frames, equal)
             return self.result(values), self.end(accumulators, None, None).state
 
         ahead = self.async_read(rows)
         return completed_future(slide()) if ahead is None else ahead.then_apply(slide)
 
-    def _slide(self, accumulators: list[Any], batch: pa.RecordBatch, frames: Frames) -> list[Any]:
+    def _slide(
+        self, accumulators: list[Any], rows: KeyedRows, frames: Frames, equal: Int64Array | None
+    ) -> list[Any]:
         accumulate, retract, get_value = self.function.accumulate, self.function.retract, self.get_value
-        moves = Moves.of(frames, counted_rows(batch, (), self.condition, None))
+        batch = rows.batch
+        moves = Moves.of(frames, counted_rows(batch, (), self.condition, rows.signs), equal)
         columns = [
             python_values(batch.column(name).take(pa.array(moves.rows)), name) for name in self.columns
         ]
