@@ -461,13 +461,13 @@ MUTATIONS: Final = (
         "testing/test_display.py",
     ),
     _mutation(
-        "asyncstate/spark/ledger.py",
+        "asyncstate/driver/ledger.py",
         "return self._checkpoint.read(latest.base) if latest.base >= 0 else None",
         "return latest",
         "spark/test_job.py",
     ),
     _mutation(
-        "asyncstate/spark/ledger.py",
+        "asyncstate/driver/ledger.py",
         "if batch_id != self._first_batch_id:",
         "if False:",
         "spark/test_replays.py",

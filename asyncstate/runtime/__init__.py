@@ -25,6 +25,7 @@ from asyncstate.runtime.declared import (
     why_rows_wait,
 )
 from asyncstate.runtime.driver import (
+    Fingerprint,
     advance_sources,
     check_fingerprint,
     check_key_groups,
@@ -75,6 +76,7 @@ __all__ = [
     "Combined",
     "CommitRecord",
     "Delay",
+    "Fingerprint",
     "InitialValues",
     "InputBatch",
     "Kept",

@@ -1,0 +1,166 @@
+"""One micro-batch after another: what each starts from, its run, its commit and its metrics.
+
+Owns: ``JobDriver``.
+Invariant: the manifest of a batch is written after the job's function has returned, and only then.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Generic
+
+from asyncstate.clock import Clock
+from asyncstate.driver.executor import R
+from asyncstate.driver.ledger import BATCH_SCHEMA, Ledger
+from asyncstate.driver.micro_batch import JobFrame, MicroBatch, check_watermark
+from asyncstate.driver.progress import (
+    BatchStatistics,
+    OnProgress,
+    ProgressReports,
+    operator_statistics,
+    progress_of,
+)
+from asyncstate.errors import JobError
+from asyncstate.runtime import advance_sources, left_out
+from asyncstate.storage import Manifest, OperatorManifest
+
+HISTORY_BATCHES_MAX: Final = 100
+
+_log = logging.getLogger(__name__)
+
+
+class JobDriver(Generic[R]):
+    """Runs the micro-batches of one job. ``make_batch`` makes a ``MicroBatch``, or what the engine calls one."""
+
+    def __init__(
+        self,
+        frame: JobFrame[R],
+        ledger: Ledger,
+        clock: Clock,
+        on_progress: OnProgress | None = None,
+        make_batch: Callable[..., Any] = MicroBatch,
+    ) -> None:
+        self.history: deque[BatchStatistics] = deque(maxlen=HISTORY_BATCHES_MAX)
+        """Metrics of the last micro-batches, the newest last."""
+        self.last_error: BaseException | None = None
+        """What the last micro-batch failed with; None after a good one."""
+        self.now: tuple[int, float] | None = None
+        """The micro-batch that runs, and when it began (``time.perf_counter``)."""
+        self.schema: str | None = None
+        """The schema of the newest micro-batch's rows, as the engine writes it."""
+        self._frame = frame
+        self._ledger = ledger
+        self._clock = clock
+        self._reports = ProgressReports(on_progress)
+        self._make_batch = make_batch
+
+    @contextmanager
+    def trial(self) -> Iterator[Any]:
+        """The next micro-batch as a check needs it: nothing runs in it."""
+        base = self._ledger.latest()
+        number = 0 if base is None else base.batch_id + 1
+        batch = self._make_batch(self._frame, number, base, self._clock.now_us(), final=False)
+        try:
+            yield batch
+        finally:
+            batch.close()
+
+    def run(self, function: Callable[[Any], object], batch_id: int, final: bool, schema: str) -> None:
+        """Run ``function`` with micro-batch ``batch_id`` and commit it. ``schema``: of the rows that it reads.
+
+        Raises what the function raises, JobError and CheckpointError; nothing is committed then.
+        """
+        if self.now is not None:
+            raise JobError(
+                f"job '{self._frame.job_id}' is inside a micro-batch already; a job serves one query and is not "
+                "called from within its own function"
+            )
+        self.now = batch_id, time.perf_counter()
+        self.last_error = None
+        try:
+            self._run(function, batch_id, final, schema)
+        except BaseException as error:
+            error.add_note(
+                f"in micro-batch {batch_id} of job '{self._frame.job_id}', which comes again at the next start"
+            )
+            self.last_error = error
+            raise
+        finally:
+            self.now = None
+
+    def _run(self, function: Callable[[Any], object], batch_id: int, final: bool, schema: str) -> None:
+        started = time.perf_counter()
+        base = self._ledger.base_of(batch_id)
+        self.schema = schema
+        batch = self._make_batch(self._frame, batch_id, base, self._clock.now_us(), final)
+        try:
+            called = time.perf_counter()
+            with self._frame.executor.micro_batch(batch_id, batch.stateless):
+                function(batch)
+            returned = time.perf_counter()
+            if batch.failed_uids:
+                raise JobError(
+                    f"batch {batch_id}: apply failed for {batch.failed_uids} but the function returned; let "
+                    "the error out of the function, so that the batch is not committed without this operator"
+                )
+            self._commit(batch, base)
+        finally:
+            batch.close()
+        ended = time.perf_counter()
+        self._report(batch, ended - started, returned - called, ended - returned)
+
+    def _commit(self, batch: MicroBatch[R], base: Manifest | None) -> None:
+        operators, sources = _carried(base, batch.stateless.keys())
+        idle = sorted(operators.keys() - batch.applied.keys())
+        if idle:
+            _log.warning(
+                "job '%s', batch %d: operators %s have state but were not applied; it is carried along",
+                self._frame.job_id,
+                batch.batch_id,
+                idle,
+            )
+        if base is not None:
+            operators |= {uid: left_out(operators[uid], base) for uid in idle}
+        for uid, applied in batch.applied.items():
+            sources = advance_sources(sources, uid, applied.delays, applied.records)
+            schemas = {**applied.declared.schemas, BATCH_SCHEMA: self.schema or ""}
+            operators[uid] = applied.stored(batch.batch_id, applied.declared._replace(schemas=schemas))
+        check_watermark(batch.applied, sources)
+        self._ledger.commit(
+            batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final
+        )
+
+    def _report(
+        self, batch: MicroBatch[R], seconds: float, function_seconds: float, commit_seconds: float
+    ) -> None:
+        statistics = BatchStatistics(
+            job=self._frame.job_id,
+            batch_id=batch.batch_id,
+            watermark=batch.watermark,
+            final=batch.final,
+            seconds=seconds,
+            function_seconds=function_seconds,
+            commit_seconds=commit_seconds,
+            operators={uid: operator_statistics(applied) for uid, applied in batch.applied.items()},
+            processing_time=batch.processing_time,
+        )
+        self.history.append(statistics)
+        self._reports.report(progress_of(statistics))
+
+
+def _carried(
+    base: Manifest | None, stateless: Collection[str]
+) -> tuple[dict[str, OperatorManifest], dict[str, int]]:
+    """Operators and sources of ``base``, but for those that are stateless by now: they move no watermark any more."""
+    if base is None:
+        return {}, {}
+    operators = {uid: stored for uid, stored in base.operators.items() if uid not in stateless}
+    sources = {
+        source: time for source, time in base.sources.items() if source.rpartition(":")[0] not in stateless
+    }
+    return operators, sources

@@ -1,0 +1,240 @@
+"""The dataflow of a job: its check before the first row, and its run in a micro-batch.
+
+Owns: ``JobGraph``.
+Invariant: a micro-batch does what the same calls of ``MicroBatch.apply`` in a function would do.
+Must not import storage or Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.dataflow import (
+    Apply,
+    Dataflow,
+    Node,
+    Output,
+    Sink,
+    Source,
+    Stream,
+    Transform,
+    Union,
+    check_one_start,
+)
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times
+from asyncstate.driver.executor import Executor, Feed, R
+from asyncstate.driver.fusion import Tail, call_of, places_of, tails_of
+from asyncstate.driver.micro_batch import MicroBatch
+from asyncstate.driver.operator_call import Before, Behind, InTask
+from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.operator import unknown_output
+
+
+class JobGraph(Generic[R]):
+    """The dataflow of a job; ``shapes`` of its sources have their columns."""
+
+    def __init__(self, executor: Executor[R]) -> None:
+        self.flow = Dataflow()
+        self._tails: dict[Apply, Tail] = {}
+        self._empty_rows: dict[Node, R] = {}
+        """The columns of each node's rows, without rows; after ``check``."""
+        self._side_outputs: dict[Node, Mapping[str, R]] = {}
+        self._kinds_kept: set[Node] = set()
+        """Selections of a changelog that do not name the kinds, which stay with their rows."""
+        self.places: dict[Node, str] = {}
+        """Where nodes run, of those that do not run where their kind usually does; after ``check``."""
+        self.states: dict[Node, Sequence[str]] = {}
+        """What operators keep; after ``check``."""
+        self._executor = executor
+        self._shapes: dict[str, R] = {}
+        self._initial: dict[str, Any] = {}
+
+    def source(
+        self, name: str, shape: R, times: Times, changelog: bool | None, initial: Any = None
+    ) -> Stream:
+        """A source with the columns of ``shape``; ``initial``: the rows that come before its own, once."""
+        stream = self.flow.add_source(name, times, changelog)
+        self._shapes[name] = shape
+        if initial is not None:
+            self._initial[name] = initial
+        return stream
+
+    def run(self, read: Mapping[str, R], batch: MicroBatch[R]) -> None:
+        """A micro-batch of the rows ``read`` from each source: operators and sinks run in their declared order."""
+        executor = self._executor
+        rows: dict[Node, R] = {source: read[source.name] for source in self.flow.sources}
+        fed: dict[Node, Feed] = {}
+        first = self._first_rows(rows) if batch.is_first else {}
+        done = dict[Node, Before]()
+        for node in self.flow.nodes:
+            if isinstance(node, Apply) and all(one in rows or one in fed for one in node.inputs):
+                last = self._apply(node, batch, rows, fed, first, done)
+                if last.next is not None and last.before is not None:
+                    done[last.next] = last.before
+            elif isinstance(node, Output):
+                rows[node] = batch.side_output(node.inputs[0].name, node.side)
+            elif node in rows:
+                continue  # part of an operator's task
+            elif not all(one in rows for one in node.inputs):
+                continue  # likewise, before the last part
+            elif isinstance(node, Sink):
+                (given,) = node.inputs
+                with _named(node):
+                    executor.write(node.sink, self._with_first(first.get(given), rows[given]), batch.batch_id)
+            elif not isinstance(node, Source):
+                rows[node] = self._transformed(node, [rows[one] for one in node.inputs])
+                if any(one in first for one in node.inputs):
+                    parts = [
+                        first[one] if one in first else executor.no_rows_like(rows[one])
+                        for one in node.inputs
+                    ]
+                    first[node] = self._transformed(node, parts)
+
+    def _apply(
+        self,
+        node: Apply,
+        batch: MicroBatch[R],
+        rows: dict[Node, R],
+        fed: dict[Node, Feed],
+        first: Mapping[Node, R],
+        done: Mapping[Node, Before],
+    ) -> Tail:
+        """Run the operator and those in its task, or plan them where the stage behind them takes their rows; what is
+        behind the last one."""
+        inputs = [fed[one] if one in fed else rows[one] for one in node.inputs]
+        initial = node.initial_state
+        if node.operator.stateless:
+            inputs = [self._with_first(first.get(one), rows[one]) for one in node.inputs]
+        elif any(one in first for one in node.inputs):
+            initial = [first.get(one) for one in node.inputs]
+        behind, last = self._chain(node)
+        task = InTask(call_of(node), self._tails[node].after, done.get(node), behind)
+        if last.feeds and initial is None and not first:
+            planned = batch.plan(task, inputs)
+            fed[last.last] = Feed(planned, self._empty_rows[last.last])
+            return last
+        out = batch.run(task, inputs, initial)
+        rows[last.last] = self._executor.without_kinds(out) if last.without_kinds else out
+        return last
+
+    def _first_rows(self, rows: Mapping[Node, R]) -> dict[Node, R]:
+        """What comes before the rows of the sources, in the first micro-batch."""
+        return {
+            source: self._executor.before(f"source '{source.name}'", self._initial[source.name], rows[source])
+            for source in self.flow.sources
+            if source.name in self._initial
+        }
+
+    def _chain(self, node: Apply) -> tuple[list[Behind], Tail]:
+        """The operators that run in the task of ``node``, and what is behind the last one."""
+        tail, behind = self._tails[node], list[Behind]()
+        while tail.joined is not None and isinstance(tail.next, Apply):
+            joined, tail = tail.joined, self._tails[tail.next]
+            behind.append(joined._replace(after=tail.after))
+        return behind, tail
+
+    def check(self, batch: MicroBatch[R]) -> None:
+        """Raise JobError with all that is wrong with the graph: each with its node and where that was declared."""
+        self.flow.check_used()
+        found: dict[Node, R | None] = {}
+        problems = list(self._problems(batch, found))
+        if problems:
+            many = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+            raise JobError("\n  ".join([f"the job's graph has {many}; nothing was read:", *problems]))
+        empty = self._empty_rows = {node: df for node, df in found.items() if df is not None}
+        self._tails = tails_of(self.flow, empty, batch)
+        self.places = places_of(self._tails)
+
+    def _problems(self, batch: MicroBatch[R], found: dict[Node, R | None]) -> Iterator[str]:
+        waiting: list[Apply] = []
+        for node in self.flow.nodes:
+            inputs = [found.get(one) for one in node.inputs]
+            found[node] = None
+            if not isinstance(node, Source) and None in inputs:
+                continue  # what is wrong stands before it
+            try:
+                found[node] = self._empty(node, [df for df in inputs if df is not None], batch, waiting)
+            except AsyncStateError as error:
+                yield node.problem(str(error))
+            except Exception as error:  # of the engine, of user code in a function of columns or in bind
+                yield node.problem(self._executor.describe(error))
+        if waiting and not any(_has_delay(node) for node in self.flow.nodes if isinstance(node, Apply)):
+            yield waiting[0].problem(NEVER_PASSED)
+
+    def _empty(self, node: Node, inputs: list[R], batch: MicroBatch[R], waiting: list[Apply]) -> R | None:
+        executor = self._executor
+        if isinstance(node, Source):
+            shape = self._shapes[node.name]
+            _check_source(node, executor.columns(shape))
+            if node.name in self._initial:
+                first = executor.check_static(node.name, self._initial[node.name])
+                executor.before(f"source '{node.name}'", first, shape)
+            return executor.no_rows_like(shape)
+        if isinstance(node, Apply):
+            check_one_start(node, self._initial)
+            expected = batch.check(call_of(node), inputs, node.initial_state)
+            waiting += [node] if expected.waits else []
+            self._side_outputs[node] = expected.side_outputs
+            self.states[node] = expected.states
+            return expected.rows
+        if isinstance(node, Output):
+            (operator,) = node.inputs
+            sides = self._side_outputs[operator]
+            if node.side not in sides:
+                raise unknown_output(node.side, sides)
+            return sides[node.side]
+        if isinstance(node, Sink):
+            return inputs[0]
+        found = self._transformed(node, inputs)
+        selects = isinstance(node, Transform) and node.kind == "select"
+        given = executor.columns(inputs[0])
+        if selects and ROW_KIND_COLUMN in given and ROW_KIND_COLUMN not in executor.columns(found):
+            self._kinds_kept.add(node)
+            return self._transformed(node, inputs)
+        return found
+
+    def _transformed(self, node: Node, inputs: list[R]) -> R:
+        assert isinstance(node, Transform | Union)
+        return self._executor.transformed(node, inputs, node in self._kinds_kept)
+
+    def _with_first(self, first: R | None, rows: R) -> R:
+        return rows if first is None else self._executor.concat(first, rows)
+
+
+@contextmanager
+def _named(node: Node) -> Iterator[None]:
+    """A failure inside says in which sink it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {node.called}")
+        raise
+
+
+def _check_source(node: Source, columns: Sequence[str]) -> None:
+    has_kinds = ROW_KIND_COLUMN in columns
+    if node.changelog and not has_kinds:
+        raise SchemaError(
+            f"it is declared as a changelog but has no column '{ROW_KIND_COLUMN}' (+I, -U, +U, -D); add one, or leave "
+            "changelog out"
+        )
+    if node.changelog is False and has_kinds:
+        raise SchemaError(
+            f"it is declared as no changelog but has the column '{ROW_KIND_COLUMN}'; drop the column, or leave "
+            "changelog=False out"
+        )
+    for name in (node.times.event_time, *_names(node.times.sequence)):
+        if name is not None and name not in columns:
+            raise SchemaError(f"there is no column '{name}'; there are {', '.join(columns)}")
+
+
+def _names(given: Any) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())
+
+
+def _has_delay(node: Apply) -> bool:
+    given = node.arguments()["watermark_delay"]
+    return any(one is not None for one in (given if isinstance(given, list | tuple) else [given]))
