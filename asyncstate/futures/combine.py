@@ -11,7 +11,16 @@ from typing import Any, TypeVar, overload
 
 from asyncstate.futures.future import StateFuture, completed_future, pending_future
 from asyncstate.futures.scopes import current_owner
-from asyncstate.futures.settling import DONE, FAILED, FOLLOWING, PROMISED, Work, require_future, settle
+from asyncstate.futures.settling import (
+    DONE,
+    FAILED,
+    FOLLOWING,
+    PENDING,
+    PROMISED,
+    Work,
+    require_future,
+    settle,
+)
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -79,7 +88,7 @@ def _combined(sources: Sequence[StateFuture[T]]) -> StateFuture[list[T]]:
             values[index] = future._value
             continue
         missing += 1
-        if future._value is not PROMISED:
+        if future._state == PENDING and future._value is not PROMISED and combined._state == PENDING:
             combined._value = FOLLOWING
         future._watch(arrived, index)
     missing -= 1

@@ -44,6 +44,7 @@ class KeyedRows(NamedTuple):
 
     ``signs`` None: all are added. Within a group rows are in the order in which they came. ``keys``: of the groups, in
     their order; None where groups are no keys of the store. ``valued``: the values before and after are asked for.
+    ``kinds`` (n): the row kinds, where rows are those of an input; None: all +I.
     """
 
     batch: pa.RecordBatch
@@ -51,6 +52,7 @@ class KeyedRows(NamedTuple):
     signs: Int8Array | None = None
     keys: KeyBatch | None = None
     valued: bool = False
+    kinds: Int8Array | None = None
 
 
 class Updated(NamedTuple):

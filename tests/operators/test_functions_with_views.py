@@ -1,5 +1,5 @@
-"""Functions with views in every operator that takes a function: with a ttl, over restarts, in both modes, they give what
-the same functions give with plain fields, and leave no more behind."""
+"""Functions with views in every operator that takes a function: what the same functions with plain fields give, with a
+ttl, over restarts and in both modes; and they leave no more behind."""
 
 from __future__ import annotations
 

@@ -379,12 +379,13 @@ def test_collected_values_stand_where_they_came_first(
         assert row[6:] == ((once, texts, once[0]) if once else (None, None, None))
 
 
+KEPT = StateTtl("1 hour", time="processing")
 PAIRS = udaf(OwnCount, result_type=LONG, accumulator_type=pa.list_(LONG))("v", "at").distinct().alias("pairs")
 
 
 def test_distinct_values_are_kept_over_restarts_and_expire(async_enabled: bool) -> None:
-    """Of all rows of a key; a value that came before the key expired is new again, and none of it stays in the store."""
-    operator = OverAggregate([count("v").distinct(), PAIRS], ttl=StateTtl("1 hour", time="processing"))
+    """Of all rows of a key; a value that came before the key expired is new again, and none stays in the store."""
+    operator = OverAggregate([count("v").distinct(), PAIRS], ttl=KEPT)
     settings_: Any = {"event_time": "at", "watermark_delay": 0, "changelog": False}
     with OperatorHarness(operator, SCHEMA, ["k"], async_enabled=async_enabled, **settings_) as harness:
         harness.push([("a", 1, True, 1), ("a", 2, True, 2), ("a", 1, True, 3)])

@@ -66,6 +66,7 @@ class BundledAggregator(FunctionAggregator):
             [] if rows.keys is None else take_rows(rows.keys.columns, touched),
             self.stored(take_rows(state, touched)),
             self.form.type,
+            kinds=None if rows.kinds is None else rows.kinds[segments.rows],
         )
         applied = self.apply(given, ctx)
         updated = applied.then_apply(lambda found: self._updated(state, touched, found, rows.valued))
