@@ -58,8 +58,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/compaction.py",
-        "merged = not copy.damaged and not self._stop.is_set()",
-        "merged = True",
+        "            if merged:\n                slot.write(",
+        "            if True:\n                slot.write(",
         "storage/test_compaction.py",
     ),
     _mutation(
@@ -385,21 +385,28 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "operators/match/matcher.py",
-        "elif row == stop and self._horizon < deadline:",
-        "elif False:",
+        "more = limit == stop and self._horizon < deadline",
+        "more = False",
         "operators/test_match_model.py",
     ),
     _mutation(
         "operators/match/matcher.py",
-        "if row < stop and times[row] < deadline:",
-        "if row < stop and times[row] <= deadline:",
+        "bisect_left(times, deadline, start, stop)",
+        "bisect_left(times, deadline + 1, start, stop)",
         "operators/test_match.py",
         "operators/test_match_model.py",
     ),
     _mutation(
         "operators/match/matcher.py",
-        "            self._failed.clear()\n",
-        "",
+        "known[row * places + place] = (limit, _ANY, limit)",
+        "known[row * places + place] = _FAILS",
+        "operators/test_match.py",
+        "operators/test_match_model.py",
+    ),
+    _mutation(
+        "operators/match/matcher.py",
+        "min(stop, limit + limit - start)",
+        "limit",
         "operators/test_match.py",
     ),
     _mutation(

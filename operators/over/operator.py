@@ -138,7 +138,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
         """Declare the state."""
         spec = context.inputs[0]
         plan = self._plan(spec)
-        plan.open(context)
+        plan.open(context, stored=self._in_time(spec) and self.frame.kind == "unbounded")
         self._form: _Form
         if not self._in_time(spec):
             self._form = KeptRows(plan, self.frame, self._order(spec), self.emit_update_before, context)

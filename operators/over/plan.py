@@ -108,10 +108,13 @@ class OverPlan:
         )
         self._slices = [slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
 
-    def open(self, context: OperatorContext) -> None:
-        """Open the functions of the user's own."""
+    def open(self, context: OperatorContext, stored: bool) -> None:
+        """Open the functions of the user's own; ``stored``: what they have made of a key's rows is kept."""
         for plan in self._plans.values():
-            plan.open(context)
+            if stored:
+                plan.open(context)
+            else:
+                plan.open_functions(context)
 
     def remove(self, keys: KeyBatch) -> None:
         """Remove what is kept beside the states of ``keys``."""
