@@ -330,7 +330,8 @@ def test_bundled_functions_see_the_kinds_of_rows(open_harness: Any) -> None:
     RECORDED[-1].clear()
     push(harness, ("-D", "odd", 1), ("-U", "even", 2), ("+U", "even", 6))
     harness.end_batch()
-    seen = [{key: rows for key, rows, _ in call} for call in RECORDED[-1]]
+    calls = [{key: rows for key, rows, _ in call if rows} for call in RECORDED[-1]]
+    seen = [call for call in calls if call]  # one more, without rows, asks for a value
     changed = {("odd",): [("DELETE", 1)], ("even",): [("UPDATE_BEFORE", 2), ("UPDATE_AFTER", 6)]}
     assert seen == [changed, changed]
 
