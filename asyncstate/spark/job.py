@@ -38,7 +38,7 @@ from asyncstate.spark.inputs import BATCH, Packing, check_streaming, with_inputs
 from asyncstate.spark.micro_batch import MicroBatch
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.session import settle_session, unsaid_failure
-from asyncstate.spark.stopping import Stopping
+from asyncstate.spark.stopping import Stopping, call_to_its_end
 from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
@@ -426,7 +426,12 @@ class StreamingJob:
         if self._function is None:
             raise JobError(f"job '{self.name}' has no function; decorate one with @job.micro_batch")
         function = self._function
-        self._driver.run(lambda batch: function(df, batch), batch_id, final, df.schema.json())
+        self._driver.run(
+            lambda batch: call_to_its_end(lambda: function(df, batch), batch_id),
+            batch_id,
+            final,
+            df.schema.json(),
+        )
 
 
 def _check_call(df: object, batch_id: object) -> None:
