@@ -50,8 +50,8 @@ def own_mark() -> str:
 
 @contextlib.contextmanager
 def marking(mark: str = _MARK, where: str = "the task") -> Iterator[None]:
-    """Inside, an AsyncStateError gets a note from which the driver with this ``mark`` can restore it, however Java wraps
-    the text. So does what would end the process (``sys.exit``), as a JobError that names ``where``.
+    """Inside, an AsyncStateError gets a note from which the driver with this ``mark`` can restore it, however Java
+    wraps the text. So does what would end the process (``sys.exit``), as a JobError that names ``where``.
 
     It is raised without its frames and its cause, which the note has: Java writes the text into its log four times.
     """
@@ -107,7 +107,11 @@ def restore(text: str) -> AsyncStateError | None:
     while at >= 0:
         try:
             return _restored(msgspec.convert(_JSON.raw_decode(text, at + len(head))[0], _Sent))
-        except (ValueError, RecursionError, msgspec.MsgspecError):  # cut off on its way, or within another note
+        except (
+            ValueError,
+            RecursionError,
+            msgspec.MsgspecError,
+        ):  # cut off on its way, or within another note
             at = text.rfind(head, 0, at)
     return None
 

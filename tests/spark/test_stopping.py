@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncstate.errors import JobError
+from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import InputSpec, RecordContext, RecordOperator, Row
 from asyncstate.operators import GroupAggregate, count, sum_
 from tests.spark.files import numbers_by_key
 
 pytest.importorskip("pyspark")
+
+from asyncstate.spark.starting import query_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,6 +37,35 @@ BATCHES = 4
 def source(spark: SparkSession, folder: Path) -> DataFrame:
     """A file of ten rows a micro-batch."""
     return numbers_by_key(spark, folder, BATCHES, rows=10, keys=3)
+
+
+@pytest.mark.parametrize("trigger", ["soon", {"continuous": "1 second"}])
+def test_a_start_that_fails_leaves_a_job_that_can_be_started(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, trigger: Any
+) -> None:
+    gate = Gate()
+    job = build(make_job, source(spark, tmp_path), gate)
+    with pytest.raises(ConfigurationError, match="trigger"):
+        job.start(trigger=trigger)
+    with pytest.raises(ConfigurationError, match="cannot use nowhere://"):
+        job.start(query_checkpoint="nowhere://bucket/query")
+    (tmp_path / "a-file").touch()
+    with pytest.raises(Exception, match="a-file"):  # Spark's own: it is no folder
+        job.start(query_checkpoint=str(tmp_path / "a-file" / "query"))
+    job.await_termination(job.start(trigger="availableNow"), SECONDS_MAX)
+    assert gate.batches == list(range(BATCHES))
+
+
+def test_a_querys_checkpoint_beside_a_place_that_spark_cannot_use_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match=r"options behind '\?'.*query_checkpoint="):
+        query_place(spark, "s3://key:secret@bucket/job?scheme=http&endpoint_override=host", None)
+    with pytest.raises(
+        ConfigurationError, match="s3a://, with the package org.apache.hadoop:hadoop-aws"
+    ) as refused:
+        query_place(spark, "s3://key:secret@bucket/job", None)
+    assert "secret" not in str(refused.value)
+    assert query_place(spark, "s3://bucket/job?region=x", "/folder") == "/folder"
+    assert query_place(spark, "/state/", None) == "/state-query"
 
 
 class Leaves(RecordOperator):
@@ -190,7 +221,8 @@ class Broken(RecordOperator):
     def bind(self, inputs):
         return "n bigint"
     def process(self, row, ctx):
-        raise ValueError("the operator has failed") if row.k == 2 else None
+        if row.k == 2:
+            raise ValueError("the operator has failed")
 
 job = StreamingJob(spark, "third", {"async-state.local-dir": "local"}, name="broken")
 job.source("rows", stream).apply(Broken(), key="k", uid="b").to(lambda df, i: df.count())
