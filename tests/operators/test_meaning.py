@@ -14,6 +14,7 @@ import pytest
 from pyspark import cloudpickle
 
 from asyncstate import AsyncStateError
+from asyncstate.changelog import Changelog
 from asyncstate.functions import Evictor
 from asyncstate.operator import InputSpec
 from asyncstate.program_text import function_text, object_text, said
@@ -104,10 +105,11 @@ def test_texts_depend_on_the_program_alone(name: str, parameter: str) -> None:
     """Not on where an object lies, nor on which copy of it is asked."""
     change = DECISIONS[name][parameter]
     operator = PUBLIC[name](**{parameter: change.before, **change.others})
-    spec = InputSpec(SCHEMA, ("k",), "at", operator.accepts_changelog)
+    changes = Changelog.retract() if operator.accepts_changelog else Changelog.insert_only()
+    spec = InputSpec(SCHEMA, ("k",), "at", changes)
     inputs = [spec] * operator.num_inputs
     if name in ("Limit", "SortLimit"):
-        inputs = [InputSpec(SCHEMA, (), None, True)]
+        inputs = [InputSpec(SCHEMA, (), None, changes)]
     texts = operator.state_meaning(inputs)
     assert " at 0x" not in str(texts)
     copied = pickle.loads(cloudpickle.dumps(operator))
