@@ -158,6 +158,12 @@ class MicroBatch:
         self._first_stages: list[Stage] = []
         self.stateless: dict[str, DataFrame] = {}
         """The rows of stateless operators, which report nothing."""
+        self.event_times: dict[str, int | None] = {}
+        """The highest event time of each source of a graph that moves the watermark; None without any."""
+        self.watched: frozenset[str] = frozenset()
+        """The names of what Spark observes in the plans of stages."""
+        self.observed: dict[str, int | None] = {}
+        """What it has observed, of those that ran."""
 
     def apply(
         self,
@@ -298,7 +304,10 @@ class MicroBatch:
         planned = self._planned(task, inputs)
         before = sum(one.plan_seconds for one in planned.all[:-1])
         ended = time.perf_counter()
-        stage, records = run_stages(planned, self._frame.texts, self._frame.arrow, self.stateless)
+        stage, records = run_stages(
+            planned, self._frame.texts, self._frame.arrow, self.stateless, self.watched
+        )
+        self.observed |= stage.observed
         ran = [self._applied(one, reported) for one, reported in records]
         plan, run = before + ended - started, time.perf_counter() - ended
         ran[-1] = replace(ran[-1], stage=stage, plan_seconds=plan, stage_seconds=run)
@@ -594,7 +603,7 @@ def _both(first: Applied, then: Applied) -> Applied:
     )
 
 
-def check_watermark(applied: Mapping[str, Applied], sources: Mapping[str, int]) -> None:
+def check_watermark(applied: Mapping[str, Applied], sources: Collection[str]) -> None:
     """Raise JobError if rows would wait for a watermark that no input of the job moves."""
     waiting = next((one.waiting for one in applied.values() if one.waiting is not None), None)
     if waiting is not None and not sources:

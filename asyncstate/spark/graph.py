@@ -30,14 +30,17 @@ from asyncstate.dataflow import (
     Union,
     check_one_start,
 )
-from asyncstate.dataflow.nodes import NEVER_PASSED, Times
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times, watermark_sources
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import unknown_output
+from asyncstate.runtime import WatermarkSource
 from asyncstate.spark.apply import Before, Behind, InTask
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
 from asyncstate.spark.columns import quoted
+from asyncstate.spark.exchange import input_spec
 from asyncstate.spark.fusion import Tail, call_of, places_of, tails_of
 from asyncstate.spark.inputs import Packing, before, check_streaming, nothing, static
+from asyncstate.spark.source_times import Watch, highest_of, metric_name, observed, watches_of
 from asyncstate.spark.stages import Feed
 
 if TYPE_CHECKING:
@@ -64,6 +67,13 @@ class JobGraph:
         self._spark = spark
         self._packing = Packing()
         self._initial: dict[str, DataFrame] = {}
+        self._watches: dict[Source, Watch] = {}
+        """How the times of sources are found; after ``check``."""
+
+    @property
+    def watermark_sources(self) -> dict[str, WatermarkSource]:
+        """The sources that move the watermark, by name."""
+        return watermark_sources(self.flow.nodes)
 
     def source(
         self, name: str, df: object, times: Times, changelog: bool | None, initial: DataFrame | None = None
@@ -86,6 +96,12 @@ class JobGraph:
         rows: dict[Node, DataFrame] = {source: unpacked[source.name] for source in self.flow.sources}
         fed: dict[Node, Feed] = {}
         first = self._first_rows(rows) if batch.is_first else {}
+        batch.watched = frozenset(
+            metric_name(source, initial)
+            for source, watch in self._watches.items()
+            for initial in (False, True)
+            if watch.consumer is not None
+        )
         done = dict[Node, Before]()
         for node in self.flow.nodes:
             if isinstance(node, Apply) and all(one in rows or one in fed for one in node.inputs):
@@ -104,10 +120,48 @@ class JobGraph:
                 with _named(node):
                     write(_with_first(first.get(given), rows[given]), batch.batch_id)
             elif not isinstance(node, Source):
-                rows[node] = _frame(node, [rows[one] for one in node.inputs], node in self._kinds_kept)
+                rows[node] = _frame(node, self._given(node, rows), node in self._kinds_kept)
                 if any(one in first for one in node.inputs):
-                    parts = [first[one] if one in first else nothing(rows[one]) for one in node.inputs]
+                    found = self._given(node, first, initial=True)
+                    parts = [
+                        nothing(rows[one]) if df is None else df
+                        for one, df in zip(node.inputs, found, strict=True)
+                    ]
                     first[node] = _frame(node, parts, node in self._kinds_kept)
+        batch.event_times = {
+            source.name: self._highest(
+                source, watch, batch, [one[source] for one in (rows, first) if source in one]
+            )
+            for source, watch in self._watches.items()
+        }
+
+    def _given(self, node: Node, frames: Mapping[Node, Any], initial: bool = False) -> list[Any]:
+        """What ``frames`` has of the inputs of ``node``, observed where the times of a source are found here."""
+        found = []
+        for index, one in enumerate(node.inputs):
+            df = frames.get(one)
+            watched = isinstance(one, Source) and one in self._watches and self._watches[one].consumer is node
+            if watched and df is not None and one not in node.inputs[:index]:
+                assert isinstance(one, Source)
+                df = observed(one, df, initial)
+            found.append(df)
+        return found
+
+    def _highest(
+        self, source: Source, watch: Watch, batch: MicroBatch, frames: Sequence[DataFrame]
+    ) -> int | None:
+        """The highest event time of all rows of the source, which are ``frames``."""
+        if batch.final:
+            return None
+        names = [metric_name(source, initial=bool(number)) for number in range(len(frames))]
+        if watch.uid is not None:
+            records = batch.applied[watch.uid].records
+            times = [record.max_event_times[watch.input_index] for record in records]
+        elif watch.consumer is not None and all(name in batch.observed for name in names):
+            times = [batch.observed[name] for name in names]
+        else:
+            return highest_of(source, frames)
+        return max((time for time in times if time is not None), default=None)
 
     def _apply(
         self,
@@ -120,12 +174,12 @@ class JobGraph:
     ) -> Tail:
         """Run the operator and those in its task, or plan them where the stage behind them takes their rows; what is
         behind the last one."""
-        inputs = [fed[one] if one in fed else rows[one] for one in node.inputs]
-        initial = node.initial_state
+        inputs = self._given(node, {**rows, **fed})
+        initial, starts = node.initial_state, self._given(node, first, initial=True)
         if node.operator.stateless:
-            inputs = [_with_first(first.get(one), rows[one]) for one in node.inputs]
-        elif any(one in first for one in node.inputs):
-            initial = [first.get(one) for one in node.inputs]
+            inputs = [_with_first(one, df) for one, df in zip(starts, inputs, strict=True)]
+        elif any(one is not None for one in starts):
+            initial = starts
         behind, last = self._chain(node)
         task = InTask(call_of(node), self._tails[node].after, done.get(node), behind)
         if last.feeds and initial is None and not first:
@@ -162,6 +216,7 @@ class JobGraph:
             raise JobError("\n  ".join([f"the job's graph has {many}; nothing was read:", *problems]))
         empty = self._empty_rows = {node: df for node, df in found.items() if df is not None}
         self._tails = tails_of(self.flow, empty, batch)
+        self._watches = watches_of(self.flow, self.watermark_sources, empty)
         self.places = places_of(self._tails)
 
     def _problems(self, batch: MicroBatch, found: dict[Node, DataFrame | None]) -> Iterator[str]:
@@ -179,7 +234,7 @@ class JobGraph:
                 yield f"{node.place}: {_called(node)}: {str(error).splitlines()[0]}"
             except Exception as error:  # of a function of Arrow columns, or a bind of the user's own
                 yield f"{node.place}: {_called(node)}: {type(error).__name__}: {error}"
-        if waiting and not any(_has_delay(node) for node in self.flow.nodes if isinstance(node, Apply)):
+        if waiting and not any(_has_delay(node) for node in self.flow.nodes):
             node = waiting[0]
             yield f"{node.place}: {_called(node)}: {NEVER_PASSED}"
 
@@ -300,14 +355,16 @@ def _check_source(node: Source, df: DataFrame) -> None:
     for name in (node.times.event_time, *_names(node.times.sequence)):
         if name is not None and name not in df.columns:
             raise SchemaError(f"there is no column '{name}'; there are {', '.join(df.columns)}")
+    if node.watermark is not None:
+        input_spec(df, (), node.times.event_time, f"source '{node.name}'")
 
 
 def _names(given: Any) -> list[str]:
     return [given] if isinstance(given, str) else list(given or ())
 
 
-def _has_delay(node: Apply) -> bool:
-    given = node.arguments()["watermark_delay"]
+def _has_delay(node: Node) -> bool:
+    given = node.watermark_delay if isinstance(node, Apply) else node.times.watermark_delay
     return any(one is not None for one in (given if isinstance(given, list | tuple) else [given]))
 
 

@@ -22,9 +22,20 @@ from asyncstate.config import Config, resolve
 from asyncstate.dataflow import NodeFigures, Stream, draw, explain
 from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
+from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime import Delay, SequenceBy, advance_sources, left_out
+from asyncstate.runtime import (
+    Delay,
+    SequenceBy,
+    SourceTimes,
+    WatermarkSource,
+    advance_sources,
+    input_sources,
+    left_out,
+    watermark_holders,
+    why_watermark_waits,
+)
 from asyncstate.spark.apply import check_job_name
 from asyncstate.spark.batch import JobFrame, MicroBatch, check_watermark
 from asyncstate.spark.chain import RunPartition
@@ -37,6 +48,7 @@ from asyncstate.spark.progress import (
     OnProgress,
     Progress,
     ProgressReports,
+    SourceStatistics,
     figures_of,
     operator_statistics,
     progress_of,
@@ -113,6 +125,10 @@ class StreamingJob:
         self._inputs = Packing()
         self._graph = JobGraph(spark)
         self._schema: str | None = None
+        self._committed: Manifest | None = None
+        """What this driver has committed last."""
+        self._inputs_with_delay: dict[str, dict[str, WatermarkSource]] = {}
+        """Of operators that this driver has applied, by uid: their inputs that are sources of the watermark."""
         self._now: tuple[int, float] | None = None
         self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._stopping = Stopping(name)
@@ -196,22 +212,24 @@ class StreamingJob:
         sequence: SequenceBy = None,
         drop_seen: bool = False,
         initial: DataFrame | None = None,
+        idle_after: Duration | None = None,
     ) -> Stream:
         """Declare rows from outside, read from a streaming DataFrame; see ``docs/dataflow.md``.
 
         What is said of their time and order holds for every operator that gets them, until one puts out rows of its
-        own. ``changelog=True``: they must have a column ``row_kind``. ``initial``: rows that come before all of the
-        stream, in the job's first micro-batch, such as the table whose changes the stream has. A job has sources or a
-        function, not both.
+        own. With ``watermark_delay`` the job's watermark stays so far behind the source's highest event time, whatever
+        becomes of its rows; ``idle_after`` without an event, by the driver's clock, the source does not hold it until
+        the next one (``docs/time.md``). ``changelog=True``: they must have a column ``row_kind``. ``initial``: rows
+        that come before all of the stream, in the job's first micro-batch, such as the table whose changes the stream
+        has. A job has sources or a function, not both.
         """
         self._check_no_function("sources")
         if self._inputs.frames:
             raise JobError(
                 f"job '{self.name}' has inputs, so it takes no sources; declare everything in one form"
             )
-        return self._graph.source(
-            name, df, Times(event_time, watermark_delay, sequence, drop_seen), changelog, initial
-        )
+        times = Times(event_time, watermark_delay, sequence, drop_seen, idle_after)
+        return self._graph.source(name, df, times, changelog, initial)
 
     def check(self) -> None:
         """Raise JobError with all that is wrong with the job's graph; no row is read. ``start`` does it too."""
@@ -229,7 +247,8 @@ class StreamingJob:
         Raises JobError as ``check`` does.
         """
         self.check()
-        return explain(self._graph.flow, self._figures(), self._graph.places, self._graph.states)
+        waits = why_watermark_waits(self._ledger.latest())
+        return explain(self._graph.flow, self._figures(), self._graph.places, self._graph.states, waits)
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name} {value}" for name, value in self._facts())
@@ -473,7 +492,7 @@ class StreamingJob:
         self._report(batch, ended - started, returned - called, ended - returned)
 
     def _commit(self, batch: MicroBatch, base: Manifest | None) -> None:
-        operators, sources = _carried(base, batch.stateless.keys())
+        operators = _carried(base, batch.stateless.keys())
         idle = sorted(operators.keys() - batch.applied.keys())
         if idle:
             _log.warning(
@@ -485,17 +504,48 @@ class StreamingJob:
         if base is not None:
             operators |= {uid: left_out(operators[uid], base) for uid in idle}
         for uid, applied in batch.applied.items():
-            sources = advance_sources(sources, uid, applied.delays, applied.records)
             schemas = {**applied.schemas, BATCH_SCHEMA: self._schema or ""}
             operators[uid] = applied.stored(batch.batch_id, schemas)
-        check_watermark(batch.applied, sources)
-        self._ledger.commit(
+        sources = self._sources(batch, base)
+        check_watermark(batch.applied, sources.reached)
+        self._committed = self._ledger.commit(
             batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final
         )
+
+    def _sources(self, batch: MicroBatch, base: Manifest | None) -> SourceTimes:
+        """How far the sources of the watermark have come: those that are declared, and the inputs of operators.
+
+        An operator may be left out of a micro-batch. Its inputs are sources as long as this driver has once had them.
+        """
+        seen = dict(batch.event_times)
+        for uid in batch.stateless:
+            self._inputs_with_delay.pop(uid, None)
+        for uid, applied in batch.applied.items():
+            own = list(input_sources(uid, applied.delays, applied.records))
+            self._inputs_with_delay[uid] = {name: source for name, source, _ in own}
+            seen |= {name: time for name, _, time in own}
+        declared = dict(self._graph.watermark_sources)
+        for inputs in self._inputs_with_delay.values():
+            declared |= inputs
+        known = {} if base is None else base.sources
+        if not batch.applied and not batch.stateless and not self._graph.flow.nodes:
+            # A function that has applied nothing yet says nothing about its inputs.
+            declared |= {name: WatermarkSource(0) for name in known if name not in declared}
+        gone = sorted(known.keys() - declared.keys())
+        if gone:
+            _log.warning(
+                "job '%s', batch %d: the watermark does not wait any more for %s, sources that are no longer declared "
+                "with a watermark_delay",
+                self.name,
+                batch.batch_id,
+                gone,
+            )
+        return advance_sources(base, declared, seen, batch.processing_time, self._committed is None)
 
     def _report(
         self, batch: MicroBatch, seconds: float, function_seconds: float, commit_seconds: float
     ) -> None:
+        assert self._committed is not None
         statistics = BatchStatistics(
             job=self.name,
             batch_id=batch.batch_id,
@@ -506,22 +556,20 @@ class StreamingJob:
             commit_seconds=commit_seconds,
             operators={uid: operator_statistics(applied) for uid, applied in batch.applied.items()},
             processing_time=batch.processing_time,
+            sources=[
+                SourceStatistics(name=name, reached=reached, idle=name in self._committed.idle)
+                for name, reached in self._committed.sources.items()
+            ],
+            watermark_waits_for=list(watermark_holders(self._committed)),
         )
         self.history.append(statistics)
         self._reports.report(progress_of(statistics))
 
 
-def _carried(
-    base: Manifest | None, stateless: Collection[str]
-) -> tuple[dict[str, OperatorManifest], dict[str, int]]:
-    """Operators and sources of ``base``, but for those that are stateless by now: they move no watermark any more."""
-    if base is None:
-        return {}, {}
-    operators = {uid: stored for uid, stored in base.operators.items() if uid not in stateless}
-    sources = {
-        source: time for source, time in base.sources.items() if source.rpartition(":")[0] not in stateless
-    }
-    return operators, sources
+def _carried(base: Manifest | None, stateless: Collection[str]) -> dict[str, OperatorManifest]:
+    """Operators of ``base``, but for those that are stateless by now."""
+    known = {} if base is None else base.operators
+    return {uid: stored for uid, stored in known.items() if uid not in stateless}
 
 
 def _check_call(df: object, batch_id: object) -> None:
