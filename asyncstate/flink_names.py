@@ -1,7 +1,7 @@
-"""What Flink calls otherwise: hints for those who write its names from memory.
+"""What Flink and Spark call otherwise: hints for those who write their names from memory.
 
-Owns: the names of contexts and methods, ``hint_for`` and ``NameHints``.
-Invariant: a hint stands in an error that would be raised anyway; no name of Flink's works.
+Owns: the names of contexts, methods and streams, ``hint_for``, ``stream_hint`` and ``NameHints``.
+Invariant: a hint stands in an error that would be raised anyway; no such name works.
 Must not import anything of the project.
 """
 
@@ -37,6 +37,59 @@ _OF_CLASS: Final = {
     "process_broadcast_element": "process_broadcast(row, ctx)",
     "flatMap": "flat_map(row)",
 }
+
+
+_OF_STREAM: Final = {
+    "filter": "where(condition)",
+    "withColumn": "with_columns(name=expression)",
+    "with_column": "with_columns(name=expression)",
+    "withColumns": "with_columns(name=expression)",
+    "map": "select(name=function), or apply of a RecordOperator",
+    "flatMap": "apply of a RecordOperator",
+    "flat_map": "apply of a RecordOperator",
+    "process": "apply of a RecordOperator",
+    "groupBy": "apply(GroupAggregate([...]), key=..., uid=...)",
+    "group_by": "apply(GroupAggregate([...]), key=..., uid=...)",
+    "groupby": "apply(GroupAggregate([...]), key=..., uid=...)",
+    "agg": "apply(GroupAggregate([...]), key=..., uid=...)",
+    "count": "apply(GroupAggregate([count()]), key=..., uid=...)",
+    "keyBy": "key= of apply(...)",
+    "key_by": "key= of apply(...)",
+    "window": "apply(WindowAggregate(tumble(...), [...]), key=..., uid=...)",
+    "withWatermark": "event_time= and watermark_delay= of the source",
+    "assign_timestamps_and_watermarks": "event_time= and watermark_delay= of the source",
+    "distinct": "apply(Deduplicate(...), key=..., uid=...)",
+    "dropDuplicates": "apply(Deduplicate(...), key=..., uid=...)",
+    "drop_duplicates": "apply(Deduplicate(...), key=..., uid=...)",
+    "orderBy": "apply(TemporalSort(), ...), or order_by= of apply(...)",
+    "sort": "apply(TemporalSort(), ...), or order_by= of apply(...)",
+    "limit": "apply(Limit(n), ...)",
+    "unionAll": "union(...)",
+    "unionByName": "union(...)",
+    "unionAllByName": "union(...)",
+    "get_side_output": "output(name)",
+    "getSideOutput": "output(name)",
+    "alias": "select('column AS name')",
+    "withColumnRenamed": "select('column AS name')",
+    "selectExpr": "select('SQL text')",
+    "foreachBatch": "to(function of rows and batch id)",
+    "writeStream": "to(sink)",
+    "write": "to(sink)",
+    "sink_to": "to(sink)",
+    "add_sink": "to(sink)",
+    "print": "to(print)",
+    "show": "to(print), or push rows and end_batch() of a PipelineHarness; a stream only declares what is done",
+    "collect": "push rows and end_batch() of a PipelineHarness; a stream only declares what is done",
+    "columns": "explain() of the job or of a PipelineHarness; the columns are known when the graph is checked",
+    "schema": "explain() of the job or of a PipelineHarness; the columns are known when the graph is checked",
+    "printSchema": "explain() of the job or of a PipelineHarness; the columns are known when the graph is checked",
+}
+
+
+def stream_hint(name: str) -> str:
+    """The text of an AttributeError for ``name``, which a stream has not."""
+    found = _OF_STREAM.get(name)
+    return f"a stream has no '{name}'" + (f"; here it is {found}" if found else "")
 
 
 def hint_for(owner: str, name: str) -> str:

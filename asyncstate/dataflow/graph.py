@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -28,6 +28,7 @@ from asyncstate.dataflow.nodes import (
     Union,
 )
 from asyncstate.errors import JobError
+from asyncstate.flink_names import stream_hint
 from asyncstate.operator import Operator
 from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy, check_is_operator
 
@@ -44,6 +45,8 @@ class Dataflow:
         self, name: str, times: Times, changelog: bool | None, schema: pa.Schema | None = None
     ) -> Stream:
         """A source; see ``StreamingJob.source`` and ``PipelineHarness``."""
+        if not (isinstance(name, str) and name.strip()):  # type: ignore[redundant-expr]  # as it may be called
+            raise JobError(f"{caller()}: a source is called {name!r}; give it a name, such as 'orders'")
         node = Source(name=name, place=caller(), declared=times, changelog=changelog, schema=schema)
         return self.add(node)
 
@@ -86,6 +89,11 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<Stream '{self.node.name}': {self.node.text}>"
+
+    if not TYPE_CHECKING:  # a checker is to see what is not there
+
+        def __getattr__(self, name):
+            raise AttributeError(stream_hint(name))
 
     def where(self, condition: str | ArrowFunction | Any) -> Stream:
         """The rows for which ``condition`` is true: Spark SQL text, a Spark column, or a function of the rows' Arrow

@@ -57,6 +57,16 @@ class Node:
         """What it does, in a line."""
         return self.name
 
+    @property
+    def called(self) -> str:
+        """As errors name it."""
+        return f"{type(self).__name__.lower()} '{self.name}'"
+
+    def problem(self, what: str) -> str:
+        """A line that says what is wrong with it, and where it was declared."""
+        named = what.startswith((f"{self.called}:", f"{self.called} ("))
+        return f"{self.place}: {what if named else f'{self.called}: {what}'}"
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
@@ -110,6 +120,11 @@ class Transform(Node):
         said += [f"{expression_text(one)} AS {name}" for name, one in self.named.items()]
         return f"{self.kind} {', '.join(said)}"
 
+    @property
+    def called(self) -> str:
+        """See ``Node``."""
+        return self.text
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Union(Node):
@@ -152,6 +167,11 @@ class Apply(Node):
         """See ``Node``."""
         key = f" by {key_text(self.key)}" if self.key is not None else ""
         return f"{type(self.operator).__name__}{key}"
+
+    @property
+    def called(self) -> str:
+        """See ``Node``."""
+        return f"operator '{self.name}'"
 
     def arguments(self) -> dict[str, Any]:
         """Those of ``MicroBatch.apply``, beside operator and inputs."""

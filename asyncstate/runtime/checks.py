@@ -295,7 +295,7 @@ def _check_broadcasts(label: str, operator: Operator, index: int) -> None:
             f"{label} has a broadcast input, but broadcast inputs are of the record grain only; write it as a "
             "RecordOperator, or join the rows as an ordinary input"
         )
-    if operator.num_inputs < 2 or not 0 <= index < operator.num_inputs:
+    if operator.num_inputs < 2:
         raise SchemaError(
             f"{label}: broadcast_input is {index} with num_inputs {operator.num_inputs}; it is the index of one "
             "input beside at least one other, so set num_inputs to 2 or more"

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from asyncstate.durations import microseconds
-from asyncstate.errors import ConfigurationError, JobError
+from asyncstate.errors import ConfigurationError, JobError, SchemaError
 from asyncstate.operator import InputSpec, Operator, SortKey
 
 Key = str | Sequence[str] | None
@@ -35,7 +35,14 @@ _DIRECTIONS: Final = {"asc": False, "desc": True}
 
 
 def check_num_inputs(uid: str, operator: Operator, num_inputs: int) -> None:
-    """Raise JobError unless ``operator`` takes ``num_inputs`` inputs."""
+    """Raise JobError unless ``operator`` takes ``num_inputs`` inputs; SchemaError if its class names one of them as the
+    broadcast input that it does not have."""
+    broadcast = operator.broadcast_input
+    if broadcast is not None and (type(broadcast) is not int or broadcast not in range(operator.num_inputs)):
+        raise SchemaError(
+            f"operator '{uid}' ({type(operator).__name__}): broadcast_input is {broadcast!r} with num_inputs "
+            f"{operator.num_inputs}; it is the index of one input beside at least one other, from 0 on"
+        )
     first = operator.first_input
     others = [index for index in range(operator.num_inputs) if index != operator.broadcast_input]
     if first is not None and (operator.num_inputs < 2 or first not in others):

@@ -105,8 +105,10 @@ def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
     batch = given.batch
     kinds = given.kinds if given.kinds is not None else np.zeros(batch.num_rows, np.int8)
     if not spec.changelog and kinds.any():
+        found = ROW_KIND_TEXTS[kinds[kinds != 0][0]]
         raise SchemaError(
-            f"operator '{uid}': {spec.name} was declared insert-only but has rows of other kinds"
+            f"operator '{uid}': {spec.name} has rows of the kind {found}, but it was not "
+            "declared as a changelog: declare it with changelog=True, or push rows of the kind +I alone"
         )
     if spec.event_time is None:
         return PreparedBatch(batch, kinds, None, given.input_index, 0)

@@ -11,11 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asyncstate.spark.batch import MicroBatch
+    from asyncstate.driver.progress import BatchStatistics, ProgressFormatter
     from asyncstate.spark.bounded import apply_batch
     from asyncstate.spark.changes import last_changes, netted
     from asyncstate.spark.job import StreamingJob
-    from asyncstate.spark.progress import BatchStatistics, ProgressFormatter
+    from asyncstate.spark.micro_batch import MicroBatch
     from asyncstate.spark.prometheus import PrometheusProgress
     from asyncstate.spark.reading import read_state
     from asyncstate.spark.session import build_session, recommended_conf
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchStatistics": "asyncstate.spark.progress",
-    "MicroBatch": "asyncstate.spark.batch",
-    "ProgressFormatter": "asyncstate.spark.progress",
+    "BatchStatistics": "asyncstate.driver.progress",
+    "MicroBatch": "asyncstate.spark.micro_batch",
+    "ProgressFormatter": "asyncstate.driver.progress",
     "PrometheusProgress": "asyncstate.spark.prometheus",
     "StreamingJob": "asyncstate.spark.job",
     "apply_batch": "asyncstate.spark.bounded",

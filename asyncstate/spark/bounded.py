@@ -19,7 +19,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from asyncstate.clock import SystemClock
-from asyncstate.config import resolve
+from asyncstate.config import Config, resolve
+from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import Operator
 from asyncstate.runtime import (
@@ -30,12 +31,11 @@ from asyncstate.runtime import (
     check_num_inputs,
     run_to_the_end,
 )
-from asyncstate.spark.apply import shipped_copy
-from asyncstate.spark.batch import JobFrame, MicroBatch
 from asyncstate.spark.exchange import Stage, unkeep, withdraw
+from asyncstate.spark.executor import SparkExecutor
+from asyncstate.spark.micro_batch import MicroBatch
 from asyncstate.spark.session import settle_session
-from asyncstate.spark.settings import ArrowBatches
-from asyncstate.spark.stages import JobTexts
+from asyncstate.spark.shipping import shipped_copy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,9 +76,12 @@ def apply_batch(
     check_num_inputs(uid, operator, len(inputs))
     for given in inputs:
         _check_bounded(given)
-    frame = _frame(inputs[0].sparkSession, uid, operator, dict(options or {}))
+    spark = inputs[0].sparkSession
+    config = _config(spark, dict(options or {}))
+    executor = SparkExecutor(spark, functools.partial(run_to_the_end, shipped_copy(uid, operator)))
+    frame = JobFrame(_JOB, "", config, lambda _: config, executor)
     batch = MicroBatch(frame, 0, None, SystemClock().now_us(), final=False)
-    with frame.texts.batch():
+    with executor.texts.batch():
         rows = batch.apply(
             operator, *inputs, uid=uid, key=key, event_time=event_time, order_by=order_by, sequence=sequence
         )
@@ -88,7 +91,9 @@ def apply_batch(
     except BaseException:
         batch.close()
         raise
-    return BoundedRows(rows, batch.applied[uid].stage if batch.applied else None)
+    stage = batch.applied[uid].stage if batch.applied else None
+    assert stage is None or isinstance(stage, Stage)
+    return BoundedRows(rows, stage)
 
 
 class BoundedRows(ClassicDataFrame):
@@ -133,7 +138,7 @@ def _check_bounded(given: object) -> None:
         )
 
 
-def _frame(session: SparkSession, uid: str, operator: Operator, options: dict[str, object]) -> JobFrame:
+def _config(session: SparkSession, options: dict[str, object]) -> Config:
     for name in _OF_CHECKPOINTS:
         if f"async-state.{name}" in options:
             raise ConfigurationError(
@@ -141,14 +146,4 @@ def _frame(session: SparkSession, uid: str, operator: Operator, options: dict[st
                 "StreamingJob"
             )
     settle_session(session)
-    config = resolve(options, dict(session.conf.getAll))
-    return JobFrame(
-        job_id=_JOB,
-        checkpoint="",
-        config=config,
-        resolve=lambda _: config,
-        default_parallelism=session.sparkContext.defaultParallelism,
-        arrow=ArrowBatches(session),
-        texts=JobTexts(session.sparkContext),
-        run=functools.partial(run_to_the_end, shipped_copy(uid, operator)),
-    )
+    return resolve(options, dict(session.conf.getAll))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
@@ -95,7 +96,7 @@ def _arrow_schema(schema: StructType, name: str) -> pa.Schema:
         nullable = StructField(field.name, nullable_type(field.dataType), True)
         try:
             fields.append(to_arrow_schema(StructType([nullable]), timezone="UTC").field(0))
-        except Exception as error:
+        except PySparkTypeError as error:
             raise SchemaError(
                 f"{name}: column '{field.name}' of type {field.dataType.simpleString()} cannot be sent to "
                 "Python as Arrow; cast or drop it"

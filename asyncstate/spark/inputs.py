@@ -1,7 +1,7 @@
 """DataFrames that a job is given: what it reads, and what it or an operator starts from.
 
 Owns: ``Packing``: several streaming DataFrames as one, and the rows of a micro-batch by name again, for both forms of a
-job; ``Initial`` and the checks of what is given as ``initial_state``.
+job; the checks of what is given as ``initial_state``.
 Invariant: what comes out under a name has the rows and the columns that went in under it, and no others. Initial rows
 have the columns and types of the input they stand before, so that they are routed as its rows are.
 Must not import storage.
@@ -12,13 +12,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.driver.executor import Initial
 from asyncstate.errors import JobError
 from asyncstate.runtime import check_columns
 from asyncstate.spark.columns import quoted
@@ -99,13 +100,6 @@ def _part(frames: list[DataFrame], number: int) -> DataFrame:
 
 def _struct_name(number: int) -> str:
     return f"asyncstate:{number}"
-
-
-class Initial(NamedTuple):
-    """What an operator starts from: ``rows``, one an input, or ``values`` by name of state."""
-
-    rows: Sequence[DataFrame] = ()
-    values: Mapping[str, DataFrame] = {}
 
 
 def initial_of(uid: str, given: InitialState, inputs: Sequence[DataFrame]) -> Initial:

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,43 +22,24 @@ from asyncstate.config import Config, resolve
 from asyncstate.dataflow import NodeFigures, Stream, draw, explain
 from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
+from asyncstate.driver.job_driver import JobDriver
+from asyncstate.driver.job_graph import JobGraph
+from asyncstate.driver.ledger import Ledger, batch_schema
+from asyncstate.driver.micro_batch import JobFrame
+from asyncstate.driver.operator_call import check_job_name
+from asyncstate.driver.progress import BatchStatistics, OnProgress, Progress, figures_of, progress_of
 from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime import (
-    Delay,
-    SequenceBy,
-    SourceTimes,
-    WatermarkSource,
-    advance_sources,
-    input_sources,
-    left_out,
-    watermark_holders,
-    why_watermark_waits,
-)
-from asyncstate.spark.apply import check_job_name
-from asyncstate.spark.batch import JobFrame, MicroBatch, check_watermark
+from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
 from asyncstate.spark.chain import RunPartition
-from asyncstate.spark.failures import restore, rows_explained
-from asyncstate.spark.graph import JobGraph
-from asyncstate.spark.inputs import BATCH, Packing, with_inputs
-from asyncstate.spark.ledger import BATCH_SCHEMA, Ledger, batch_schema
-from asyncstate.spark.progress import (
-    BatchStatistics,
-    OnProgress,
-    Progress,
-    ProgressReports,
-    SourceStatistics,
-    figures_of,
-    operator_statistics,
-    progress_of,
-)
+from asyncstate.spark.executor import SparkExecutor
+from asyncstate.spark.failures import restore
+from asyncstate.spark.inputs import BATCH, Packing, check_streaming, with_inputs
+from asyncstate.spark.micro_batch import MicroBatch
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.session import settle_session, unsaid_failure
-from asyncstate.spark.settings import ArrowBatches
-from asyncstate.spark.stages import JobTexts
 from asyncstate.spark.stopping import Stopping
-from asyncstate.storage import Manifest, OperatorManifest
 from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
@@ -69,8 +50,6 @@ if TYPE_CHECKING:
 BatchFunction = Callable[..., object]
 """A function of the micro-batch's DataFrame and the MicroBatch; with ``inputs`` of their DataFrames by name and
 ``batch``."""
-
-HISTORY_BATCHES_MAX = 100
 
 _log = logging.getLogger(__name__)
 
@@ -113,37 +92,35 @@ class StreamingJob:
                 "async-state.checkpoint-dir to a folder that driver and workers reach"
             )
         self.name = name
-        self.history: deque[BatchStatistics] = deque(maxlen=HISTORY_BATCHES_MAX)
-        """The last micro-batches' figures, the newest last."""
-        self.last_error: BaseException | None = None
-        """What the last micro-batch failed with; None after a good one."""
         self._spark = spark
-        self._clock = clock if clock is not None else SystemClock()
         self._ledger = Ledger(self.config, name, first_batch_id)
         self._function: BatchFunction | None = None
         self._on_batch: Callable[[DataFrame, int], None] | None = None
         self._inputs = Packing()
-        self._graph = JobGraph(spark)
-        self._schema: str | None = None
-        self._committed: Manifest | None = None
-        """What this driver has committed last."""
-        self._inputs_with_delay: dict[str, dict[str, WatermarkSource]] = {}
-        """Of operators that this driver has applied, by uid: their inputs that are sources of the watermark."""
-        self._now: tuple[int, float] | None = None
+        self._sources = Packing()
         self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
-        self._reports = ProgressReports(on_progress)
-        self._frame = JobFrame(
+        self._executor = SparkExecutor(spark, run)
+        self._graph: JobGraph[DataFrame] = JobGraph(self._executor)
+        frame = JobFrame(
             job_id=self._ledger.job_id,
             checkpoint=self._ledger.place,
             config=self.config,
             resolve=lambda own: resolve({**given, **own}, session),
-            default_parallelism=spark.sparkContext.defaultParallelism,
-            arrow=ArrowBatches(spark),
-            texts=JobTexts(spark.sparkContext),
-            run=run,
+            executor=self._executor,
         )
+        self._driver = JobDriver(frame, self._ledger, clock or SystemClock(), on_progress, MicroBatch)
+
+    @property
+    def history(self) -> deque[BatchStatistics]:
+        """The last micro-batches' figures, the newest last."""
+        return self._driver.history
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """What the last micro-batch failed with; None after a good one."""
+        return self._driver.last_error
 
     @property
     def statistics(self) -> BatchStatistics | None:
@@ -164,7 +141,7 @@ class StreamingJob:
             raise JobError(
                 "job.micro_batch decorates a function (df, batch); write @job.micro_batch above it"
             )
-        if self._graph.flow.nodes and function != self._graph.run:
+        if self._graph.flow.nodes and function != self._run_graph:
             raise JobError(
                 f"job '{self.name}' has sources, so it takes no micro_batch function; declare everything in one form"
             )
@@ -228,18 +205,16 @@ class StreamingJob:
             raise JobError(
                 f"job '{self.name}' has inputs, so it takes no sources; declare everything in one form"
             )
+        check_streaming(name, df)
         times = Times(event_time, watermark_delay, sequence, drop_seen, idle_after)
-        return self._graph.source(name, df, times, changelog, initial)
+        stream = self._graph.source(name, df, times, changelog, initial)
+        self._sources.add(name, df)
+        return stream
 
     def check(self) -> None:
         """Raise JobError with all that is wrong with the job's graph; no row is read. ``start`` does it too."""
-        base = self._ledger.latest()
-        number = 0 if base is None else base.batch_id + 1
-        batch = MicroBatch(self._frame, number, base, self._clock.now_us(), final=False)  # nothing runs in it
-        try:
+        with self._driver.trial() as batch:
             self._graph.check(batch)
-        finally:
-            batch.close()
 
     def explain(self) -> str:
         """The graph as text: what each node does and where it runs, and the figures of the last micro-batch.
@@ -351,7 +326,7 @@ class StreamingJob:
         return self._bar
 
     def _snapshot(self, tracker: StatusTracker) -> Snapshot:
-        last, now = self.statistics, self._now
+        last, now = self.statistics, self._driver.now
         found = Snapshot(self.name)
         if now is not None:
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
@@ -360,7 +335,7 @@ class StreamingJob:
                 for name in ("numCompletedTasks", "numTasks")
             )
             seconds = time.perf_counter() - now[1]
-            running = self._frame.texts.running
+            running = self._executor.texts.running
             found = found._replace(
                 batch_id=now[0], running=running, batch_seconds=seconds, tasks=(done, count)
             )
@@ -388,9 +363,12 @@ class StreamingJob:
                 f"job '{self.name}' has inputs but no function; decorate one with @job.micro_batch"
             )
         self.check()
-        process = self.micro_batch(self._graph.run)
+        process = self.micro_batch(self._run_graph)
         process.__name__ = self.name
-        return self._graph.packed(), process
+        return self._sources.packed(), process
+
+    def _run_graph(self, df: DataFrame, batch: MicroBatch) -> None:
+        self._graph.run(self._sources.unpacked(df), batch)
 
     def _figures(self) -> dict[str, NodeFigures]:
         return {} if self.statistics is None else figures_of(self.statistics.operators)
@@ -410,7 +388,7 @@ class StreamingJob:
         job has been finished before.
         """
         latest = self._ledger.latest()
-        schema = self._schema or batch_schema(latest)
+        schema = self._driver.schema or batch_schema(latest)
         if latest is None or schema is None:
             raise JobError(f"job '{self.name}' has run no micro-batch yet, so there is nothing to finish")
         empty = self._spark.createDataFrame([], StructType.fromJson(json.loads(schema)))
@@ -452,124 +430,8 @@ class StreamingJob:
     def _run(self, df: DataFrame, batch_id: int, final: bool) -> None:
         if self._function is None:
             raise JobError(f"job '{self.name}' has no function; decorate one with @job.micro_batch")
-        if self._now is not None:
-            raise JobError(
-                f"job '{self.name}' is inside a micro-batch already; a job serves one query and is not "
-                "called from within its own function"
-            )
-        self._now = batch_id, time.perf_counter()
-        self.last_error = None
-        try:
-            self._run_batch(self._function, df, batch_id, final)
-        except BaseException as error:
-            error.add_note(
-                f"in micro-batch {batch_id} of job '{self.name}', which comes again at the next start"
-            )
-            self.last_error = error
-            raise
-        finally:
-            self._now = None
-
-    def _run_batch(self, function: BatchFunction, df: DataFrame, batch_id: int, final: bool) -> None:
-        started = time.perf_counter()
-        base = self._ledger.base_of(batch_id)
-        self._schema = df.schema.json()
-        batch = MicroBatch(self._frame, batch_id, base, self._clock.now_us(), final)
-        try:
-            called = time.perf_counter()
-            with self._frame.texts.batch(), rows_explained(batch_id, batch.stateless):
-                function(df, batch)
-            returned = time.perf_counter()
-            if batch.failed_uids:
-                raise JobError(
-                    f"batch {batch_id}: apply failed for {batch.failed_uids} but the function returned; let "
-                    "the error out of the function, so that the batch is not committed without this operator"
-                )
-            self._commit(batch, base)
-        finally:
-            batch.close()
-        ended = time.perf_counter()
-        self._report(batch, ended - started, returned - called, ended - returned)
-
-    def _commit(self, batch: MicroBatch, base: Manifest | None) -> None:
-        operators = _carried(base, batch.stateless.keys())
-        idle = sorted(operators.keys() - batch.applied.keys())
-        if idle:
-            _log.warning(
-                "job '%s', batch %d: operators %s have state but were not applied; it is carried along",
-                self.name,
-                batch.batch_id,
-                idle,
-            )
-        if base is not None:
-            operators |= {uid: left_out(operators[uid], base) for uid in idle}
-        for uid, applied in batch.applied.items():
-            schemas = {**applied.schemas, BATCH_SCHEMA: self._schema or ""}
-            operators[uid] = applied.stored(batch.batch_id, schemas)
-        sources = self._sources(batch, base)
-        check_watermark(batch.applied, sources.reached)
-        self._committed = self._ledger.commit(
-            batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final
-        )
-
-    def _sources(self, batch: MicroBatch, base: Manifest | None) -> SourceTimes:
-        """How far the sources of the watermark have come: those that are declared, and the inputs of operators.
-
-        An operator may be left out of a micro-batch. Its inputs are sources as long as this driver has once had them.
-        """
-        seen = dict(batch.event_times)
-        for uid in batch.stateless:
-            self._inputs_with_delay.pop(uid, None)
-        for uid, applied in batch.applied.items():
-            own = list(input_sources(uid, applied.delays, applied.records))
-            self._inputs_with_delay[uid] = {name: source for name, source, _ in own}
-            seen |= {name: time for name, _, time in own}
-        declared = dict(self._graph.watermark_sources)
-        for inputs in self._inputs_with_delay.values():
-            declared |= inputs
-        known = {} if base is None else base.sources
-        if not batch.applied and not batch.stateless and not self._graph.flow.nodes:
-            # A function that has applied nothing yet says nothing about its inputs.
-            declared |= {name: WatermarkSource(0) for name in known if name not in declared}
-        gone = sorted(known.keys() - declared.keys())
-        if gone:
-            _log.warning(
-                "job '%s', batch %d: the watermark does not wait any more for %s, sources that are no longer declared "
-                "with a watermark_delay",
-                self.name,
-                batch.batch_id,
-                gone,
-            )
-        return advance_sources(base, declared, seen, batch.processing_time, self._committed is None)
-
-    def _report(
-        self, batch: MicroBatch, seconds: float, function_seconds: float, commit_seconds: float
-    ) -> None:
-        assert self._committed is not None
-        statistics = BatchStatistics(
-            job=self.name,
-            batch_id=batch.batch_id,
-            watermark=batch.watermark,
-            final=batch.final,
-            seconds=seconds,
-            function_seconds=function_seconds,
-            commit_seconds=commit_seconds,
-            operators={uid: operator_statistics(applied) for uid, applied in batch.applied.items()},
-            processing_time=batch.processing_time,
-            sources=[
-                SourceStatistics(name=name, reached=reached, idle=name in self._committed.idle)
-                for name, reached in self._committed.sources.items()
-            ],
-            watermark_waits_for=list(watermark_holders(self._committed)),
-        )
-        self.history.append(statistics)
-        self._reports.report(progress_of(statistics))
-
-
-def _carried(base: Manifest | None, stateless: Collection[str]) -> dict[str, OperatorManifest]:
-    """Operators of ``base``, but for those that are stateless by now."""
-    known = {} if base is None else base.operators
-    return {uid: stored for uid, stored in known.items() if uid not in stateless}
+        function = self._function
+        self._driver.run(lambda batch: function(df, batch), batch_id, final, df.schema.json())
 
 
 def _check_call(df: object, batch_id: object) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from asyncstate.driver.progress import FIGURES, Progress
 from asyncstate.errors import ConfigurationError
 from asyncstate.figures import Kind
-from asyncstate.spark.progress import FIGURES, Progress
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer

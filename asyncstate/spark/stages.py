@@ -1,7 +1,6 @@
 """Stages of a micro-batch, from what is checked to what has been reported.
 
-Owns: ``Prepared``, an operator that can run; ``Planned``, a stage of one or more of them, and ``Feed``, its rows;
-``plan_stage`` and ``run_stages``; ``JobTexts``, what Spark's UI says of them.
+Owns: ``PlannedStage``; ``plan_stage`` and ``run_stages``; ``JobTexts``, what Spark's UI says of them.
 Invariant: a planned stage runs in the one Spark action of the stage that keeps its rows: its own, or that of a stage
 behind it, which gets its rows in the same Spark job. All partitions get the same broadcast rows in the same order, that
 of the DataFrame. What the UI says cannot make a micro-batch fail.
@@ -15,12 +14,21 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from asyncstate.runtime import After, CommitRecord, InputBatch, TaskSpec, pack_broadcast, unpack_records
+from asyncstate.driver.executor import Feed, Prepared
+from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, pack_broadcast, unpack_records
 from asyncstate.spark.chain import Link
 from asyncstate.spark.columns import payload_of
-from asyncstate.spark.exchange import Stage, Tasks, exchange, has_reports, run_stage, wire_schema
+from asyncstate.spark.exchange import (
+    Stage,
+    Tasks,
+    exchange,
+    has_reports,
+    run_stage,
+    stage_schema,
+    wire_schema,
+)
 from asyncstate.spark.failures import stage_explained
 from asyncstate.spark.reports import reports_of
 from asyncstate.spark.task import ROW_BYTES, PartitionTask
@@ -39,25 +47,14 @@ _LINES_MAX: Final = 8  # of operators; a page shows a description in full
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """An operator that is checked and can run; ``after`` is done to its output in its task. ``stage_schema``: what its
-    task sends if it is the last one there."""
-
-    spec: TaskSpec
-    after: After | None
-    stage_schema: StructType
-    delays: Sequence[int | None]
-    schemas: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A stage that is planned and has not run. ``chain``: its operators, one after the other in a task. ``feeds``: the
-    stages whose rows go to it in the same Spark job."""
+class PlannedStage:
+    """A stage that is planned and has not run. ``chain``: its operators, one after the other in a task; ``schema``: the
+    columns that leave the task. ``feeds``: the stages whose rows go to it in the same Spark job."""
 
     chain: Sequence[Prepared]
+    schema: StructType
     tasks: Tasks
-    feeds: Sequence[Planned]
+    feeds: Sequence[PlannedStage]
     plan_seconds: float
 
     @property
@@ -66,16 +63,9 @@ class Planned:
         return self.chain[0].spec.uid
 
     @property
-    def all(self) -> list[Planned]:
+    def all(self) -> list[PlannedStage]:
         """The stages that run in its Spark job, in their order."""
         return [*itertools.chain.from_iterable(feed.all for feed in self.feeds), self]
-
-
-class Feed(NamedTuple):
-    """The rows of a stage that is planned, as input of another one; ``shape`` has their columns, and no rows."""
-
-    stage: Planned
-    shape: DataFrame
 
 
 def plan_stage(
@@ -83,15 +73,17 @@ def plan_stage(
     inputs: Sequence[DataFrame | Feed],
     done: bool,
     run: RunPartition | None,
-) -> Planned:
+) -> PlannedStage:
     """A stage of ``chain`` over ``inputs``. ``done``: the rows were put together in the task that they come from."""
     started = time.perf_counter()
     first = chain[0].spec
     with _explained(chain, ()):
+        last = chain[-1]
+        schema = stage_schema(last.spec.uid, last.sent)
         given = [one.stage.tasks if isinstance(one, Feed) else one for one in inputs]
         rows = exchange(given, first.inputs, first.parallelism, first.max_parallelism, done)
         links = tuple(Link(one.spec, one.after) for one in chain[1:])
-        task = PartitionTask(first, wire_schema(chain[-1].stage_schema), run, chain[0].after, links)
+        task = PartitionTask(first, wire_schema(schema), run, chain[0].after, links)
         frames = {index: one for index, one in enumerate(inputs) if not isinstance(one, Feed)}
         if first.operator.broadcast_input is not None:
             broadcast = _collected(first, frames[first.operator.broadcast_input])
@@ -100,7 +92,7 @@ def plan_stage(
     read = [(one, first.inputs[index]) for index, one in frames.items()]
     read += [one for feed in feeds for one in feed.tasks.read]
     tasks = Tasks(rows, task, has_reports(given), read)
-    return Planned(chain, tasks, feeds, time.perf_counter() - started)
+    return PlannedStage(chain, schema, tasks, feeds, time.perf_counter() - started)
 
 
 def _collected(spec: TaskSpec, df: DataFrame) -> bytes | None:
@@ -116,7 +108,7 @@ def _collected(spec: TaskSpec, df: DataFrame) -> bytes | None:
 
 
 def run_stages(
-    planned: Planned,
+    planned: PlannedStage,
     texts: JobTexts,
     arrow: ArrowBatches,
     stateless: Collection[str],
@@ -134,7 +126,7 @@ def run_stages(
         texts.stage(_uids(operators), names),
         arrow.stage(frames, sent),
     ):
-        kept = run_stage(planned.tasks, planned.chain[-1].stage_schema, watched)
+        kept = run_stage(planned.tasks, planned.schema, watched)
     try:
         found = list(_records(planned, kept.reports))
     except BaseException:
@@ -146,7 +138,7 @@ def run_stages(
     return kept, found
 
 
-def _records(planned: Planned, packed: Sequence[bytes]) -> Iterator[tuple[Prepared, list[CommitRecord]]]:
+def _records(planned: PlannedStage, packed: Sequence[bytes]) -> Iterator[tuple[Prepared, list[CommitRecord]]]:
     """Of each operator the records of its partitions, of attempts that fit together."""
     every = planned.all
     last = planned.chain[-1].spec

@@ -23,7 +23,7 @@ from asyncstate.flink_names import hint_for
 from asyncstate.futures import StateFuture
 from asyncstate.operator import InputSpec, Key, RecordOperator, Row, TimeDomain, Timer, key_type, row_type
 from asyncstate.requests import StateSink
-from asyncstate.runtime import Keys, keys_of_inputs
+from asyncstate.runtime import Keys, check_num_inputs, keys_of_inputs
 from asyncstate.runtime.checks import bound
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.rows import python_rows
@@ -89,6 +89,7 @@ class FakeContext:
                 f"FakeContext takes a RecordOperator, and {operator!r} is none; use OperatorHarness"
             )
         schemas = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        check_num_inputs(_UID, operator, len(schemas))
         keys = keys_of_inputs(_UID, key, len(schemas), operator.broadcast_input)
         self._specs = [
             InputSpec(schema, keys[i], event_time, operator.accepts_changelog, f"input {i}")

@@ -32,7 +32,9 @@ def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
         (condition,) = node.expressions
         if callable(condition):
             return rows.filter(array_of(condition, rows, "where", pa.bool_()))
-        return _query(rows, [f'"{name}"' for name in rows.schema.names], _sql(condition, rows))
+        text = _sql(condition, rows)
+        _check_boolean(condition, _query(rows.slice(0, 0), [f"({text}) AS condition"]).column(0).type)
+        return _query(rows, [f'"{name}"' for name in rows.schema.names], text)
     if node.kind == "drop":
         missing = [name for name in node.expressions if name not in rows.schema.names]
         if missing:
@@ -43,6 +45,11 @@ def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
     if node.kind == "with_columns":
         return _with_columns(rows, node)
     return _selected(rows, node)
+
+
+def _check_boolean(condition: str, kind: pa.DataType) -> None:
+    if not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+        raise SchemaError(f"where('{condition}') is of type {kind}; a condition is a boolean")
 
 
 def _with_columns(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
@@ -77,7 +84,7 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
         )
     try:
         parsed: Any = sqlglot.parse_one(expression, read="spark")
-    except sqlglot.errors.ParseError as error:
+    except sqlglot.errors.SqlglotError as error:
         raise SchemaError(f"'{expression}' is no Spark SQL: {str(error).splitlines()[0]}") from error
     refused = (exp.AggFunc, exp.Window, exp.Subquery, exp.Select, exp.UDTF)
     found = parsed.find(*refused)

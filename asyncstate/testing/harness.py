@@ -22,7 +22,7 @@ from asyncstate.clock import Clock, ManualClock
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.display import html_table, quietly, time_text
 from asyncstate.durations import Duration, microseconds
-from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.errors import AsyncStateError, JobError
 from asyncstate.figures import named
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator, OutputSpec, unknown_output
 from asyncstate.runtime import (
@@ -235,6 +235,7 @@ class OperatorHarness:
         self._initial = initial_of(
             uid, initial_state, operator, self._specs, self._task_inputs, states, self._check_writer
         )
+        self._running: tuple[TaskSpec, list[CommitRecord], bool] | None = None
         self.last_aside: list[SideBatch] = []
         """What the last micro-batch has put out to side outputs."""
         self._side_rows: dict[str, list[OutputRow]] = {name: [] for name in self._output.side_outputs}
@@ -263,15 +264,10 @@ class OperatorHarness:
                 f"push: there is no input {input!r}; the operator has {len(self._specs)}, from 0 on"
             )
         spec = self._specs[input]
-        batch = rows if isinstance(rows, pa.RecordBatch) else record_batch(rows, spec.schema, spec.name)
-        if not batch.schema.equals(spec.schema):
-            raise SchemaError(
-                f"push: the RecordBatch has the columns ({', '.join(map(str, batch.schema))}), but {spec.name} has "
-                f"({', '.join(map(str, spec.schema))})"
-            )
+        batch = record_batch(rows, spec.schema, spec.name)
         if not batch.num_rows:
             return
-        codes = kind_codes([kind] * batch.num_rows if kinds is None else list(kinds), batch.num_rows)
+        codes = kind_codes(kind if kinds is None else kinds, batch.num_rows)
         self._pending.append(InputBatch(batch, codes if codes.any() else None, input))
 
     def advance_watermark(self, watermark_us: int) -> None:
@@ -447,6 +443,7 @@ class OperatorHarness:
         before = len(self.output)
         try:
             self.run_batch(final)
+            self.commit()
         except AsyncStateError as error:
             raise users_frames(error)  # noqa: B904 - the error itself, with its cause
         return self.output[before:]
@@ -454,9 +451,9 @@ class OperatorHarness:
     def run_batch(
         self, final: bool, watermark: int | None = None, before: Sequence[InputBatch] | None = None
     ) -> list[pa.RecordBatch]:
-        """As ``end_batch`` or ``finish``, with the output as it comes; ``watermark``: that of the job whose part the
-        operator is, where its own inputs do not decide; ``before``: rows that come first, in the job's first
-        micro-batch (None: none)."""
+        """As ``end_batch`` or ``finish``, but for the commit, and with the output as it comes. ``watermark``: that of
+        the job whose part the operator is, where its own inputs do not decide; ``before``: rows that come first, in the
+        job's first micro-batch (None: none)."""
         if self._manifest is not None and self._manifest.final:
             raise JobError("the harness has been finished; make a new one")
         if watermark is None:
@@ -465,13 +462,47 @@ class OperatorHarness:
         spec = self._spec(self._manifest, watermark)
         ran = self._ran(spec, before)
         warn_of_missing_rows(self._uid, spec.batch_id, self._config, ran.records)
-        self._commit(spec, ran.records, final)
+        self._running = (spec, ran.records, final)
         self._pending = []
         self.output.extend(rows_of(ran.rows))
         self.last_aside = ran.aside
         for out in ran.aside:
             self._side_rows[out.output].extend(rows_of([out.batch]))
         return ran.rows
+
+    def commit(self) -> None:
+        """Commit what ``run_batch`` has run."""
+        assert self._running is not None, "run_batch comes first"
+        spec, records, final = self._running
+        inputs = list(input_sources(self._uid, self._delays, records))
+        sources = advance_sources(
+            self._manifest,
+            {name: source for name, source, _ in inputs},
+            {name: time for name, _, time in inputs},
+            spec.processing_time,
+        )
+        manifest = Manifest(
+            job_id=_JOB,
+            batch_id=spec.batch_id,
+            base=spec.base_version,
+            max_parallelism=spec.max_parallelism,
+            watermark=spec.watermark,
+            processing_time=spec.processing_time,
+            sources=sources.reached,
+            final=final,
+            operators={self._uid: self._operator_after(spec, records)} if records else {},
+        )
+        self._checkpoint.commit(manifest)
+        self._manifest = manifest
+        self._running = None
+        if records:
+            sums, peaks = sum_records(records)
+            self.batches.append(sums | peaks)
+
+    def discard(self) -> None:
+        """Forget the rows that were pushed and what ``run_batch`` has run: the next micro-batch begins at the last
+        commit."""
+        self._pending, self._running = [], None
 
     def _ran(self, spec: TaskSpec, before: Sequence[InputBatch] | None) -> _Ran:
         """The micro-batch, of a new operator behind what it starts from. Nothing is committed in between."""
@@ -556,31 +587,6 @@ class OperatorHarness:
     def _with_local_phase(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
         phase = chosen_local_phase(spec.operator, spec.inputs, spec.config, spec.base, spec.batch_id)
         return spec.inputs if phase is None else (replace(spec.inputs[0], local=phase),)
-
-    def _commit(self, spec: TaskSpec, records: list[CommitRecord], final: bool) -> None:
-        inputs = list(input_sources(self._uid, self._delays, records))
-        sources = advance_sources(
-            self._manifest,
-            {name: source for name, source, _ in inputs},
-            {name: time for name, _, time in inputs},
-            spec.processing_time,
-        )
-        manifest = Manifest(
-            job_id=_JOB,
-            batch_id=spec.batch_id,
-            base=spec.base_version,
-            max_parallelism=spec.max_parallelism,
-            watermark=spec.watermark,
-            processing_time=spec.processing_time,
-            sources=sources.reached,
-            final=final,
-            operators={self._uid: self._operator_after(spec, records)} if records else {},
-        )
-        self._checkpoint.commit(manifest)
-        self._manifest = manifest
-        if records:
-            sums, peaks = sum_records(records)
-            self.batches.append(sums | peaks)
 
     def _operator_after(self, spec: TaskSpec, records: list[CommitRecord]) -> OperatorManifest:
         name = type(spec.operator).__name__

@@ -2,7 +2,7 @@
 
 Owns: ``PipelineHarness`` and ``PipelineSource``.
 Invariant: operators see what they would see in a job over the same micro-batches: the watermark is the job's, all
-states are committed together.
+states are committed together, and none of a micro-batch that fails.
 Must not import Spark.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import read_schema
 from asyncstate.dataflow import (
@@ -49,7 +49,7 @@ from asyncstate.runtime import (
 from asyncstate.storage import Manifest
 from asyncstate.testing.expressions import transformed
 from asyncstate.testing.harness import OperatorHarness, folder_of
-from asyncstate.testing.rows import OutputRow, record_batch, rows_of
+from asyncstate.testing.rows import OutputRow, kind_codes, record_batch, rows_of
 from asyncstate.testing.starting import InitialRows, initial_rows, input_batch
 
 _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
@@ -139,24 +139,26 @@ class PipelineHarness:
     def push(
         self,
         source: str,
-        rows: Sequence[Sequence[Any] | Mapping[str, Any]],
+        rows: pa.RecordBatch | Sequence[Sequence[Any] | Mapping[str, Any]],
         kind: str = "+I",
         kinds: Sequence[str] | None = None,
     ) -> None:
-        """Add rows to the running micro-batch: tuples with a value a column, or dicts by column name; ``kinds`` one a
-        row, of a changelog."""
+        """Add rows to the running micro-batch: tuples with a value a column, dicts by column name, or a RecordBatch;
+        ``kinds`` one a row, of a changelog. Raises JobError for a source that there is not, and SchemaError for rows
+        and kinds that do not fit it."""
         node = next((one for one in self.flow.sources if one.name == source), None)
         if node is None:
             names = ", ".join(one.name for one in self.flow.sources)
             raise JobError(f"push: there is no source '{source}'; there are {names}")
         assert node.schema is not None
-        texts = [kind] * len(rows) if kinds is None else list(kinds)
-        if len(texts) != len(rows) or (not node.changelog and any(text != "+I" for text in texts)):
-            raise SchemaError(
-                f"push: source '{source}' got {len(rows)} rows with the kinds {texts}; give one a row, and other kinds "
-                "than +I only to a source with changelog=True"
-            )
         batch = record_batch(rows, node.schema, f"source '{source}'")
+        codes = kind_codes(kind if kinds is None else kinds, batch.num_rows)
+        texts = [ROW_KIND_TEXTS[code] for code in codes]
+        if not node.changelog and codes.any():
+            raise SchemaError(
+                f"push: source '{source}' got the kinds {texts}; give other kinds than +I only to a source with "
+                "changelog=True"
+            )
         self._pending[source].append(
             batch.append_column(_KIND, pa.array(texts, pa.string())) if node.changelog else batch
         )
@@ -305,11 +307,11 @@ class PipelineHarness:
             try:
                 found[node] = self._empty(node, inputs, saved)
             except AsyncStateError as error:
-                problems.append(f"{node.place}: '{node.name}': {error}")
+                problems.append(node.problem(str(error)))
         waiting = [uid for uid, one in self._operators.items() if one.waits_for_watermark]
         if waiting and not problems and not self._watermark_sources():
             node = next(node for node in found if isinstance(node, Apply) and node.name == waiting[0])
-            problems.append(f"{node.place}: '{node.name}': {NEVER_PASSED}")
+            problems.append(node.problem(NEVER_PASSED))
         if problems:
             self.close()
             raise JobError("\n  ".join(["the dataflow cannot run:", *problems]))
@@ -355,20 +357,20 @@ class PipelineHarness:
         if crash_before is not None and crash_before not in names:
             raise JobError(f"crash_before: there is no operator and no sink '{crash_before}'")
         watermark = MAX_WATERMARK if final else self.watermark
-        saved = {uid: one.snapshot() for uid, one in self._operators.items()} if crash_before else {}
-        rows: dict[Node, pa.RecordBatch] = {}
-        first = {} if self._committed is not None else dict(self._initial)
         started = max(self.clock.now_us(), _started_at(self._committed))
         seen = {name: self._highest(name) for name in watermark_sources(self.flow.nodes)}
         out: dict[str, list[OutputRow]] = {}
-        for node in self.flow.nodes:
-            if node.name == crash_before and isinstance(node, Apply | Sink):
-                self._restore(saved)
-                return out
-            rows[node] = self._rows(node, rows, first, final, watermark)
-            if isinstance(node, Sink):
-                out[node.name] = _as_output(rows[node])
-                self.outputs[node.name] += out[node.name]
+        try:
+            crashed = not self._to_sinks(out, final, watermark, crash_before)
+        except BaseException:
+            for operator in self._operators.values():
+                operator.discard()
+            raise
+        if crashed:
+            self.restart()
+            return out
+        for operator in self._operators.values():
+            operator.commit()
         self._pending = {name: [] for name in self._pending}
         self._commit(seen, watermark, started, final)
         return out
@@ -410,6 +412,21 @@ class PipelineHarness:
             for uid, one in self._operators.items()
             for index, reached in one.sources.items()
         }
+
+    def _to_sinks(
+        self, out: dict[str, list[OutputRow]], final: bool, watermark: int, crash_before: str | None
+    ) -> bool:
+        """Run all operators and put the rows of each sink into ``out``; False if that ended at ``crash_before``."""
+        rows: dict[Node, pa.RecordBatch] = {}
+        first = {} if self._committed is not None else dict(self._initial)
+        for node in self.flow.nodes:
+            if node.name == crash_before and isinstance(node, Apply | Sink):
+                return False
+            rows[node] = self._rows(node, rows, first, final, watermark)
+            if isinstance(node, Sink):
+                out[node.name] = _as_output(rows[node])
+                self.outputs[node.name] += out[node.name]
+        return True
 
     def _rows(
         self,
@@ -486,6 +503,13 @@ def _through(node: Node, inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
                 raise SchemaError(
                     f"the columns ({', '.join(names)}) and ({', '.join(other.schema.names)}) are not the same"
                 )
+            for name in names:
+                one, two = inputs[0].schema.field(name).type, other.schema.field(name).type
+                if one != two:
+                    raise SchemaError(
+                        f"column '{name}' is of type {one} in one input and {two} in another; cast one of them with "
+                        "select or with_columns"
+                    )
         return _joined([one.select(names) for one in inputs], inputs[0].schema)
     return transformed(node, inputs[0]) if isinstance(node, Transform) else inputs[0]
 

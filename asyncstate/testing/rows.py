@@ -7,7 +7,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,10 +23,17 @@ OutputRow = tuple[Any, ...]
 _NOT_IN_ARROW: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
-def record_batch(rows: Sequence[Any], schema: pa.Schema, name: str, doing: str = "push") -> pa.RecordBatch:
-    """Rows as the columns of an input. Raises SchemaError that names it and the row for what does not fit; ``doing``:
-    where the rows were given."""
-    if isinstance(rows, Mapping):
+def record_batch(rows: Any, schema: pa.Schema, name: str, doing: str = "push") -> pa.RecordBatch:
+    """Rows, a list or a RecordBatch, as the columns of an input. Raises SchemaError that names it and the row for what
+    does not fit; ``doing``: where the rows were given."""
+    if isinstance(rows, pa.RecordBatch):
+        if not rows.schema.equals(schema):
+            raise SchemaError(
+                f"{doing}: the RecordBatch has the columns ({', '.join(map(str, rows.schema))}), but {name} has "
+                f"({', '.join(map(str, schema))})"
+            )
+        return rows
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
         raise SchemaError(
             f"{doing}: the rows of {name} are {rows!r}; give a list of rows, also of a single one"
         )
@@ -75,8 +82,13 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
     return True
 
 
-def kind_codes(texts: list[str], num_rows: int, doing: str = "push") -> np.ndarray[Any, np.dtype[np.int8]]:
-    """The codes of row kinds given as texts, one a row. Raises SchemaError for other ones."""
+def kind_codes(kinds: Any, num_rows: int, doing: str = "push") -> np.ndarray[Any, np.dtype[np.int8]]:
+    """The codes of row kinds given as texts: one a row, or one text for all. Raises SchemaError for anything else."""
+    if not isinstance(kinds, Iterable):
+        raise SchemaError(
+            f"{doing}: kinds is {kinds!r}; give one of {', '.join(ROW_KIND_TEXTS)} for each row"
+        )
+    texts = [kinds] * num_rows if isinstance(kinds, str) else list(kinds)
     if len(texts) != num_rows:
         raise SchemaError(f"{doing}: there are {len(texts)} kinds for {num_rows} rows; give one a row")
     wrong = next(((number, text) for number, text in enumerate(texts) if text not in ROW_KIND_TEXTS), None)

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.config import Config, resolve
+from asyncstate.driver.ledger import Ledger
 from asyncstate.operator import MIN_WATERMARK, Operator
 from asyncstate.runtime import SourceTimes
-from asyncstate.spark.ledger import Ledger
 from asyncstate.storage import PartitionManifest
 from bench.job import JOB, UID, Job
 from bench.rows import INPUT, batches

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from asyncstate.driver.progress import OperatorStatistics
     from asyncstate.spark import BatchStatistics
-    from asyncstate.spark.progress import OperatorStatistics
 
 PARTS: Final = ("Spark", "transfer", "restore", "state read", "merge", "write", "compaction", "commit")
 """In the order of a micro-batch. "transfer" is waiting for rows to come and for output to be taken; "restore" brings

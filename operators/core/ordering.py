@@ -116,6 +116,12 @@ def sort_keys(order: Sequence[OrderColumn]) -> tuple[SortKey, ...]:
 def check_order(order: Sequence[OrderColumn], spec: InputSpec, owner: str) -> None:
     """SchemaError for columns that the input does not have or that have no order."""
     for one in order:
+        name, _, direction = str(one.column).rpartition(" ")
+        if one.column not in spec.schema.names and direction.lower() in ("asc", "desc"):
+            raise SchemaError(
+                f"{owner}: order_by: {spec.name} has no column '{one.column}'; a direction is no part of a name: write "
+                f"{direction.lower()}('{name.strip()}')"
+            )
         try:
             check_key_type(one.column, spec.column(one.column).type)
         except SchemaError as error:

@@ -198,7 +198,7 @@ class _uploads:  # noqa: N801 - reads as a function where it is used
 
 def hook_driver(plan: Plan) -> None:
     """Lay the points of the driver over its ledger and its checkpoint, for the rest of this process."""
-    from asyncstate.spark.ledger import Ledger
+    from asyncstate.driver.ledger import Ledger
 
     running = [-1]
     base_of, commit, delete = Ledger.base_of, Checkpoint.commit, LocalFiles.delete

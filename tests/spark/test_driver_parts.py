@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from asyncstate import RecordContext, RecordOperator, Row
+from asyncstate.driver.micro_batch import Applied, JobFrame
 from asyncstate.errors import JobError
-from asyncstate.spark.apply import shipped_copy
-from asyncstate.spark.batch import Applied, JobFrame, MicroBatch
 from asyncstate.spark.exchange import Stage
+from asyncstate.spark.micro_batch import MicroBatch
+from asyncstate.spark.shipping import shipped_copy
 from asyncstate.testing import OperatorHarness
 
 SCHEMA = pa.schema([("k", pa.int64())])

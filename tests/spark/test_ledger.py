@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from asyncstate.config import resolve
+from asyncstate.driver.ledger import Ledger
 from asyncstate.errors import ConfigurationError
-from asyncstate.spark.ledger import Ledger
 
 
 def _ledger(place: str) -> Ledger:

@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.clock import ManualClock
+from asyncstate.driver.progress import LOGGER, BatchStatistics, OperatorStatistics, progress_of
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark import MicroBatch, ProgressFormatter, PrometheusProgress, StreamingJob
-from asyncstate.spark.progress import LOGGER, BatchStatistics, OperatorStatistics, progress_of
 from tests.spark.parts import Echo, RunningTotal, echo
 
 pytestmark = pytest.mark.spark

@@ -36,7 +36,7 @@ STEP = 20
 TAKE_OVER = """
 import sys
 from asyncstate.config import resolve
-from asyncstate.spark.ledger import Ledger
+from asyncstate.driver.ledger import Ledger
 ledger = Ledger(resolve({"async-state.checkpoint-dir": sys.argv[1]}, {}), "job", 0)
 batch_id = int(sys.argv[2])
 base = ledger.base_of(batch_id)

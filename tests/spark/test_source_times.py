@@ -18,7 +18,8 @@ from asyncstate.dataflow import Stream
 from asyncstate.errors import JobError
 from asyncstate.lookups import TableLookup
 from asyncstate.operator import MIN_WATERMARK
-from asyncstate.spark import MicroBatch, StreamingJob, graph
+from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.spark.executor import SparkExecutor
 from asyncstate.spark.inputs import Packing
 from operators import (
     GroupAggregate,
@@ -52,7 +53,7 @@ def run(job: StreamingJob, batch_id: int, **frames: DataFrame) -> None:
         job.check()
     packing = Packing()
     packing.frames = frames
-    process = job._on_batch or job.micro_batch(job._graph.run)
+    process = job._on_batch or job.micro_batch(job._run_graph)
     process(packing.packed(), batch_id)
 
 
@@ -100,8 +101,8 @@ def test_all_rows_of_a_source_count(
 ) -> None:
     """Also those that a filter takes out; a query of its own reads them only where no stage reads all."""
     asked = []
-    find = graph.highest_of
-    monkeypatch.setattr(graph, "highest_of", lambda *given: asked.append(given) or find(*given))
+    find = SparkExecutor.highest
+    monkeypatch.setattr(SparkExecutor, "highest", lambda *given: asked.append(given) or find(*given))
     job = make_job()
     shape(job.source("e", streaming(spark, tmp_path), event_time="t", watermark_delay="2 seconds"))
     run(job, 0, e=events(spark, 7, 30, None, 12))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.dataflow import Stream
+from asyncstate import RecordOperator
+from asyncstate.dataflow import Dataflow, Stream
+from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import Operator
 from asyncstate.testing import PipelineHarness, PipelineSource
@@ -19,6 +21,7 @@ from operators import (
     GroupAggregate,
     GroupWindowAggregate,
     Join,
+    Rank,
     TemporalSort,
     WindowAggregate,
     WindowApply,
@@ -43,6 +46,8 @@ SOURCES = {
     "orders": PipelineSource(ORDERS, event_time="ts", watermark_delay="1 second"),
     "payments": PipelineSource(PAYMENTS, changelog=True),
 }
+
+SINGLE = {"orders": PipelineSource(ORDERS, event_time="ts")}
 
 
 def pipeline(orders: Stream, payments: Stream) -> None:
@@ -178,7 +183,14 @@ def test_all_problems_at_once() -> None:
     assert all(problem.startswith("test_pipeline.py:") for problem in problems)
     for problem, words in zip(
         problems,
-        ["where 1", "'texts'", "not a value of one row", "'sorted'", "not the same", "no Spark SQL"],
+        [
+            "where nothing > 2",
+            "'texts'",
+            "not a value of one row",
+            "'sorted'",
+            "not the same",
+            "no Spark SQL",
+        ],
         strict=True,
     ):
         assert words in problem
@@ -190,6 +202,10 @@ def test_all_problems_at_once() -> None:
         (lambda h: h.push("nobody", []), "there is no source 'nobody'; there are orders, payments"),
         (lambda h: h.push("orders", [(1,)]), "row 0 of source 'orders'"),
         (lambda h: h.push("orders", [(1, "a", 2, 3)], kind="-D"), "only to a source with changelog=True"),
+        (lambda h: h.push("orders", None), "the rows of source 'orders' are None; give a list"),
+        (lambda h: h.push("orders", "text"), "the rows of source 'orders' are 'text'; give a list"),
+        (lambda h: h.push("payments", [(1, 2)], kinds=7), r"kinds is 7; give one of \+I"),
+        (lambda h: h.push("payments", [(1, 2)], kind="+X"), r"row 0 has the kind '\+X'"),
         (lambda h: h.operator("x"), "there is no operator 'x'"),
         (lambda h: h.rows("x"), "there is no sink 'x'"),
         (lambda h: h.end_batch(crash_before="x"), "no operator and no sink 'x'"),
@@ -201,11 +217,132 @@ def test_what_is_refused(call: Any, message: str) -> None:
         call(harness)
 
 
+def test_a_record_batch_can_be_pushed() -> None:
+    with PipelineHarness(
+        lambda orders: orders.select("id").to(print), {"orders": SINGLE["orders"]}
+    ) as harness:
+        batch = pa.RecordBatch.from_pylist([{"id": 1}, {"id": 2}], ORDERS)
+        harness.push("orders", batch)
+        assert harness.end_batch() == {"print": [("+I", 1), ("+I", 2)]}
+        with pytest.raises(SchemaError, match="the RecordBatch has the columns"):
+            harness.push("orders", batch.select(["id"]))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda orders: orders.where("customer = 'a"), r"where customer = 'a: .* is no Spark SQL"),
+        (lambda orders: orders.select("customer || 'a"), "is no Spark SQL"),
+        (lambda orders: orders.where("amount + 1"), r"where\('amount \+ 1'\) is of type int64; a condition is"),
+        (
+            lambda orders: orders.union(orders.with_columns(id="customer")),
+            "column 'id' is of type int64 in one input and string in another; cast one of them",
+        ),
+        (
+            lambda orders: orders.apply(Rank("amount DESC", 1), key="id", uid="best"),
+            r"no column 'amount DESC'; a direction is no part of a name: write desc\('amount'\)",
+        ),
+        (lambda orders: orders.apply(_Broadcast(), orders, key="id", uid="b"), "broadcast_input is 5 with num"),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_refused_before_a_row(build: Any, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        PipelineHarness(lambda orders: build(orders).to(print), SINGLE)
+
+
+class _Broadcast(RecordOperator):
+    num_inputs = 2
+    broadcast_input = 5
+
+    def bind(self, inputs: Any) -> str:
+        return "n bigint"
+
+    def process(self, row: Any, ctx: Any) -> None:
+        """Never called."""
+
+
+def test_an_operator_is_named_once() -> None:
+    with pytest.raises(JobError) as raised:
+        PipelineHarness(
+            lambda orders: orders.apply(GroupAggregate([sum_("customer")]), key="id", uid="totals"), SINGLE
+        )
+    assert str(raised.value).count("'totals'") == 1
+
+
+@pytest.mark.parametrize("name", ["", "  ", 7])
+def test_a_source_needs_a_name(name: Any) -> None:
+    with pytest.raises(JobError, match=r"test_pipeline\.py:\d+: a source is called .*; give it a name"):
+        Dataflow().add_source(name, Times(), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("filter", r"where\("),
+        ("withColumn", r"with_columns\("),
+        ("groupBy", "GroupAggregate"),
+        ("show", r"to\(print\)"),
+        ("columns", "explain"),
+        ("nothing", "a stream has no 'nothing'$"),
+    ],
+)
+def test_spark_names_of_streams_are_answered_with_ours(name: str, ours: str) -> None:
+    def build(orders: Stream) -> None:
+        with pytest.raises(AttributeError, match=ours):
+            getattr(orders, name)
+        assert not hasattr(orders, name)
+        orders.to(print)
+
+    PipelineHarness(build, SINGLE).close()
+
+
+class _FailsAt(RecordOperator):
+    """Emits the count it gets, and raises at a 2 while ``armed``."""
+
+    armed: ClassVar[list[bool]] = []
+
+    def bind(self, inputs: Any) -> str:
+        return "n bigint"
+
+    def process(self, row: Any, ctx: Any) -> None:
+        if self.armed and row.count == 2:
+            raise ValueError("on purpose")
+        ctx.emit(row.count)
+
+
+def test_a_micro_batch_that_fails_leaves_nothing_committed(async_enabled: bool) -> None:
+    """Neither of the operators before the one that fails nor of those behind it; its rows are still to come."""
+
+    def build(orders: Stream) -> None:
+        counts = orders.apply(GroupAggregate([count()]), key="customer", uid="counts")
+        counts.apply(_FailsAt(), key="customer", uid="fails").to(print, name="out")
+        again = orders.apply(GroupAggregate([count()]), key="customer", uid="again")
+        counts.to(print, name="counts")
+        again.to(print, name="again")
+
+    with PipelineHarness(build, SINGLE, async_enabled=async_enabled) as harness:
+        harness.push("orders", [(1, "a", 0, 0)])
+        harness.end_batch()
+        stored = [harness.operator(uid).state_entries() for uid in ("counts", "fails", "again")]
+        harness.push("orders", [(2, "a", 0, 0)])
+        _FailsAt.armed.append(True)
+        try:
+            with pytest.raises(OperatorError, match="on purpose"):
+                harness.end_batch()
+        finally:
+            _FailsAt.armed.clear()
+        assert stored == [harness.operator(uid).state_entries() for uid in ("counts", "fails", "again")]
+        expected = [("-U", "a", 1), ("+U", "a", 2)]
+        found = harness.end_batch()
+        assert found == {"out": [("+I", 1), ("+I", 2)], "counts": expected, "again": expected}
+        harness.push("orders", [(3, "a", 0, 0)])
+        assert harness.end_batch()["counts"] == [("-U", "a", 2), ("+U", "a", 3)]
+
+
 def _sorted(orders: Stream) -> None:
     orders.apply(TemporalSort(), key="customer", uid="sorted").to(print, name="sorted")
 
 
-SINGLE = {"orders": PipelineSource(ORDERS, event_time="ts")}
 MINUTE = tumble("1 minute")
 
 

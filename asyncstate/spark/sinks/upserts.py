@@ -22,7 +22,7 @@ from asyncstate.spark.sinks.target import Changes, Target
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from asyncstate.spark.batch import MicroBatch
+    from asyncstate.spark.micro_batch import MicroBatch
 
 
 def write_upserts(

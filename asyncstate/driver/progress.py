@@ -22,7 +22,7 @@ from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import kind_of, sum_records
 
 if TYPE_CHECKING:
-    from asyncstate.spark.batch import Applied
+    from asyncstate.driver.micro_batch import Applied
 
 Progress = dict[str, Any]
 """What ``progress_of`` gives; see ``docs/metrics.md``."""

@@ -3,14 +3,14 @@
 Owns: ``tails_of``: behind an operator the filters and projections that its rows alone go through, and the first step of
 the operator that they come to.
 Invariant: states, results and what is stored are those of the parts run one after the other by Spark.
-Must not import storage.
+Must not import storage or Spark.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -18,14 +18,10 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Apply, Dataflow, Node, Output, Transform
 from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
 from asyncstate.dataflow.nodes import array_of
+from asyncstate.driver.executor import R
+from asyncstate.driver.micro_batch import MicroBatch
+from asyncstate.driver.operator_call import Before, Behind, Call
 from asyncstate.runtime import After, Kept, Renamed, Step
-from asyncstate.spark.apply import Before, Behind, Call
-from asyncstate.spark.exchange import arrow_schema_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from asyncstate.spark.batch import MicroBatch
 
 
 class Tail(NamedTuple):
@@ -50,7 +46,7 @@ def call_of(node: Apply) -> Call:
     return Call(node.operator, **node.arguments())
 
 
-def tails_of(flow: Dataflow, empty: Mapping[Node, DataFrame], batch: MicroBatch) -> dict[Apply, Tail]:
+def tails_of(flow: Dataflow, empty: Mapping[Node, R], batch: MicroBatch[R]) -> dict[Apply, Tail]:
     """What runs in the task of each operator; ``empty`` has the columns of each node's rows."""
     tails: dict[Apply, Tail] = {}
     routes: dict[Node, tuple[str, ...]] = {}
@@ -63,13 +59,13 @@ def tails_of(flow: Dataflow, empty: Mapping[Node, DataFrame], batch: MicroBatch)
 
 
 def _tail_of(
-    flow: Dataflow, node: Apply, empty: Mapping[Node, DataFrame], batch: MicroBatch, route: tuple[str, ...]
+    flow: Dataflow, node: Apply, empty: Mapping[Node, R], batch: MicroBatch[R], route: tuple[str, ...]
 ) -> Tail:
     """What runs in the task of ``node``, which is routed by ``route``."""
     if node.operator.stateless or not batch.fusion or node not in empty:
         return Tail(node, stopped="async-state.fusion is false" if not batch.fusion else "")
     steps: list[Step] = []
-    schema, without_kinds = arrow_schema_of(empty[node]), False
+    schema, without_kinds = batch.schema(empty[node]), False
     inputs = [empty[one] for one in node.inputs]
     routes = batch.routed_output(call_of(node), inputs, route)
     last: Node = node
@@ -105,9 +101,9 @@ def _kept(
     node: Apply,
     last: Node,
     following: Apply,
-    empty: Mapping[Node, DataFrame],
-    batch: MicroBatch,
-    inputs: Sequence[DataFrame],
+    empty: Mapping[Node, R],
+    batch: MicroBatch[R],
+    inputs: Sequence[R],
     stepped: bool,
 ) -> str:
     """Why the rows of ``last`` are kept before ``following`` gets them; empty if they are not."""

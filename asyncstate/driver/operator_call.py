@@ -1,19 +1,18 @@
 """What a user asks of ``apply``: an operator, and what is declared of its inputs.
 
 Owns: ``Call``, with what runs before and behind it in the same task (``InTask``), how declarations become
-``InputSpec``s, the rules for names and options, and ``shipped_copy``.
+``InputSpec``s, and the rules for names and options.
 Invariant: nothing runs here; what is wrong with a declaration is an error before any row is read.
+Must not import Spark.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-from pyspark import cloudpickle
-
+from asyncstate.driver.executor import Executor, R
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import InputSpec, Operator
@@ -31,12 +30,7 @@ from asyncstate.runtime import (
     sort_keys_of_inputs,
     times_of_inputs,
 )
-from asyncstate.spark.exchange import input_spec
 from asyncstate.storage import OperatorManifest
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism")
 """Settings that the whole job shares: an operator's own options cannot change them."""
@@ -61,7 +55,7 @@ class Before(NamedTuple):
     """What was done to an input in the task that it comes from: its columns were those of ``rows``, which has no rows;
     ``local`` is the local phase that has put its rows together."""
 
-    rows: DataFrame
+    rows: Any
     local: LocalPhase | None
 
 
@@ -70,7 +64,7 @@ class Behind(NamedTuple):
     rows itself; ``after`` is done to its output there. ``route``: the key columns that it is routed by; empty: all."""
 
     call: Call
-    rows: DataFrame
+    rows: Any
     after: After | None
     route: tuple[str, ...] = ()
 
@@ -93,7 +87,7 @@ class Inputs:
     delays: Sequence[int | None]
 
 
-def input_specs(call: Call, inputs: Sequence[DataFrame]) -> Inputs:
+def input_specs(call: Call, inputs: Sequence[R], executor: Executor[R]) -> Inputs:
     """The inputs as they are declared. Raises SchemaError and the like for what cannot be."""
     uid, count, broadcast = call.uid, len(inputs), call.operator.broadcast_input
     if broadcast not in range(count):
@@ -106,7 +100,7 @@ def input_specs(call: Call, inputs: Sequence[DataFrame]) -> Inputs:
     drops = drop_seen_of_inputs(uid, call.drop_seen, sequences)
     specs = [
         replace(
-            input_spec(df, keys[i], times[i], names[i], i == broadcast),
+            executor.input_spec(df, keys[i], times[i], names[i], i == broadcast),
             order_by=orders[i],
             sequence=sequences[i],
             drop_seen=drops[i],
@@ -156,16 +150,3 @@ def check_operator_options(uid: str, options: Mapping[str, object]) -> None:
                 f"operator '{uid}': async-state.{name} holds for the whole job; give it to "
                 "StreamingJob(options=...)"
             )
-
-
-def shipped_copy(uid: str, operator: Operator) -> Operator:
-    """A copy of ``operator``. Raises JobError, before any task does, for what cannot be shipped."""
-    try:
-        pickled = cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
-    except Exception as error:  # whatever the objects that it holds raise
-        raise JobError(
-            f"operator '{uid}' ({type(operator).__name__}) cannot be sent to tasks: {type(error).__name__}: {error}. "
-            "Make what cannot be pickled (clients, locks, open files) in open()"
-        ) from error
-    copied: Operator = pickle.loads(pickled)
-    return copied

@@ -2,6 +2,7 @@
 
 Owns: ``MicroBatch`` and what its operators have reported so far.
 Invariant: an operator's stage has run, whole and once, when ``apply`` returns; nothing is committed here.
+Must not import Spark.
 """
 
 from __future__ import annotations
@@ -12,11 +13,24 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import pyarrow as pa
 
 from asyncstate.config import Config
+from asyncstate.driver.executor import Executor, Feed, Planned, Prepared, R, Stage
+from asyncstate.driver.operator_call import (
+    Before,
+    Behind,
+    Call,
+    Inputs,
+    InTask,
+    check_not_taken,
+    check_operator_options,
+    input_specs,
+    routed,
+)
+from asyncstate.driver.progress import figures_of, operator_statistics
 from asyncstate.errors import JobError
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime import (
@@ -32,6 +46,7 @@ from asyncstate.runtime import (
     SequenceBy,
     Step,
     TaskSpec,
+    WatermarkSource,
     check_fingerprint,
     check_is_operator,
     check_keeps,
@@ -55,57 +70,20 @@ from asyncstate.runtime import (
     watermark_after,
     why_rows_wait,
 )
-from asyncstate.spark.apply import (
-    Before,
-    Behind,
-    Call,
-    Inputs,
-    InTask,
-    check_not_taken,
-    check_operator_options,
-    input_specs,
-    routed,
-    shipped_copy,
-)
-from asyncstate.spark.chain import RunPartition
-from asyncstate.spark.exchange import (
-    Stage,
-    arrow_schema_of,
-    output_rows,
-    over,
-    plain_columns,
-    stage_schema,
-    wire_schema,
-    withdraw,
-)
-from asyncstate.spark.failures import stage_explained
-from asyncstate.spark.inputs import InitialState, initial_of
-from asyncstate.spark.local_phase import can_limit, runs_locally
-from asyncstate.spark.progress import figures_of, operator_statistics
-from asyncstate.spark.settings import ArrowBatches
-from asyncstate.spark.stages import Feed, JobTexts, Planned, Prepared, plan_stage, run_stages
-from asyncstate.spark.task import StatelessTask
 from asyncstate.storage import Manifest, OperatorManifest, StateSpec
 
 _log = logging.getLogger(__name__)
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
-
 
 @dataclass(frozen=True)
-class JobFrame:
+class JobFrame(Generic[R]):
     """What a job's micro-batches share. ``resolve`` makes an operator's Config from its own options."""
 
     job_id: str
     checkpoint: str = field(repr=False)
     config: Config
     resolve: Any
-    default_parallelism: int
-    arrow: ArrowBatches
-    texts: JobTexts
-    run: RunPartition | None = None
+    executor: Executor[R]
 
 
 @dataclass(frozen=True)
@@ -122,7 +100,7 @@ class Applied:
     waiting: str | None
     route: list[int]
     records: list[CommitRecord]
-    stage: Stage | None = None
+    stage: Stage[Any] | None = None
     plan_seconds: float = 0.0
     stage_seconds: float = 0.0
 
@@ -132,14 +110,14 @@ class Applied:
         return operator_after(self.uid, self.operator, batch_id, parallelism, records, schemas, self.route)
 
 
-class MicroBatch:
+class MicroBatch(Generic[R]):
     """Applies stateful operators to the DataFrames of one micro-batch; usable until the function returns.
 
     Two applies may run from two threads of the user's function; each uid at most once.
     """
 
     def __init__(
-        self, frame: JobFrame, batch_id: int, base: Manifest | None, now_us: int, final: bool
+        self, frame: JobFrame[R], batch_id: int, base: Manifest | None, now_us: int, final: bool
     ) -> None:
         self._frame = frame
         self._base = base
@@ -155,20 +133,20 @@ class MicroBatch:
         """True in the last run, made by ``StreamingJob.finish`` with an empty DataFrame."""
         self.applied: dict[str, Applied] = {}
         self._started: dict[str, OperatorManifest] = {}
-        self._first_stages: list[Stage] = []
-        self.stateless: dict[str, DataFrame] = {}
+        self._first_stages: list[Stage[R]] = []
+        self.stateless: dict[str, R] = {}
         """The rows of stateless operators, which report nothing."""
+        self.sources: Mapping[str, WatermarkSource] | None = None
+        """The sources of a graph that move the watermark, by name; None in a function."""
         self.event_times: dict[str, int | None] = {}
-        """The highest event time of each source of a graph that moves the watermark; None without any."""
-        self.watched: frozenset[str] = frozenset()
-        """The names of what Spark observes in the plans of stages."""
+        """The highest event time of each of them, microseconds; None without any."""
         self.observed: dict[str, int | None] = {}
-        """What it has observed, of those that ran."""
+        """What the executor has observed in the stages that ran, by name."""
 
     def apply(
         self,
         operator: Operator,
-        *inputs: DataFrame,
+        *inputs: R,
         uid: str,
         key: Keys = None,
         event_time: str | Sequence[str | None] | None = None,
@@ -177,8 +155,8 @@ class MicroBatch:
         sequence: SequenceBy = None,
         drop_seen: bool | Sequence[bool] = False,
         options: Mapping[str, object] | None = None,
-        initial_state: InitialState | None = None,
-    ) -> DataFrame:
+        initial_state: Any = None,
+    ) -> R:
         """Run ``operator`` over this micro-batch's rows of ``inputs``; its output with a ``row_kind`` column.
 
         ``key``: the key columns, a name or several; None for one global key; with two inputs one entry for
@@ -208,9 +186,9 @@ class MicroBatch:
     def run(
         self,
         task: InTask,
-        inputs: Sequence[DataFrame | Feed],
-        initial_state: InitialState | None = None,
-    ) -> DataFrame:
+        inputs: Sequence[R | Feed],
+        initial_state: Any = None,
+    ) -> R:
         """``apply``, as a graph does it: the rows are those of the last operator of ``task``. Of ``inputs`` that are
         planned the stages run in the same Spark job."""
         self._enter(task)
@@ -225,9 +203,10 @@ class MicroBatch:
         ran = [_both(first[one.uid], one) if one.uid in first else one for one in ran]
         self.applied |= {one.uid: one for one in ran}
         assert ran[-1].stage is not None  # the last operator of a task has its rows
-        return ran[-1].stage.rows
+        rows: R = ran[-1].stage.rows
+        return rows
 
-    def plan(self, task: InTask, inputs: Sequence[DataFrame | Feed]) -> Planned:
+    def plan(self, task: InTask, inputs: Sequence[R | Feed]) -> Planned:
         """What ``run`` would run, for a stage that gets its rows."""
         self._enter(task)
         return self._planned(task, inputs)
@@ -242,11 +221,11 @@ class MicroBatch:
                 self._uids.append(one.uid)
         check_is_operator(task.call.uid, task.call.operator)
 
-    def _begin(self, task: InTask, inputs: Sequence[DataFrame], given: InitialState) -> dict[str, Applied]:
+    def _begin(self, task: InTask, inputs: Sequence[R], given: Any) -> dict[str, Applied]:
         """Have a new operator start from what was given: a stage of its own before that of the micro-batch's rows,
         whose base is what it leaves. Nothing is committed in between."""
         call = task.call
-        initial = initial_of(call.uid, given, inputs)
+        initial = self._frame.executor.initial_of(call.uid, given, inputs)
         if initial.values:
             own = self._check(call, inputs)
             for state, writing, df in self._writing_values(call, own, initial.values):
@@ -260,12 +239,12 @@ class MicroBatch:
         return {one.uid: one for one in ran}
 
     def _writing_values(
-        self, call: Call, checked: _Checked, values: Mapping[str, DataFrame]
-    ) -> Iterator[tuple[str, Call, DataFrame]]:
+        self, call: Call, checked: _Checked, values: Mapping[str, R]
+    ) -> Iterator[tuple[str, Call, R]]:
         """What writes the values of each state. Raises StateDeclarationError for columns that are none."""
         keyed = next(spec for spec in checked.ready if not spec.broadcast)
         for state, df in values.items():
-            check_values(call.uid, state, arrow_schema_of(df), keyed.key_schema)
+            check_values(call.uid, state, self.schema(df), keyed.key_schema)
             writer = InitialValues(call.operator, checked.ready, state)
             yield state, Call(writer, call.uid, keyed.key, options=call.options), df
 
@@ -281,7 +260,7 @@ class MicroBatch:
             return self._started[uid]
         return self._base.operators.get(uid) if self._base is not None else None
 
-    def _chain(self, task: InTask, inputs: Sequence[DataFrame | Feed]) -> list[Prepared]:
+    def _chain(self, task: InTask, inputs: Sequence[R | Feed]) -> list[Prepared]:
         call, after, before, then = task
         seen = [one.shape if isinstance(one, Feed) else one for one in inputs]
         seen = seen if before is None else [before.rows]
@@ -296,22 +275,20 @@ class MicroBatch:
             chain.append(self._prepare(behind.call, checked, behind.after))
         return chain
 
-    def _planned(self, task: InTask, inputs: Sequence[DataFrame | Feed]) -> Planned:
-        return plan_stage(self._chain(task, inputs), inputs, task.before is not None, self._frame.run)
+    def _planned(self, task: InTask, inputs: Sequence[R | Feed]) -> Planned:
+        return self._frame.executor.plan(self._chain(task, inputs), inputs, task.before is not None)
 
-    def _run_stage(self, task: InTask, inputs: Sequence[DataFrame | Feed]) -> list[Applied]:
+    def _run_stage(self, task: InTask, inputs: Sequence[R | Feed]) -> list[Applied]:
         started = time.perf_counter()
         planned = self._planned(task, inputs)
         before = sum(one.plan_seconds for one in planned.all[:-1])
         ended = time.perf_counter()
-        stage, records = run_stages(
-            planned, self._frame.texts, self._frame.arrow, self.stateless, self.watched
-        )
+        stage, records = self._frame.executor.run(planned, self.stateless)
         self.observed |= stage.observed
         ran = [self._applied(one, reported) for one, reported in records]
         plan, run = before + ended - started, time.perf_counter() - ended
         ran[-1] = replace(ran[-1], stage=stage, plan_seconds=plan, stage_seconds=run)
-        self._frame.texts.ran(figures_of({one.uid: operator_statistics(one) for one in ran}))
+        self._frame.executor.ran(figures_of({one.uid: operator_statistics(one) for one in ran}))
         return ran
 
     def _applied(self, one: Prepared, records: list[CommitRecord]) -> Applied:
@@ -333,9 +310,7 @@ class MicroBatch:
         """Whether no micro-batch of the job has been committed before."""
         return self._base is None
 
-    def check(
-        self, call: Call, inputs: Sequence[DataFrame], initial_state: InitialState | None = None
-    ) -> Expected:
+    def check(self, call: Call, inputs: Sequence[R], initial_state: Any = None) -> Expected[R]:
         """What ``run`` would return; nothing runs. Raises what ``run`` raises before any row is read."""
         operator, uid = call.operator, call.uid
         check_uid(uid)
@@ -344,25 +319,30 @@ class MicroBatch:
         if operator.stateless:
             check_keeps(uid, initial_state)
         elif initial_state is not None:
-            values = initial_of(uid, initial_state, inputs).values
+            values = self._frame.executor.initial_of(uid, initial_state, inputs).values
             for _, writing, df in self._writing_values(call, checked, values):
                 self._check(writing, [df])
         if checked.stored is not None and not operator.stateless:
             check_fingerprint(uid, checked.stored.schema, fingerprint(checked.specs.inputs, checked.output))
         self._parallelism(uid, checked.config, checked.stored)
+        no_rows = self._frame.executor.no_rows
         return Expected(
-            output_rows(uid, checked.output.schema),
-            {name: output_rows(uid, schema) for name, schema in checked.output.side_outputs.items()},
+            no_rows(uid, checked.output.schema),
+            {name: no_rows(uid, schema) for name, schema in checked.output.side_outputs.items()},
             why_rows_wait(uid, operator, checked.ready) is not None,
             [f"{state.name} ({state.kind.replace('_', ' ')})" for state in checked.states],
         )
+
+    def schema(self, rows: R) -> pa.Schema:
+        """The columns of ``rows`` but ``row_kind``."""
+        return self._frame.executor.schema(rows)
 
     @property
     def fusion(self) -> bool:
         """Whether parts of a graph may run in one task."""
         return self._frame.config.fusion
 
-    def side_output(self, uid: str, name: str) -> DataFrame:
+    def side_output(self, uid: str, name: str) -> R:
         """The rows that operator ``uid``, applied before in this micro-batch, has put out to its side output ``name``,
         with a ``row_kind`` column.
 
@@ -382,7 +362,8 @@ class MicroBatch:
             )
         stage = self.applied[uid].stage
         assert stage is not None  # operators with side outputs are the last ones of their tasks
-        return stage.side(name)
+        rows: R = stage.side(name)
+        return rows
 
     @property
     def failed_uids(self) -> list[str]:
@@ -393,7 +374,7 @@ class MicroBatch:
         """Give all rows back, whatever fails among it; called when the function has returned or failed."""
         self._open = False
         for uid, rows in self.stateless.items():
-            withdraw(rows, over(f"the output of operator '{uid}' in batch {self.batch_id}"))
+            self._frame.executor.withdraw(rows, f"the output of operator '{uid}' in batch {self.batch_id}")
         with ExitStack() as releasing:
             for stage in self._first_stages:
                 releasing.callback(stage.release)
@@ -408,25 +389,23 @@ class MicroBatch:
                 "function"
             )
 
-    def _map(self, call: Call, inputs: Sequence[DataFrame]) -> DataFrame:
+    def _map(self, call: Call, inputs: Sequence[R]) -> R:
         """A lazy map over the partitions that the input happens to have: Spark runs the operator as part of whatever
         reads its rows, as often as that needs."""
         checked = self._check(call, inputs)
         spec = self._task_spec(call, checked._replace(stored=None), 1)
-        with stage_explained(call.uid, call.operator):
-            schema = output_rows(call.uid, checked.output.schema)
-            task = StatelessTask(spec, wire_schema(schema))
-            rows = inputs[0].selectExpr(*plain_columns(spec.inputs[0])).mapInArrow(task, schema)
-        self.stateless[call.uid] = rows
+        rows = self.stateless[call.uid] = self._frame.executor.stateless(
+            spec, checked.output.schema, inputs[0]
+        )
         return rows
 
-    def _check(self, call: Call, inputs: Sequence[DataFrame], route: tuple[str, ...] = ()) -> _Checked:
+    def _check(self, call: Call, inputs: Sequence[R], route: tuple[str, ...] = ()) -> _Checked:
         """``route``: the key columns that a new operator is routed by, if not all; a stored one keeps to its own."""
         operator, uid, options = call.operator, call.uid, call.options or {}
         check_num_inputs(uid, operator, len(inputs))
         check_operator_options(uid, options)
         config: Config = self._frame.resolve(options)
-        specs = input_specs(call, inputs)
+        specs = input_specs(call, inputs, self._frame.executor)
         if operator.stateless:
             check_stateless(uid, operator, specs.inputs, specs.delays)
         stored = self._stored(uid)
@@ -437,18 +416,18 @@ class MicroBatch:
             specs.inputs,
             config,
             stored.states if stored is not None else (),
-            lambda given: shipped_copy(uid, given),
+            lambda given: self._frame.executor.shipped_copy(uid, given),
         )
         return _Checked(config, specs, stored, output, ready, states)
 
-    def _done_before(self, operator: Operator, inputs: Sequence[DataFrame], checked: _Checked) -> _Checked:
+    def _done_before(self, operator: Operator, inputs: Sequence[R], checked: _Checked) -> _Checked:
         """With what Spark does to the inputs' rows before they are exchanged."""
         ready, config = checked.ready, checked.config
         phase = chosen_local_phase(operator, ready, config, checked.stored, self.batch_id)
-        if phase is not None and runs_locally(inputs[0], ready[0], phase):
+        if phase is not None and self._frame.executor.runs_locally(inputs[0], ready[0], phase):
             ready = (replace(ready[0], local=phase),)
         limit = chosen_local_limit(operator, ready, config)
-        if limit is not None and can_limit(inputs[0], limit):
+        if limit is not None and self._frame.executor.can_limit(inputs[0], limit):
             ready = (replace(ready[0], limit=limit),)
         return checked._replace(ready=ready)
 
@@ -458,13 +437,10 @@ class MicroBatch:
         if stored is not None and call.uid not in self._started:
             check_fingerprint(call.uid, stored.schema, schemas)
         sent = output if after is None else OutputSpec(after.schema, output.side_outputs)
-        schema = stage_schema(call.uid, sent)
         spec = self._task_spec(call, checked, self._parallelism(call.uid, checked.config, stored))
-        return Prepared(spec, after, schema, checked.specs.delays, schemas)
+        return Prepared(spec, after, sent, checked.specs.delays, schemas)
 
-    def routed_output(
-        self, call: Call, inputs: Sequence[DataFrame], route: tuple[str, ...]
-    ) -> list[tuple[str, ...]]:
+    def routed_output(self, call: Call, inputs: Sequence[R], route: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Columns of what ``call`` puts out that have the values its rows are routed by; none if rows leave beside
         them, which go no further. ``route``: the key columns that a new operator is routed by; empty: all."""
         checked = self._check(call, inputs, route)
@@ -477,9 +453,9 @@ class MicroBatch:
     def behind(
         self,
         first: Call,
-        inputs: Sequence[DataFrame],
+        inputs: Sequence[R],
         following: Call,
-        rows: DataFrame,
+        rows: R,
         routes: Collection[tuple[str, ...]],
     ) -> Behind | None:
         """How ``following`` can run in the task of ``first``, which is routed by what its input ``rows`` has in each of
@@ -500,7 +476,7 @@ class MicroBatch:
                 return Behind(following, rows, None, () if route == own.key else route)
         return None
 
-    def first_step(self, call: Call, rows: DataFrame) -> tuple[Step, pa.Schema, Before] | None:
+    def first_step(self, call: Call, rows: R) -> tuple[Step, pa.Schema, Before] | None:
         """What the operator of ``call`` can have done to its rows, which have the columns of ``rows``, in the task that
         they leave: the step, the columns of what leaves it, and what ``run`` is to be told. None: nothing."""
         checked = self._check(call, [rows])
@@ -508,20 +484,20 @@ class MicroBatch:
         if not checked.config.fusion or spec.ordering is not None or spec.sequence or spec.broadcast:
             return None
         phase = local_phase_of_task(call.operator, checked.ready, checked.config)
-        if phase is not None and runs_locally(rows, spec, phase):
+        if phase is not None and self._frame.executor.runs_locally(rows, spec, phase):
             local = replace(spec, local=phase)
             return Combined(local, checked.config.max_parallelism), local.row_schema, Before(rows, phase)
         limit = local_limit_of_task(call.operator, checked.ready, checked.config)
-        if limit is not None and can_limit(rows, limit):
-            return Best(spec.key, limit), arrow_schema_of(rows), Before(rows, None)
+        if limit is not None and self._frame.executor.can_limit(rows, limit):
+            return Best(spec.key, limit), self.schema(rows), Before(rows, None)
         return None
 
     def kept(
         self,
         first: Call,
-        inputs: Sequence[DataFrame],
+        inputs: Sequence[R],
         following: Call,
-        frames: Sequence[DataFrame],
+        frames: Sequence[R],
         index: int,
         stepped: bool,
     ) -> str:
@@ -562,18 +538,18 @@ class MicroBatch:
 
     def _parallelism(self, uid: str, config: Config, stored: OperatorManifest | None) -> int:
         """What the options say; by default what is stored, or a partition a core for new state."""
-        auto = stored.parallelism if stored is not None else self._frame.default_parallelism
+        auto = stored.parallelism if stored is not None else self._frame.executor.default_parallelism
         chosen = config.parallelism or min(auto, config.max_parallelism)
         check_parallelism(uid, chosen, config.max_parallelism)
         return chosen
 
 
-class Expected(NamedTuple):
-    """The columns of an operator's rows and of those of its side outputs, whether rows wait for the watermark, and what
-    states it keeps, each in words."""
+class Expected(NamedTuple, Generic[R]):
+    """No rows, with the columns of an operator's output and of its side outputs; whether rows wait for the watermark;
+    what states it keeps, each in words."""
 
-    rows: StructType
-    side_outputs: Mapping[str, StructType]
+    rows: R
+    side_outputs: Mapping[str, R]
     waits: bool
     states: Sequence[str]
 

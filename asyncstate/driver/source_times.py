@@ -1,38 +1,31 @@
 """Where the event times of a graph's sources are observed: of all rows, before any filter.
 
-Owns: ``Watch``, ``watches_of``, ``observed`` and ``highest_of``.
+Owns: ``Watch``, ``watches_of`` and ``metric_name``.
 Invariant: what is found of a source in a micro-batch is the highest event time of all of its rows, however many
 actions read them, in whole, in part or not at all.
-Must not import storage.
+Must not import storage or Spark.
 
-The rows are read by Spark jobs that run anyway. The tasks of an operator that gets them as they are report their times
-in any case. Behind a filter Spark observes them in the plan of the first stage that reads all of them. Only where no
-stage does so, the source is read once more. (Spark's observation is an operator without generated code: some
-0.1 us a row.)
+The rows are read by stages that run anyway. The tasks of an operator that gets them as they are report their times
+in any case. Behind a filter the executor observes them for the first stage that reads all of them. Only where no
+stage does so, the source is read once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
-
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
-from pyspark.sql.types import TimestampNTZType
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
 
 from asyncstate.dataflow import Apply, Dataflow, Node, Source, Transform
 from asyncstate.dataflow.arrow_sql import plain_columns
-from asyncstate.runtime import LATEST_EVENT_TIME
-from asyncstate.spark.columns import quoted
-from asyncstate.spark.exchange import arrow_schema_of
+from asyncstate.driver.executor import Executor, R
 
 _TIME: Final = "asyncstate:time"
 _INITIAL: Final = ":initial"
 
 
 class Watch(NamedTuple):
-    """How the times of a source are found: by the report of ``input_index`` of operator ``uid``, by Spark where
-    ``consumer`` gets the rows, or by a query of its own if there is neither."""
+    """How the times of a source are found: by the report of ``input_index`` of operator ``uid``, by the executor where
+    ``consumer`` gets the rows, or by reading them once more if there is neither."""
 
     uid: str | None = None
     input_index: int = 0
@@ -40,18 +33,18 @@ class Watch(NamedTuple):
 
 
 def watches_of(
-    flow: Dataflow, names: Mapping[str, Any], empty: Mapping[Node, DataFrame]
+    flow: Dataflow, names: Collection[str], empty: Mapping[Node, R], executor: Executor[R]
 ) -> dict[Source, Watch]:
     """How the times of the sources ``names`` are found; ``empty`` has the columns of each node's rows."""
-    return {source: _watch(flow, source, empty) for source in flow.sources if source.name in names}
+    return {source: _watch(flow, source, empty, executor) for source in flow.sources if source.name in names}
 
 
-def _watch(flow: Dataflow, source: Source, empty: Mapping[Node, DataFrame]) -> Watch:
+def _watch(flow: Dataflow, source: Source, empty: Mapping[Node, R], executor: Executor[R]) -> Watch:
     time = source.times.event_time
     stages = [node for node in flow.nodes if isinstance(node, Apply) and not node.operator.stateless]
     for node in stages:
         for index, given in enumerate(node.inputs):
-            if _as_they_are(given, str(time), empty) is source and _times(node)[index] == time:
+            if _as_they_are(given, str(time), empty, executor) is source and _times(node)[index] == time:
                 return Watch(node.name, index)
     for consumer in flow.nodes:
         if source in consumer.inputs and any(_reads_all(node, consumer, source) for node in stages):
@@ -59,12 +52,12 @@ def _watch(flow: Dataflow, source: Source, empty: Mapping[Node, DataFrame]) -> W
     return Watch()
 
 
-def _as_they_are(node: Node, time: str, empty: Mapping[Node, DataFrame]) -> Node:
+def _as_they_are(node: Node, time: str, empty: Mapping[Node, R], executor: Executor[R]) -> Node:
     """The node whose rows come out of ``node``, all of them, with their column ``time``."""
     while isinstance(node, Transform):
         (given,) = node.inputs[:1]
         if node.kind == "select":
-            schema = arrow_schema_of(empty[given])
+            schema = executor.schema(empty[given])
             columns = None if node.named else plain_columns(node.expressions, schema)
             if columns is None or (time, time) not in columns:
                 return node
@@ -114,26 +107,5 @@ def _is_function(node: Node) -> bool:
 
 
 def metric_name(source: Source, initial: bool = False) -> str:
-    """The name by which Spark knows the observation of a source's rows; ``initial``: of those before the stream."""
+    """The name of what is observed of a source's rows; ``initial``: of those before the stream."""
     return f"{_TIME}:{source.name}{_INITIAL if initial else ''}"
-
-
-def observed(source: Source, df: DataFrame, initial: bool = False) -> DataFrame:
-    """The rows of ``source``, which Spark observes where they are read."""
-    return df.observe(metric_name(source, initial), sf.expr(_highest(source, df)).alias("highest"))
-
-
-def highest_of(source: Source, frames: Iterable[DataFrame]) -> int | None:
-    """The highest event time of the rows of ``source`` in ``frames``, by a query of its own."""
-    found = [df.agg(sf.expr(_highest(source, df))).collect()[0][0] for df in frames]
-    return max((time for time in found if time is not None), default=None)
-
-
-def _highest(source: Source, df: DataFrame) -> str:
-    """SQL of the highest event time that may move a watermark, microseconds."""
-    name = str(source.times.event_time)
-    time = f"unix_micros({quoted(name)})"
-    if isinstance(df.schema[name].dataType, TimestampNTZType):
-        # Differences are the same in every time zone, casts are not.
-        time = f"(({quoted(name)} - timestamp_ntz'1970-01-01 00:00:00') div interval '0.000001' second)"
-    return f"max(case when {time} <= {LATEST_EVENT_TIME}L then {time} end)"

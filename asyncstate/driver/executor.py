@@ -1,0 +1,181 @@
+"""What a driver needs of the engine that holds the rows of a micro-batch and runs operators over them.
+
+Owns: ``Executor``, ``Stage`` and ``Planned``, the interfaces of such an engine; ``Prepared``, an operator that is
+checked and can run; ``Feed``, planned rows as an input; ``Initial``, what an operator starts from.
+Invariant: a stage runs once, whole, in ``Executor.run``; afterwards its rows are only read. Executors commit nothing.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import pyarrow as pa
+
+from asyncstate.dataflow import NodeFigures, Transform, Union
+from asyncstate.local_phase import LocalLimit, LocalPhase
+from asyncstate.operator import InputSpec, Operator, OutputSpec
+from asyncstate.runtime import After, CommitRecord, TaskSpec
+
+R = TypeVar("R")
+"""The rows of a micro-batch as the executor holds them: a DataFrame on Spark."""
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An operator that is checked and can run. ``after`` is done to its main output in its task, ``sent`` are the
+    columns that leave the task. ``delays``: of each input the watermark delay in microseconds, or None; ``schemas``:
+    what the manifest keeps of its inputs and outputs."""
+
+    spec: TaskSpec
+    after: After | None
+    sent: OutputSpec
+    delays: Sequence[int | None]
+    schemas: Mapping[str, str]
+
+
+class Planned(Protocol):
+    """A stage that has not run: ``chain`` has its operators, one after the other in a task."""
+
+    @property
+    def chain(self) -> Sequence[Prepared]:
+        """Its operators."""
+
+    @property
+    def plan_seconds(self) -> float:
+        """What planning it took."""
+
+    @property
+    def all(self) -> Sequence[Planned]:
+        """The stages that run with it, in their order; it is the last."""
+
+
+class Feed(NamedTuple):
+    """The rows of a planned stage as input of another one; ``shape`` has their columns and no rows."""
+
+    stage: Any
+    shape: Any
+
+
+class Stage(Protocol[R_co]):
+    """The rows of a stage that has run."""
+
+    @property
+    def rows(self) -> R_co:
+        """Those of the main output."""
+
+    @property
+    def observed(self) -> Mapping[str, int | None]:
+        """What ``Executor.observe`` was asked for and the stage has read, by name; None without any time."""
+
+    def side(self, name: str) -> R_co:
+        """Those of a side output. Raises JobError for a name that is not declared."""
+
+    def behind(self, first: Any) -> Any:
+        """This stage with the rows of ``first`` before its own."""
+
+    def release(self) -> None:
+        """Give the rows back: they cannot be read any more."""
+
+
+class Initial(NamedTuple):
+    """What an operator starts from: ``rows``, one entry per input, or ``values`` by name of state."""
+
+    rows: Sequence[Any] = ()
+    values: Mapping[str, Any] = {}
+
+
+class Executor(Protocol[R]):
+    """Holds rows, transforms them row by row, and runs planned stages."""
+
+    @property
+    def default_parallelism(self) -> int:
+        """Partitions of an operator that says nothing else."""
+
+    # -- rows ------------------------------------------------------------------------------------------
+
+    def columns(self, rows: R) -> list[str]:
+        """Names, ``row_kind`` among them if there is one."""
+
+    def schema(self, rows: R) -> pa.Schema:
+        """The columns but ``row_kind``, all nullable, timestamps in UTC."""
+
+    def input_spec(
+        self, rows: R, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool
+    ) -> InputSpec:
+        """What an operator is told of an input. Raises SchemaError for columns that it cannot have."""
+
+    def no_rows(self, uid: str, schema: pa.Schema) -> R:
+        """No rows, with the output columns ``schema`` and ``row_kind``. Raises SchemaError for unsupported columns."""
+
+    def no_rows_like(self, rows: R) -> R:
+        """No rows, with the columns of ``rows``."""
+
+    def transformed(self, node: Transform | Union, inputs: Sequence[R], kinds: bool = False) -> R:
+        """The rows of a node that looks at one row at a time; ``kinds``: a selection keeps ``row_kind`` unasked."""
+
+    def observe(self, rows: R, name: str, event_time: str) -> R:
+        """``rows``; the stage that reads them knows the highest of their event times that may move a watermark."""
+
+    def highest(self, rows: R, event_time: str) -> int | None:
+        """The highest of their event times that may move a watermark, microseconds; reads the rows."""
+
+    def without_kinds(self, rows: R) -> R:
+        """The rows without ``row_kind``."""
+
+    def concat(self, first: R, then: R) -> R:
+        """All rows of both, which have the same columns."""
+
+    def before(self, what: str, rows: Any, like: R) -> R:
+        """``rows``, which are to come before those of ``like``, with its columns. Raises SchemaError for others."""
+
+    def check_static(self, name: str, rows: Any) -> R:
+        """``rows``, from which source or operator ``name`` starts. Raises JobError for what is none."""
+
+    def initial_of(self, uid: str, given: Any, inputs: Sequence[R]) -> Initial:
+        """What operator ``uid`` is to start from, checked. Raises JobError and SchemaError."""
+
+    # -- operators -------------------------------------------------------------------------------------
+
+    def shipped_copy(self, uid: str, operator: Operator) -> Operator:
+        """A copy of the operator. Raises JobError for what cannot be sent to tasks."""
+
+    def runs_locally(self, rows: R, spec: InputSpec, phase: LocalPhase) -> bool:
+        """Whether rows of a key may be aggregated before they are exchanged."""
+
+    def can_limit(self, rows: R, limit: LocalLimit) -> bool:
+        """Whether rows that no ranking needs may be left out before the exchange."""
+
+    def stateless(self, spec: TaskSpec, output: pa.Schema, rows: R) -> R:
+        """The output of a stateless operator, which runs when its rows are read."""
+
+    def plan(self, chain: Sequence[Prepared], inputs: Sequence[R | Feed], done: bool) -> Planned:
+        """A stage of ``chain`` over ``inputs``; ``done``: the first step of its first operator has been done in the
+        task that its rows come from."""
+
+    def run(
+        self, planned: Planned, stateless: Collection[str]
+    ) -> tuple[Stage[R], list[tuple[Prepared, list[CommitRecord]]]]:
+        """Run a stage and what feeds it: its rows, and of each operator what its partitions report. ``stateless``:
+        uids of operators that may run with it."""
+
+    def ran(self, figures: Mapping[str, NodeFigures]) -> None:
+        """Operators have run: show it where the engine shows such things."""
+
+    # -- micro-batches ---------------------------------------------------------------------------------
+
+    def micro_batch(self, batch_id: int, stateless: Collection[str]) -> AbstractContextManager[Any]:
+        """Around all that a micro-batch does."""
+
+    def withdraw(self, rows: R, owner: str) -> None:
+        """Rows called ``owner`` cannot be read any more: the micro-batch is over."""
+
+    def write(self, sink: Any, rows: R, batch_id: int) -> None:
+        """Give the rows of a micro-batch to a sink."""
+
+    def describe(self, error: Exception) -> str:
+        """An error of the engine or of user code, found while the graph is checked, in a line."""

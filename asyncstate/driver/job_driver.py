@@ -1,0 +1,207 @@
+"""One micro-batch after another: what each starts from, its run, its commit and its metrics.
+
+Owns: ``JobDriver``.
+Invariant: the manifest of a batch is written after the job's function has returned, and only then.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Generic
+
+from asyncstate.clock import Clock
+from asyncstate.driver.executor import R
+from asyncstate.driver.ledger import BATCH_SCHEMA, Ledger
+from asyncstate.driver.micro_batch import JobFrame, MicroBatch, check_watermark
+from asyncstate.driver.progress import (
+    BatchStatistics,
+    OnProgress,
+    ProgressReports,
+    SourceStatistics,
+    operator_statistics,
+    progress_of,
+)
+from asyncstate.errors import JobError
+from asyncstate.runtime import (
+    SourceTimes,
+    WatermarkSource,
+    advance_sources,
+    input_sources,
+    left_out,
+    watermark_holders,
+)
+from asyncstate.storage import Manifest, OperatorManifest
+
+HISTORY_BATCHES_MAX: Final = 100
+
+_log = logging.getLogger(__name__)
+
+
+class JobDriver(Generic[R]):
+    """Runs the micro-batches of one job. ``make_batch`` makes a ``MicroBatch``, or what the engine calls one."""
+
+    def __init__(
+        self,
+        frame: JobFrame[R],
+        ledger: Ledger,
+        clock: Clock,
+        on_progress: OnProgress | None = None,
+        make_batch: Callable[..., Any] = MicroBatch,
+    ) -> None:
+        self.history: deque[BatchStatistics] = deque(maxlen=HISTORY_BATCHES_MAX)
+        """Metrics of the last micro-batches, the newest last."""
+        self.last_error: BaseException | None = None
+        """What the last micro-batch failed with; None after a good one."""
+        self.now: tuple[int, float] | None = None
+        """The micro-batch that runs, and when it began (``time.perf_counter``)."""
+        self.schema: str | None = None
+        """The schema of the newest micro-batch's rows, as the engine writes it."""
+        self.committed: Manifest | None = None
+        """What this driver has committed last."""
+        self._inputs_with_delay: dict[str, dict[str, WatermarkSource]] = {}
+        """Of operators that this driver has applied, by uid: their inputs that are sources of the watermark."""
+        self._frame = frame
+        self._ledger = ledger
+        self._clock = clock
+        self._reports = ProgressReports(on_progress)
+        self._make_batch = make_batch
+
+    @contextmanager
+    def trial(self) -> Iterator[Any]:
+        """The next micro-batch as a check needs it: nothing runs in it."""
+        base = self._ledger.latest()
+        number = 0 if base is None else base.batch_id + 1
+        batch = self._make_batch(self._frame, number, base, self._clock.now_us(), final=False)
+        try:
+            yield batch
+        finally:
+            batch.close()
+
+    def run(self, function: Callable[[Any], object], batch_id: int, final: bool, schema: str) -> None:
+        """Run ``function`` with micro-batch ``batch_id`` and commit it. ``schema``: of the rows that it reads.
+
+        Raises what the function raises, JobError and CheckpointError; nothing is committed then.
+        """
+        if self.now is not None:
+            raise JobError(
+                f"job '{self._frame.job_id}' is inside a micro-batch already; a job serves one query and is not "
+                "called from within its own function"
+            )
+        self.now = batch_id, time.perf_counter()
+        self.last_error = None
+        try:
+            self._run(function, batch_id, final, schema)
+        except BaseException as error:
+            error.add_note(
+                f"in micro-batch {batch_id} of job '{self._frame.job_id}', which comes again at the next start"
+            )
+            self.last_error = error
+            raise
+        finally:
+            self.now = None
+
+    def _run(self, function: Callable[[Any], object], batch_id: int, final: bool, schema: str) -> None:
+        started = time.perf_counter()
+        base = self._ledger.base_of(batch_id)
+        self.schema = schema
+        batch = self._make_batch(self._frame, batch_id, base, self._clock.now_us(), final)
+        try:
+            called = time.perf_counter()
+            with self._frame.executor.micro_batch(batch_id, batch.stateless):
+                function(batch)
+            returned = time.perf_counter()
+            if batch.failed_uids:
+                raise JobError(
+                    f"batch {batch_id}: apply failed for {batch.failed_uids} but the function returned; let "
+                    "the error out of the function, so that the batch is not committed without this operator"
+                )
+            self._commit(batch, base)
+        finally:
+            batch.close()
+        ended = time.perf_counter()
+        self._report(batch, ended - started, returned - called, ended - returned)
+
+    def _commit(self, batch: MicroBatch[R], base: Manifest | None) -> None:
+        operators = _carried(base, batch.stateless.keys())
+        idle = sorted(operators.keys() - batch.applied.keys())
+        if idle:
+            _log.warning(
+                "job '%s', batch %d: operators %s have state but were not applied; it is carried along",
+                self._frame.job_id,
+                batch.batch_id,
+                idle,
+            )
+        if base is not None:
+            operators |= {uid: left_out(operators[uid], base) for uid in idle}
+        for uid, applied in batch.applied.items():
+            schemas = {**applied.schemas, BATCH_SCHEMA: self.schema or ""}
+            operators[uid] = applied.stored(batch.batch_id, schemas)
+        sources = self._sources(batch, base)
+        check_watermark(batch.applied, sources.reached)
+        self.committed = self._ledger.commit(
+            batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final
+        )
+
+    def _sources(self, batch: MicroBatch[R], base: Manifest | None) -> SourceTimes:
+        """How far the sources of the watermark have come: those that are declared, and the inputs of operators.
+
+        An operator may be left out of a micro-batch. Its inputs are sources as long as this driver has once had them.
+        """
+        seen = dict(batch.event_times)
+        for uid in batch.stateless:
+            self._inputs_with_delay.pop(uid, None)
+        for uid, applied in batch.applied.items():
+            own = list(input_sources(uid, applied.delays, applied.records))
+            self._inputs_with_delay[uid] = {name: source for name, source, _ in own}
+            seen |= {name: time for name, _, time in own}
+        declared = dict(batch.sources or {})
+        for inputs in self._inputs_with_delay.values():
+            declared |= inputs
+        known = {} if base is None else base.sources
+        if not batch.applied and not batch.stateless and batch.sources is None:
+            # A function that has applied nothing yet says nothing about its inputs.
+            declared |= {name: WatermarkSource(0) for name in known if name not in declared}
+        gone = sorted(known.keys() - declared.keys())
+        if gone:
+            _log.warning(
+                "job '%s', batch %d: the watermark does not wait any more for %s, sources that are no longer declared "
+                "with a watermark_delay",
+                self._frame.job_id,
+                batch.batch_id,
+                gone,
+            )
+        return advance_sources(base, declared, seen, batch.processing_time, self.committed is None)
+
+    def _report(
+        self, batch: MicroBatch[R], seconds: float, function_seconds: float, commit_seconds: float
+    ) -> None:
+        assert self.committed is not None
+        statistics = BatchStatistics(
+            job=self._frame.job_id,
+            batch_id=batch.batch_id,
+            watermark=batch.watermark,
+            final=batch.final,
+            seconds=seconds,
+            function_seconds=function_seconds,
+            commit_seconds=commit_seconds,
+            operators={uid: operator_statistics(applied) for uid, applied in batch.applied.items()},
+            processing_time=batch.processing_time,
+            sources=[
+                SourceStatistics(name=name, reached=reached, idle=name in self.committed.idle)
+                for name, reached in self.committed.sources.items()
+            ],
+            watermark_waits_for=list(watermark_holders(self.committed)),
+        )
+        self.history.append(statistics)
+        self._reports.report(progress_of(statistics))
+
+
+def _carried(base: Manifest | None, stateless: Collection[str]) -> dict[str, OperatorManifest]:
+    """Operators of ``base``, but for those that are stateless by now."""
+    known = {} if base is None else base.operators
+    return {uid: stored for uid, stored in known.items() if uid not in stateless}

@@ -1,0 +1,279 @@
+"""The dataflow of a job: its check before the first row, and its run in a micro-batch.
+
+Owns: ``JobGraph``.
+Invariant: a micro-batch does what the same calls of ``MicroBatch.apply`` in a function would do.
+Must not import storage or Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.dataflow import (
+    Apply,
+    Dataflow,
+    Node,
+    Output,
+    Sink,
+    Source,
+    Stream,
+    Transform,
+    Union,
+    check_one_start,
+)
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times, watermark_sources
+from asyncstate.driver.executor import Executor, Feed, R
+from asyncstate.driver.fusion import Tail, call_of, places_of, tails_of
+from asyncstate.driver.micro_batch import MicroBatch
+from asyncstate.driver.operator_call import Before, Behind, InTask
+from asyncstate.driver.source_times import Watch, metric_name, watches_of
+from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.operator import unknown_output
+
+
+class JobGraph(Generic[R]):
+    """The dataflow of a job; ``shapes`` of its sources have their columns."""
+
+    def __init__(self, executor: Executor[R]) -> None:
+        self.flow = Dataflow()
+        self._tails: dict[Apply, Tail] = {}
+        self._empty_rows: dict[Node, R] = {}
+        """The columns of each node's rows, without rows; after ``check``."""
+        self._side_outputs: dict[Node, Mapping[str, R]] = {}
+        self._kinds_kept: set[Node] = set()
+        """Selections of a changelog that do not name the kinds, which stay with their rows."""
+        self.places: dict[Node, str] = {}
+        """Where nodes run, of those that do not run where their kind usually does; after ``check``."""
+        self.states: dict[Node, Sequence[str]] = {}
+        """What operators keep; after ``check``."""
+        self._executor = executor
+        self._shapes: dict[str, R] = {}
+        self._initial: dict[str, Any] = {}
+        self._watches: dict[Source, Watch] = {}
+        """How the times of sources are found; after ``check``."""
+
+    def source(
+        self, name: str, shape: R, times: Times, changelog: bool | None, initial: Any = None
+    ) -> Stream:
+        """A source with the columns of ``shape``; ``initial``: the rows that come before its own, once."""
+        stream = self.flow.add_source(name, times, changelog)
+        self._shapes[name] = shape
+        if initial is not None:
+            self._initial[name] = initial
+        return stream
+
+    def run(self, read: Mapping[str, R], batch: MicroBatch[R]) -> None:
+        """A micro-batch of the rows ``read`` from each source: operators and sinks run in their declared order."""
+        executor = self._executor
+        rows: dict[Node, R] = {source: read[source.name] for source in self.flow.sources}
+        fed: dict[Node, Feed] = {}
+        first = self._first_rows(rows) if batch.is_first else {}
+        done = dict[Node, Before]()
+        for node in self.flow.nodes:
+            if isinstance(node, Apply) and all(one in rows or one in fed for one in node.inputs):
+                last = self._apply(node, batch, rows, fed, first, done)
+                if last.next is not None and last.before is not None:
+                    done[last.next] = last.before
+            elif isinstance(node, Output):
+                rows[node] = batch.side_output(node.inputs[0].name, node.side)
+            elif node in rows:
+                continue  # part of an operator's task
+            elif not all(one in rows for one in node.inputs):
+                continue  # likewise, before the last part
+            elif isinstance(node, Sink):
+                (given,) = node.inputs
+                with _named(node):
+                    executor.write(node.sink, self._with_first(first.get(given), rows[given]), batch.batch_id)
+            elif not isinstance(node, Source):
+                rows[node] = self._transformed(node, self._given(node, rows))
+                if any(one in first for one in node.inputs):
+                    found = self._given(node, first, initial=True)
+                    parts = [
+                        executor.no_rows_like(rows[one]) if given is None else given
+                        for one, given in zip(node.inputs, found, strict=True)
+                    ]
+                    first[node] = self._transformed(node, parts)
+        batch.sources = watermark_sources(self.flow.nodes)
+        for source, watch in self._watches.items():
+            parts = [frames[source] for frames in (rows, first) if source in frames]
+            batch.event_times[source.name] = self._highest(source, watch, batch, parts)
+
+    def _given(self, node: Node, frames: Mapping[Node, Any], initial: bool = False) -> list[Any]:
+        """What ``frames`` has of the inputs of ``node``, observed where the times of a source are found here."""
+        found = []
+        for index, one in enumerate(node.inputs):
+            given = frames.get(one)
+            watch = self._watches.get(one) if isinstance(one, Source) else None
+            if watch is not None and watch.consumer is node and one not in node.inputs[:index]:
+                assert isinstance(one, Source)
+                if given is not None:
+                    name = metric_name(one, initial)
+                    given = self._executor.observe(given, name, str(one.times.event_time))
+            found.append(given)
+        return found
+
+    def _highest(self, source: Source, watch: Watch, batch: MicroBatch[R], parts: Sequence[R]) -> int | None:
+        """The highest event time of all rows of the source, which are ``parts``."""
+        if batch.final:
+            return None
+        names = [metric_name(source, initial=bool(number)) for number in range(len(parts))]
+        if watch.uid is not None:
+            records = batch.applied[watch.uid].records
+            times = [record.max_event_times[watch.input_index] for record in records]
+        elif watch.consumer is not None and all(name in batch.observed for name in names):
+            times = [batch.observed[name] for name in names]
+        else:
+            times = [self._executor.highest(part, str(source.times.event_time)) for part in parts]
+        return max((time for time in times if time is not None), default=None)
+
+    def _apply(
+        self,
+        node: Apply,
+        batch: MicroBatch[R],
+        rows: dict[Node, R],
+        fed: dict[Node, Feed],
+        first: Mapping[Node, R],
+        done: Mapping[Node, Before],
+    ) -> Tail:
+        """Run the operator and those in its task, or plan them where the stage behind them takes their rows; what is
+        behind the last one."""
+        inputs = self._given(node, {**rows, **fed})
+        initial, starts = node.initial_state, self._given(node, first, initial=True)
+        if node.operator.stateless:
+            inputs = [self._with_first(one, given) for one, given in zip(starts, inputs, strict=True)]
+        elif any(one is not None for one in starts):
+            initial = starts
+        behind, last = self._chain(node)
+        task = InTask(call_of(node), self._tails[node].after, done.get(node), behind)
+        if last.feeds and initial is None and not first:
+            planned = batch.plan(task, inputs)
+            fed[last.last] = Feed(planned, self._empty_rows[last.last])
+            return last
+        out = batch.run(task, inputs, initial)
+        rows[last.last] = self._executor.without_kinds(out) if last.without_kinds else out
+        return last
+
+    def _first_rows(self, rows: Mapping[Node, R]) -> dict[Node, R]:
+        """What comes before the rows of the sources, in the first micro-batch."""
+        return {
+            source: self._executor.before(f"source '{source.name}'", self._initial[source.name], rows[source])
+            for source in self.flow.sources
+            if source.name in self._initial
+        }
+
+    def _chain(self, node: Apply) -> tuple[list[Behind], Tail]:
+        """The operators that run in the task of ``node``, and what is behind the last one."""
+        tail, behind = self._tails[node], list[Behind]()
+        while tail.joined is not None and isinstance(tail.next, Apply):
+            joined, tail = tail.joined, self._tails[tail.next]
+            behind.append(joined._replace(after=tail.after))
+        return behind, tail
+
+    def check(self, batch: MicroBatch[R]) -> None:
+        """Raise JobError with all that is wrong with the graph: each with its node and where that was declared."""
+        self.flow.check_used()
+        found: dict[Node, R | None] = {}
+        problems = list(self._problems(batch, found))
+        if problems:
+            many = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+            raise JobError("\n  ".join([f"the job's graph has {many}; nothing was read:", *problems]))
+        empty = self._empty_rows = {node: df for node, df in found.items() if df is not None}
+        self._tails = tails_of(self.flow, empty, batch)
+        self._watches = watches_of(self.flow, watermark_sources(self.flow.nodes), empty, self._executor)
+        self.places = places_of(self._tails)
+
+    def _problems(self, batch: MicroBatch[R], found: dict[Node, R | None]) -> Iterator[str]:
+        waiting: list[Apply] = []
+        for node in self.flow.nodes:
+            inputs = [found.get(one) for one in node.inputs]
+            found[node] = None
+            if not isinstance(node, Source) and None in inputs:
+                continue  # what is wrong stands before it
+            try:
+                found[node] = self._empty(node, [df for df in inputs if df is not None], batch, waiting)
+            except AsyncStateError as error:
+                yield node.problem(str(error))
+            except Exception as error:  # of the engine, of user code in a function of columns or in bind
+                yield node.problem(self._executor.describe(error))
+        if waiting and not any(_has_delay(node) for node in self.flow.nodes):
+            yield waiting[0].problem(NEVER_PASSED)
+
+    def _empty(self, node: Node, inputs: list[R], batch: MicroBatch[R], waiting: list[Apply]) -> R | None:
+        executor = self._executor
+        if isinstance(node, Source):
+            shape = self._shapes[node.name]
+            _check_source(node, executor.columns(shape))
+            if node.watermark is not None:
+                executor.input_spec(shape, (), node.times.event_time, f"source '{node.name}'", False)
+            if node.name in self._initial:
+                first = executor.check_static(node.name, self._initial[node.name])
+                executor.before(f"source '{node.name}'", first, shape)
+            return executor.no_rows_like(shape)
+        if isinstance(node, Apply):
+            check_one_start(node, self._initial)
+            expected = batch.check(call_of(node), inputs, node.initial_state)
+            waiting += [node] if expected.waits else []
+            self._side_outputs[node] = expected.side_outputs
+            self.states[node] = expected.states
+            return expected.rows
+        if isinstance(node, Output):
+            (operator,) = node.inputs
+            sides = self._side_outputs[operator]
+            if node.side not in sides:
+                raise unknown_output(node.side, sides)
+            return sides[node.side]
+        if isinstance(node, Sink):
+            return inputs[0]
+        found = self._transformed(node, inputs)
+        selects = isinstance(node, Transform) and node.kind == "select"
+        given = executor.columns(inputs[0])
+        if selects and ROW_KIND_COLUMN in given and ROW_KIND_COLUMN not in executor.columns(found):
+            self._kinds_kept.add(node)
+            return self._transformed(node, inputs)
+        return found
+
+    def _transformed(self, node: Node, inputs: list[R]) -> R:
+        assert isinstance(node, Transform | Union)
+        return self._executor.transformed(node, inputs, node in self._kinds_kept)
+
+    def _with_first(self, first: R | None, rows: R) -> R:
+        return rows if first is None else self._executor.concat(first, rows)
+
+
+@contextmanager
+def _named(node: Node) -> Iterator[None]:
+    """A failure inside says in which sink it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {node.called}")
+        raise
+
+
+def _check_source(node: Source, columns: Sequence[str]) -> None:
+    has_kinds = ROW_KIND_COLUMN in columns
+    if node.changelog and not has_kinds:
+        raise SchemaError(
+            f"it is declared as a changelog but has no column '{ROW_KIND_COLUMN}' (+I, -U, +U, -D); add one, or leave "
+            "changelog out"
+        )
+    if node.changelog is False and has_kinds:
+        raise SchemaError(
+            f"it is declared as no changelog but has the column '{ROW_KIND_COLUMN}'; drop the column, or leave "
+            "changelog=False out"
+        )
+    for name in (node.times.event_time, *_names(node.times.sequence)):
+        if name is not None and name not in columns:
+            raise SchemaError(f"there is no column '{name}'; there are {', '.join(columns)}")
+
+
+def _names(given: Any) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())
+
+
+def _has_delay(node: Node) -> bool:
+    given = node.watermark_delay if isinstance(node, Apply) else node.times.watermark_delay
+    return any(one is not None for one in (given if isinstance(given, list | tuple) else [given]))

@@ -1,0 +1,87 @@
+"""Nodes of a dataflow that look at one row at a time, as DataFrames.
+
+Owns: ``transformed``; ``highest_time``, the SQL that observes event times.
+Invariant: nothing runs here; Spark computes such rows as part of whatever reads them.
+Must not import runtime's tasks or storage.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import TimestampNTZType
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.dataflow import Transform, Union
+from asyncstate.errors import SchemaError
+from asyncstate.runtime import LATEST_EVENT_TIME
+from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
+from asyncstate.spark.columns import quoted
+
+
+def transformed(node: Transform | Union, inputs: Sequence[DataFrame], kinds: bool = False) -> DataFrame:
+    """The rows of a node that Spark computes; ``kinds``: a selection has ``row_kind`` besides what it names."""
+    if isinstance(node, Union):
+        return functools.reduce(DataFrame.unionByName, inputs)
+    if node.kind == "transform":
+        return _transformed(node, inputs)
+    (df,) = inputs
+    if node.kind == "where":
+        (condition,) = node.expressions
+        return df.where(condition) if _is_sql(condition) else kept_where(df, condition)
+    if node.kind == "drop":
+        return _dropped(df, node.expressions)
+    functions = {name: one for name, one in node.named.items() if not _is_sql(one)}
+    if node.kind == "with_columns":
+        sql = {name: _column(one) for name, one in node.named.items() if name not in functions}
+        df = df.withColumns(sql) if sql else df
+        return with_arrow_columns(df, functions) if functions else df
+    return _selected(df, node, functions, kinds)
+
+
+def highest_time(df: DataFrame, event_time: str) -> str:
+    """SQL of the highest event time in ``df`` that may move a watermark, microseconds."""
+    time = f"unix_micros({quoted(event_time)})"
+    if isinstance(df.schema[event_time].dataType, TimestampNTZType):
+        # Differences are the same in every time zone, casts are not.
+        time = f"(({quoted(event_time)} - timestamp_ntz'1970-01-01 00:00:00') div interval '0.000001' second)"
+    return f"max(case when {time} <= {LATEST_EVENT_TIME}L then {time} end)"
+
+
+def _transformed(node: Transform, inputs: Sequence[DataFrame]) -> DataFrame:
+    (function,) = node.expressions
+    found = function(*inputs)
+    if not isinstance(found, DataFrame) or found.isStreaming:
+        raise SchemaError(
+            f"the function returned {found!r}; return a DataFrame made of those that it was given"
+        )
+    return found
+
+
+def _selected(df: DataFrame, node: Transform, functions: Mapping[str, Any], kinds: bool) -> DataFrame:
+    hidden = {name: f"asyncstate:{name}" for name in functions}
+    if functions:
+        df = with_arrow_columns(df, {hidden[name]: one for name, one in functions.items()})
+    columns = [_column(one) for one in node.expressions]
+    for name, one in node.named.items():
+        columns.append((sf.col(quoted(hidden[name])) if name in functions else _column(one)).alias(name))
+    return df.select(*columns, ROW_KIND_COLUMN) if kinds else df.select(*columns)
+
+
+def _dropped(df: DataFrame, names: tuple[str, ...]) -> DataFrame:
+    missing = [name for name in names if name not in df.columns]
+    if missing:
+        raise SchemaError(f"there is no column '{missing[0]}' to drop; there are {', '.join(df.columns)}")
+    return df.drop(*names)
+
+
+def _is_sql(expression: object) -> bool:
+    return isinstance(expression, str | Column)
+
+
+def _column(expression: Any) -> Column:
+    return sf.expr(expression) if isinstance(expression, str) else expression
