@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import (
     Any,
@@ -440,6 +440,19 @@ class Operator(NameHints, ABC, metaclass=Constructed):
         Rows of a key whose changes need each other are given to ``process_bundle`` together; this says which do.
         """
         return [None] * len(inputs)
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """What the stored state depends on beside its types, as names and texts: ``{"kind": "left"}``.
+
+        Called on the driver, after ``bind``, and stored with the operator. After a restart each text must be what it
+        was, unless ``may_change`` says otherwise; a parameter that is not named here may change freely.
+        """
+        return {}
+
+    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+        """Whether the state that was kept under another text of ``state_meaning`` is right for this one, too; None
+        where there is none."""
+        return False
 
     def open(self, context: OperatorContext) -> None:
         """Declare state with ``context.get_state``.

@@ -19,6 +19,7 @@ from asyncstate.config import Config
 from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
+    Fingerprint,
     InputBatch,
     TaskSpec,
     WorkerMemory,
@@ -94,7 +95,7 @@ class Job:
             elif self.on_output is not None:
                 self.on_output(out)
         assert record is not None
-        self.base = operator_after(UID, "Operator", self.batch_id, 1, [record], {})
+        self.base = operator_after(UID, "Operator", self.batch_id, 1, [record], Fingerprint({}, {}))
         self.batch_id += 1
         self._previous_watermark = self.watermark
         self.statistics = record.statistics | record.peaks

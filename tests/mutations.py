@@ -58,8 +58,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/compaction.py",
-        "merged = not copy.damaged and not self._stop.is_set()",
-        "merged = True",
+        "            if merged:\n                slot.write(",
+        "            if True:\n                slot.write(",
         "storage/test_compaction.py",
     ),
     _mutation(

@@ -1,14 +1,14 @@
 """Timestamps inside Arrow types, at any depth, as the integers that rows carry.
 
-Owns: ``in_microseconds``, ``has_timestamps``, ``integers``, ``event_times``, ``as_python``, ``python_values``,
-``arrow_values`` and ``with_leaves``.
+Owns: ``in_microseconds``, ``has_timestamps``, ``integers``, ``event_times``, ``as_python``, ``python_values``
+and ``with_leaves``.
 Invariant: only timestamps change; time zones are kept, since an instant is the same number in every zone.
 Must not import anything of the project but errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -77,13 +77,6 @@ def python_values(column: pa.Array, name: str = "") -> list[Any]:
     """A column's values as functions see them: timestamps, at any depth, are int64 microseconds."""
     plain = in_microseconds(column.type)
     return as_python(column if plain == column.type else column.cast(plain), name)
-
-
-def arrow_values(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
-    """A column of values that a function gave; pa.ArrowInvalid, TypeError or OverflowError for what does not fit."""
-    plain = in_microseconds(arrow_type)
-    column = pa.array(values, plain)
-    return column if plain == arrow_type else column.cast(arrow_type)
 
 
 def with_leaves(arrow_type: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:

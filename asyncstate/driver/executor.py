@@ -18,7 +18,7 @@ import pyarrow as pa
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator, OutputSpec
-from asyncstate.runtime import After, CommitRecord, TaskSpec
+from asyncstate.runtime import After, CommitRecord, Fingerprint, TaskSpec
 
 R = TypeVar("R")
 """The rows of a micro-batch as the executor holds them: a DataFrame on Spark."""
@@ -28,14 +28,14 @@ R_co = TypeVar("R_co", covariant=True)
 @dataclass(frozen=True)
 class Prepared:
     """An operator that is checked and can run. ``after`` is done to its main output in its task, ``sent`` are the
-    columns that leave the task. ``delays``: of each input the watermark delay in microseconds, or None; ``schemas``:
-    what the manifest keeps of its inputs and outputs."""
+    columns that leave the task. ``delays``: of each input the watermark delay in microseconds, or None; ``declared``:
+    what the manifest keeps of its declaration."""
 
     spec: TaskSpec
     after: After | None
     sent: OutputSpec
     delays: Sequence[int | None]
-    schemas: Mapping[str, str]
+    declared: Fingerprint
 
 
 class Planned(Protocol):

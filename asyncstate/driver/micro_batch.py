@@ -40,6 +40,7 @@ from asyncstate.runtime import (
     Combined,
     CommitRecord,
     Delay,
+    Fingerprint,
     InitialValues,
     Keys,
     OrderBy,
@@ -96,7 +97,7 @@ class Applied:
     operator: str
     parallelism: int
     delays: Sequence[int | None]
-    schemas: Mapping[str, str]
+    declared: Fingerprint
     waiting: str | None
     route: list[int]
     records: list[CommitRecord]
@@ -104,10 +105,10 @@ class Applied:
     plan_seconds: float = 0.0
     stage_seconds: float = 0.0
 
-    def stored(self, batch_id: int, schemas: Mapping[str, str]) -> OperatorManifest:
+    def stored(self, batch_id: int, declared: Fingerprint) -> OperatorManifest:
         """What the manifest of micro-batch ``batch_id`` has of it."""
         parallelism, records = self.parallelism, self.records
-        return operator_after(self.uid, self.operator, batch_id, parallelism, records, schemas, self.route)
+        return operator_after(self.uid, self.operator, batch_id, parallelism, records, declared, self.route)
 
 
 class MicroBatch(Generic[R]):
@@ -230,12 +231,12 @@ class MicroBatch(Generic[R]):
             own = self._check(call, inputs)
             for state, writing, df in self._writing_values(call, own, initial.values):
                 (one,) = self._run_stage(InTask(writing), [df])
-                self._keep(one, fingerprint(own.specs.inputs, own.output))
+                self._keep(one, fingerprint(call.operator, own.specs.inputs, own.output))
                 _log.info("operator '%s': initial values of state '%s' written", call.uid, state)
             return {}
         ran = self._run_stage(task._replace(before=None), initial.rows)
         for one in ran:
-            self._keep(one, one.schemas)
+            self._keep(one, one.declared)
         return {one.uid: one for one in ran}
 
     def _writing_values(
@@ -248,12 +249,12 @@ class MicroBatch(Generic[R]):
             writer = InitialValues(call.operator, checked.ready, state)
             yield state, Call(writer, call.uid, keyed.key, options=call.options), df
 
-    def _keep(self, ran: Applied, schemas: Mapping[str, str]) -> None:
+    def _keep(self, ran: Applied, declared: Fingerprint) -> None:
         """Let the next stage of the operator start from what this one has left."""
         assert ran.stage is not None or ran.records
         if ran.stage is not None:
             self._first_stages.append(ran.stage)
-        self._started[ran.uid] = ran.stored(self.batch_id, schemas)
+        self._started[ran.uid] = ran.stored(self.batch_id, declared)
 
     def _stored(self, uid: str) -> OperatorManifest | None:
         if uid in self._started:
@@ -299,7 +300,7 @@ class MicroBatch(Generic[R]):
             operator=type(spec.operator).__name__,
             parallelism=spec.parallelism,
             delays=one.delays,
-            schemas=one.schemas,
+            declared=one.declared,
             waiting=why_rows_wait(spec.uid, spec.operator, spec.inputs),
             route=[spec.inputs[0].key.index(name) for name in spec.inputs[0].route_by],
             records=records,
@@ -323,7 +324,10 @@ class MicroBatch(Generic[R]):
             for _, writing, df in self._writing_values(call, checked, values):
                 self._check(writing, [df])
         if checked.stored is not None and not operator.stateless:
-            check_fingerprint(uid, checked.stored.schema, fingerprint(checked.specs.inputs, checked.output))
+            given = checked.specs.inputs
+            check_fingerprint(
+                uid, operator, given, checked.stored, fingerprint(operator, given, checked.output)
+            )
         self._parallelism(uid, checked.config, checked.stored)
         no_rows = self._frame.executor.no_rows
         return Expected(
@@ -433,12 +437,13 @@ class MicroBatch(Generic[R]):
 
     def _prepare(self, call: Call, checked: _Checked, after: After | None) -> Prepared:
         stored, output = checked.stored, checked.output
-        schemas = fingerprint(checked.specs.inputs, output)
+        given = checked.specs.inputs
+        declared = fingerprint(call.operator, given, output)
         if stored is not None and call.uid not in self._started:
-            check_fingerprint(call.uid, stored.schema, schemas)
+            check_fingerprint(call.uid, call.operator, given, stored, declared)
         sent = output if after is None else OutputSpec(after.schema, output.side_outputs)
         spec = self._task_spec(call, checked, self._parallelism(call.uid, checked.config, stored))
-        return Prepared(spec, after, sent, checked.specs.delays, schemas)
+        return Prepared(spec, after, sent, checked.specs.delays, declared)
 
     def routed_output(self, call: Call, inputs: Sequence[R], route: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Columns of what ``call`` puts out that have the values its rows are routed by; none if rows leave beside

@@ -26,7 +26,8 @@ from asyncstate.row_shape import RowShape
 if TYPE_CHECKING:
     from asyncstate.execution.controller import ExecutionController
 
-OutputRow = tuple[RowKind, tuple[Any, ...]]
+OutputRow = tuple[RowKind, tuple[Any, ...], tuple[Any, ...]]
+"""A row's kind, its values, and the values of the key under which it was emitted."""
 
 
 class SideRow(NamedTuple):
@@ -34,6 +35,7 @@ class SideRow(NamedTuple):
 
     kind: RowKind
     values: tuple[Any, ...]
+    key: tuple[Any, ...]
     output: str
 
 
@@ -174,12 +176,12 @@ class Record:
                 "and DELETE (-D). The value of a column that is called kind goes into a dict: emit({...})"
             )
         if output is not None:
-            out.append(SideRow(kind, self._side(output).emitted(values, columns), output))
+            out.append(SideRow(kind, self._side(output).emitted(values, columns), self.key_values, output))
             return
         # One value for one column is taken as it is: what is a row after all is seen when its column is made.
         if columns or len(values) != self.frame.width:
             values = self.frame.output.emitted(values, columns)
-        out.append((kind, values))
+        out.append((kind, values, self.key_values))
 
     def _side(self, output: str) -> RowShape:
         shape = self.frame.side_outputs.get(output)

@@ -25,6 +25,11 @@ from asyncstate.runtime.declared import (
     why_rows_wait,
 )
 from asyncstate.runtime.driver import (
+<<<<<<< HEAD
+=======
+    Fingerprint,
+    advance_sources,
+>>>>>>> main
     check_fingerprint,
     check_key_groups,
     fingerprint,
@@ -85,6 +90,7 @@ __all__ = [
     "Combined",
     "CommitRecord",
     "Delay",
+    "Fingerprint",
     "InitialValues",
     "InputBatch",
     "Kept",

@@ -271,5 +271,5 @@ def _rows_by_output(
         return
     parts: dict[str | None, list[OutputRow]] = {None: [], **{name: [] for name in names}}
     for row in rows:
-        parts[row.output if isinstance(row, SideRow) else None].append(row[:2])
+        parts[row.output if isinstance(row, SideRow) else None].append(row[:3])
     yield from ((name, part) for name, part in parts.items() if part)

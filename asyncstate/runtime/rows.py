@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
+from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.times import as_python, event_times, in_microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
@@ -149,15 +150,23 @@ def key_values(types: Sequence[pa.DataType]) -> Callable[[tuple[Any, ...]], tupl
 
 
 def output_batch(
-    uid: str, schema: pa.Schema, columns: Sequence[Any], kinds: npt.NDArray[np.int8] | RowKind, num_rows: int
+    uid: str,
+    schema: pa.Schema,
+    columns: Sequence[Any],
+    kinds: npt.NDArray[np.int8] | RowKind,
+    num_rows: int,
+    keys: Sequence[Any] | None = None,
 ) -> pa.RecordBatch:
-    """Rows of the output schema plus the ``row_kind`` column, checked against the schema."""
+    """Rows of the output schema plus the ``row_kind`` column, checked against the schema.
+
+    Raises SchemaError that names the column, the value and, of ``keys`` (n) if they are given, the key of what does not
+    fit."""
     if len(columns) != len(schema):
         raise SchemaError(
             f"operator '{uid}' put out {len(columns)} columns, but its output has {len(schema)}: "
             f"{', '.join(schema.names)}"
         )
-    arrays = [_output_column(uid, field, column) for field, column in zip(schema, columns, strict=True)]
+    arrays = [_output_column(uid, *each, keys) for each in zip(schema, columns, strict=True)]
     arrays.append(_kind_column(kinds, num_rows))
     return pa.RecordBatch.from_arrays(arrays, schema=output_schema(schema))
 
@@ -170,37 +179,37 @@ def output_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def rows_batch(
-    uid: str, schema: pa.Schema, rows: Sequence[tuple[RowKind, tuple[Any, ...]]]
+    uid: str, schema: pa.Schema, rows: Sequence[tuple[RowKind, tuple[Any, ...], tuple[Any, ...]]]
 ) -> pa.RecordBatch:
-    """``output_batch`` of rows (at least one), each with its kind."""
-    kinds, values = zip(*rows, strict=True)
+    """``output_batch`` of rows (at least one), each with its kind and the key under which it was emitted."""
+    kinds, values, keys = zip(*rows, strict=True)
     codes = np.fromiter(kinds, np.int8, len(rows))
     columns = [list(column) for column in zip(*values, strict=True)] if len(schema) else []
     shape = RowShape(schema, f"operator '{uid}'", emits=True)
     if not shape.nested_alone:
         try:
-            return output_batch(uid, schema, columns, codes, len(rows))
+            return output_batch(uid, schema, columns, codes, len(rows), keys)
         except SchemaError:
             if len(schema) != 1:
                 raise
     # The value of the only column may have been given as a tuple or dict of it, which no flat column can hold, and of
     # which a struct would take nothing.
     taken = [shape.emitted(row, {})[0] for row in values]
-    return output_batch(uid, schema, [taken], codes, len(rows))
+    return output_batch(uid, schema, [taken], codes, len(rows), keys)
 
 
-def _output_column(uid: str, field: pa.Field, column: Any) -> pa.Array:
+def _output_column(uid: str, field: pa.Field, column: Any, keys: Sequence[Any] | None) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(column, pa.Array) and column.type.equals(field.type):
         return column
     try:
-        if not isinstance(column, pa.Array):
-            column = pa.array(column, in_microseconds(field.type))
-        return column if column.type.equals(field.type) else column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        return arrow_values(column, field.type)
+    except UnfitValueError as error:
+        where = "" if keys is None else f", key {tuple(keys[error.row])!r}"
         raise SchemaError(
-            f"operator '{uid}': a value put out for column '{field.name}' does not fit its type {field.type}: {error}"
+            f"operator '{uid}'{where}: emit() got, for column '{field.name}', {error}; convert it before "
+            "it is emitted, or declare another type"
         ) from error
 
 

@@ -87,7 +87,7 @@ def apply_batch(
         )
     try:
         for applied in batch.applied.values():  # what a job refuses when it commits
-            applied.stored(batch.batch_id, applied.schemas)
+            applied.stored(batch.batch_id, applied.declared)
     except BaseException:
         batch.close()
         raise

@@ -2,13 +2,14 @@
 
 Owns: ``CopiesUnderWay``, the process's ``copies``, and ``CopyRecord``: what a copy lacks of the present version.
 Invariants: the store that micro-batches read is never touched, so nobody waits for a compaction, and one that is
-given up costs no state; a slot has a record only once its copy has been merged to the end. Must not import lease or
-checkpoint.
+given up costs no state; a slot has a record only once its copy has been merged to the end. A copy whose slot is deleted
+ends, and its store is closed. Must not import lease or checkpoint.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import shutil
 import threading
@@ -145,7 +146,7 @@ class CopiesUnderWay:
             slot.folder.mkdir(parents=True)
             CopyRecord(lineage).write(slot)
             slot.kept.mkdir()
-            hard_linked_copy(store, slot.db)
+            hard_linked_copy(store, slot.new_db())
             checksums = ChecksumCache.path_of(store.path)
             if checksums.exists():
                 shutil.copyfile(checksums, ChecksumCache.path_of(slot.db))
@@ -158,8 +159,12 @@ class CopiesUnderWay:
         with suppress(StoreError, OSError):  # what is without a record is made anew
             try:
                 copy.compact()
-                copy.settle(poll_seconds=_POLL_SECONDS, stop=self._stop)
-                merged = not copy.damaged and not self._stop.is_set()
+                # All copies of the process share a thread of RocksDB, so one may wait for another; no micro-batch does.
+                merged = copy.settle(
+                    starts_within_seconds=math.inf,
+                    poll_seconds=_POLL_SECONDS,
+                    stopped=lambda: self._stop.is_set() or not slot.is_in_place(),
+                )
                 if merged:
                     _know_checksums(copy)
                 else:

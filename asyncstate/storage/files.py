@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -29,6 +30,7 @@ TEMPORARY_PREFIX = ".tmp-"
 TRANSFERS_MAX: Final = 8
 """Files up or down at a time: each may hold a chunk of 8 MB in memory."""
 _CHUNK_BYTES: Final = 1 << 20
+_MAKING_ATTEMPTS: Final = 10
 
 
 class CheckpointFiles(ABC):
@@ -95,7 +97,8 @@ def checked_name(name: str) -> str:
 
 
 class LocalFiles(CheckpointFiles):
-    """A folder. Files are hard-linked in and out where the file system allows it, else copied."""
+    """A folder. Its files share nothing with those outside it: what is done to a local file in place, by a cleaner of
+    temporary folders for instance, does nothing to the checkpoint. A file system with reflinks copies no bytes."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
@@ -104,9 +107,9 @@ class LocalFiles(CheckpointFiles):
             _make_folder(self.root)
 
     def put_file(self, local: str | Path, name: str) -> None:
-        """Link or copy a local file in; both it and its name are synced to the disk."""
+        """Copy a local file in; both it and its name are synced to the disk."""
         with self._temporary(name) as temporary:
-            _link_or_copy(local, temporary)
+            _copy(local, temporary)
             _sync(temporary)
             os.replace(temporary, self._path(name))
 
@@ -118,9 +121,9 @@ class LocalFiles(CheckpointFiles):
             os.replace(temporary, self._path(name))
 
     def get_file(self, name: str, local: str | Path) -> None:
-        """Link or copy a file out."""
+        """Copy a file out."""
         with _explained("fetch", name):
-            _link_or_copy(self._path(name), local)
+            _copy(self._path(name), local)
 
     def get_bytes(self, name: str) -> bytes:
         """Read a file."""
@@ -149,9 +152,15 @@ class LocalFiles(CheckpointFiles):
         return sorted(names)
 
     def delete(self, name: str) -> None:
-        """Unlink a file; its folder stays, because another writer may be about to use it, until ``sweep``."""
+        """Unlink a file, and the folders that are empty without it."""
+        path = self._path(name)
         with _explained("delete", name):
-            self._path(name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that is not empty, as a rule
+            for folder in path.parents:
+                if folder == self.root:
+                    break
+                folder.rmdir()
 
     def sweep(self, older_than_seconds: float = 3600.0) -> int:
         """Remove temporary files of killed writers, and empty folders."""
@@ -160,7 +169,6 @@ class LocalFiles(CheckpointFiles):
         for folder, _, files in os.walk(self.root, topdown=False):
             stale = [Path(folder, file) for file in files if file.startswith(TEMPORARY_PREFIX)]
             for path in [*stale, Path(folder)]:
-                # The time of change, not of modification: a hard link keeps the latter from its source.
                 with contextlib.suppress(OSError):  # gone already, or a folder with files in it
                     if path != self.root and path.stat().st_ctime < limit:
                         (Path.rmdir if path.is_dir() else Path.unlink)(path)
@@ -173,9 +181,8 @@ class LocalFiles(CheckpointFiles):
     @contextlib.contextmanager
     def _temporary(self, name: str) -> Iterator[Path]:
         folder = self._path(name).parent
-        temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         with _explained("write", name, missing_is_damage=False):
-            _make_folder(folder)
+            temporary = _new_temporary(folder)
             try:
                 yield temporary
             finally:
@@ -199,6 +206,21 @@ def _explained(action: str, name: str, missing_is_damage: bool = True) -> Iterat
         ) from error
 
 
+def _new_temporary(folder: Path) -> Path:
+    """An empty file in ``folder``, which is made if it is missing and stays as long as the file is there."""
+    temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+    for _ in range(_MAKING_ATTEMPTS - 1):
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # another has deleted the folder's last file, and the folder
+            _make_folder(folder)
+            temporary.touch(exist_ok=False)
+            return temporary
+    _make_folder(folder)
+    temporary.touch(exist_ok=False)
+    return temporary
+
+
 def _unless_gone(error: OSError) -> None:
     """A folder that is not there has no files: it was never made, or was swept. One that cannot be read may have."""
     if not isinstance(error, FileNotFoundError):
@@ -213,13 +235,26 @@ def _make_folder(folder: Path) -> None:
         _sync(folder.parent)
 
 
-def _link_or_copy(source: str | Path, target: str | Path) -> None:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)
+def _copy(source: str | Path, target: str | Path) -> None:
+    if sys.platform == "linux":
+        try:
+            return _copy_range(source, target)
+        except FileNotFoundError:
+            raise
+        except OSError:  # another file system, as a rule
+            pass
+    shutil.copyfile(source, target)
+
+
+def _copy_range(source: str | Path, target: str | Path) -> None:
+    """Copy within the file system, which shares the blocks until one of the two is changed, if it can."""
+    with open(source, "rb", buffering=0) as given, open(target, "wb", buffering=0) as made:
+        left = os.fstat(given.fileno()).st_size
+        while left:
+            copied = os.copy_file_range(given.fileno(), made.fileno(), left)
+            if not copied:
+                raise OSError(f"{source} became shorter while it was copied")
+            left -= copied
 
 
 def _sync(path: Path) -> None:

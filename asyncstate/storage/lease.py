@@ -26,7 +26,14 @@ from asyncstate.storage.open_stores import GiveAway, OpenStores, read_cached
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, advance, build_store
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.rocksdb_options import RocksDBOptions
-from asyncstate.storage.slots import Slot, default_local_dir, folder_name, make_owned, make_private
+from asyncstate.storage.slots import (
+    Slot,
+    default_local_dir,
+    folder_name,
+    make_owned,
+    make_private,
+    new_store_folder,
+)
 
 _STALE_VERSIONS: Final = 16
 _ABANDONED_SECONDS: Final = 7 * 24 * 3600.0
@@ -75,7 +82,7 @@ class Lease:
         """An empty store beside the leased one, for what does not fit into memory; it goes with the lease."""
         with _explained(self._slot.scratch):
             self._slot.scratch.mkdir(exist_ok=True)
-        self._scratch = RocksDBStore(self._slot.scratch / "db", self.store.options)
+        self._scratch = RocksDBStore(new_store_folder(self._slot.scratch), self.store.options)
         return self._scratch
 
     def _drop_scratch(self) -> None:
@@ -318,7 +325,7 @@ def _rebuilt(slot: Slot, base: PartitionBase, fetcher: Fetcher, options: RocksDB
     if slot.folder.exists():
         slot.clear()
     slot.folder.mkdir(parents=True)
-    rocks = build_store(slot.db, base, fetcher, options)
+    rocks = build_store(slot.new_db(), base, fetcher, options)
     slot.write(base.version, base.lineage, changing=False)
     return rocks
 

@@ -102,6 +102,7 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``route``: the positions of the key columns that decide a key's group; empty: all of them. ``applied``: where later
     micro-batches have left it out, when it was applied; else that was in the manifest's own micro-batch.
+    ``meaning``: what the operator says that its states depend on, as names and texts; empty: nothing is known.
     """
 
     uid: str
@@ -112,6 +113,7 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     states: list[StateSpec] = []
     route: list[int] = []
     applied: Applied | None = None
+    meaning: dict[str, str] = {}
 
     def summed_statistics(self) -> Figures:
         """Figures of the micro-batch that committed it, summed over the partitions."""

@@ -116,13 +116,18 @@ class OpenStores:
             except (OSError, RuntimeError):  # as many files or threads as there may be
                 os.close(asked)
                 return False
-            beyond = []
+            beyond = [self._remove(name) for name in self._deleted()]
             while self.size_bytes > limit_bytes - size_bytes:
                 beyond.append(self._remove(next(iter(self._kept))))
             self._kept[str(slot.folder)] = _Kept(slot, rocks.handed_on(), asked, size_bytes, give_away)
         for other in beyond:
             other.close()
         return True
+
+    def _deleted(self) -> list[str]:
+        """Stores whose folders have been deleted: nobody will ask for them, and their files take room as long as they
+        are open."""
+        return [name for name, kept in self._kept.items() if not kept.slot.is_in_place()]
 
     def _taken(self, folder: Path) -> _Kept | None:
         with self._lock:

@@ -111,7 +111,6 @@ def _fetched(folder: Path, path: Path, base: PartitionBase, fetcher: Fetcher) ->
         snapshot = [(ref, path / local_name) for local_name, ref in base.snapshot.files.items()]
         # All in one go: the deltas come while a large file of the snapshot is on its way.
         fetcher.fetch([*snapshot, *deltas])
-        _unlink_metadata(path)
     return [local for _, local in deltas]
 
 
@@ -148,13 +147,3 @@ def _entries(
 
 def _numbered(folder: Path, deltas: Sequence[DeltaRef]) -> list[tuple[FileRef, Path]]:
     return [(delta.file, folder / f"{number}.sst") for number, delta in enumerate(deltas)]
-
-
-def _unlink_metadata(folder: Path) -> None:
-    """Give the fetched snapshot in ``folder`` files of its own where RocksDB does not only read them."""
-    for path in list(folder.iterdir()):
-        if path.suffix != ".sst":
-            # RocksDB appends to its MANIFEST; through a hard link that would alter the checkpoint.
-            copy = path.with_name(f"{path.name}.copy")
-            shutil.copyfile(path, copy)
-            copy.replace(path)

@@ -13,7 +13,6 @@ import functools
 import logging
 import os
 import re
-import threading
 import time
 import uuid
 from collections import Counter, deque
@@ -45,7 +44,9 @@ _log = logging.getLogger(__name__)
 
 _SHORT_SCAN_ENTRIES = 16
 _SETTLE_POLL_SECONDS = 0.002
-_SETTLE_QUIET_POLLS = 10  # a compaction that is due starts within a few of them
+_STARTS_WITHIN_SECONDS = (
+    0.02  # a compaction that is due, unless RocksDB's threads are busy with those of other stores
+)
 _SETTLE_SECONDS_MAX = 600.0  # giving up loses all of the compaction's work
 
 
@@ -73,6 +74,7 @@ class RocksDBStore(KeyedStore):
         # Without CURRENT, which whoever cleans temporary folders may have deleted, RocksDB would begin an empty one.
         self._raw_options.create_if_missing(not Path(path).exists())
         self._compacts = False
+        self._errors_before = 0
         self._blocks: Rdict | None = None
         self._no_blocks = False
         self._positions_max = 1
@@ -87,7 +89,7 @@ class RocksDBStore(KeyedStore):
         try:
             return open_database(self.path, self._raw_options)
         except Exception as error:
-            raise self._failed("opened", error) from error
+            raise self.failed("opened", error) from error
 
     @property
     def db(self) -> Rdict:
@@ -105,7 +107,7 @@ class RocksDBStore(KeyedStore):
         except StoreError:
             raise
         except Exception as error:
-            raise self._failed("read", error) from error
+            raise self.failed("read", error) from error
 
     def _get_closed(self, key: bytes) -> bytes | None:
         return self.db.get(key)  # raises
@@ -123,7 +125,7 @@ class RocksDBStore(KeyedStore):
                 values += get(keys[first : first + piece_keys])
             return values
         except Exception as error:
-            raise self._failed("read", error) from error
+            raise self.failed("read", error) from error
 
     def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         """Return at most ``limit`` entries with start <= key < end, ascending."""
@@ -138,7 +140,7 @@ class RocksDBStore(KeyedStore):
         except StoreError:
             raise
         except Exception as error:
-            raise self._failed("scanned", error) from error
+            raise self.failed("scanned", error) from error
         return page
 
     def _scan_long(self, db: Rdict, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
@@ -151,7 +153,7 @@ class RocksDBStore(KeyedStore):
         page = list(islice(entries, limit))
         del entries  # an open iterator would keep the database from closing
         if len(page) < limit and _scan_short(db, page[-1][0] + b"\0" if page else start, end, 1):
-            raise self._failed("scanned", "the scan stopped before its end")
+            raise self.failed("scanned", "the scan stopped before its end")
         return page
 
     # -- ranges whose blocks are loaded before they are scanned --------------------------------------
@@ -170,7 +172,7 @@ class RocksDBStore(KeyedStore):
         try:
             cast(Any, blocks.get)(positions)  # lets go of the interpreter lock while it reads
         except Exception as error:
-            raise self._failed("read", error) from error
+            raise self.failed("read", error) from error
 
     @property
     def warm_positions_max(self) -> int:
@@ -238,7 +240,7 @@ class RocksDBStore(KeyedStore):
             # In one call, so that compaction starts from all of them and not from the first few.
             db.ingest_external_file(spares if linked else [str(path) for path in sst_paths], ingestion)
         except Exception as error:
-            raise self._failed(f"extended by {', '.join(map(str, sst_paths))}", error) from error
+            raise self.failed(f"extended by {', '.join(map(str, sst_paths))}", error) from error
         finally:
             for spare in spares:
                 Path(spare).unlink(missing_ok=True)
@@ -264,11 +266,16 @@ class RocksDBStore(KeyedStore):
 
     def compact(self) -> None:
         """Start merging runs, until there are few enough; call ``settle`` before ``close``."""
+        if not self._compacts:
+            self._errors_before = self._number("background-errors")
+        self._let_compact(True)
+
+    def _let_compact(self, may: bool) -> None:
         try:
-            self.db.set_options({"disable_auto_compactions": "false"})
+            self.db.set_options({"disable_auto_compactions": str(not may).lower()})
         except Exception as error:
-            raise self._failed("compacted", error) from error
-        self._compacts = True
+            raise self.failed("compacted" if may else "kept from compaction", error) from error
+        self._compacts = may
 
     def _too_many(self, run_bytes: Sequence[int]) -> bool:
         if len(run_bytes) <= self.options.sorted_runs_light:
@@ -283,40 +290,47 @@ class RocksDBStore(KeyedStore):
         self,
         timeout_seconds: float = _SETTLE_SECONDS_MAX,
         poll_seconds: float = _SETTLE_POLL_SECONDS,
-        stop: threading.Event | None = None,
+        starts_within_seconds: float = _STARTS_WITHIN_SECONDS,
+        stopped: Callable[[], bool] = bool,
     ) -> bool:
-        """Wait for the compaction that was started; whether the runs keep within their bound now. True if none was.
-
-        ``stop`` ends the waiting, not the compaction.
+        """Wait for the compaction that was started; whether it has come to its end. True if none was started.
 
         Closing aborts a running compaction and loses its work, and the next one starts from the beginning. One that
-        fails, for want of room on the disk as a rule, is tried again by RocksDB every second and stays pending: it is
-        left to the next micro-batch.
+        fails, for want of room on the disk as a rule, is tried again by RocksDB every second: it is left to the next
+        micro-batch. So is one that does not start within ``starts_within_seconds``, because RocksDB's threads, which
+        all stores of the process share, have others to run. ``stopped`` ends the waiting, not the compaction.
         """
         if not self._compacts:
             return True
-        deadline = time.monotonic() + timeout_seconds
-        errors = self._number("background-errors")
-        quiet = 0
-        while (running := self._number("num-running-compactions")) or self._number("compaction-pending"):
-            quiet = 0 if running else quiet + 1
-            if quiet > _SETTLE_QUIET_POLLS or time.monotonic() > deadline:
-                break
-            if self._number("background-errors") > errors:
-                self._compacts = False
-                _log.warning(
-                    "the RocksDB store %s cannot merge its %d sorted runs, and reads become slower: %s; the next "
-                    "micro-batch tries again",
-                    self.path,
-                    self.sorted_runs(),
-                    self._compaction_error(),
-                )
-                break
-            if stop is None:
-                time.sleep(poll_seconds)
-            elif stop.wait(poll_seconds):
-                break
-        return self.sorted_runs() <= self.options.sorted_runs_max
+        started = idle_since = time.monotonic()
+        # The number of runs tells the end, and not what RocksDB says to be running and pending: it says the two one
+        # after the other, and a compaction may start or end in between.
+        while not stopped():
+            runs = self.sorted_runs()
+            if runs < self.options.sorted_runs:
+                return True
+            if self._number("background-errors") > self._errors_before:
+                self._give_up_compaction(runs)
+                return False
+            now = time.monotonic()
+            if self._number("num-running-compactions"):
+                idle_since = now
+            elif runs == self.options.sorted_runs:  # the last step may be one that does not pay
+                starts_within_seconds = min(starts_within_seconds, _STARTS_WITHIN_SECONDS)
+            if now - idle_since > starts_within_seconds or now - started > timeout_seconds:
+                return runs == self.options.sorted_runs
+            time.sleep(poll_seconds)
+        return False
+
+    def _give_up_compaction(self, runs: int) -> None:
+        self._let_compact(False)
+        _log.warning(
+            "the RocksDB store %s cannot merge its %d sorted runs, and reads become slower: %s; the next "
+            "micro-batch tries again",
+            self.path,
+            runs,
+            self._compaction_error(),
+        )
 
     def _compaction_error(self) -> str:
         """What the log of RocksDB says of the last compaction that failed."""
@@ -343,20 +357,20 @@ class RocksDBStore(KeyedStore):
             table_reader_bytes=self.tables_bytes(),
         )
 
+    def file_sizes(self) -> dict[str, int]:
+        """The size in bytes of each table file, as RocksDB has written it, by the file's name."""
+        return {file["name"].lstrip("/"): file["size"] for file in self.db.live_files()}
+
     def tables_bytes(self) -> int:
         """Memory of the open tables' indexes and filters, which an open store holds beside the block cache."""
         return _tables_bytes(self.db)
 
     def handed_on(self) -> RocksDBStore:
         """The open database as another object; for those who have this one the store is closed."""
-        db = self.db
         if self._compacts:
-            try:
-                db.set_options({"disable_auto_compactions": "true"})
-            except Exception as error:
-                raise self._failed("kept from compaction", error) from error
+            self._let_compact(False)
+        assert self._db is not None
         other = copy.copy(self)
-        other._compacts = False
         self._db, self._get, self._blocks = None, self._get_closed, None
         return other
 
@@ -371,9 +385,10 @@ class RocksDBStore(KeyedStore):
             self._drop_range_blocks()
             db.close()
         except Exception as error:
-            raise self._failed("closed", error) from error
+            raise self.failed("closed", error) from error
 
-    def _failed(self, done: str, error: object) -> StoreError:
+    def failed(self, done: str, error: object) -> StoreError:
+        """What to raise when this cannot be done because of ``error``; from now on the store is ``damaged``."""
         self.damaged = True
         return StoreError(
             f"the RocksDB store {self.path} could not be {done}: {error}. Check the disk's space and "

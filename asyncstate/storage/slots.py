@@ -3,8 +3,9 @@
 Owns: Slot (a folder for one local store, its lock, and the record of what it holds) and the folders above it.
 Invariants: local stores are the one thing without a checksum, so nobody else may write where they lie by default: that
 folder carries the user's number, is theirs, and open to them alone. A slot is used under an advisory file lock, which
-dies with its process; its record names its content, and says "changing" before the content changes. Must not know
-leases or checkpoints.
+dies with its process; its record names its content, and says "changing" before the content changes. Each store that is
+made has a folder name of its own, so two stores never have one path, also when a folder above them is deleted and made
+again: RocksDB knows the stores that a process has open by their paths. Must not know leases or checkpoints.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import select
 import shutil
 import stat
 import tempfile
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ import xxhash
 
 from asyncstate.errors import StoreError
 
-RECORD_FORMAT: Final = 1
+RECORD_FORMAT: Final = 2
 _PRIVATE: Final = 0o700
 _OTHERS: Final = 0o077
 _TAKE_OVER_SECONDS_MAX: Final = (
@@ -35,10 +37,12 @@ _TAKE_OVER_SECONDS_MAX: Final = (
 
 
 class SlotRecord(msgspec.Struct, frozen=True):
-    """What a slot holds. ``boot`` is this start of the machine: after a power cut no slot is trusted."""
+    """What a slot holds, in its folder ``store``. ``boot`` is this start of the machine: after a power cut no slot is
+    trusted."""
 
     version: int
     lineage: str
+    store: str
     changing: bool
     boot: str
     format: int = RECORD_FORMAT
@@ -52,11 +56,23 @@ class Slot:
     folder: Path
     lock: int | None = None
     taken_over: bool = False
+    _store: str | None = None
 
     @property
     def db(self) -> Path:
-        """Where the store lies."""
-        return self.folder / "db"
+        """Where the store lies. Raises StoreError if the slot holds none."""
+        if self._store is None:
+            record = self.record()
+            if record is None:
+                raise StoreError(f"the local store folder {self.folder} holds no store")
+            self._store = record.store
+        return self.folder / self._store
+
+    def new_db(self) -> Path:
+        """Where a store is to be made, in a folder that does not exist yet."""
+        made = new_store_folder(self.folder)
+        self._store = made.name
+        return made
 
     @property
     def scratch(self) -> Path:
@@ -85,7 +101,8 @@ class Slot:
         except (OSError, msgspec.MsgspecError):
             return None
         doubtful = record.changing or record.boot != _boot_id() or record.format != RECORD_FORMAT
-        return None if doubtful else record
+        # A store whose folder is gone is not there, whatever the record says: RocksDB would make an empty one.
+        return None if doubtful or not (self.folder / record.store).is_dir() else record
 
     def used_at(self) -> float:
         """When a store of this slot was last brought to a version, seconds since the epoch; infinity if it is gone."""
@@ -96,7 +113,7 @@ class Slot:
 
     def write(self, version: int, lineage: str, changing: bool) -> None:
         """Say what the slot holds."""
-        record = SlotRecord(version, lineage, changing, _boot_id())
+        record = SlotRecord(version, lineage, self.db.name, changing, _boot_id())
         replace_file(self.folder / "VERSION", msgspec.json.encode(record))
 
     def distrust(self) -> None:
@@ -108,6 +125,7 @@ class Slot:
         # The record goes first: what a crash leaves behind is then a slot without one.
         self.distrust()
         shutil.rmtree(self.folder)
+        self._store = None
 
     def try_lock(self) -> bool:
         """Take the slot if nobody has it."""
@@ -171,6 +189,11 @@ class Slot:
             if not keeps_parent:
                 fcntl.flock(lock, fcntl.LOCK_UN)
             os.close(lock)
+
+
+def new_store_folder(within: Path) -> Path:
+    """A path for a store in the folder ``within`` that no other store has or had."""
+    return within / f"db-{uuid.uuid4().hex[:12]}"
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """Snapshots: a full copy of one store in the checkpoint, uploading only files that the checkpoint lacks.
 
-Owns: creating snapshots of a RocksDBStore. Invariants: a snapshot is RocksDB's own consistent
-set of files; a file of the checkpoint is taken over only when its content is the same, by checksum.
+Owns: creating snapshots of a RocksDBStore. Invariants: a snapshot is RocksDB's own consistent set of files, each of the
+length that RocksDB has written; a file of the checkpoint is taken over only when its content is the same, by checksum.
 Must not import checkpoint or lease.
 """
 
@@ -83,11 +83,19 @@ def create_snapshot(
     with scratch_beside(store.path) as scratch:
         frozen = Path(scratch) / "frozen"
         hard_linked_copy(store, frozen)
+        sizes = store.file_sizes()
         for path in sorted(frozen.iterdir()):
             if path.suffix != ".sst" and not path.name.startswith(_META_PREFIXES):
                 continue  # the write-ahead log is empty, and the binding writes its own settings at each open
-            checksum = checksums.checksum(path) if path.suffix == ".sst" else file_checksum(path)
             size_bytes = path.stat().st_size
+            if path.suffix != ".sst":
+                checksum = file_checksum(path)
+            elif sizes.get(path.name, size_bytes) == size_bytes:
+                checksum = checksums.checksum(path)
+            else:
+                raise store.failed(
+                    "kept as a snapshot", f"{path.name} has {size_bytes} bytes, not {sizes[path.name]}"
+                )
             ref = shared.get((checksum, size_bytes))
             if ref is None:
                 ref = FileRef(f"{folder}/{path.name}", size_bytes, checksum)

@@ -26,7 +26,7 @@ from asyncstate.requests import StateSink
 from asyncstate.runtime import Keys, check_num_inputs, keys_of_inputs
 from asyncstate.runtime.checks import bound
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.rows import python_rows
+from asyncstate.runtime.rows import python_rows, rows_batch
 from asyncstate.state import KeyedTimers
 from asyncstate.storage import EmptyStore, WriteOverlay
 from asyncstate.testing.rows import record_batch
@@ -102,6 +102,7 @@ class FakeContext:
         operator.open(context)
         self._controller.failures.state_names = {state.id: state.name for state in context.opened()}
         self._operator = operator
+        self._output = output
         self.emitted: list[tuple[Any, ...]] = []
         self.aside: dict[str, list[tuple[Any, ...]]] = {name: [] for name in output.side_outputs}
         self.called: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -161,12 +162,15 @@ class FakeContext:
     def emit(
         self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
     ) -> None:
-        """See ``RecordContext``."""
+        """See ``RecordContext``. Raises SchemaError for values that do not fit the output, as a job does when it makes
+        columns of them."""
         record = self._at_hand()
         record.emit(*values, kind=kind, output=output, **columns)
         assert record.out is not None
-        row = record.out.pop()
-        (self.emitted if output is None else self.aside[output]).append((row[0].text, *row[1]))
+        row_kind, row, key = record.out.pop()[:3]
+        schema = self._output.schema if output is None else self._output.side_outputs[output]
+        rows_batch(_UID, schema, [(row_kind, row, key)])  # a job would refuse what does not fit
+        (self.emitted if output is None else self.aside[output]).append((row_kind.text, *row))
 
     def call(
         self,

@@ -227,10 +227,10 @@ class OperatorHarness:
         self._output, self._task_inputs, states = checked_inputs(
             uid, operator, self._specs, self._config, self.states(), lambda _: self._operator()
         )
-        self._schemas = fingerprint(self._specs, self._output)
+        self._declared = fingerprint(operator, self._specs, self._output)
         stored = self._stored(self._manifest)
         if stored is not None and not operator.stateless:
-            check_fingerprint(uid, stored.schema, self._schemas)
+            check_fingerprint(uid, operator, self._specs, stored, self._declared)
         self._initial_state = initial_state
         self._initial = initial_of(
             uid, initial_state, operator, self._specs, self._task_inputs, states, self._check_writer
@@ -590,7 +590,7 @@ class OperatorHarness:
 
     def _operator_after(self, spec: TaskSpec, records: list[CommitRecord]) -> OperatorManifest:
         name = type(spec.operator).__name__
-        return operator_after(self._uid, name, spec.batch_id, self.parallelism, records, self._schemas)
+        return operator_after(self._uid, name, spec.batch_id, self.parallelism, records, self._declared)
 
 
 def folder_of(snapshot: Path) -> Path:

@@ -8,19 +8,18 @@ Must not import Spark.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
+from asyncstate.codec.from_python import UnfitValueError, arrow_column
 from asyncstate.codec.times import integers
 from asyncstate.errors import SchemaError
 
 OutputRow = tuple[Any, ...]
 """A row kind's text and the values, times as integers."""
-
-_NOT_IN_ARROW: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 def record_batch(rows: Any, schema: pa.Schema, name: str, doing: str = "push") -> pa.RecordBatch:
@@ -65,21 +64,11 @@ def _values(row: Any, number: int, schema: pa.Schema, name: str, doing: str) -> 
 
 def _column(values: list[Any], field: pa.Field, name: str, doing: str) -> pa.Array:
     try:
-        return pa.array(values, field.type)
-    except _NOT_IN_ARROW as error:
-        number, value = next((n, value) for n, value in enumerate(values) if not _fits(value, field.type))
+        return arrow_column(values, field.type)
+    except UnfitValueError as error:
         raise SchemaError(
-            f"{doing}: row {number} of {name} has {value!r} in column '{field.name}', which does not fit its type "
-            f"{field.type}: {error}"
+            f"{doing}: row {error.row} of {name} has, in column '{field.name}', {error}"
         ) from error
-
-
-def _fits(value: Any, kind: pa.DataType) -> bool:
-    try:
-        pa.array([value], kind)
-    except _NOT_IN_ARROW:
-        return False
-    return True
 
 
 def kind_codes(kinds: Any, num_rows: int, doing: str = "push") -> np.ndarray[Any, np.dtype[np.int8]]:

@@ -115,7 +115,7 @@ def checkpoint_bytes(
 
 def _compact(folder: Path) -> None:
     """Make the local store one sorted run; its content stays what it is."""
-    (db,) = (folder / "local").glob("*/*/*/slot-*/db")
+    (db,) = (folder / "local").glob("*/*/*/slot-*/db-????????????")
     store = RocksDBStore(db)
     store.db.compact_range(None, None)
     store.close()

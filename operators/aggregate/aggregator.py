@@ -1,6 +1,7 @@
 """What every aggregate is made of, however it was written: state columns, and what rows make of them.
 
-Owns: ``Aggregator``, ``KeyedRows`` and ``Updated``; ``MergingAggregator``, those whose rows have states of their own.
+Owns: ``Aggregator``, ``KeyedRows``, ``Updated``, ``key_text``; ``MergingAggregator``, those whose rows have states of
+their own.
 Invariant: nobody asks which kind an aggregator is. What it cannot do (``retracts``, ``merges``) is refused before any
 row is read.
 Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.times import python_values
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalColumn, LocalFunction
 from asyncstate.operator import BundleContext, OperatorContext
@@ -28,6 +30,13 @@ from ..core.segments import Groups
 
 State = list[pa.Array]
 """An array for each of an aggregator's ``fields``; a row of nulls stands for a key of which nothing is known."""
+
+
+def key_text(keys: KeyBatch | None, at: int) -> str:
+    """``, key ('a',)`` for the key at a place of ``keys``, to stand behind the name of an operator; empty without."""
+    if keys is None or not keys.columns:
+        return ""
+    return f", key {tuple(python_values(column.slice(at, 1))[0] for column in keys.columns)!r}"
 
 
 class KeyedRows(NamedTuple):

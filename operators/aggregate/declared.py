@@ -64,6 +64,13 @@ class Aggregate:
         return text + (f".alias({self.output!r})" if self.output is not None else "")
 
     @property
+    def text(self) -> str:
+        """What it computes, whatever its output is called."""
+        text = call_text(self.kind.text, self.columns)
+        text += ".distinct()" if self.is_distinct else ""
+        return text + (f".where({self.condition!r})" if self.condition is not None else "")
+
+    @property
     def column(self) -> str | None:
         """The first column that is aggregated; None for a count of rows."""
         return self.columns[0] if self.columns else None
@@ -84,6 +91,12 @@ class Kind(ABC):
     def made_by(self) -> str:
         """The function that makes such aggregates: with an underscore where Python or another function has the name."""
         return f"{self.name}_" if hasattr(builtins, self.name) or self.name == "rank" else self.name
+
+    @property
+    def text(self) -> str:
+        """What it computes of its columns: the name, and what else it was made with."""
+        more = [f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name != "name"]
+        return f"{self.name}[{', '.join(more)}]" if more else self.name
 
     @property
     def user_function(self) -> Function | None:

@@ -9,7 +9,7 @@ Source: Flink's split of distinct aggregates and its ``MiniBatchIncrementalGroup
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -57,6 +57,10 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
     def final(self, emit_update_before: bool = True) -> GroupAggregate:
         """The second part: keyed by the other key columns; output and emission are those of GroupAggregate."""
         return _FinalGroupAggregate(self.aggregates, emit_update_before)
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        return {**super().state_meaning(inputs), "bucket": self.bucket}
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Key columns without the bucket, and a column a part."""

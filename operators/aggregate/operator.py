@@ -6,8 +6,8 @@ Must not import anything of ``asyncstate`` but ``operator`` and ``state``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar, Final
 
 import pyarrow as pa
 
@@ -18,9 +18,12 @@ from asyncstate.state.expiring.ttl import Ttl, as_ttl
 from ..core.arrays import Int64Array
 from ..core.checks import Named
 from ..core.expiring import key_times
+from ..core.meaning import meaning
 from .declared import Aggregate, check_aggregates, columns_of, functions_of, state_bytes_of
 from .plan import AggregatePlan
 from .states import AggregateStates
+
+AGGREGATE: Final = "aggregate "
 
 
 class AggregateOperator(Named, BundleOperator):
@@ -32,6 +35,14 @@ class AggregateOperator(Named, BundleOperator):
     def __init__(self, aggregates: Sequence[Aggregate]) -> None:
         check_aggregates(aggregates, self.owner, self.takes_tables)
         self.aggregates = tuple(aggregates)
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: the aggregates, by what they compute and not by their output columns."""
+        return meaning(self) | {f"{AGGREGATE}{one.text}": "of all rows" for one in self.aggregates}
+
+    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+        """See ``Operator``: an aggregate may go, if its states are dropped."""
+        return name.startswith(AGGREGATE) and now is None
 
     @property
     def is_bundled(self) -> bool:

@@ -8,7 +8,7 @@ Must not know of state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias, get_args
 
 import numpy as np
@@ -22,6 +22,7 @@ from asyncstate.operator import BundleContext, BundleOperator, InputSpec, Output
 from ..core.arrays import BoolArray, Int8Array, Int64Array, index_among, take_rows, valid_rows
 from ..core.checks import Named, check_choice
 from ..core.condition import ConditionLike, RowCondition, check_condition
+from ..core.meaning import meaning
 from .rules import JoinKind
 
 JoinCondition: TypeAlias = ConditionLike
@@ -75,6 +76,10 @@ class TwoInputJoin(Named, BundleOperator):
         if condition is not None:
             condition.check()
         return left.schema if self._left_only else joined
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: which rows are stored, and what has been put out for them."""
+        return meaning(self, kind=self.kind, condition=self.condition, null_safe=self.null_safe)
 
     def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
         """See ``Operator``: the keys of inputs whose rows are never padded."""

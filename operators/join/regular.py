@@ -8,7 +8,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
 from ..core.expiring import key_times
+from ..core.meaning import said
 from ..core.netting import Identified, net_by_content, net_by_unique_key
 from .changes import Changes, changes_of, insertions
 from .inputs import JoinCondition, TwoInputJoin, matching
@@ -109,6 +110,11 @@ class Join(TwoInputJoin):
             for column in unique if isinstance(unique, tuple) else ():
                 spec.column(column)
         return shown
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        unique = {f"{side}_unique": said(key) for side, key in zip(_SIDES, self.unique, strict=True)}
+        return {**super().state_meaning(inputs), **unique}
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of the unique keys."""

@@ -9,7 +9,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -124,6 +124,14 @@ class TemporalJoin(TwoInputJoin):
         if self.time == "processing":
             return [None, None]
         return [InputOrder("event"), InputOrder("event", late="deliver")]
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        return {**super().state_meaning(inputs), "time": self.time}
+
+    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+        """See ``Operator``: what is put out for a left row is final, unless left rows are taken back."""
+        return name in ("kind", "condition") and not inputs[0].changelog
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

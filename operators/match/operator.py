@@ -40,12 +40,13 @@ from ..aggregate.operator import AggregateOperator
 from ..core.arrays import Int64Array, index_among, place_in_run
 from ..core.checks import KeepsKey, TimeDomain, check_has_time, check_number, check_time_domain
 from ..core.late import check_late_output, with_late_output
+from ..core.meaning import meaning
 from ..core.ordering import OrderBy, check_order, order_columns, sort_keys
 from .automaton import Automaton, check_end
 from .define import Define, Definitions
 from .live import KeptRows, LiveRows, NewRows
 from .matcher import NEVER, Found, KeyRows, Matcher
-from .measures import Matched, Measure, Measures, aggregates_of, check_measures
+from .measures import Matched, MatchNumber, Measure, Measures, aggregates_of, check_measures
 from .pattern import Pattern, as_pattern
 from .skips import Skip, check_skip, skip_past_last
 
@@ -163,6 +164,24 @@ class Match(KeepsKey, AggregateOperator):
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """By time, then by the other columns."""
         return [InputOrder(self.time, sort_keys(self.then))]
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: stored rows know which variables they can be; measures are computed of whole matches."""
+        counts = any(isinstance(one, MatchNumber) for one in self.measures.values())
+        return meaning(
+            self,
+            pattern=str(self.pattern),
+            define=self.define,
+            within=None if self.within is None else f"{self.within}us",
+            after_match=self.after_match,
+            then=self.then,
+            time=self.time,
+            match_number="counted" if counts else "not counted",
+        )
+
+    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+        """See ``Operator``: matches may be counted no more."""
+        return name == "match_number" and now == "not counted"
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

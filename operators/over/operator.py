@@ -7,7 +7,7 @@ Must not import anything of ``asyncstate`` but ``errors``, ``operator`` and ``st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -121,6 +121,14 @@ class OverAggregate(KeepsKey, AggregateOperator):
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """By time, unless there is an order of its own."""
         return [InputOrder(self.time) if self._in_time(inputs[0]) else None]
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: rows in order of time have been put out for good, others may be taken back."""
+        said = {**super().state_meaning(inputs), "frame": self.frame.text}
+        if self._in_time(inputs[0]):
+            return {**said, "order": f"{self.time} time"}
+        order = ", ".join(one.text for one in self._order(inputs[0]))
+        return {**said, "order": order, "peers": "yes" if self.frame.peers else "no"}
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

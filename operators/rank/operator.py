@@ -9,7 +9,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -26,6 +26,7 @@ from asyncstate.state.expiring.ttl import Ttl, as_ttl
 from ..core.arrays import BoolArray, Int64Array, places_of
 from ..core.changelog import arrival_order
 from ..core.checks import KeepsKey, check_choice, check_number
+from ..core.meaning import meaning
 from ..core.ordering import ARRIVAL, OrderBy, order_columns
 from .all_rows.all_rows import AllRows
 from .best import BestRows, Merged, RankState
@@ -122,6 +123,16 @@ class Rank(KeepsKey, BundleOperator):
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of ``unique``."""
         return [self.settings.unique]
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: which rows are kept, and which of them have been put out."""
+        plan, settings = RankPlan(self.settings, inputs[0], self.owner), self.settings
+        return meaning(
+            self,
+            ranking=plan.text,
+            numbers="not put out" if self.rank_column is None else "put out",
+            monotonic=settings.monotonic,
+        )
 
     def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
         """The rows with numbers up to offset + n; all where a row may replace another one."""

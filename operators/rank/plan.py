@@ -110,7 +110,8 @@ class RankPlan:
             None if _is_flat(self.fields[index]) else RowCodec(pa.schema([self.fields[index]]))
             for index in self._identity_at
         ]
-        self.belongs_to: BelongsTo = ("ranking", self._text())
+        self.text = self._text()
+        self.belongs_to: BelongsTo = ("ranking", self.text)
 
     @property
     def order_fields(self) -> list[pa.Field]:

@@ -8,7 +8,7 @@ Source: Flink's ``RowTimeSortOperator``, ``ProcTimeSortOperator`` and ``StreamSo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from asyncstate.operator import (
 from ..core.arrays import row_ids, take_rows
 from ..core.checks import KeepsKey, TimeDomain, check_has_time, check_time_domain
 from ..core.late import check_late_output, with_late_output
+from ..core.meaning import meaning
 from ..core.netting import net_by_content
 from ..core.ordering import OrderBy, check_order, order_columns, sort_keys
 
@@ -80,6 +81,10 @@ class TemporalSort(KeepsKey, BundleOperator):
         """See ``Operator``."""
         return [self.late_output]
 
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        return meaning(self, then=self.then, time=self.time)
+
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """By time, then by the other columns."""
         return [InputOrder(self.time, sort_keys(self.then))]
@@ -124,6 +129,10 @@ class Sort(KeepsKey, BundleOperator):
         (spec,) = inputs
         check_order(self.order_by, spec, self.owner)
         return spec.schema
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        return meaning(self, order_by=self.order_by)
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """At the end, by the columns."""

@@ -8,7 +8,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -29,6 +29,7 @@ from ..core.checks import (
     check_insert_only,
     check_time_domain,
 )
+from ..core.meaning import meaning
 from ..core.segments import Groups
 from .latest import Chosen, LatestRows
 
@@ -78,6 +79,10 @@ class Deduplicate(KeepsKey, BundleOperator):
         check_insert_only(spec, self.owner, "Rank or GroupAggregate")
         check_has_time(spec, self.time, self.owner)
         return spec.schema
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        return meaning(self, keep=self.keep, time=self.time)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

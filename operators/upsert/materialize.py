@@ -9,7 +9,7 @@ Source: Flink's ``SinkUpsertMaterializer``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from ..core.arrays import Int64Array, concat_rows, index_among, last_of, row_ids
 from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
 from ..core.checks import KeepsKey
 from ..core.expiring import row_stamps, stamps_behind
+from ..core.meaning import meaning
 from ..core.netting import Identified, Net, net_by_content, net_by_unique_key
 from ..core.payload import Payload
 
@@ -92,6 +93,10 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of the upsert key."""
         return [self.upsert_key]
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        return meaning(self, upsert_key=self.upsert_key)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -10,7 +10,7 @@ Source: Flink's ``ProcTimeDeduplicateKeepLastRowFunction`` over changelogs, as `
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from asyncstate.state.expiring.ttl import Ttl, as_ttl
 from ..core.arrays import BoolArray, Int64Array, last_of, run_begins, take_rows
 from ..core.checks import KeepsKey
 from ..core.condition import ConditionLike, RowCondition, check_condition
+from ..core.meaning import meaning
 from ..core.segments import Groups
 from .latest import Chosen, LatestRows
 
@@ -95,6 +96,10 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
         if self.condition is None:
             return None
         return RowCondition(self.condition, spec.schema, self.owner, f"columns of {spec.name}")
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: rows that are stored have been put out, whatever the condition was."""
+        return meaning(self)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

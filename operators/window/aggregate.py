@@ -8,7 +8,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 
 from ..aggregate.declared import Aggregate, columns_of
-from ..aggregate.operator import AggregateOperator
+from ..aggregate.operator import AGGREGATE, AggregateOperator
 from ..core.checks import KeepsKey, TimeDomain, check_insert_only, check_time_domain
 from ..core.late import LateRows, check_late_output, with_late_output
 from .plan import WindowPlan, declare_form
@@ -112,6 +112,15 @@ class WindowAggregate(KeepsKey, AggregateOperator):
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """What is aggregated, and the conditions; of rows that may be late all columns."""
         return [columns_of(self.aggregates) if self.late_output is None else None]
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        window, time = self._plan(inputs[0]).stored.text, self.time
+        return {**super().state_meaning(inputs), "window": window, "time": time}
+
+    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+        """See ``Operator``: a window is put out once, so that only its states count."""
+        return name.startswith(AGGREGATE)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

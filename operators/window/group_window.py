@@ -8,7 +8,7 @@ Must not import anything of ``asyncstate`` but ``errors``, ``local_phase``, ``op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -123,6 +123,24 @@ class GroupWindowAggregate(WindowAggregate):
                 "distinct() and functions of your own, or early and allowed_lateness"
             )
         return plan
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: with updates also which windows have been shown, and how long they are kept."""
+        if self.counts is not None:
+            said = AggregateOperator.state_meaning(self, inputs)
+            return {**said, "window": self.counts.text, "time": self.time}
+        emission = self.emission
+        return {
+            **super().state_meaning(inputs),
+            "early": "not shown" if emission.early is None else "shown",
+            "allowed_lateness": f"{emission.lateness}us",
+        }
+
+    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+        """See ``Operator``: windows that have been shown may be taken back."""
+        if self.emission.updates:
+            return AggregateOperator.may_change(self, name, was, now, inputs)
+        return super().may_change(name, was, now, inputs)
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """Count windows have rows in order of event time."""

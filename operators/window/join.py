@@ -8,7 +8,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``codec`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,6 +145,15 @@ class WindowJoin(TwoInputJoin):
             return shown
         check_window_names(shown, self.owner)
         return pa.schema([*shown, *window_fields(inputs[0])])
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        windows = GivenWindows() if self.window is None else self.window
+        return {**super().state_meaning(inputs), "window": windows.text}
+
+    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+        """See ``Operator``: pairs are made, once, when their window is over."""
+        return name == "condition"
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -10,7 +10,7 @@ Source: Flink's ``WindowRankOperator`` and ``RowTimeWindowDeduplicateOperator``.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -39,6 +39,7 @@ from ..core.arrays import Int64Array, take_rows
 from ..core.checks import KeepsKey, check_choice, check_event_time, check_insert_only, check_number
 from ..core.due import DuePart, DueReader
 from ..core.late import LateRows, check_late_output, with_late_output
+from ..core.meaning import meaning
 from ..core.ordering import OrderBy, order_columns
 from ..rank.best import BestRows
 from ..rank.numbers import RankFunction, RankTable
@@ -153,6 +154,11 @@ class WindowRank(KeepsKey, BundleOperator):
                     "before the operator"
                 )
         return fields
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: rows that an earlier ranking did not need are gone."""
+        windows = GivenWindows() if self.window is None else self.window
+        return meaning(self, ranking=self._ranking(inputs[0]).text, window=windows.text)
 
     def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
         """Of rows that carry their windows the best ones of each; all where late rows are asked for."""

@@ -360,7 +360,7 @@ class EmittingBundles(BundleOperator):
             Emitting("a", 1, output="dear", declared={"dear": WORDS}),
             "side output 'dear': emit() got 2 values for a row of 1 columns: word",
         ),
-        (Emitting(1.5, output="dear", declared={"dear": WORDS}), "put out for column 'word' does not fit"),
+        (Emitting(1.5, output="dear", declared={"dear": WORDS}), "for column 'word', 1.5"),
         (EmittingBundles(), "it has 'dear', 'cheap'"),
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -94,7 +97,9 @@ def test_runs_are_few_when_copies_are_quick(tmp_path: Path) -> None:
         watched.batch(number)
         watched.finish_copies()
     assert max(watched.runs) <= LARGE.sorted_runs_light + 1
-    slots = [slot for slot in (tmp_path / "local").glob("job-*/op/0/slot-?") if (slot / "db").exists()]
+    slots = [
+        slot for slot in (tmp_path / "local").glob("job-*/op/0/slot-?") if list(slot.glob("db-*/CURRENT"))
+    ]
     assert len(slots) <= 2  # the store, and its copy: what a copy has replaced is gone
 
 
@@ -141,11 +146,11 @@ def test_what_a_dead_process_has_begun_is_begun_again(tmp_path: Path) -> None:
     dead = Slot(Path(watched.paths[0]).parent.with_name("slot-1"))
     dead.folder.mkdir()
     CopyRecord("some content").write(dead)
-    (dead.folder / "db").write_bytes(b"")
+    dead.new_db().write_bytes(b"")
     for number in range(1, 16):
         watched.batch(number)
         watched.finish_copies()
-    assert str(dead.db) in watched.paths
+    assert dead.folder in {Path(path).parent for path in watched.paths}
 
 
 def test_a_copy_takes_along_what_is_cached_of_the_store_that_it_replaces(tmp_path: Path) -> None:
@@ -201,6 +206,60 @@ def test_a_compaction_that_is_given_up_leaves_a_slot_to_be_made_anew(tmp_path: P
     slot.unlock()
     assert dict(store.iterate()) == before
     store.close()
+
+
+def test_copies_wait_for_each_other_and_are_merged_all_the_same(tmp_path: Path) -> None:
+    """RocksDB merges one at a time: the second one begins when the first, which is slow, has ended."""
+    under_way, stores = CopiesUnderWay(), []
+    slots = [Slot(tmp_path / f"slot-{number}") for number in range(2)]
+    for slot in slots:
+        store = RocksDBStore(f"{slot.folder}-store", LARGE)
+        for number in range(8):  # 60 MB, of which a copy may write 24 MiB a second
+            store.apply([(key(n, f"{number}"), random.randbytes(1 << 20)) for n in range(8)], number)
+        stores.append(store)
+        assert slot.try_lock()
+        assert under_way.begin(store, slot, "lineage")
+    under_way.join()
+    for slot, store in zip(slots, stores, strict=True):
+        assert slot.record() is not None
+        merged = RocksDBStore(slot.db, LARGE)
+        assert merged.sorted_runs() <= LARGE.sorted_runs
+        merged.close()
+        store.close()
+
+
+def test_a_copy_of_a_deleted_folder_ends_and_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The folder is made again at the same path, and its slots are taken, while the copy is open."""
+    goes_on = threading.Event()
+    settle = RocksDBStore.settle
+
+    def held_up(store: RocksDBStore, **how: Any) -> bool:
+        if threading.current_thread().name == "asyncstate-compaction":
+            goes_on.wait()
+        return settle(store, **how)
+
+    monkeypatch.setattr(RocksDBStore, "settle", held_up)
+    watched = Watched(tmp_path, 100)
+    try:
+        for number in range(8):
+            watched.batch(number)
+        copy_of = Path(watched.paths[0]).parent.with_name("slot-1")
+        assert (copy_of / "COPY").exists()
+        shutil.rmtree(tmp_path / "local")
+        watched.job.options = replace(LARGE, sorted_runs_light=100)  # no further copy
+        manifest = newest(watched.job)
+        with watched.job.lease(manifest, 0, 1), watched.job.lease(manifest, 0, 1) as second:
+            assert Path(second.store.path).parent == copy_of
+            assert dict(second.store.iterate()) == watched.expected
+            goes_on.set()
+            watched.finish_copies()
+            assert dict(second.store.iterate()) == watched.expected
+    finally:
+        goes_on.set()
+        watched.finish_copies()
+    assert "cannot merge" not in caplog.text
 
 
 def test_a_copy_waits_for_a_thread_to_be_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,19 +37,59 @@ def test_file_goes_in_and_out_and_stays(files: CheckpointFiles, tmp_path: Path) 
     assert local.read_bytes() == (tmp_path / "y").read_bytes() == files.get_bytes("state/x") == b"content"
 
 
-def test_without_hard_links_files_are_copied(
-    folder: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reflinks", [True, False])
+def test_local_files_and_those_of_the_checkpoint_share_nothing(
+    folder: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reflinks: bool
 ) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError("no links here")
-
-    monkeypatch.setattr(os, "link", refused)
-    local = tmp_path / "x"
-    local.write_bytes(b"content")
+    """What a cleaner of temporary folders empties in place must not be the checkpoint's."""
+    if not reflinks:
+        monkeypatch.setattr(os, "copy_file_range", _not_supported)
+    local, fetched = tmp_path / "x", tmp_path / "y"
+    local.write_bytes(b"content" * 1_000)
     folder.put_file(local, "x")
-    folder.get_file("x", tmp_path / "y")
-    assert (tmp_path / "y").read_bytes() == b"content"
-    assert os.stat(tmp_path / "y").st_nlink == 1
+    os.truncate(local, 0)
+    folder.get_file("x", fetched)
+    assert fetched.read_bytes() == b"content" * 1_000
+    os.truncate(fetched, 0)
+    assert folder.get_bytes("x") == b"content" * 1_000
+
+
+def _not_supported(*_: object) -> int:
+    raise OSError(errno.EXDEV, "not supported")
+
+
+def test_with_its_last_file_goes_a_folder(folder: LocalFiles, tmp_path: Path) -> None:
+    for name in ("state/op/0/snap/1-a/1.sst", "state/op/0/snap/1-a/2.sst", "state/op/0/snap/2-b/1.sst"):
+        folder.put_bytes(name, b"x")
+    folder.delete("state/op/0/snap/1-a/1.sst")
+    assert folder.list("state/") == ["state/op/0/snap/1-a/2.sst", "state/op/0/snap/2-b/1.sst"]
+    folder.delete("state/op/0/snap/1-a/2.sst")
+    assert [path.name for path in (folder.root / "state/op/0/snap").iterdir()] == ["2-b"]
+    folder.delete("state/op/0/snap/2-b/1.sst")
+    assert list(folder.root.iterdir()) == []
+    folder.delete("state/op/0/snap/2-b/1.sst")  # again
+    assert folder.root.is_dir()
+
+
+def test_a_writer_and_who_deletes_the_last_file_beside_it_meet(folder: LocalFiles) -> None:
+    """Each file of the one is whole, whenever the other takes the folder away."""
+    ended = threading.Event()
+
+    def delete() -> None:
+        while not ended.is_set():
+            folder.put_bytes("a/b/c/other", b"x")
+            folder.delete("a/b/c/other")
+
+    deleting = threading.Thread(target=delete)
+    deleting.start()
+    try:
+        for number in range(300):
+            folder.put_bytes("a/b/c/mine", b"%d" % number)
+            assert folder.get_bytes("a/b/c/mine") == b"%d" % number
+            folder.delete("a/b/c/mine")
+    finally:
+        ended.set()
+        deleting.join()
 
 
 def test_list_by_prefix_skips_temporaries(files: CheckpointFiles) -> None:

@@ -82,9 +82,9 @@ ROWS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         "row 1 of .*: it has no v and has w, which input 0 has not",
     ),
     ({"k": 1, "v": "a"}, {}, SchemaError, "give a list of rows, also of a single one"),
-    ([(1, "a"), ("x", "b")], {}, SchemaError, "row 1 of input 0 has 'x' in column 'k'.*int64"),
-    ([(1, "a"), (2**63, "b")], {}, SchemaError, "row 1 of input 0 has 9223372036854775808 in column 'k'"),
-    ([(1, "\ud800")], {}, SchemaError, "row 0 of input 0 has .* in column 'v'"),
+    ([(1, "a"), ("x", "b")], {}, SchemaError, "row 1 of input 0 has, in column 'k', 'x'.*int64"),
+    ([(1, "a"), (2**63, "b")], {}, SchemaError, "row 1 of input 0 has, in column 'k', 9223372036854775808"),
+    ([(1, "\ud800")], {}, SchemaError, "row 0 of input 0 has, in column 'v', .*ud800"),
     ([(1, "a")], {"input": 1}, JobError, "there is no input 1"),
     (pa.record_batch({"k": [1]}), {}, SchemaError, "the RecordBatch has the columns"),
 ]

@@ -229,14 +229,14 @@ def test_a_first_micro_batch_that_failed_runs_again_with_the_initial_rows(
 @pytest.mark.parametrize(
     ("operator", "given", "message"),
     [
-        (Numbered(), [("a", 1, 1)], "initial_state: row 0 of operator 'operator' has 'a' in column 'k'"),
+        (Numbered(), [("a", 1, 1)], "initial_state: row 0 of operator 'operator' has, in column 'k', 'a'"),
         (Numbered(), pa.RecordBatch.from_pydict({"k": ["a"]}), "its initial rows differ from its input in k, ts, v"),
         (Numbered(), 7, "is to start from 7; a harness takes"),
         (Holder(), {"any": 7}, "values of state 'any' is to start from 7; a harness takes"),
         (Holder(), {"any": [7]}, "row 0 of operator 'operator', values of state 'any' is 7; give a tuple"),
         (Holder(), {"any": [(1, object())]}, "values of state 'any' are no Arrow values"),
         (Numbered(), {"none": [(1, 1)]}, "names a state 'none' that it does not declare; it has 'count'"),
-        (Numbered(), {"count": [(1, "x")]}, "row 0 of operator 'operator', values of state 'count' has 'x'"),
+        (Numbered(), {"count": [(1, "x")]}, "values of state 'count' has, in column 'value', 'x'"),
         (Numbered(), {"count": pa.RecordBatch.from_pydict({"k": [1]})}, "and the value: k, value"),
         (Numbered(), {"count": pa.RecordBatch.from_pydict({"k": ["a"], "value": [1]})}, "but it is int64; cast it"),
         (GroupAggregate([count()]), {"accumulators": [(1, 1)]}, "cannot be given values"),
@@ -272,7 +272,7 @@ def test_a_pipeline_refuses_what_a_job_refuses() -> None:
         PipelineHarness(lambda rows, text, wrong: pipeline(rows, text), sources)
     (_, *messages) = str(found.value).splitlines()
     texts = {
-        "source 'wrong' has 'a' in column 'k'",
+        "source 'wrong' has, in column 'k', 'a'",
         "its source 'rows' has initial rows; give one of them",
         "to start from <object object",
     }

@@ -78,7 +78,9 @@ class MapViews(BundleViews["_BundleMap"]):
     def read(self, key: int, user: Any) -> Any:
         """One entry, alone; ``_ABSENT`` if there is none."""
         self.alone.add()
-        pair = self.one(key).with_user_keys([self.column([user], self.type.key_type)], np.zeros(1, np.int64))
+        pair = self.one(key).with_user_keys(
+            [self.column([user], self.type.key_type, [key])], np.zeros(1, np.int64)
+        )
         found = self.state.get(pair)
         return python_values(found.columns[0])[0] if found.present[0] else _ABSENT
 
@@ -111,15 +113,16 @@ class MapViews(BundleViews["_BundleMap"]):
         if not written:
             return
         self.written.add(len(written))
-        index = np.array([key for key, _, _ in written], np.int64)
-        users = self.column([user for _, user, _ in written], self.type.key_type)
+        keys = [key for key, _, _ in written]
+        users = self.column([user for _, user, _ in written], self.type.key_type, keys)
         assert self._keys is not None
-        pairs = self._keys.with_user_keys([users], index)
+        pairs = self._keys.with_user_keys([users], np.array(keys, np.int64))
         place = np.empty(len(written), np.int64)
         place[pairs.inverse] = np.arange(len(written))  # each pair is written once
         values = [written[at][2] for at in place.tolist()]
         there = np.array([value is not _ABSENT for value in values], np.bool_)
-        column = self.column([None if value is _ABSENT else value for value in values], self.type.item_type)
+        given = [None if value is _ABSENT else value for value in values]
+        column = self.column(given, self.type.item_type, [keys[at] for at in place.tolist()])
         self.state.write(pairs, [column], there)
 
     def remove(self, keys: KeyBatch) -> None:

@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
-from asyncstate.codec.times import arrow_values, python_values
+from asyncstate.codec.from_python import UnfitValueError, arrow_values
+from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import OperatorContext, StateDescriptor
@@ -110,13 +111,16 @@ class BundleViews(ABC, Generic[B]):
         assert self._keys is not None
         return self._keys.select(np.array(keys, np.int64))
 
-    def column(self, values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
-        """Values as they are stored. Raises OperatorError for what does not fit."""
+    def column(self, values: Sequence[Any], arrow_type: pa.DataType, keys: Sequence[int]) -> pa.Array:
+        """Values (n) of the keys with the indices ``keys`` (n), as they are stored. Raises OperatorError for what does
+        not fit."""
         try:
             return arrow_values(values, arrow_type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        except UnfitValueError as error:
+            of = tuple(python_values(column)[0] for column in self.one(keys[error.row]).columns)
             raise OperatorError(
-                f"{self._owner}: view '{self._name}' was given a value that is no {arrow_type}: {error}"
+                f"{self._owner}, key {of!r}: view '{self._name}' was given {error}; convert it before it is put there, "
+                "or declare another type"
             ) from error
 
 
@@ -154,10 +158,13 @@ class ListViews(BundleViews["_BundleList"]):
             return
         counts = [len(backing.added) for _, backing in held]
         self.written.add(sum(counts))
+        keys = [key for key, _ in held]
         elements = self.column(
-            [element for _, backing in held for element in backing.added], self.type.value_type
+            [element for _, backing in held for element in backing.added],
+            self.type.value_type,
+            np.repeat(keys, counts).tolist(),
         )
-        write(self.some([key for key, _ in held]), [elements], np.repeat(np.arange(len(held)), counts))
+        write(self.some(keys), [elements], np.repeat(np.arange(len(held)), counts))
 
 
 class _BundleList(MemoryList[Any]):
@@ -219,9 +226,9 @@ class ValueViews(BundleViews["_BundleValue"]):
         if not written:
             return
         self.written.add(len(written))
-        values = [value for _, value in written]
+        keys, values = [key for key, _ in written], [value for _, value in written]
         there = np.array([value is not None for value in values], np.bool_)
-        self.state.write(self.some([key for key, _ in written]), [self.column(values, self.type)], there)
+        self.state.write(self.some(keys), [self.column(values, self.type, keys)], there)
 
 
 class _BundleValue(MemoryValue[Any]):

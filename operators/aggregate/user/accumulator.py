@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, read_type
-from asyncstate.codec.times import arrow_values, python_values
+from asyncstate.codec.from_python import UnfitValueError, arrow_values
+from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.functions.aggregate import MutableRow, view_of
 from asyncstate.operator import OperatorContext
@@ -27,7 +28,7 @@ from asyncstate.state.views.bundle_maps import MapViews
 from asyncstate.state.views.bundle_views import BundleViews, ListViews, ValueViews
 
 from ...core.arrays import BoolArray
-from ..aggregator import State
+from ..aggregator import State, key_text
 
 _VIEWS: dict[str, Callable[..., BundleViews[Any]]] = {"map": MapViews, "list": ListViews, "value": ValueViews}
 
@@ -120,8 +121,9 @@ class AccumulatorForm:
             return made
         return [one if there else None for one, there in zip(made, known.to_pylist(), strict=True)]
 
-    def encode(self, accumulators: Sequence[Any]) -> State:
-        """Stored columns of accumulators (u, or None). Raises OperatorError for what does not fit the type."""
+    def encode(self, accumulators: Sequence[Any], keys: KeyBatch | None = None) -> State:
+        """Stored columns of accumulators (u, or None) of ``keys`` (u). Raises OperatorError for what does not fit the
+        type."""
         missing = None in accumulators
         if self._is_struct:
             self._check_width(accumulators)
@@ -130,7 +132,7 @@ class AccumulatorForm:
         )
         return [
             pa.array(present, pa.bool_()),
-            *(self._column(at, accumulators, missing) for at in self._plain),
+            *(self._column(at, accumulators, missing, keys) for at in self._plain),
         ]
 
     def _check_width(self, accumulators: Sequence[Any]) -> None:
@@ -142,23 +144,28 @@ class AccumulatorForm:
                     "its type, which alone are stored; declare the others too"
                 )
 
-    def _column(self, at: int, accumulators: Sequence[Any], missing: bool) -> pa.Array:
+    def _column(self, at: int, accumulators: Sequence[Any], missing: bool, keys: KeyBatch | None) -> pa.Array:
         try:
-            if self._is_struct and not missing:
-                return arrow_values(list(map(itemgetter(self._index(at)), accumulators)), self._types[at])
-            return arrow_values(self._values(at, accumulators), self._types[at])
-        except (pa.ArrowException, TypeError, ValueError, OverflowError, LookupError) as error:
+            values = (
+                list(map(itemgetter(self._index(at)), accumulators))
+                if self._is_struct and not missing
+                else self._values(at, accumulators)
+            )
+            return arrow_values(values, self._types[at])
+        except (TypeError, LookupError) as error:
             raise OperatorError(
-                f"{self.owner}: field '{self._names[at]}' of an accumulator is no {self._types[at]}: {error!r}; let "
-                "the function keep what the accumulator type says, or declare another type"
+                f"{self.owner}: an accumulator has no field '{self._names[at]}' ({error!r}); let the function keep all "
+                "fields of the accumulator type"
+            ) from error
+        except UnfitValueError as error:
+            raise OperatorError(
+                f"{self.owner}{key_text(keys, error.row)}: field '{self._names[at]}' of an accumulator is "
+                f"{error}; let the function keep what the accumulator type says, or declare another type"
             ) from error
 
     def _values(self, at: int, accumulators: Sequence[Any]) -> list[Any]:
         if not self._is_struct:
-            return [
-                None if one is None else list(one.items()) if isinstance(one, dict) else one
-                for one in accumulators
-            ]
+            return list(accumulators)
         index = self._index(at)
         return [None if one is None else one[index] for one in accumulators]
 

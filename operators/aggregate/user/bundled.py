@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.times import arrow_values
+from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import (
     BundledAggregateFunction,
@@ -194,8 +194,8 @@ class BundledAggregator(FunctionAggregator):
     def _column(self, values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
         try:
             return arrow_values(values, arrow_type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise self._wrong(f"returned what is no {arrow_type}: {error}") from error
+        except UnfitValueError as error:
+            raise self._wrong(f"returned {error}, for segment {error.row}") from error
 
     def _wrong(self, what: str) -> OperatorError:
         return OperatorError(f"{self.form.owner}: bundled_accumulate_retract {what}")

@@ -23,8 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.sorting import rows_by
-from asyncstate.codec.times import arrow_values, python_values
+from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import AggregateFunction, has_method
 from asyncstate.futures import StateFuture, combine_all, completed_future
@@ -33,7 +34,7 @@ from asyncstate.operator import BundleContext, OperatorContext
 from ...core.arrays import BoolArray, Int8Array, Int64Array, count_up, index_among, row_ids, run_begins
 from ...core.netting import net_by_content
 from ...core.segments import Groups
-from ..aggregator import Aggregator, KeyedRows, State, Updated, counted_rows
+from ..aggregator import Aggregator, KeyedRows, State, Updated, counted_rows, key_text
 from .accumulator import AccumulatorForm
 
 
@@ -189,10 +190,10 @@ class UserAggregator(FunctionAggregator):
         """See ``Aggregator``."""
         segments, columns = prepared
         accumulators, new = self.begin(state, rows.keys, segments)
-        before = self._column(accumulators, new) if rows.valued else None
+        before = self._column(accumulators, rows.keys, new) if rows.valued else None
         self.apply(accumulators, segments, columns)
-        after = self._column(accumulators) if rows.valued else None
-        return self.end(accumulators, before, after)
+        after = self._column(accumulators, rows.keys) if rows.valued else None
+        return self.end(accumulators, rows.keys, before, after)
 
     def begin(self, state: State, keys: KeyBatch | None, segments: Segments) -> tuple[list[Any], BoolArray]:
         """The accumulators (u) with their views, and which keys (u) had none yet: new ones for those that have rows."""
@@ -205,10 +206,16 @@ class UserAggregator(FunctionAggregator):
             self.form.attach(accumulators, new)
         return accumulators, new
 
-    def end(self, accumulators: list[Any], before: pa.Array | None, after: pa.Array | None) -> Updated:
+    def end(
+        self,
+        accumulators: list[Any],
+        keys: KeyBatch | None,
+        before: pa.Array | None,
+        after: pa.Array | None,
+    ) -> Updated:
         """The states of the accumulators as they are, and what they had in views written."""
         self.form.flush()
-        return Updated(self.form.encode(accumulators), before, after)
+        return Updated(self.form.encode(accumulators, keys), before, after)
 
     def apply(self, accumulators: list[Any], segments: Segments, columns: list[list[Any]]) -> None:
         """Call the function once a row; the loop is in C, since calls are all that Python is needed for."""
@@ -230,7 +237,8 @@ class UserAggregator(FunctionAggregator):
         accumulators, _ = self.begin(state, rows.keys, Segments(np.empty(0, np.int64), starts, None))
         values = self._slide(accumulators, rows.batch, frames)
         self.form.flush()
-        return completed_future((self.result(values), self.form.encode(accumulators)))
+        found = self.result(values, rows.keys, frames.owners)
+        return completed_future((found, self.form.encode(accumulators, rows.keys)))
 
     def _slide(self, accumulators: list[Any], batch: pa.RecordBatch, frames: Frames) -> list[Any]:
         accumulate, retract, get_value = self.function.accumulate, self.function.retract, self.get_value
@@ -278,17 +286,20 @@ class UserAggregator(FunctionAggregator):
         """See ``Aggregator``; of nothing, the value of an accumulator to which nothing was added."""
         return self._column(self.form.decode(state))
 
-    def _column(self, accumulators: Sequence[Any], empty: BoolArray | None = None) -> pa.Array:
-        """The values of accumulators (u), of which some are ``empty`` (u)."""
+    def _column(
+        self, accumulators: Sequence[Any], keys: KeyBatch | None = None, empty: BoolArray | None = None
+    ) -> pa.Array:
+        """The values of accumulators (u) of ``keys`` (u), of which some are ``empty`` (u)."""
         get_value = self.get_value
         if empty is None:
             empty = np.array([one is None for one in accumulators], np.bool_)
         nothing = self._value_of_nothing() if empty.any() else None
         with self.named("get_value"):
             if not empty.any():
-                return self.result(list(map(get_value, accumulators)))
+                return self.result(list(map(get_value, accumulators)), keys)
             pairs = zip(accumulators, empty.tolist(), strict=True)
-            return self.result([nothing if is_empty else get_value(one) for one, is_empty in pairs])
+            values = [nothing if is_empty else get_value(one) for one, is_empty in pairs]
+            return self.result(values, keys)
 
     def _value_of_nothing(self) -> Any:
         """That of an accumulator to which nothing was added; null where the function has none, as a mean often has."""
@@ -297,14 +308,19 @@ class UserAggregator(FunctionAggregator):
         except Exception:
             return None
 
-    def result(self, values: Sequence[Any]) -> pa.Array:
-        """Values as a column. Raises OperatorError for what does not fit the result type."""
+    def result(
+        self, values: Sequence[Any], keys: KeyBatch | None = None, owners: Int64Array | None = None
+    ) -> pa.Array:
+        """Values (n) as a column; ``owners`` (n) are their places in ``keys``, by default their own.
+
+        Raises OperatorError for what does not fit the result type."""
         try:
             return arrow_values(values, self.result_type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        except UnfitValueError as error:
+            at = error.row if owners is None else int(owners[error.row])
             raise OperatorError(
-                f"{self.form.owner}: a value is no {self.result_type}: {error}; let the function return what the "
-                "result type says, or declare another type"
+                f"{self.form.owner}{key_text(keys, at)}: the function returned {error}; let it return what the result "
+                "type says, or declare another type"
             ) from error
 
     @contextmanager

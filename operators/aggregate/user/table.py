@@ -63,7 +63,7 @@ class TableAggregator(UserAggregator):
         self.apply(accumulators, segments, columns)
         with self.named("emit_update_with_retract"):
             shown = [None if one is None else self._changes_of(one) for one in accumulators]
-        return self.end(accumulators, None, self.result(shown))
+        return self.end(accumulators, rows.keys, None, self.result(shown, rows.keys))
 
     def _rows_of(self, accumulator: Any) -> list[dict[str, Any]]:
         found = self.function.emit_value(accumulator)

@@ -24,6 +24,7 @@ from asyncstate.functions.aggregate import (
     view_of,
 )
 
+from ...core.meaning import object_text
 from ..declared import Aggregate, Binding, Kind, Output
 from .accumulator import as_type
 from .bundled import BundledAggregator
@@ -49,6 +50,11 @@ class UserAggregate(Kind):
             if not isinstance(column, str):
                 raise SchemaError(f"{self.name}: {column!r} is no column; give names of columns")
         return Aggregate(self, columns)
+
+    @property
+    def text(self) -> str:
+        """See ``Kind``: the name, and the class of the function with its plain attributes; not its code."""
+        return f"{self.name}[{object_text(self.function)}]"
 
     @property
     def user_function(self) -> AnyFunction:

@@ -8,7 +8,7 @@ Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``future
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -109,6 +109,10 @@ class IntervalJoin(TwoInputJoin):
             check_insert_only(spec, self.owner, "Join")
             check_has_time(spec, self.time, self.owner)
         return self._shown_schema(inputs)
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: rows that an earlier interval did not need are gone."""
+        return {**super().state_meaning(inputs), "interval": f"{self.interval.text} of {self.time} time"}
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

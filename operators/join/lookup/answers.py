@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.times import arrow_values
+from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.lookups.base import Key, Rows
 from asyncstate.row_shape import RowShape
@@ -36,10 +36,12 @@ class Answers(NamedTuple):
         except SchemaError as error:
             raise OperatorError(f"{error} (the lookup of {len(keys)} keys, the first {keys[0]!r})") from error
         by_column: Sequence[Sequence[Any]] = list(zip(*values, strict=True)) or [()] * len(schema)
+        counts = np.fromiter(map(len, rows), np.int64, len(rows))
         columns = [
-            _column(field, list(column), keys, owner) for field, column in zip(schema, by_column, strict=True)
+            _column(field, list(column), keys, counts, owner)
+            for field, column in zip(schema, by_column, strict=True)
         ]
-        return Answers(columns, np.fromiter(map(len, rows), np.int64, len(rows)))
+        return Answers(columns, counts)
 
     def of_rows(self, keys: Int64Array, pads: bool) -> tuple[Int64Array, Int64Array]:
         """For rows (n) with these keys: the row, and the found row (-1: none), of each pair. ``pads``: a row for which
@@ -51,11 +53,14 @@ class Answers(NamedTuple):
         return np.repeat(np.arange(len(keys)), pairs), answers
 
 
-def _column(field: pa.Field, values: list[Any], keys: Sequence[Key], owner: str) -> pa.Array:
+def _column(
+    field: pa.Field, values: list[Any], keys: Sequence[Key], counts: Int64Array, owner: str
+) -> pa.Array:
     try:
         return arrow_values(values, field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+    except UnfitValueError as error:
+        key = keys[int(np.searchsorted(np.cumsum(counts), error.row, side="right"))]
         raise OperatorError(
-            f"{owner}: the lookup of {len(keys)} keys, the first {keys[0]!r}, found, for column '{field.name}', what "
-            f"is no {field.type}: {error}. Mend the lookup, or the types in columns="
+            f"{owner}: the lookup of key {key!r} found, for column '{field.name}', {error}; mend the "
+            "lookup, or the types in columns="
         ) from error

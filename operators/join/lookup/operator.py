@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -45,6 +45,7 @@ from ...core.arrays import (
 from ...core.checks import Named, check_choice, check_insert_only, check_number
 from ...core.condition import ConditionLike, RowCondition, check_condition
 from ...core.expiring import row_stamps, stamps_behind
+from ...core.meaning import meaning
 from ...core.netting import Net, net_by_content
 from ...core.payload import Payload
 from ..inputs import joined_schema
@@ -158,6 +159,13 @@ class LookupJoin(Named, BundleOperator):
             RowCondition(self.where, spec.schema, self.owner).check()
         found = InputSpec(self.columns, (), name="the lookup")
         return joined_schema(self.how, [spec, found], self.suffixes, self.owner)
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: which rows of a changelog are stored; of one that is insert-only none are."""
+        spec = inputs[0]
+        if not spec.changelog:
+            return meaning(self, input="insert-only")
+        return meaning(self, input="changelog", how=self.how, where=self.where, on=self._on(spec))
 
     def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
         """See ``Operator``: the input's key, whose columns come first."""

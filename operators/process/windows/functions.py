@@ -36,6 +36,7 @@ from asyncstate.row_shape import RowShape
 
 from ...core.checks import TimeDomain, check_distinct_names, check_has_time, check_time_domain
 from ...core.late import check_late_output
+from ...core.meaning import meaning
 from ...window.plan import window_fields
 from ...window.time import WindowTime
 from ...window.windows import WINDOW_TIME_US, SessionWindow, Window, check_window
@@ -114,6 +115,17 @@ class _WindowOperator(FunctionOperator):
         fields = [*spec.key_schema, *window_fields(spec), *self.output]
         check_distinct_names([column.name for column in fields], self.owner)
         return self._outputs(pa.schema(fields), spec)
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: which windows rows are in, which of them are gone, and what the trigger remembers."""
+        return meaning(
+            self,
+            window=self.assigner if self.window is None else self.window,
+            time=self.time,
+            allowed_lateness=f"{self.allowed_lateness}us",
+            trigger=self._trigger(),
+            evictor=self.chosen.evictor,
+        )
 
     def open(self, context: OperatorContext) -> None:
         """Declare the windows' rows, then open the function."""
