@@ -139,19 +139,11 @@ class JobDriver(Generic[R]):
         if base is not None:
             operators |= {uid: left_out(operators[uid], base) for uid in idle}
         for uid, applied in batch.applied.items():
-<<<<<<< HEAD
-            schemas = {**applied.schemas, BATCH_SCHEMA: self.schema or ""}
-            operators[uid] = applied.stored(batch.batch_id, schemas)
+            schemas = {**applied.declared.schemas, BATCH_SCHEMA: self.schema or ""}
+            operators[uid] = applied.stored(batch.batch_id, applied.declared._replace(schemas=schemas))
         sources = self._sources(batch, base)
         check_watermark(batch.applied, sources.reached)
         self.committed = self._ledger.commit(
-=======
-            sources = advance_sources(sources, uid, applied.delays, applied.records)
-            schemas = {**applied.declared.schemas, BATCH_SCHEMA: self.schema or ""}
-            operators[uid] = applied.stored(batch.batch_id, applied.declared._replace(schemas=schemas))
-        check_watermark(batch.applied, sources)
-        self._ledger.commit(
->>>>>>> main
             batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final
         )
 

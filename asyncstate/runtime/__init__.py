@@ -25,11 +25,7 @@ from asyncstate.runtime.declared import (
     why_rows_wait,
 )
 from asyncstate.runtime.driver import (
-<<<<<<< HEAD
-=======
     Fingerprint,
-    advance_sources,
->>>>>>> main
     check_fingerprint,
     check_key_groups,
     fingerprint,
