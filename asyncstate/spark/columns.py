@@ -1,23 +1,18 @@
 """The columns that travel between the driver's plan and the tasks.
 
 Owns: the names of those beside the payload, how SQL spells a name, and the encoding of ``ROUTE``; ``slots_of``: where
-the payload is on its way; ``payload_of``: rows as Spark or an operator gives them to rows as an operator takes them.
-Invariant: what an operator gets has the types of its InputSpec, whichever way its rows came.
+the payload is on its way.
 Must not import pyspark: workers import this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
-from asyncstate.errors import SchemaError
+from asyncstate.driver.payload import sent_schema
 
 if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
@@ -43,8 +38,6 @@ TAG_MASK: Final = (1 << TAG_BITS) - 1
 MARKER_TAG: Final = 3
 """The tag of the one row a partition that has no payload; other tags are the index of the input."""
 
-_KIND_TEXTS: Final = pa.array(ROW_KIND_TEXTS, pa.string())
-
 
 def quoted(name: str) -> str:
     """A column name in SQL, dots and backticks taken literally."""
@@ -69,44 +62,3 @@ def slots_of(inputs: Sequence[InputSpec]) -> list[list[int]]:
             own.append(at)
         slots.append(own)
     return slots
-
-
-def sent_schema(spec: InputSpec) -> pa.Schema:
-    """The columns that an input sends, in their order."""
-    schema = spec.row_schema
-    return schema.append(pa.field(ROW_KIND_COLUMN, pa.string())) if _sends_kinds(spec) else schema
-
-
-def _sends_kinds(spec: InputSpec) -> bool:
-    """What a local phase has put together carries no kinds."""
-    return spec.changelog and spec.local is None
-
-
-def payload_of(spec: InputSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int8] | None]:
-    """The payload columns with the declared types, and the kinds (None where no row can be taken back)."""
-    named = dict(zip(rows.schema.names, rows.columns, strict=True))
-    schema = spec.row_schema
-    columns = [cast(named[field.name], field.type) for field in schema]
-    payload = (
-        pa.RecordBatch.from_arrays(columns, schema=schema)
-        if columns
-        else pa.RecordBatch.from_struct_array(pa.array([{}] * rows.num_rows, pa.struct([])))
-    )
-    return payload, _kinds(spec, named[ROW_KIND_COLUMN]) if _sends_kinds(spec) else None
-
-
-def _kinds(spec: InputSpec, texts: pa.Array) -> npt.NDArray[np.int8]:
-    codes = pc.index_in(texts, value_set=_KIND_TEXTS)
-    if codes.null_count:
-        wrong = texts.filter(pc.is_null(codes))[0].as_py()
-        raise SchemaError(
-            f"{spec.name}: column '{ROW_KIND_COLUMN}' has the value {wrong!r}; "
-            f"write one of {', '.join(ROW_KIND_TEXTS)}, or drop the column if every row is an insert"
-        )
-    kinds: npt.NDArray[np.int8] = codes.to_numpy().astype(np.int8)
-    return kinds
-
-
-def cast(column: Any, wanted: pa.DataType) -> Any:
-    """``column`` as ``wanted``; Spark sends timestamps in the session's zone, for us they are always UTC."""
-    return column if column.type.equals(wanted) else column.cast(wanted)

@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 )
 
 from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.driver.payload import sent_schema
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec, OutputSpec
 from asyncstate.spark.accumulated import Accumulated
@@ -44,7 +45,6 @@ from asyncstate.spark.columns import (
     SIDE,
     TAG_BITS,
     quoted,
-    sent_schema,
     slots_of,
 )
 from asyncstate.spark.failures import marked

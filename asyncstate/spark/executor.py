@@ -35,7 +35,7 @@ from asyncstate.spark.transforms import highest_time, transformed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from asyncstate.spark.chain import RunPartition
+    from asyncstate.driver.chain import RunPartition
 
 
 class SparkExecutor:

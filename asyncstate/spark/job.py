@@ -22,6 +22,7 @@ from asyncstate.config import Config, resolve
 from asyncstate.dataflow import NodeFigures, Stream, draw, explain
 from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
+from asyncstate.driver.chain import RunPartition
 from asyncstate.driver.job_driver import JobDriver
 from asyncstate.driver.job_graph import JobGraph
 from asyncstate.driver.ledger import Ledger, batch_schema
@@ -32,7 +33,6 @@ from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
-from asyncstate.spark.chain import RunPartition
 from asyncstate.spark.executor import SparkExecutor
 from asyncstate.spark.failures import restore
 from asyncstate.spark.inputs import BATCH, Packing, check_streaming, with_inputs

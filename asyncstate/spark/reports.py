@@ -23,8 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import key_groups
+from asyncstate.driver.payload import cast, sent_schema
 from asyncstate.errors import JobError
-from asyncstate.spark.columns import MARKER_TAG, TAG_BITS, cast, sent_schema
+from asyncstate.spark.columns import MARKER_TAG, TAG_BITS
 
 if TYPE_CHECKING:
     from asyncstate.operator import InputSpec

@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from asyncstate.driver.chain import Link
 from asyncstate.driver.executor import Feed, Prepared
+from asyncstate.driver.payload import payload_of
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, pack_broadcast, unpack_records
-from asyncstate.spark.chain import Link
-from asyncstate.spark.columns import payload_of
 from asyncstate.spark.exchange import (
     Stage,
     Tasks,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from asyncstate.dataflow import NodeFigures
-    from asyncstate.spark.chain import RunPartition
+    from asyncstate.driver.chain import RunPartition
     from asyncstate.spark.settings import ArrowBatches
 
 _DESCRIPTION: Final = "spark.job.description"

@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from asyncstate.driver.chain import REPORT, Link, RunPartition, run_chain
+from asyncstate.driver.payload import cast, payload_of, sent_schema
 from asyncstate.errors import JobError
-from asyncstate.spark.chain import REPORT, Link, RunPartition, run_chain
 from asyncstate.spark.columns import (
     COMMIT,
     MARKER_TAG,
@@ -34,9 +35,6 @@ from asyncstate.spark.columns import (
     SIDE,
     TAG_BITS,
     TAG_MASK,
-    cast,
-    payload_of,
-    sent_schema,
     slots_of,
 )
 from asyncstate.spark.failures import marking

@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -183,14 +183,15 @@ class LocalStores:
             slot, opened = self._take_slot(folder, base)
             others = [other for other in self._slots(folder) if other.folder != slot.folder]
             was_copy = slot.copy_mark.exists()
-            try:
+            with ExitStack() as undo:
+                undo.callback(slot.unlock)
+                if opened is not None:
+                    undo.callback(_closed, opened)
                 hand_on([slot, *others], base)
-                lease = self._open(slot, opened, base, options or RocksDBOptions(), give_away)
+                lease = self._open(slot, opened, base, options or RocksDBOptions(), give_away, undo)
                 self._drop_leftovers(lease, others, is_replaced=was_copy and lease.restored.way in _ON)
                 _compact_copy(lease.store, others, base)
-            except BaseException:
-                slot.unlock()
-                raise
+                undo.pop_all()  # the lease gives everything back from now on
         return lease
 
     def _make(self, folder: Path) -> None:
@@ -237,7 +238,9 @@ class LocalStores:
         base: PartitionBase,
         options: RocksDBOptions,
         give_away: GiveAway | None,
+        undo: ExitStack,
     ) -> Lease:
+        """``undo`` closes the store if the lease does not come about."""
         started = time.monotonic()
         fetcher = Fetcher(self._files, base.version, slot.kept)
         record = slot.record()
@@ -251,6 +254,7 @@ class LocalStores:
         else:
             rocks = _rebuilt(slot, base, fetcher, options)
             way, applied = ("rescaled" if base.rescaled else "rebuilt"), len(base.deltas)
+        undo.callback(_closed, rocks)
         cached = read_cached(slot.cached, base.lineage) if slot.taken_over else None
         slot.taken_over = False  # from now on it is this process that has it
         shutil.rmtree(slot.scratch, ignore_errors=True)
@@ -312,8 +316,7 @@ def _advanced(
         rocks.compact_if_due()
     except BaseException as error:
         if rocks is not None:
-            with suppress(StoreError):
-                rocks.close()
+            _closed(rocks)
         if isinstance(error, StoreError):
             # The local folder is only a copy: rebuild it, and let that fail if the disk is to blame.
             return None
@@ -326,8 +329,17 @@ def _rebuilt(slot: Slot, base: PartitionBase, fetcher: Fetcher, options: RocksDB
         slot.clear()
     slot.folder.mkdir(parents=True)
     rocks = build_store(slot.new_db(), base, fetcher, options)
-    slot.write(base.version, base.lineage, changing=False)
+    try:
+        slot.write(base.version, base.lineage, changing=False)
+    except BaseException:
+        _closed(rocks)
+        raise
     return rocks
+
+
+def _closed(rocks: RocksDBStore) -> None:
+    with suppress(StoreError):
+        rocks.close()
 
 
 def _distance(slot: Slot, base: PartitionBase) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """Rows through the expressions of a dataflow, without Spark.
 
 Owns: ``transformed``: what a ``Transform`` makes of some rows.
-Invariant: rows keep their order. Spark SQL text is translated by sqlglot and evaluated by DuckDB: operators,
+Invariant: rows keep their order. Plain columns and conditions are evaluated by Arrow, as in a job's own tasks. All
+other Spark SQL text is translated by sqlglot and evaluated by DuckDB: operators,
 comparisons, CASE, casts, and functions of numbers, texts and times that both engines have; aggregates, windows,
 generators (``explode``) and subqueries are refused, as is what DuckDB does not know.
 Must not import Spark.
@@ -18,6 +19,7 @@ import sqlglot.expressions as exp
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform
+from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
 from asyncstate.dataflow.nodes import array_of
 from asyncstate.errors import EnvironmentSetupError, SchemaError
 
@@ -32,6 +34,9 @@ def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
         (condition,) = node.expressions
         if callable(condition):
             return rows.filter(array_of(condition, rows, "where", pa.bool_()))
+        kept = arrow_condition(condition, rows.schema) if isinstance(condition, str) else None
+        if kept is not None:
+            return rows.filter(kept(rows))
         text = _sql(condition, rows)
         _check_boolean(condition, _query(rows.slice(0, 0), [f"({text}) AS condition"]).column(0).type)
         return _query(rows, [f'"{name}"' for name in rows.schema.names], text)
@@ -61,6 +66,10 @@ def _with_columns(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
 def _selected(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
     columns: list[tuple[str, pa.Array]] = []
     for expression in node.expressions:
+        plain = plain_columns([expression], rows.schema)
+        if plain is not None:
+            columns += [(name, rows.column(column)) for column, name in plain]
+            continue
         found = _query(rows, [_sql(expression, rows)])
         columns += zip(found.schema.names, found.columns, strict=True)
     columns += [(name, _column(one, rows, name)) for name, one in node.named.items()]
@@ -72,6 +81,9 @@ def _selected(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
 def _column(expression: Any, rows: pa.RecordBatch, name: str) -> pa.Array:
     if callable(expression):
         return array_of(expression, rows, name)
+    plain = plain_columns([expression], rows.schema)
+    if plain is not None:
+        return rows.column(plain[0][0])
     return _query(rows, [_sql(expression, rows)]).column(0)
 
 

@@ -7,6 +7,7 @@ Must not know of state or of operators.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -20,6 +21,10 @@ from .arrays import BoolArray
 
 ConditionLike: TypeAlias = Callable[[pa.RecordBatch], Any] | pc.Expression
 """A function of a batch of rows to one boolean a row, or a pyarrow expression over their columns."""
+
+# Columns that point into bytes of a message lie where its header ends. Acero copies those that are not aligned; by
+# default it also writes a line to stderr for each of them. It reads this once, with its first plan.
+os.environ.setdefault("ACERO_ALIGNMENT_HANDLING", "reallocate")
 
 
 def check_condition(condition: object, owner: str) -> None:

@@ -2,7 +2,7 @@
 
 Owns: ``Matcher`` and ``Found``.
 Invariant: a match is given once no preferred one can come any more, and what is given does not depend on how many rows
-came at a time. Memory of what has failed is kept only where no condition looks back.
+came at a time. What is known of rows is shared by all starts only where no condition looks back.
 Pure: must not know of Arrow, state or the engine.
 
 A match is sought by depth first search over (row, place of the pattern), the preferred place first. The first way that
@@ -15,6 +15,8 @@ Source: ISO/IEC 19075-5; WITHIN as in Flink's ``NFA``: last minus first time is 
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +32,9 @@ NEVER: Final = MAX_WATERMARK
 
 _UNDECIDED: Final = object()
 _NO_MORE: Final = -2
+_ANY: Final = sys.maxsize
+"""Behind all rows."""
+_FAILS: Final = (_ANY, _ANY, -1)
 
 
 class Found(NamedTuple):
@@ -72,6 +77,7 @@ class Matcher:
         self._within = within
         self._budget = budget
         self._owner = owner
+        self.dropped = 0
         self._looking = [looking.get(variable, ()) for variable in automaton.variable_of]
         self._places = len(automaton.variable_of)
         self._accepts = [follow[-1] == ACCEPT for follow in automaton.follow]
@@ -93,7 +99,10 @@ class Matcher:
 
     def run(self, given: KeyRows, start: int, stop: int, horizon: int, found: list[Found]) -> int:
         """Append the matches of the rows from ``start`` to ``stop``, which are of one key, to ``found``; the first row
-        that is still needed is returned, ``stop`` if none is. Further rows have times from ``horizon`` on."""
+        that is still needed is returned, ``stop`` if none is. Further rows have times from ``horizon`` on.
+
+        A match that has no row to skip to but its first one would be found for ever: it is counted in ``dropped``, and
+        the next one may begin with the row behind its first."""
         masks, times, begins = given.masks, given.times, self.start_mask
         search = _Search(self, given, stop, horizon)
         decided = -NEVER
@@ -110,8 +119,12 @@ class Matcher:
                 start += 1
             else:
                 variables = [self._automaton.variable_of[place] for place in path]
-                found.append(Found(start, variables, decided))
-                start += self._skip.rows(variables, self._automaton, self._owner)
+                skipped = self._skip.rows(variables, self._automaton)
+                if skipped:
+                    found.append(Found(start, variables, decided))
+                else:
+                    self.dropped += 1
+                start += skipped or 1
         return start
 
     # -- what a search asks for ----------------------------------------------------------------------------------
@@ -125,6 +138,10 @@ class Matcher:
         return _of_mask(self._next[place], mask, self._automaton.follow[place], self._bits)
 
 
+def _suffices(known: tuple[int, int, int] | None, limit: int) -> bool:
+    return known is not None and (known[0] >= limit or known[1] != _ANY)
+
+
 def _of_mask(
     known: dict[int, tuple[int, ...]], mask: int, places: tuple[int, ...], bits: list[int]
 ) -> tuple[int, ...]:
@@ -136,14 +153,24 @@ def _of_mask(
 
 
 class _Search:
-    """Searches from one row after the other of a key; what failed is remembered from one to the next."""
+    """Searches from one row after the other of a key.
+
+    ``_known`` has what is known of the ways behind a state, which is a row taken at a place: ``(limit, end, reach)``.
+    The first of them that ends does so at the row ``end``; with ``_ANY`` there is none whose rows are all before
+    ``limit``. No way wants to see a row behind ``reach``. States behind which conditions look back are never known.
+
+    A search that fails leaves what it has tried; ``decided``, which the caller lets only grow, has what it saw. Where
+    it failed because of ``within``, that is not enough for the next start, whose end is later: a state that is asked
+    for again is looked into twice as far as it is needed. So it is looked into again only for a start that has moved
+    as far, and all starts together take a few steps a row and place.
+    """
 
     def __init__(self, matcher: Matcher, given: KeyRows, stop: int, horizon: int) -> None:
         self._matcher = matcher
         self._given = given
         self._stop = stop
         self._horizon = horizon
-        self._failed: set[int] = set()
+        self._known: dict[int, tuple[int, int, int]] = {}
         self.decided = 0
 
     def run(self, start: int) -> Any:
@@ -151,13 +178,17 @@ class _Search:
         matcher = self._matcher
         masks, times = self._given.masks, self._given.times
         looking, forgets, places = matcher._looking, matcher._forgets, matcher._places
-        failed, stop = self._failed, self._stop
+        known, stop = self._known, self._stop
         deadline = matcher.deadline(times[start])
+        limit = stop if deadline == NEVER else bisect_left(times, deadline, start, stop)
+        more = limit == stop and self._horizon < deadline  # rows of this match may still come
         path: list[int] = []
         so_far = MatchSoFar(matcher._automaton, matcher._owner, self._given.rows, start, path)
-        furthest, cut, tries = start, False, 0
+        tries = 0
         row = start  # the one that the ways on top of the stack take
         ways = [iter(matcher.first_places(masks[start]))]
+        reach = start  # the last row that a way wanted to see
+        late = 0  # so many of the states on the path have a way behind them that wanted to see a row from limit on
         result: Any = None
         while ways:
             place = next(ways[-1], _NO_MORE)
@@ -169,8 +200,12 @@ class _Search:
                 if path:
                     row -= 1
                     place = path.pop()
-                    if not forgets[place]:
-                        failed.add(row * places + place)
+                    if len(path) < late:
+                        late -= 1
+                        if not forgets[place]:
+                            known[row * places + place] = (limit, _ANY, limit)
+                    elif not forgets[place]:
+                        known[row * places + place] = _FAILS
                 continue
             if forgets[place]:
                 tries += 1
@@ -178,34 +213,80 @@ class _Search:
                     raise self._over_budget(start)
                 if looking[place] and not self._meets(place, row, so_far):
                     continue
-            elif row * places + place in failed:
-                continue
+            else:
+                found = known.get(row * places + place)
+                if found is _FAILS:
+                    continue
+                if found is not None:
+                    if not _suffices(found, limit):
+                        found = self._look_ahead(row * places + place, min(stop, limit + limit - start))
+                    if found[1] >= limit and not (more and found[2] == stop):
+                        reach = max(reach, min(found[2], limit))
+                        late = len(path) if found[2] >= limit else late
+                        continue
             path.append(place)
             row += 1
             if matcher._ends[place]:
                 result = path
                 break
-            if row < stop and times[row] < deadline:
-                furthest = max(furthest, row)
+            if row > reach:
+                reach = row
+            if row < limit:
                 ways.append(iter(matcher.next_places(place, masks[row])))
-            elif row == stop and self._horizon < deadline:
+            elif more:
                 return _UNDECIDED
             elif matcher._accepts[place]:
-                cut, result = True, path
+                result = path
                 break
             else:
-                cut = True
+                late = len(path)
                 ways.append(iter(()))
-        self._conclude(times[furthest], deadline if cut else None)
+        self._conclude(reach, limit, deadline)
         return result
 
-    def _conclude(self, furthest: int, deadline: int | None) -> None:
-        """``deadline``: the end of ``within``, if something failed because of it: it may not for a later start."""
-        self.decided = furthest
-        if deadline is not None:
-            self._failed.clear()
-            if deadline < NEVER:
-                self.decided = deadline
+    def _look_ahead(self, state: int, limit: int) -> tuple[int, int, int]:
+        """What is known of ``state`` after all ways behind it have been followed, at most up to the row ``limit``."""
+        matcher, masks, known = self._matcher, self._given.masks, self._known
+        places = matcher._places
+        first, place = divmod(state, places)
+        unknown = [{place}]  # of each row from the first one on the places whose ways are to be followed
+        while unknown[-1] and first + len(unknown) < limit:
+            row = first + len(unknown)
+            mask = masks[row]
+            after = {
+                one
+                for place in unknown[-1]
+                if not matcher._accepts[place]
+                for one in matcher.next_places(place, mask)
+            }
+            unknown.append({one for one in after if not _suffices(known.get(row * places + one), limit)})
+        for row in range(first + len(unknown) - 1, first - 1, -1):
+            for place in unknown[row - first]:
+                known[row * places + place] = self._behind(row, place, limit)
+        return known[state]
+
+    def _behind(self, row: int, place: int, limit: int) -> tuple[int, int, int]:
+        """What is known of a state once it is known of all that can follow it before ``limit``."""
+        matcher = self._matcher
+        if matcher._accepts[place]:
+            return _ANY, row, row
+        row += 1
+        if row == limit:
+            return limit, _ANY, limit
+        end, reach = _ANY, row
+        for one in matcher.next_places(place, self._given.masks[row]):
+            _, its_end, its_reach = self._known[row * matcher._places + one]
+            end, reach = min(end, its_end), max(reach, its_reach)
+        if end < limit:
+            return _ANY, end, reach
+        return (_ANY if reach < limit else limit), _ANY, reach
+
+    def _conclude(self, reach: int, limit: int, deadline: int) -> None:
+        """``reach``: the last row that a way wanted to see; one from ``limit`` on comes too late."""
+        if reach >= limit and deadline < NEVER:
+            self.decided = deadline
+        else:
+            self.decided = self._given.times[min(reach, limit - 1)]
 
     def _meets(self, place: int, row: int, so_far: MatchSoFar) -> bool:
         current = self._given.rows[row]

@@ -66,7 +66,8 @@ class Match(KeepsKey, AggregateOperator):
     Of the matches that begin with a row the preferred one counts: by quantifiers, which are greedy or reluctant (``?``
     behind them), and by the order of alternatives. ``within``: the time of its last row is less than so much later than
     that of its first. ``after_match``: where the next match may begin: ``skip_past_last()``, ``skip_to_next()``,
-    ``skip_to_first("B")`` or ``skip_to_last("B")``.
+    ``skip_to_first("B")`` or ``skip_to_last("B")``; a match that has no such row, or has it first, would be found for
+    ever: it is dropped and counted (``matches_dropped``), and the next one may begin with its second row.
 
     ``measures``: by the name of its column ``first``, ``last``, ``match_number`` or any aggregate, over the rows of a
     variable with ``.where("B")``.
@@ -195,6 +196,7 @@ class Match(KeepsKey, AggregateOperator):
         self._matcher = Matcher(
             automaton, self.after_match, self.within, definitions.looking, self.budget, self.owner
         )
+        self._dropped = context.counter("matches_dropped")
         self._begins = self._matcher.start_mask
         self._row: type[Row] | None = row_type(spec.schema) if definitions.looking else None
         self._stored = self._stored_columns(spec)
@@ -268,6 +270,8 @@ class Match(KeepsKey, AggregateOperator):
             first.append(self._matcher.run(given, start, stop, horizon, found))
             counts.append(len(found) - before)
         self._live.write(kept, np.array(first, np.int64))
+        self._dropped.add(self._matcher.dropped)
+        self._matcher.dropped = 0
         if not found:
             return completed_future(None)
         owners = np.repeat(np.arange(len(counts)), counts)
@@ -364,7 +368,7 @@ class Match(KeepsKey, AggregateOperator):
     def _made_for(self) -> str:
         """What stored rows depend on: the bits of their variables, and when they are out of time."""
         within = "" if self.within is None else f" within {self.within} microseconds"
-        return f"{self.pattern}{within} in {self.time} time"
+        return f"{self.pattern.text}{within} in {self.time} time"
 
     def _event_time(self, spec: InputSpec) -> str | None:
         return spec.event_time if self.time == "event" else None

@@ -18,8 +18,13 @@ from asyncstate.errors import SchemaError
 
 DEPTH_MAX: Final = 50
 """Groups within groups."""
+TEXT_MAX: Final = 10_000
+"""Characters of the text of a pattern."""
+TIMES_MAX: Final = 1_000_000_000
+"""The largest number in a quantifier."""
+_SHOWN_CHARS: Final = 200
 
-_NAME: Final = re.compile(r"[A-Za-z_]\w*")
+_NAME: Final = re.compile(r"[A-Za-z_]\w{0,99}")
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<name>[A-Za-z_]\w*)|(?P<mark>[()|*+?])|\{\s*(?P<least>\d*)\s*(?P<comma>,?)\s*(?P<most>\d*)\s*\})"
 )
@@ -78,7 +83,8 @@ class Pattern:
         return as_pattern(other) | self
 
     def __str__(self) -> str:
-        return self.text
+        """Its text, or the beginning of a long one."""
+        return _beginning(self.text)
 
     def __repr__(self) -> str:
         return repr(self.text)  # which stands for it wherever a pattern is asked for
@@ -93,7 +99,8 @@ class Variable(Pattern):
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(str(self.name)):
             raise SchemaError(
-                f"pattern variable {self.name!r}: give a name of letters, digits and _, such as 'A'"
+                f"pattern variable {_beginning(repr(self.name))}: give a name of letters, digits and _, at most 100, "
+                "such as 'A'"
             )
 
     @property
@@ -151,6 +158,10 @@ class Quantified(Pattern):
 
     def __post_init__(self) -> None:
         numbers = [self.least, *([] if self.most is None else [self.most])]
+        if any(abs(number) > TIMES_MAX for number in numbers if type(number) is int):
+            raise SchemaError(
+                f"pattern: a quantifier has a number beyond {TIMES_MAX:,}; use a smaller one, or an unbounded one"
+            )
         if any(type(number) is not int or number < 0 for number in numbers):
             raise SchemaError(f"pattern: {self._times} is no number of times; give whole numbers from 0 on")
         if self.most is not None and (self.most == 0 or self.most < self.least):
@@ -189,7 +200,9 @@ def as_pattern(given: object) -> Pattern:
         return given
     if isinstance(given, str):
         return parse_pattern(given)
-    raise SchemaError(f"pattern {given!r}: give a text such as 'A B+ C', or objects made with variable('A')")
+    raise SchemaError(
+        f"pattern {_beginning(repr(given))}: give a text such as 'A B+ C', or objects made with variable('A')"
+    )
 
 
 def parse_pattern(text: str) -> Pattern:
@@ -215,6 +228,11 @@ class _Parser:
         self._depth = 0
 
     def parse(self) -> Pattern:
+        if len(self._text) > TEXT_MAX:
+            raise SchemaError(
+                f"pattern '{_beginning(self._text)}': the text has {len(self._text):,} characters, but there can be "
+                f"{TEXT_MAX:,}; use quantifiers, or make the pattern of variable(...)"
+            )
         pattern = self._alternation()
         if self._peek() is not None:
             self._refuse("expected the end, a name or '('")
@@ -265,6 +283,8 @@ class _Parser:
         least, most = token["least"], token["most"]
         if not least and not most:
             self._refuse("expected a number between { and }")
+        if max(len(least), len(most)) > len(str(TIMES_MAX)):
+            self._refuse(f"a number beyond {TIMES_MAX:,}")
         self._at = token.end()
         if not token["comma"]:
             return int(least), int(least)
@@ -286,4 +306,10 @@ class _Parser:
 
     def _refuse(self, why: str) -> NoReturn:
         at = self._at + len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
-        raise SchemaError(f"pattern '{self._text}': {why} at character {at + 1}, before '{self._text[at:]}'")
+        raise SchemaError(
+            f"pattern '{_beginning(self._text)}': {why} at character {at + 1}, before '{_beginning(self._text[at:])}'"
+        )
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.errors import SchemaError
 
 from .automaton import ACCEPT, Automaton
 
@@ -31,26 +31,19 @@ class Skip:
             return f"skip {'past last row' if self.to == 'past last row' else 'to next row'}"
         return f"skip to {self.to} {self.variable}"
 
-    def rows(self, variables: Sequence[int], automaton: Automaton, owner: str) -> int:
+    def rows(self, variables: Sequence[int], automaton: Automaton) -> int:
         """How many rows behind its first one a match whose rows were taken as ``variables`` (indices) lets the next one
-        begin. OperatorError naming ``owner`` if it has no row to skip to, or that is its first."""
+        begin; 0 if it has no row to skip to, or that is its first."""
         if self.variable is None:
             return len(variables) if self.to == "past last row" else 1
         target = automaton.variables.index(self.variable)
         if target not in variables:
-            raise OperatorError(
-                f"{owner}: {self.text}: a match of pattern '{automaton.pattern}' has no row of '{self.variable}'; skip "
-                "to a variable that every match has, or with skip_to_next()"
-            )
-        at = variables.index(target)
-        if self.to == "last":
-            at = len(variables) - 1 - variables[::-1].index(target)
-        if at == 0:
-            raise OperatorError(
-                f"{owner}: {self.text}: that is the first row of a match of pattern '{automaton.pattern}', so the same "
-                "match would be found for ever; use skip_to_next()"
-            )
-        return at
+            return 0
+        return (
+            variables.index(target)
+            if self.to == "first"
+            else len(variables) - 1 - variables[::-1].index(target)
+        )
 
     def __repr__(self) -> str:
         if self.variable is None:

@@ -37,8 +37,10 @@ def matches(
         if not labels:
             start += 1
             continue
-        found.append((start, labels))
-        start += _skipped(labels, skip) or len(times)  # that would loop
+        skipped = _skipped(labels, skip)
+        if skipped:  # otherwise the same match would be found again: it is none
+            found.append((start, labels))
+        start += skipped or 1
     return found
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -30,7 +31,11 @@ from operators import (
     tumble,
     variable,
 )
-from operators.match.pattern import parse_pattern
+from operators.core.condition import RowCondition
+from operators.match.automaton import Automaton
+from operators.match.matcher import NEVER, Found, KeyRows, Matcher
+from operators.match.pattern import as_pattern, parse_pattern
+from operators.match.skips import Skip
 from tests.operators.match_model import PATTERNS
 
 SIGNS = pa.schema([("k", pa.int64()), ("sign", pa.string()), ("at", pa.timestamp("us"))])
@@ -111,11 +116,31 @@ def test_the_text_of_a_pattern_says_it(pattern: Any) -> None:
         ("A{3,2}", "never matches a row"),
         ("A{0}", "never matches a row"),
         ("(" * 60 + "A" + ")" * 60, "more than 50 groups"),
+        ("A{" + "9" * 5_000 + "}", "a number beyond 1,000,000,000 at character 2"),
+        ("A B " * 100_000, r"the text has 400,000 characters, but there can be 10,000"),
     ],
 )
 def test_what_is_wrong_in_a_text(text: str, message: str) -> None:
     with pytest.raises(SchemaError, match=message):
         parse_pattern(text)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: parse_pattern("A B " * 100_000),
+        lambda: parse_pattern("A " * 4_000 + "$"),
+        lambda: match("A " * 4_000, define={}),
+        lambda: match("A" * 9_000, define={"B": pc.field("sign") == "b"}),
+        lambda: variable("1" * 400_000),
+        lambda: A.times(10**5_000),
+        lambda: match(b"A" * 400_000),
+    ],
+)
+def test_errors_show_the_beginning_of_a_long_pattern(make: Callable[[], Any]) -> None:
+    with pytest.raises(SchemaError) as raised:
+        make()
+    assert len(str(raised.value)) < 1_000
 
 
 # -- refusals ------------------------------------------------------------------------------------------------
@@ -383,20 +408,23 @@ def test_where_the_next_match_begins(after_match: Any, expected: list[str]) -> N
     assert [row[2] for row in found] == expected
 
 
-def test_skipping_to_the_first_row_of_a_match() -> None:
-    with harness(match("A? B", after_match=skip_to_first("B"))) as one:
-        one.push(rows("ab"))
-        with pytest.raises(OperatorError, match="that is the first row of a match of pattern 'A[?] B'"):
-            one.finish()
-
-
-def test_skipping_to_a_variable_without_rows() -> None:
-    with harness(match("A B? C", after_match=skip_to_last("B"))) as one:
-        one.push(rows("ac"))
-        with pytest.raises(
-            OperatorError, match="a match of pattern 'A B[?] C' has no row of 'B'; skip to a variable"
-        ):
-            one.finish()
+@pytest.mark.parametrize(
+    ("pattern", "skip", "signs", "expected"),
+    [
+        ("A? B", skip_to_first("B"), "babab", ["ab", "ab"]),
+        ("A+ B", skip_to_last("A"), "aabab", ["aab"]),
+        ("A B? C", skip_to_last("B"), "acabc", ["abc"]),
+    ],
+)
+def test_a_match_without_a_row_to_skip_to_is_dropped_and_counted(
+    pattern: str, skip: Skip, signs: str, expected: list[str], async_enabled: bool
+) -> None:
+    """It has no such row, or has it first: it would be found for ever."""
+    with harness(match(pattern, after_match=skip), async_enabled=async_enabled) as one:
+        one.push(rows(signs))
+        found = one.finish()
+        assert [row[-1] for row in found] == expected
+        assert one.statistics()["counter.matches_dropped"] > 0
 
 
 # -- bounds --------------------------------------------------------------------------------------------------
@@ -425,6 +453,44 @@ def test_what_has_failed_is_remembered_where_nothing_looks_back() -> None:
     assert run(match("(A | B)+ C", define=define, budget=1), "a" * 2_000 + "x") == []
     assert time.process_time() - began < 30  # or years
     assert run(match("(A | B)+ C", {"n": count()}, define=define), "a" * 50 + "c") == [(1, 51, 51)]
+
+
+class _Counted(Matcher):
+    """Counts how often a way is followed from one row to the next."""
+
+    steps = 0
+
+    def next_places(self, place: int, mask: int) -> tuple[int, ...]:
+        self.steps += 1
+        return super().next_places(place, mask)
+
+
+@pytest.mark.parametrize("pattern", ["A+ C", "((A | B)+)+ C", "A (B | A)* (A B)+ C"])
+@pytest.mark.parametrize("within", [10**6, 0.5, 0.03])
+def test_starts_that_find_no_end_share_what_they_have_seen(pattern: str, within: float) -> None:
+    """Twice the rows cost twice the steps, also where each start ends later than the one before."""
+    automaton = Automaton(as_pattern(pattern), "Match")
+    every_row = (1 << len(automaton.variables)) - 1 - (1 << automaton.variables.index("C"))
+    steps = []
+    for number in (2_000, 4_000):
+        width = int(within * number) if within < 1 else int(within)
+        matcher = _Counted(automaton, skip_past_last(), width, {}, 1, "Match")
+        found: list[Found] = []
+        given = KeyRows([every_row] * number, range(number), ())
+        assert matcher.run(given, 0, number, NEVER, found) == number
+        assert not found
+        steps.append(matcher.steps)
+    assert steps[1] < 2.5 * steps[0]
+    assert steps[1] < 8 * 4_000 * len(automaton.follow)
+
+
+def test_an_expression_over_columns_that_are_not_aligned_writes_no_lines(capfd: Any) -> None:
+    """As columns of a message are, behind its header."""
+    raw = pa.py_buffer(b"x" + np.arange(4, dtype=np.int64).tobytes()).slice(1)
+    column = pa.Array.from_buffers(pa.int64(), 4, [None, raw])
+    condition = RowCondition(pc.field("v") > 1, pa.schema([("v", pa.int64())]), "test")
+    assert condition.mask([column]).tolist() == [False, False, True, True]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_what_has_failed_on_one_way_may_be_right_on_another() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from asyncstate.driver.chain import Link, run_chain
 from asyncstate.errors import JobError, StoreError
 from asyncstate.operator import InputSpec
 from asyncstate.runtime import CommitRecord, InputBatch, SideBatch
-from asyncstate.spark.chain import Link, run_chain
 from asyncstate.storage import PartitionManifest
 
 SCHEMA = pa.schema([("n", pa.int64())])

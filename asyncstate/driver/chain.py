@@ -21,8 +21,8 @@ from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 
+from asyncstate.driver.payload import payload_of
 from asyncstate.errors import JobError, StoreError
-from asyncstate.spark.columns import payload_of
 
 if TYPE_CHECKING:
     from asyncstate.runtime.after import After

@@ -1,0 +1,374 @@
+"""This process as the executor of a job's driver: rows are Arrow batches, partitions run one after the other.
+
+Owns: ``LocalRows`` and ``LocalExecutor``.
+Invariant: a partition gets the rows that Spark would send it, in their order; its task is the one that Spark runs.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.codec import key_groups
+from asyncstate.dataflow import NodeFigures, Transform, Union
+from asyncstate.driver.chain import Link, RunPartition, run_chain
+from asyncstate.driver.executor import Feed, Initial, Prepared
+from asyncstate.driver.payload import payload_of
+from asyncstate.errors import JobError, SchemaError
+from asyncstate.local_phase import LocalLimit, LocalPhase
+from asyncstate.operator import InputSpec, Operator
+from asyncstate.runtime import (
+    CommitRecord,
+    InputBatch,
+    SideBatch,
+    TaskSpec,
+    check_columns,
+    highest_event_time,
+    pack_broadcast,
+    pack_records,
+    run_partition,
+    run_stateless,
+    unpack_records,
+)
+from asyncstate.runtime.put_together import put_together
+from asyncstate.testing.expressions import transformed
+from asyncstate.testing.shipping import copies_of, with_copy
+
+_KIND = pa.field(ROW_KIND_COLUMN, pa.string())
+
+
+@dataclass(frozen=True)
+class LocalRows:
+    """Rows in order of arrival, of a changelog with their kinds as text in the column ``row_kind``."""
+
+    schema: pa.Schema
+    batches: tuple[pa.RecordBatch, ...] = ()
+
+    @staticmethod
+    def of(batch: pa.RecordBatch) -> LocalRows:
+        """The rows of one batch."""
+        return LocalRows(batch.schema, (batch,) if batch.num_rows else ())
+
+    @property
+    def table(self) -> pa.Table:
+        """All of them."""
+        return pa.Table.from_batches(self.batches, self.schema)
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """All of them."""
+        if not self.batches:
+            return pa.RecordBatch.from_arrays(
+                [pa.nulls(0, one.type) for one in self.schema], schema=self.schema
+            )
+        return self.batches[0] if len(self.batches) == 1 else pa.concat_batches(self.batches)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    chain: Sequence[Prepared]
+    inputs: Sequence[LocalRows | Feed]
+    done: bool
+    plan_seconds: float = 0.0
+
+    @property
+    def all(self) -> list[_Planned]:
+        feeds = [one.stage for one in self.inputs if isinstance(one, Feed)]
+        return [*itertools.chain.from_iterable(feed.all for feed in feeds), self]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    rows: LocalRows
+    sides: Mapping[str, LocalRows]
+    observed: Mapping[str, int | None]
+
+    def side(self, name: str) -> LocalRows:
+        if name not in self.sides:
+            raise JobError(f"there is no side output {name!r}; there are {', '.join(self.sides) or 'none'}")
+        return self.sides[name]
+
+    def behind(self, first: _Stage) -> _Stage:
+        sides = {name: _joined(first.sides[name], rows) for name, rows in self.sides.items()}
+        return _Stage(_joined(first.rows, self.rows), sides, self.observed)
+
+    def release(self) -> None:
+        pass
+
+
+class LocalExecutor:
+    """See ``Executor``. ``run``: what tasks run instead of ``run_partition``."""
+
+    def __init__(self, default_parallelism: int = 1, run: RunPartition | None = None) -> None:
+        self.default_parallelism = default_parallelism
+        self._run_partition: RunPartition = run_partition if run is None else run
+        self._observed: dict[str, int | None] = {}
+
+    # -- rows ------------------------------------------------------------------------------------------
+
+    def columns(self, rows: LocalRows) -> list[str]:
+        """See ``Executor``."""
+        return list(rows.schema.names)
+
+    def schema(self, rows: LocalRows) -> pa.Schema:
+        """See ``Executor``."""
+        return pa.schema([pa.field(one.name, one.type) for one in rows.schema if one.name != ROW_KIND_COLUMN])
+
+    def input_spec(
+        self, rows: LocalRows, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool
+    ) -> InputSpec:
+        """See ``Executor``."""
+        changelog = ROW_KIND_COLUMN in rows.schema.names
+        return InputSpec(self.schema(rows), key, event_time, changelog, name, broadcast)
+
+    def no_rows(self, uid: str, schema: pa.Schema) -> LocalRows:
+        """See ``Executor``."""
+        if ROW_KIND_COLUMN in schema.names:
+            raise SchemaError(
+                f"operator '{uid}': its output has a column '{ROW_KIND_COLUMN}', a reserved name; rename it"
+            )
+        return LocalRows(pa.schema([*schema, _KIND]))
+
+    def no_rows_like(self, rows: LocalRows) -> LocalRows:
+        """See ``Executor``."""
+        return LocalRows(rows.schema)
+
+    def transformed(
+        self, node: Transform | Union, inputs: Sequence[LocalRows], kinds: bool = False
+    ) -> LocalRows:
+        """See ``Executor``."""
+        if isinstance(node, Union):
+            return functools.reduce(_by_name, inputs)
+        (rows,) = inputs
+        return LocalRows.of(transformed(node, rows.batch))
+
+    def observe(self, rows: LocalRows, name: str, event_time: str) -> LocalRows:
+        """See ``Executor``: here all rows are read at once."""
+        self._observed[name] = self.highest(rows, event_time)
+        return rows
+
+    def highest(self, rows: LocalRows, event_time: str) -> int | None:
+        """See ``Executor``."""
+        return highest_event_time(rows.batch.column(event_time))
+
+    def without_kinds(self, rows: LocalRows) -> LocalRows:
+        """See ``Executor``."""
+        if ROW_KIND_COLUMN not in rows.schema.names:
+            return rows
+        return _selected(rows, [name for name in rows.schema.names if name != ROW_KIND_COLUMN])
+
+    def concat(self, first: LocalRows, then: LocalRows) -> LocalRows:
+        """See ``Executor``."""
+        return _joined(first, then)
+
+    def before(self, what: str, rows: Any, like: LocalRows) -> LocalRows:
+        """See ``Executor``."""
+        given = self.check_static(what, rows)
+        if ROW_KIND_COLUMN in like.schema.names and ROW_KIND_COLUMN not in given.schema.names:
+            batch = given.batch
+            kinds = pa.array(["+I"] * batch.num_rows, pa.string())
+            given = LocalRows.of(batch.append_column(_KIND, kinds))
+        check_columns(what, _types(given.schema), _types(like.schema))
+        return _selected(given, like.schema.names)
+
+    def check_static(self, name: str, rows: Any) -> LocalRows:
+        """See ``Executor``."""
+        if isinstance(rows, pa.RecordBatch):
+            return LocalRows.of(rows)
+        if not isinstance(rows, LocalRows):
+            raise JobError(f"'{name}' is to start from {rows!r}; give a RecordBatch")
+        return rows
+
+    def initial_of(self, uid: str, given: Any, inputs: Sequence[LocalRows]) -> Initial:
+        """See ``Executor``."""
+        if isinstance(given, Mapping):
+            return Initial(values={str(name): self.check_static(uid, rows) for name, rows in given.items()})
+        each = list(given) if isinstance(given, list | tuple) else [given]
+        if len(each) != len(inputs) or not any(one is not None for one in each):
+            raise JobError(
+                f"operator '{uid}' has {len(inputs)} inputs, and initial_state is {given!r}; give rows for each of "
+                "them or None in its place, or {name of a state: rows of its values}"
+            )
+        rows = [
+            self.no_rows_like(own) if one is None else self.before(f"operator '{uid}'", one, own)
+            for one, own in zip(each, inputs, strict=True)
+        ]
+        return Initial(rows=rows)
+
+    # -- operators -------------------------------------------------------------------------------------
+
+    def shipped_copy(self, uid: str, operator: Operator) -> Operator:
+        """See ``Executor``."""
+        return copies_of(operator)()
+
+    def runs_locally(self, rows: LocalRows, spec: InputSpec, phase: LocalPhase) -> bool:
+        """See ``Executor``."""
+        return True
+
+    def can_limit(self, rows: LocalRows, limit: LocalLimit) -> bool:
+        """See ``Executor``: it saves an exchange, of which there is none."""
+        return False
+
+    def stateless(self, spec: TaskSpec, output: pa.Schema, rows: LocalRows) -> LocalRows:
+        """See ``Executor``."""
+        (given,) = spec.inputs
+        parts = [InputBatch(*payload_of(given, batch)) for batch in rows.batches]
+        out = run_stateless(with_copy(spec, copies_of(spec.operator)), iter(parts))
+        made = tuple(one for one in out if isinstance(one, pa.RecordBatch) and one.num_rows)
+        return LocalRows(pa.schema([*output, _KIND]), made)
+
+    def plan(self, chain: Sequence[Prepared], inputs: Sequence[LocalRows | Feed], done: bool) -> _Planned:
+        """See ``Executor``."""
+        return _Planned(chain, inputs, done)
+
+    def run(
+        self, planned: Any, stateless: Collection[str]
+    ) -> tuple[_Stage, list[tuple[Prepared, list[CommitRecord]]]]:
+        """See ``Executor``."""
+        reports: list[tuple[Prepared, list[CommitRecord]]] = []
+        inputs = []
+        for one in planned.inputs:
+            if isinstance(one, Feed):
+                fed, before = self.run(one.stage, stateless)
+                reports += before
+                one = fed.rows
+            inputs.append(one)
+        stage, own = self._ran(planned, inputs)
+        return stage, [*reports, *own]
+
+    def _ran(
+        self, planned: _Planned, inputs: Sequence[LocalRows]
+    ) -> tuple[_Stage, list[tuple[Prepared, list[CommitRecord]]]]:
+        chain = planned.chain
+        copies = [copies_of(one.spec.operator) for one in chain]
+        first = _with_broadcast(chain[0].spec, inputs)
+        specs = [first, *(one.spec for one in chain[1:])]
+        parts = _exchanged(first, inputs, planned.done)
+        rows: list[pa.RecordBatch] = []
+        sides: dict[str, list[pa.RecordBatch]] = {name: [] for name in chain[-1].sent.side_outputs}
+        records: list[list[CommitRecord]] = [[] for _ in chain]
+        for partition, given in enumerate(parts):
+            links = [
+                Link(with_copy(spec, copied), one.after)
+                for spec, copied, one in zip(specs, copies, chain, strict=True)
+            ]
+            number = 0
+            for out in run_chain(links, partition, iter(given), self._run_partition):
+                if isinstance(out, CommitRecord):
+                    records[number] += unpack_records(pack_records([out]))
+                    number += 1
+                elif isinstance(out, SideBatch):
+                    sides[out.output].append(out.batch)
+                elif out.num_rows:
+                    rows.append(out)
+        sent = chain[-1].sent
+        stage = _Stage(
+            LocalRows(pa.schema([*sent.schema, _KIND]), tuple(rows)),
+            {
+                name: LocalRows(pa.schema([*sent.side_outputs[name], _KIND]), tuple(batches))
+                for name, batches in sides.items()
+            },
+            dict(self._observed),
+        )
+        return stage, list(zip(chain, records, strict=True))
+
+    def ran(self, figures: Mapping[str, NodeFigures]) -> None:
+        """See ``Executor``."""
+
+    # -- micro-batches ---------------------------------------------------------------------------------
+
+    def micro_batch(self, batch_id: int, stateless: Collection[str]) -> AbstractContextManager[Any]:
+        """See ``Executor``."""
+        self._observed = {}
+        return nullcontext()
+
+    def withdraw(self, rows: LocalRows, owner: str) -> None:
+        """See ``Executor``."""
+
+    def write(self, sink: Any, rows: LocalRows, batch_id: int) -> None:
+        """See ``Executor``."""
+        write: Callable[[LocalRows, int], object] = sink if callable(sink) else sink.write
+        write(rows, batch_id)
+
+    def describe(self, error: Exception) -> str:
+        """See ``Executor``."""
+        return f"{type(error).__name__}: {error}"
+
+
+def _exchanged(spec: TaskSpec, inputs: Sequence[LocalRows], done: bool) -> list[list[InputBatch]]:
+    """The rows of each partition; ``done``: they have been aggregated in the task that they come from."""
+    parts: list[list[InputBatch]] = [[] for _ in range(spec.parallelism)]
+    for index, (given, rows) in enumerate(zip(spec.inputs, inputs, strict=True)):
+        if given.broadcast:
+            continue
+        for batch in rows.batches:
+            for partition, part in _routed(spec, given, _input_batch(spec, given, batch, index, done)):
+                parts[partition].append(part)
+    return parts
+
+
+def _input_batch(
+    spec: TaskSpec, given: InputSpec, batch: pa.RecordBatch, index: int, done: bool
+) -> InputBatch:
+    if given.local is None or done:
+        return InputBatch(*payload_of(given, batch), index)
+    rows = InputBatch(*payload_of(replace(given, local=None), batch), index)
+    return put_together(rows, given, spec.max_parallelism)
+
+
+def _routed(spec: TaskSpec, given: InputSpec, rows: InputBatch) -> Iterator[tuple[int, InputBatch]]:
+    key = [rows.batch.column(name) for name in given.route]
+    count = rows.batch.num_rows
+    groups = key_groups(key, spec.max_parallelism, count) if key else np.zeros(count, np.int32)
+    owners = groups.astype(np.int64) * spec.parallelism // spec.max_parallelism
+    for partition in np.unique(owners).tolist():
+        mine = owners == partition
+        kinds = None if rows.kinds is None else rows.kinds[mine]
+        yield partition, InputBatch(rows.batch.filter(pa.array(mine)), kinds, rows.input_index)
+
+
+def _with_broadcast(spec: TaskSpec, inputs: Sequence[LocalRows]) -> TaskSpec:
+    index = spec.operator.broadcast_input
+    if index is None:
+        return spec
+    given = spec.inputs[index]
+    sent = [InputBatch(*payload_of(given, batch), index) for batch in inputs[index].batches]
+    limit = spec.config.broadcast_size_limit_bytes
+    return replace(spec, broadcast=pack_broadcast(spec.uid, given, iter(sent), limit))
+
+
+def _selected(rows: LocalRows, names: Sequence[str]) -> LocalRows:
+    schema = pa.schema([rows.schema.field(name) for name in names])
+    return LocalRows(schema, tuple(batch.select(list(names)) for batch in rows.batches))
+
+
+def _by_name(first: LocalRows, then: LocalRows) -> LocalRows:
+    if sorted(first.schema.names) != sorted(then.schema.names):
+        raise SchemaError(
+            f"the inputs have other columns: ({', '.join(first.schema.names)}) and ({', '.join(then.schema.names)})"
+        )
+    return _joined(first, _selected(then, first.schema.names))
+
+
+def _joined(first: LocalRows, then: LocalRows) -> LocalRows:
+    later = tuple(
+        pa.RecordBatch.from_arrays(
+            [column.cast(field.type) for column, field in zip(batch.columns, first.schema, strict=True)],
+            schema=first.schema,
+        )
+        for batch in then.batches
+    )
+    return LocalRows(first.schema, first.batches + later)
+
+
+def _types(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}

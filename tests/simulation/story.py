@@ -1,0 +1,379 @@
+"""The life of a job as plain data: its programs, and what happens to it, in order.
+
+Owns: ``Program`` and its parts, the acts of a ``Story``, and their random choice from a seed.
+Invariant: a story says everything that decides its outcome; equal seeds give equal stories.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from tests.simulation.catalogue import KINDS, Edge
+
+SECOND: Final = 1_000_000
+Row = tuple[int, int, int | None, int]
+"""id, key, value, time in microseconds."""
+Change = tuple[str, Row]
+"""A row kind and a row."""
+
+
+@dataclass(frozen=True)
+class SourceDecl:
+    """``kind``: rows that are only added, or the changes of a table whose primary key is the id."""
+
+    name: str
+    kind: Literal["events", "table"]
+    delay_seconds: int | None
+
+
+@dataclass(frozen=True)
+class NodeDecl:
+    """An operator or a step between operators; ``inputs`` are names of sources or uids, ``number`` its parameter."""
+
+    uid: str
+    kind: str
+    inputs: tuple[str, ...]
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class SinkDecl:
+    """``log``: a function that keeps the rows of each micro-batch; ``table``: upserts into SQLite by the id."""
+
+    name: str
+    of: str
+    kind: Literal["log", "table"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A dataflow, in an order in which every input stands before what reads it."""
+
+    sources: tuple[SourceDecl, ...]
+    nodes: tuple[NodeDecl, ...]
+    sinks: tuple[SinkDecl, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a process of the job is started."""
+
+    parallelism: int = 1
+    async_enabled: bool = False
+    bundle_rows: int = 100_000
+    snapshot_interval: int = 10
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch. ``fault`` happens at the ``step``-th step of its run: the process dies (``crash``), the disk is
+    full (``disk``), a task fails and is run again (``task``), another driver takes the job over (``driver``)."""
+
+    rows: dict[str, tuple[Change, ...]]
+    fault: Literal["", "crash", "disk", "task", "driver"] = ""
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The job is stopped and started again, maybe as another program or with other settings."""
+
+    program: Program
+    settings: Settings
+    is_edited: bool = False
+
+
+@dataclass(frozen=True)
+class WipeLocal:
+    """The workers' local folders are deleted; ``while_running``: under the process that uses them."""
+
+    while_running: bool
+
+
+@dataclass(frozen=True)
+class MoveClock:
+    """The clock of the driver's machine jumps."""
+
+    seconds: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The end of the input."""
+
+
+Act = Batch | Restart | WipeLocal | MoveClock | Finish
+
+
+@dataclass(frozen=True)
+class Story:
+    """A life: what the job is at first, and what happens to it."""
+
+    program: Program
+    settings: Settings
+    acts: tuple[Act, ...] = ()
+    seed: int = field(default=0, compare=False)
+
+    def lines(self) -> Iterator[str]:
+        """The story as Python that makes it again."""
+        yield f"Story({self.program!r},"
+        yield f"    {self.settings!r},"
+        yield "    ("
+        for act in self.acts:
+            yield f"        {act!r},"
+        yield f"    ), seed={self.seed})"
+
+
+def edges_of(program: Program) -> dict[str, Edge]:
+    """What is known of the rows of each source and node."""
+    edges: dict[str, Edge] = {}
+    for source in program.sources:
+        is_changelog = source.kind == "table"
+        edges[source.name] = Edge(
+            is_changelog, True, True, not is_changelog and source.delay_seconds is not None
+        )
+    for node in program.nodes:
+        edges[node.uid] = KINDS[node.kind].edge([edges[one] for one in node.inputs])
+    return edges
+
+
+# -- choice --------------------------------------------------------------------------------------------
+
+
+def random_story(seed: int) -> Story:
+    """The story of a seed."""
+    rng = random.Random(seed)
+    program = _random_program(rng)
+    settings = _random_settings(rng)
+    return Story(program, settings, tuple(_random_acts(rng, program, settings)), seed)
+
+
+def _random_settings(rng: random.Random) -> Settings:
+    return Settings(
+        parallelism=rng.choice([1, 1, 2, 3]),
+        async_enabled=rng.random() < 0.5,
+        bundle_rows=rng.choice([1, 3, 100_000]),
+        snapshot_interval=rng.choice([1, 2, 10]),
+    )
+
+
+def _random_program(rng: random.Random) -> Program:
+    sources = [SourceDecl("events", "events", rng.choice([3, 8]))]
+    if rng.random() < 0.4:
+        sources.append(SourceDecl("more", "events", rng.choice([3, 8, None])))
+    if rng.random() < 0.6:
+        sources.append(SourceDecl("items", "table", None))
+    program = Program(tuple(sources), (), ())
+    for _ in range(rng.randint(1, 4)):
+        program = _with_node(rng, program)
+    return _with_sinks(rng, program)
+
+
+def _with_node(rng: random.Random, program: Program) -> Program:
+    edges = edges_of(program)
+    names = list(edges)
+    for _ in range(20):
+        kind = rng.choice(sorted(KINDS))
+        inputs = tuple(rng.choice(names) for _ in range(KINDS[kind].num_inputs))
+        if len(set(inputs)) == len(inputs) and KINDS[kind].takes([edges[one] for one in inputs]):
+            taken = {node.uid for node in program.nodes}
+            uid = next(uid for number in range(1000) if (uid := f"{kind}_{number}") not in taken)
+            node = NodeDecl(uid, kind, inputs, rng.randint(0, 3))
+            return replace(program, nodes=(*program.nodes, node))
+    return program
+
+
+def _with_sinks(rng: random.Random, program: Program) -> Program:
+    """Every row goes somewhere: a log behind each end, and sometimes a table."""
+    edges = edges_of(program)
+    read = {one for node in program.nodes for one in node.inputs}
+    sinks = list(program.sinks)
+    known = {(sink.of, sink.kind) for sink in sinks}
+    for name, edge in edges.items():
+        is_end = name not in read
+        if (is_end or rng.random() < 0.3) and (name, "log") not in known:
+            sinks.append(SinkDecl(f"log of {name}", name, "log"))
+        if edge.is_unique and rng.random() < 0.35 and (name, "table") not in known:
+            sinks.append(SinkDecl(f"table of {name}", name, "table"))
+    return replace(program, sinks=tuple(sinks))
+
+
+def _random_acts(rng: random.Random, program: Program, settings: Settings) -> Iterator[Act]:
+    now = 100 * SECOND
+    histories = _Histories(rng)
+    is_idle: dict[str, bool] = {}
+    for _ in range(rng.randint(3, 10)):
+        what = rng.random()
+        if what < 0.12:
+            settings = _random_settings(rng)
+            edited = _edited(rng, program) if rng.random() < 0.4 else program
+            yield Restart(edited, settings, edited != program)
+            program = edited
+        elif what < 0.17:
+            yield WipeLocal(rng.random() < 0.5)
+        elif what < 0.22:
+            yield MoveClock(rng.choice([-3600, -1, 1, 3600]))
+        now += rng.choice([0, 1, 5, 30]) * SECOND
+        for source in program.sources:
+            if rng.random() < 0.1:
+                is_idle[source.name] = not is_idle.get(source.name, False)
+        rows = {
+            source.name: ()
+            if is_idle.get(source.name) or rng.random() < 0.15
+            else histories.rows(source, now)
+            for source in program.sources
+        }
+        fault: Any = rng.choice(["", "", "", "crash", "crash", "disk", "task", "driver"])
+        yield Batch(rows, fault, rng.choice([1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144]) if fault else 0)
+    if rng.random() < 0.5:
+        yield Finish()
+
+
+def _edited(rng: random.Random, program: Program) -> Program:
+    """Another program over the same checkpoint, whose kept operators keep their inputs."""
+    choice = rng.random()
+    if choice < 0.4:
+        grown = _with_node_of_sources(rng, program)
+        return _with_sinks(rng, grown)
+    read = {one for node in program.nodes for one in node.inputs}
+    ends = [node for node in program.nodes if node.uid not in read]
+    if not ends:
+        return program
+    end = rng.choice(ends)
+    sinks = tuple(sink for sink in program.sinks if sink.of != end.uid)
+    others = tuple(node for node in program.nodes if node is not end)
+    if choice < 0.7 and others:
+        return _with_sinks(rng, replace(program, nodes=others, sinks=sinks))
+    renamed = replace(end, uid=f"{end.uid}x")
+    return replace(
+        program,
+        nodes=(*others, renamed),
+        sinks=(*sinks, SinkDecl(f"log of {renamed.uid}", renamed.uid, "log")),
+    )
+
+
+def _with_node_of_sources(rng: random.Random, program: Program) -> Program:
+    """One more operator, over rows that are only added: it knows nothing of those before."""
+    events = tuple(source for source in program.sources if source.kind == "events")
+    fresh = _with_node(rng, Program(events, (), ()))
+    taken = {node.uid for node in program.nodes}
+    added = tuple(replace(node, uid=f"{node.uid}_{len(taken)}y") for node in fresh.nodes)
+    return replace(program, nodes=(*program.nodes, *added))
+
+
+class _Histories:
+    """Rows of sources, and what tables have by now."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._next_id = 1
+        self._tables: dict[str, dict[int, Row]] = {}
+
+    def rows(self, source: SourceDecl, now: int) -> tuple[Change, ...]:
+        count = self._rng.randint(1, 8)
+        if source.kind == "events":
+            return tuple(("+I", self._row(now)) for _ in range(count))
+        changes: list[Change] = []
+        table = self._tables.setdefault(source.name, {})
+        for _ in range(count):
+            changes += self._change(table, now)
+        self._rng.shuffle(changes)
+        return tuple(changes)
+
+    def _change(self, table: dict[int, Row], now: int) -> list[Change]:
+        if not table or self._rng.random() < 0.5:
+            row = self._row(now)
+            table[row[0]] = row
+            return [("+I", row)]
+        old = table.pop(self._rng.choice(sorted(table)))
+        if self._rng.random() < 0.3:
+            return [("-D", old)]
+        new = table[old[0]] = (old[0], *self._row(now)[1:])
+        return [("-U", old), ("+U", new)]
+
+    def _row(self, now: int) -> Row:
+        number = self._next_id
+        self._next_id += 1
+        value = None if self._rng.random() < 0.1 else self._rng.randint(-3, 9)
+        late = self._rng.choice([0, 0, 1, 2, 6, 20]) * SECOND
+        return number, self._rng.randint(0, 3), value, now - late + number  # times differ, so nothing ties
+
+
+# -- smaller stories -----------------------------------------------------------------------------------
+
+
+def smaller(story: Story) -> Iterator[Story]:
+    """Stories with less in them, the boldest cuts first."""
+    for size in (8, 4, 2, 1):
+        for start in range(0, len(story.acts), size):
+            yield replace(story, acts=story.acts[:start] + story.acts[start + size :])
+    for sink in story.program.sinks:
+        yield _mapped(story, lambda program, sink=sink: _without_sink(program, sink.name))  # type: ignore[misc]
+    for node in reversed(story.program.nodes):
+        yield _mapped(story, lambda program, node=node: _without_node(program, node.uid))  # type: ignore[misc]
+    for source in story.program.sources:
+        yield _mapped(story, lambda program, source=source: _without_source(program, source.name))  # type: ignore[misc]
+    for number, act in enumerate(story.acts):
+        for less in _smaller_acts(act):
+            yield replace(story, acts=(*story.acts[:number], less, *story.acts[number + 1 :]))
+    plain = Settings()
+    for name in (one.name for one in dataclasses.fields(Settings)):
+        if getattr(story.settings, name) != getattr(plain, name):
+            yield replace(story, settings=replace(story.settings, **{name: getattr(plain, name)}))
+
+
+def _smaller_acts(act: Act) -> Iterator[Act]:
+    if isinstance(act, Batch):
+        if act.fault:
+            yield replace(act, fault="", step=0)
+        for name, rows in act.rows.items():
+            for size in (4, 2, 1):
+                for start in range(0, len(rows), size):
+                    yield replace(act, rows={**act.rows, name: rows[:start] + rows[start + size :]})
+        if act.step > 1:
+            yield replace(act, step=act.step - 1)
+    if isinstance(act, Restart) and act.settings != Settings():
+        yield replace(act, settings=Settings())
+
+
+def _mapped(story: Story, change: Callable[[Program], Program]) -> Story:
+    acts = tuple(
+        replace(act, program=change(act.program))
+        if isinstance(act, Restart)
+        else replace(act, rows=dict(act.rows))
+        if isinstance(act, Batch)
+        else act
+        for act in story.acts
+    )
+    return replace(story, program=change(story.program), acts=acts)
+
+
+def _without_sink(program: Program, name: str) -> Program:
+    return replace(program, sinks=tuple(sink for sink in program.sinks if sink.name != name))
+
+
+def _without_node(program: Program, uid: str) -> Program:
+    """Without the node and everything downstream of it."""
+    gone = {uid}
+    for node in program.nodes:
+        if gone & set(node.inputs):
+            gone.add(node.uid)
+    return Program(
+        program.sources,
+        tuple(node for node in program.nodes if node.uid not in gone),
+        tuple(sink for sink in program.sinks if sink.of not in gone),
+    )
+
+
+def _without_source(program: Program, name: str) -> Program:
+    for node in [one for one in program.nodes if name in one.inputs]:
+        program = _without_node(program, node.uid)
+    return Program(
+        tuple(source for source in program.sources if source.name != name),
+        program.nodes,
+        tuple(sink for sink in program.sinks if sink.of != name),
+    )
