@@ -31,6 +31,7 @@ from asyncstate.runtime import (
     SourceTimes,
     WatermarkSource,
     advance_sources,
+    check_claimed,
     input_sources,
     left_out,
     watermark_holders,
@@ -65,6 +66,7 @@ class JobDriver(Generic[R]):
         """What this driver has committed last."""
         self._inputs_with_delay: dict[str, dict[str, WatermarkSource]] = {}
         """Of operators that this driver has applied, by uid: their inputs that are sources of the watermark."""
+        self._all_claimed = False
         self._frame = frame
         self._ledger = ledger
         self._clock = clock
@@ -128,6 +130,8 @@ class JobDriver(Generic[R]):
 
     def _commit(self, batch: MicroBatch[R], base: Manifest | None) -> None:
         operators = _carried(base, batch.stateless.keys())
+        dropped = self._dropped(batch, operators)
+        operators = {uid: stored for uid, stored in operators.items() if uid not in dropped}
         idle = sorted(operators.keys() - batch.applied.keys())
         if idle:
             _log.warning(
@@ -146,6 +150,14 @@ class JobDriver(Generic[R]):
         self.committed = self._ledger.commit(
             batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final
         )
+        self._all_claimed = True
+
+    def _dropped(self, batch: MicroBatch[R], stored: Collection[str]) -> Collection[str]:
+        """The operators whose state goes, because the program has them no more; asked in the first micro-batch, since
+        a function may leave an operator out of a later one."""
+        if self._all_claimed:
+            return ()
+        return check_claimed(stored, batch.applied.keys(), self._frame.config.unclaimed_state)
 
     def _sources(self, batch: MicroBatch[R], base: Manifest | None) -> SourceTimes:
         """How far the sources of the watermark have come: those that are declared, and the inputs of operators.

@@ -198,6 +198,10 @@ class JobGraph(Generic[R]):
                 yield node.problem(str(error))
             except Exception as error:  # of the engine, of user code in a function of columns or in bind
                 yield node.problem(self._executor.describe(error))
+        try:
+            batch.check_claimed([node.name for node in self.flow.nodes if isinstance(node, Apply)])
+        except JobError as error:
+            yield str(error)
         if waiting and not any(_has_delay(node) for node in self.flow.nodes):
             yield waiting[0].problem(NEVER_PASSED)
 

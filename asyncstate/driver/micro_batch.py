@@ -48,6 +48,7 @@ from asyncstate.runtime import (
     Step,
     TaskSpec,
     WatermarkSource,
+    check_claimed,
     check_fingerprint,
     check_is_operator,
     check_keeps,
@@ -324,10 +325,8 @@ class MicroBatch(Generic[R]):
             for _, writing, df in self._writing_values(call, checked, values):
                 self._check(writing, [df])
         if checked.stored is not None and not operator.stateless:
-            given = checked.specs.inputs
-            check_fingerprint(
-                uid, operator, given, checked.stored, fingerprint(operator, given, checked.output)
-            )
+            declared = fingerprint(operator, checked.specs.inputs, checked.output)
+            check_fingerprint(uid, checked.stored.schema, declared.schemas)
         self._parallelism(uid, checked.config, checked.stored)
         no_rows = self._frame.executor.no_rows
         return Expected(
@@ -340,6 +339,11 @@ class MicroBatch(Generic[R]):
     def schema(self, rows: R) -> pa.Schema:
         """The columns of ``rows`` but ``row_kind``."""
         return self._frame.executor.schema(rows)
+
+    def check_claimed(self, uids: Collection[str]) -> None:
+        """Raise JobError for state that belongs to none of ``uids``, unless it is to be kept or dropped."""
+        stored = () if self._base is None else self._base.operators
+        check_claimed(stored, uids, self._frame.config.unclaimed_state)
 
     @property
     def fusion(self) -> bool:
@@ -421,6 +425,7 @@ class MicroBatch(Generic[R]):
             config,
             stored.states if stored is not None else (),
             lambda given: self._frame.executor.shipped_copy(uid, given),
+            stored.meaning if stored is not None else None,
         )
         return _Checked(config, specs, stored, output, ready, states)
 
@@ -437,10 +442,9 @@ class MicroBatch(Generic[R]):
 
     def _prepare(self, call: Call, checked: _Checked, after: After | None) -> Prepared:
         stored, output = checked.stored, checked.output
-        given = checked.specs.inputs
-        declared = fingerprint(call.operator, given, output)
+        declared = fingerprint(call.operator, checked.specs.inputs, output)
         if stored is not None and call.uid not in self._started:
-            check_fingerprint(call.uid, call.operator, given, stored, declared)
+            check_fingerprint(call.uid, stored.schema, declared.schemas)
         sent = output if after is None else OutputSpec(after.schema, output.side_outputs)
         spec = self._task_spec(call, checked, self._parallelism(call.uid, checked.config, stored))
         return Prepared(spec, after, sent, checked.specs.delays, declared)

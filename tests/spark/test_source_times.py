@@ -169,7 +169,8 @@ def test_a_source_that_is_gone_leaves_at_the_restart(
     fired: list[int] = []
 
     def start(name: str) -> StreamingJob:
-        job = make_job(options={"async-state.enabled": async_enabled})
+        options = {"async-state.enabled": async_enabled, "async-state.unclaimed-state": "keep"}
+        job = make_job(options=options)
         if is_graph:
             rows = windows(
                 job.source(name, streaming(spark, tmp_path), event_time="t", watermark_delay=0), name
@@ -204,7 +205,7 @@ def test_a_function_that_leaves_operators_out_keeps_their_sources(
     apply: list[str] = ["a", "b"]
 
     def start() -> StreamingJob:
-        job = make_job()
+        job = make_job(options={"async-state.unclaimed-state": "keep"})
 
         @job.micro_batch
         def use(df: DataFrame, batch: MicroBatch) -> None:
