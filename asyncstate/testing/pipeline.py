@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, ChangelogMode
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import read_schema
 from asyncstate.dataflow import (
@@ -32,6 +32,7 @@ from asyncstate.dataflow import (
     draw,
     explain,
 )
+from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times, watermark_sources
 from asyncstate.display import html_table, time_text
 from asyncstate.durations import Duration, microseconds
@@ -58,9 +59,10 @@ _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
 @dataclass(frozen=True)
 class PipelineSource:
     """A source as ``StreamingJob.source`` declares it; ``schema``: its columns, without ``row_kind``, a pyarrow schema
-    or Spark DDL text. ``initial``: rows that come before all pushed ones, in the first micro-batch: a list of tuples or
-    dicts, or a RecordBatch; kinds stand in a column ``row_kind``. ``idle_after``: of processing time, as of the
-    harness's clock."""
+    or Spark DDL text. ``mode``: what its rows are, "insert-only", "retract" (``changelog=True`` for short) or "upsert"
+    by ``primary_key``; rows of the latter two have kinds. ``initial``: rows that come before all pushed ones, in the
+    first micro-batch: a list of tuples or dicts, or a RecordBatch; kinds stand in a column ``row_kind``.
+    ``idle_after``: of processing time, as of the harness's clock."""
 
     schema: pa.Schema
     event_time: str | None = None
@@ -69,6 +71,8 @@ class PipelineSource:
     sequence: SequenceBy = None
     drop_seen: bool = False
     initial: InitialRows | None = None
+    mode: ChangelogMode | str | None = None
+    primary_key: str | Sequence[str] | None = None
     idle_after: Duration | None = None
 
     def __post_init__(self) -> None:
@@ -120,6 +124,8 @@ class PipelineHarness:
         self._initial: dict[Node, pa.RecordBatch] = {}
         self._pipeline(**{name: self._declared(name, source) for name, source in sources.items()})
         self._operators: dict[str, OperatorHarness] = {}
+        self.changes: dict[Node, Changelog] = {}
+        """What the rows of each node are."""
         self._schemas = self._opened(saved)
         self._left = {uid: folder for uid, folder in saved.items() if uid not in self._operators}
         self._pending = {name: self._pending.get(name, []) for name in sources}
@@ -132,7 +138,8 @@ class PipelineHarness:
         times = Times(
             source.event_time, source.watermark_delay, source.sequence, source.drop_seen, source.idle_after
         )
-        return self.flow.add_source(name, times, source.changelog, source.schema)
+        told = None if source.mode is not None and not source.changelog else source.changelog
+        return self.flow.add_source(name, times, told, source.schema, source.mode, source.primary_key)
 
     # -- rows ---------------------------------------------------------------------------------------------
 
@@ -251,7 +258,7 @@ class PipelineHarness:
 
     def explain(self) -> str:
         """The dataflow as text."""
-        return explain(self.flow, waits=why_watermark_waits(self._committed))
+        return explain(self.flow, changes=self.changes, waits=why_watermark_waits(self._committed))
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name} {value}" for name, value in self._facts())
@@ -327,12 +334,20 @@ class PipelineHarness:
             if node.name in self._starts:
                 what, given = f"source '{node.name}'", self._starts[node.name]
                 self._initial[node] = initial_rows(what, given, node.schema, bool(node.changelog))
-            return _no_rows(_schema_of(node))
+            schema = _schema_of(node)
+            self.changes[node] = source_changes(node, schema.names, ROW_KIND_COLUMN in schema.names)
+            return _no_rows(schema)
         if isinstance(node, Output):
             sides = self._operators[node.inputs[0].name].outputs
-            return _no_rows(pa.schema([*sides.side(node.side), _KIND]))
+            side = sides.side(node.side)
+            self.changes[node] = operator_changes(node, sides.changes_of(node.side))
+            return _no_rows(pa.schema([*side, _KIND]))
+        known = [self.changes[one] for one in node.inputs]
         if not isinstance(node, Apply):
-            return _through(node, inputs)
+            found = _through(node, inputs)
+            has_kinds = ROW_KIND_COLUMN in found.schema.names
+            self.changes[node] = changes_behind(node, known, inputs[0].schema.names, has_kinds)
+            return found
         check_one_start(node, self._starts)
         arguments = node.arguments()
         options = {**self._settings["options"], **arguments.pop("options")}
@@ -340,7 +355,7 @@ class PipelineHarness:
         harness = OperatorHarness(
             node.operator,
             [pa.schema([field for field in one.schema if field.name != ROW_KIND_COLUMN]) for one in inputs],
-            changelog=[ROW_KIND_COLUMN in one.schema.names for one in inputs],
+            changelog=known,
             initial_state=node.initial_state,
             folder=folder,
             **arguments,
@@ -348,6 +363,7 @@ class PipelineHarness:
         )
         harness.owns_folder = True
         self._operators[node.name] = harness
+        self.changes[node] = operator_changes(node, harness.outputs.changes)
         return _no_rows(pa.schema([*harness.output_schema, _KIND]))
 
     def _run(self, final: bool, crash_before: str | None) -> dict[str, list[OutputRow]]:
@@ -487,8 +503,8 @@ def _started_at(committed: Manifest | None) -> int:
     return MIN_WATERMARK if known is None else known
 
 
-def _columns_of(source: PipelineSource) -> pa.Schema:
-    return pa.schema([*source.schema, *([_KIND] if source.changelog else [])])
+def _columns_of(source: PipelineSource) -> tuple[Any, ...]:
+    return source.schema, source.changelog, source.mode
 
 
 def _rows_of(batches: Sequence[pa.RecordBatch]) -> int:
@@ -497,6 +513,7 @@ def _rows_of(batches: Sequence[pa.RecordBatch]) -> int:
 
 def _through(node: Node, inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     if isinstance(node, Union):
+        inputs = _with_kinds(inputs)
         names = inputs[0].schema.names
         for other in inputs[1:]:
             if sorted(other.schema.names) != sorted(names):
@@ -541,3 +558,14 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 def _schema_of(source: Source) -> pa.Schema:
     assert source.schema is not None
     return pa.schema([*source.schema, *([_KIND] if source.changelog else [])])
+
+
+def _with_kinds(inputs: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+    """Where some have kinds, those of the others are insertions."""
+    have = [ROW_KIND_COLUMN in one.schema.names for one in inputs]
+    if not any(have):
+        return inputs
+    return [
+        one if has else one.append_column(_KIND, pa.array(["+I"] * one.num_rows, pa.string()))
+        for one, has in zip(inputs, have, strict=True)
+    ]
