@@ -98,7 +98,8 @@ class JobDriver(Generic[R]):
         started = time.perf_counter()
         base = self._ledger.base_of(batch_id)
         self.schema = schema
-        batch = self._make_batch(self._frame, batch_id, base, self._clock.now_us(), final)
+        origin = self._ledger.origin_of(base)
+        batch = self._make_batch(self._frame, batch_id, base, self._clock.now_us(), final, origin)
         try:
             called = time.perf_counter()
             with self._frame.executor.micro_batch(batch_id, batch.stateless):

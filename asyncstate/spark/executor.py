@@ -15,13 +15,14 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.driver.executor import Feed, Initial, Prepared
 from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
+from asyncstate.spark.facts import insertions, with_changes
 from asyncstate.spark.failures import rows_explained, stage_explained
 from asyncstate.spark.inputs import before, initial_of, nothing, static
 from asyncstate.spark.local_phase import can_limit, runs_locally
@@ -81,6 +82,14 @@ class SparkExecutor:
     def without_kinds(self, rows: DataFrame) -> DataFrame:
         """See ``Executor``."""
         return rows.drop(ROW_KIND_COLUMN)
+
+    def with_kinds(self, rows: DataFrame) -> DataFrame:
+        """See ``Executor``."""
+        return insertions(rows)
+
+    def with_changes(self, rows: DataFrame, changes: Changelog) -> DataFrame:
+        """See ``Executor``."""
+        return with_changes(rows, changes)
 
     def concat(self, first: DataFrame, then: DataFrame) -> DataFrame:
         """See ``Executor``."""
@@ -145,9 +154,19 @@ class SparkExecutor:
         """See ``Executor``."""
         exchange.withdraw(rows, exchange.over(owner))
 
-    def write(self, sink: Any, rows: DataFrame, batch_id: int) -> None:
+    def check_sink(self, sink: Any, rows: DataFrame) -> None:
+        """See ``Executor``: sinks may have a method ``check(schema)``."""
+        check = getattr(sink, "check", None)
+        if callable(check):
+            check(rows.schema)
+
+    def write(self, sink: Any, name: str, rows: DataFrame, batch: Any) -> None:
         """See ``Executor``."""
-        (sink if callable(sink) else sink.write)(rows, batch_id)
+        write_micro_batch = getattr(sink, "write_micro_batch", None)
+        if callable(write_micro_batch):
+            write_micro_batch(rows, batch, name)
+        else:
+            (sink if callable(sink) else sink.write)(rows, batch.batch_id)
 
     def describe(self, error: Exception) -> str:
         """See ``Executor``."""

@@ -10,13 +10,14 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.sql.types import StructType
 
+from asyncstate.changelog import ChangelogMode
 from asyncstate.clock import Clock, SystemClock
 from asyncstate.config import Config, resolve
 from asyncstate.dataflow import NodeFigures, Stream, draw, explain
@@ -188,13 +189,18 @@ class StreamingJob:
         sequence: SequenceBy = None,
         drop_seen: bool = False,
         initial: DataFrame | None = None,
+        mode: ChangelogMode | str | None = None,
+        primary_key: str | Sequence[str] | None = None,
     ) -> Stream:
         """Declare rows from outside, read from a streaming DataFrame; see ``docs/dataflow.md``.
 
         What is said of their time and order holds for every operator that gets them, until one puts out rows of its
-        own. ``changelog=True``: they must have a column ``row_kind``. ``initial``: rows that come before all of the
-        stream, in the job's first micro-batch, such as the table whose changes the stream has. A job has sources or a
-        function, not both.
+        own. ``mode``: "insert-only" (the default of rows without a column ``row_kind``), "retract" (that of rows with
+        one: a change takes the whole row before it back; ``changelog=True`` for short), or "upsert": a row replaces the
+        one with the same ``primary_key``, and of a -D only the key counts. If a micro-batch can have several changes of
+        a key, ``sequence`` tells their order. ``primary_key``: columns that identify a row of the table. ``initial``:
+        rows that come before all of the stream, in the job's first micro-batch, such as the table whose changes the
+        stream has. A job has sources or a function, not both.
         """
         self._check_no_function("sources")
         if self._inputs.frames:
@@ -203,7 +209,7 @@ class StreamingJob:
             )
         check_streaming(name, df)
         times = Times(event_time, watermark_delay, sequence, drop_seen)
-        stream = self._graph.source(name, df, times, changelog, initial)
+        stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
         self._sources.add(name, df)
         return stream
 
@@ -218,7 +224,8 @@ class StreamingJob:
         Raises JobError as ``check`` does.
         """
         self.check()
-        return explain(self._graph.flow, self._figures(), self._graph.places, self._graph.states)
+        graph = self._graph
+        return explain(graph.flow, self._figures(), graph.places, graph.states, graph.changes)
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name} {value}" for name, value in self._facts())
