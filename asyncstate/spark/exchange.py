@@ -81,10 +81,10 @@ def input_spec(
             and not field.dataType.isUTF8BinaryCollation()
         ):
             raise SchemaError(
-                f"{name}: key column '{field.name}' has the collation {field.dataType.collation}, under which Spark takes "
-                "different texts as equal, but keys of state are equal if their bytes are; give a column that is the same "
-                f"for them as the key, such as lower({field.name}) COLLATE UTF8_BINARY, or cast it to STRING COLLATE "
-                "UTF8_BINARY to tell them apart"
+                f"{name}: key column '{field.name}' has the collation {field.dataType.collation}, under which Spark "
+                "takes different texts as equal, but keys of state are equal if their bytes are; give a column that is "
+                f"the same for them as the key, such as lower({field.name}) COLLATE UTF8_BINARY, or cast it to STRING "
+                "COLLATE UTF8_BINARY to tell them apart"
             )
     kinds = [field for field in columns if field.name == ROW_KIND_COLUMN]
     if kinds and not isinstance(kinds[0].dataType, StringType):
