@@ -270,7 +270,7 @@ def _named(node: Node) -> Iterator[None]:
     """A failure inside says in which sink it was."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         error.add_note(f"in {node.called}")
         raise
 

@@ -39,7 +39,8 @@ from asyncstate.spark.inputs import BATCH, Packing, check_streaming, with_inputs
 from asyncstate.spark.micro_batch import MicroBatch
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.session import settle_session, unsaid_failure
-from asyncstate.spark.stopping import Stopping
+from asyncstate.spark.starting import query_place, trigger_of
+from asyncstate.spark.stopping import Stopping, call_to_its_end
 from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
@@ -267,18 +268,23 @@ class StreamingJob:
     ) -> StreamingQuery:
         """Check the graph and start one query over all its sources; or over the ``inputs`` of a function.
 
-        ``trigger``: as of Spark (``{"availableNow": True}``), or a text such as ``"10 seconds"``. Spark keeps the
-        sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with ``-query`` behind its
-        name; it knows sources by their order. ``options``: of Spark's stream writer. ``progress``: show a
-        ``progress_bar``.
+        ``trigger``: a time such as ``"10 seconds"``, ``"availableNow"``, or as of Spark (``{"availableNow": True}``).
+        Spark keeps the sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with
+        ``-query`` behind its name; it knows sources by their order. ``options``: of Spark's stream writer.
+        ``progress``: show a ``progress_bar``. Raises ConfigurationError for a trigger that is none, and for a place
+        that Spark cannot use. After an error the job can be started again.
         """
-        packed, process = self._started()
-        place = query_checkpoint or f"{str(self.config.checkpoint_dir).rstrip('/')}-query"
-        writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
-        writer = writer.option("checkpointLocation", place)
-        if trigger is not None:
-            writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
-        self._query = query = writer.start()
+        how = trigger_of(trigger, self.name)
+        place = query_place(self._spark, str(self.config.checkpoint_dir), query_checkpoint)
+        before = self._function, self._on_batch
+        try:
+            packed, process = self._started()
+            writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
+            writer = writer.option("checkpointLocation", place)
+            self._query = query = (writer.trigger(**how) if how else writer).start()
+        except BaseException:
+            self._function, self._on_batch = before  # it can be started once what is wrong is mended
+            raise
         if progress:
             self.progress_bar(query)
         return query
@@ -433,7 +439,12 @@ class StreamingJob:
         if self._function is None:
             raise JobError(f"job '{self.name}' has no function; decorate one with @job.micro_batch")
         function = self._function
-        self._driver.run(lambda batch: function(df, batch), batch_id, final, df.schema.json())
+        self._driver.run(
+            lambda batch: call_to_its_end(lambda: function(df, batch), batch_id),
+            batch_id,
+            final,
+            df.schema.json(),
+        )
 
 
 def _check_call(df: object, batch_id: object) -> None:
