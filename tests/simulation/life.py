@@ -19,6 +19,7 @@ from tests.simulation.story import (
     Batch,
     Change,
     Finish,
+    Mistake,
     MoveClock,
     Program,
     Restart,
@@ -51,7 +52,10 @@ class Expected:
         self.watermark = MIN_TIME
         self.with_state: set[str] = set()
         """The uids of operators that have state in the checkpoint."""
-        self._seen: dict[str, int] = {}
+        self._reached: dict[str, int] = {}
+        self._heard: dict[str, int] = {}
+        self._idle: set[str] = set()
+        self._processing_time = MIN_TIME
         self._models: dict[str, Model] = {}
         self._upserted: dict[str, dict[int, Row]] = {}
         self.change(program)
@@ -67,13 +71,13 @@ class Expected:
                 self._models[node.uid] = KINDS[node.kind].new(
                     node.number, [edges[one] for one in node.inputs]
                 )
-        declared = {source.name for source in program.sources}
-        self._seen = {name: time for name, time in self._seen.items() if name in declared}
         sinks = {sink.name for sink in program.sinks}
         self.tables = {name: table for name, table in self.tables.items() if name in sinks}
 
-    def run(self, batch_id: int, rows: dict[str, tuple[Change, ...]], final: bool = False) -> None:
-        """A micro-batch has been committed."""
+    def run(
+        self, batch_id: int, rows: dict[str, Changes], now: int, is_first_of_driver: bool, final: bool = False
+    ) -> None:
+        """A micro-batch has been committed, which began when the driver's clock was at ``now``."""
         self.with_state = {node.uid for node in self.program.nodes if KINDS[node.kind].has_state}
         passed, watermark = self.watermark, MAX_TIME if final else self._next_watermark()
         changes: dict[str, Table] = {}
@@ -88,11 +92,27 @@ class Expected:
             else:
                 add(self.tables.setdefault(sink.name, Counter()), changes[sink.of])
         self.watermark = watermark
+        self._observe(rows, now, is_first_of_driver)
+
+    def _observe(self, rows: dict[str, Changes], now: int, is_first_of_driver: bool) -> None:
+        """What the next micro-batch's watermark follows from."""
+        before, self._processing_time = self._processing_time, max(now, self._processing_time)
+        # The time in which no driver ran counts from its second micro-batch on.
+        known = before if is_first_of_driver and before != MIN_TIME else self._processing_time
+        reached, heard, idle = self._reached, self._heard, set()
+        self._reached, self._heard = {}, {}
         for source in self.program.sources:
+            if source.delay_seconds is None:
+                continue
             times = [row[3] for _, row in rows.get(source.name, ())]
-            if times and source.delay_seconds is not None:
-                reached = max(times) - source.delay_seconds * SECOND
-                self._seen[source.name] = max(reached, self._seen.get(source.name, MIN_TIME))
+            new = max(times) - source.delay_seconds * SECOND if times else MIN_TIME
+            self._reached[source.name] = max(new, reached.get(source.name, MIN_TIME))
+            if source.idle_seconds is not None:
+                last = self._processing_time if times else heard.get(source.name, self._processing_time)
+                self._heard[source.name] = last
+                if known - last >= source.idle_seconds * SECOND:
+                    idle.add(source.name)
+        self._idle = idle
 
     def _change_of(self, source: SourceDecl, read: Changes) -> Table:
         """The net change of a source."""
@@ -111,9 +131,8 @@ class Expected:
         return net(Counter(table.values()), before)
 
     def _next_watermark(self) -> int:
-        declared = [source.name for source in self.program.sources if source.delay_seconds is not None]
-        reached = min((self._seen.get(name, MIN_TIME) for name in declared), default=MIN_TIME)
-        return max(self.watermark, reached)
+        awake = [reached for name, reached in self._reached.items() if name not in self._idle]
+        return max(self.watermark, min(awake, default=MIN_TIME))
 
 
 class _Life:
@@ -137,13 +156,15 @@ class _Life:
             elif isinstance(act, Restart):
                 self._end(died=False)
                 self._restart(act)
+            elif isinstance(act, Mistake):
+                self._mistake(act)
             elif isinstance(act, WipeLocal):
                 self._wipe(act)
             elif isinstance(act, MoveClock):
                 self._world.clock.move(act.seconds)
             elif isinstance(act, Finish):
                 self._run_batch({}, True)
-                self._expected.run(self._batch_id, {}, True)
+                self._expected.run(self._batch_id, {}, self._world.clock.now_us(), False, True)
                 self._compare()
         self._end(died=False)
 
@@ -154,6 +175,12 @@ class _Life:
         self._drops_unclaimed = bool(gone)
         self._program, self._settings = act.program, act.settings
         self._expected.change(act.program)
+
+    def _mistake(self, act: Mistake) -> None:
+        """A program whose operator means something else is refused, and the job goes on as it was."""
+        if act.uid in self._expected.with_state:
+            self._end(died=False)
+            self._check_refused(act.program, self._settings, f"'{act.uid}'")
 
     def _check_refused(self, program: Program, settings: Settings, reason: str) -> None:
         """A program that cannot go on from what is stored is refused before it reads a row."""
@@ -208,7 +235,9 @@ class _Life:
             # The first driver has taken the job over from the other one, after that had done it all.
             self._intruder.close()
         steps.plan(0, None)
-        self._expected.run(self._batch_id, act.rows)
+        assert self._process is not None
+        is_first = self._process.batches == 1
+        self._expected.run(self._batch_id, act.rows, self._world.clock.now_us(), is_first)
         self._compare()
         self._batch_id += 1
 

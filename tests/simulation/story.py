@@ -29,6 +29,7 @@ class SourceDecl:
     name: str
     kind: Literal["events", "table", "upserts"]
     delay_seconds: int | None
+    idle_seconds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,14 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class Mistake:
+    """Somebody starts the job as a program whose operator ``uid`` means something else than its state."""
+
+    program: Program
+    uid: str
+
+
+@dataclass(frozen=True)
 class WipeLocal:
     """The workers' local folders are deleted; ``while_running``: under the process that uses them."""
 
@@ -107,7 +116,7 @@ class Finish:
     """The end of the input."""
 
 
-Act = Batch | Restart | WipeLocal | MoveClock | Finish
+Act = Batch | Restart | Mistake | WipeLocal | MoveClock | Finish
 
 
 @dataclass(frozen=True)
@@ -162,9 +171,11 @@ def _random_settings(rng: random.Random) -> Settings:
 
 
 def _random_program(rng: random.Random) -> Program:
-    sources = [SourceDecl("events", "events", rng.choice([3, 8]))]
+    sources = [SourceDecl("events", "events", rng.choice([3, 8]), rng.choice([None, None, 10]))]
     if rng.random() < 0.4:
-        sources.append(SourceDecl("more", "events", rng.choice([3, 8, None])))
+        delay = rng.choice([3, 8, None])
+        idle = None if delay is None else rng.choice([None, 10, 20])
+        sources.append(SourceDecl("more", "events", delay, idle))
     if rng.random() < 0.6:
         sources.append(SourceDecl("items", rng.choice(["table", "table", "upserts"]), None))
     program = Program(tuple(sources), (), ())
@@ -222,10 +233,14 @@ def _random_acts(rng: random.Random, program: Program, settings: Settings) -> It
             edited = _edited(rng, program) if rng.random() < 0.4 else program
             yield Restart(edited, settings, edited != program)
             program = edited
-        elif what < 0.17:
+        elif what < 0.15:
+            yield from _mistake(rng, program)
+        elif what < 0.18:
             yield WipeLocal(rng.random() < 0.5)
         elif what < 0.22:
-            yield MoveClock(rng.choice([-3600, -1, 1, 3600]))
+            yield MoveClock(rng.choice([-3600, -1, 3600]))
+        if rng.random() < 0.6:
+            yield MoveClock(rng.choice([1, 5, 15]))
         now += rng.choice([0, 1, 5, 30]) * SECOND
         for source in program.sources:
             if rng.random() < 0.1:
@@ -273,6 +288,37 @@ def _with_node_of_sources(rng: random.Random, program: Program) -> Program:
     taken = {node.uid for node in program.nodes}
     added = tuple(replace(node, uid=f"{node.uid}_{len(taken)}y") for node in fresh.nodes)
     return replace(program, nodes=(*program.nodes, *added))
+
+
+_OTHERS: Final = {
+    "sum": "min",
+    "min": "max",
+    "max": "count",
+    "count": "sum",
+    "first": "last",
+    "last": "first",
+    "tumble": "hop",
+    "hop": "session",
+    "session": "tumble",
+    "inner_join": "left_join",
+    "left_join": "anti_join",
+    "semi_join": "inner_join",
+    "anti_join": "semi_join",
+    "interval_join": "interval_left",
+    "interval_left": "interval_join",
+}
+"""Operators of the same family, which keep state of another meaning."""
+
+
+def _mistake(rng: random.Random, program: Program) -> Iterator[Act]:
+    may = [node for node in program.nodes if node.kind in _OTHERS]
+    if may:
+        node = rng.choice(may)
+        other = replace(node, kind=_OTHERS[node.kind])
+        nodes = tuple(other if one is node else one for one in program.nodes)
+        edges = edges_of(replace(program, nodes=nodes))
+        if all(KINDS[one.kind].takes([edges[name] for name in one.inputs]) for one in nodes):
+            yield Mistake(replace(program, nodes=nodes), node.uid)
 
 
 class _Histories:
@@ -373,7 +419,7 @@ def _smaller_acts(act: Act) -> Iterator[Act]:
 def _mapped(story: Story, change: Callable[[Program], Program]) -> Story:
     acts = tuple(
         replace(act, program=change(act.program))
-        if isinstance(act, Restart)
+        if isinstance(act, Restart | Mistake)
         else replace(act, rows=dict(act.rows))
         if isinstance(act, Batch)
         else act

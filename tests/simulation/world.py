@@ -115,6 +115,8 @@ class Process:
     ) -> None:
         self.world = world
         self.program = program
+        self.batches = 0
+        """How many micro-batches it has committed."""
         self._worker = WorkerMemory()
         options: dict[str, object] = {
             "async-state.checkpoint-dir": str(world.checkpoint),
@@ -145,6 +147,7 @@ class Process:
             for source in self.program.sources
         }
         self._driver.run(lambda batch: self.graph.run(read, batch), batch_id, final, "{}")
+        self.batches += 1
 
     def close(self) -> None:
         """Give back what the process holds; a process that died has left its files as they are."""
@@ -178,7 +181,10 @@ def _declare(graph: JobGraph[LocalRows], program: Program, world: World) -> None
     for source in program.sources:
         is_table = source.kind != "events"
         delay = None if source.delay_seconds is None else f"{source.delay_seconds} seconds"
-        times = SourceTimes("at", delay) if source.kind == "events" else SourceTimes()
+        idle_after = None if source.idle_seconds is None else f"{source.idle_seconds} seconds"
+        times = SourceTimes()
+        if source.kind == "events":
+            times = SourceTimes("at", delay, idle_after=idle_after)
         shape = LocalRows(CHANGES if is_table else ROWS)
         mode = {"events": "insert-only", "table": "retract", "upserts": "upsert"}[source.kind]
         if source.kind == "upserts":
