@@ -74,6 +74,18 @@ def input_spec(
             f"{name}: columns {' and '.join(map(repr, alike))} differ in case only, which Spark cannot tell apart "
             "while spark.sql.caseSensitive is false; rename all but one"
         )
+    for field in columns:
+        if (
+            field.name in key
+            and isinstance(field.dataType, StringType)
+            and not field.dataType.isUTF8BinaryCollation()
+        ):
+            raise SchemaError(
+                f"{name}: key column '{field.name}' has the collation {field.dataType.collation}, under which Spark "
+                "takes different texts as equal, but keys of state are equal if their bytes are; give a column that is "
+                f"the same for them as the key, such as lower({field.name}) COLLATE UTF8_BINARY, or cast it to STRING "
+                "COLLATE UTF8_BINARY to tell them apart"
+            )
     kinds = [field for field in columns if field.name == ROW_KIND_COLUMN]
     if kinds and not isinstance(kinds[0].dataType, StringType):
         raise SchemaError(
