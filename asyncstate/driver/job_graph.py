@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, ChangelogMode
 from asyncstate.dataflow import (
     Apply,
     Dataflow,
@@ -24,13 +24,15 @@ from asyncstate.dataflow import (
     Union,
     check_one_start,
 )
-from asyncstate.dataflow.nodes import NEVER_PASSED, Times
+from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times, watermark_sources
 from asyncstate.driver.executor import Executor, Feed, R
 from asyncstate.driver.fusion import Tail, call_of, places_of, tails_of
 from asyncstate.driver.micro_batch import MicroBatch
 from asyncstate.driver.operator_call import Before, Behind, InTask
+from asyncstate.driver.source_times import Watch, metric_name, watches_of
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
-from asyncstate.operator import unknown_output
+from asyncstate.operator import OutputSpec, unknown_output
 
 
 class JobGraph(Generic[R]):
@@ -42,6 +44,9 @@ class JobGraph(Generic[R]):
         self._empty_rows: dict[Node, R] = {}
         """The columns of each node's rows, without rows; after ``check``."""
         self._side_outputs: dict[Node, Mapping[str, R]] = {}
+        self._outputs: dict[Node, OutputSpec] = {}
+        self.changes: dict[Node, Changelog] = {}
+        """What the rows of each node are; after ``check``."""
         self._kinds_kept: set[Node] = set()
         """Selections of a changelog that do not name the kinds, which stay with their rows."""
         self.places: dict[Node, str] = {}
@@ -51,12 +56,21 @@ class JobGraph(Generic[R]):
         self._executor = executor
         self._shapes: dict[str, R] = {}
         self._initial: dict[str, Any] = {}
+        self._watches: dict[Source, Watch] = {}
+        """How the times of sources are found; after ``check``."""
 
     def source(
-        self, name: str, shape: R, times: Times, changelog: bool | None, initial: Any = None
+        self,
+        name: str,
+        shape: R,
+        times: Times,
+        changelog: bool | None,
+        initial: Any = None,
+        mode: ChangelogMode | str | None = None,
+        primary_key: str | Sequence[str] | None = None,
     ) -> Stream:
         """A source with the columns of ``shape``; ``initial``: the rows that come before its own, once."""
-        stream = self.flow.add_source(name, times, changelog)
+        stream = self.flow.add_source(name, times, changelog, None, mode, primary_key)
         self._shapes[name] = shape
         if initial is not None:
             self._initial[name] = initial
@@ -65,7 +79,9 @@ class JobGraph(Generic[R]):
     def run(self, read: Mapping[str, R], batch: MicroBatch[R]) -> None:
         """A micro-batch of the rows ``read`` from each source: operators and sinks run in their declared order."""
         executor = self._executor
-        rows: dict[Node, R] = {source: read[source.name] for source in self.flow.sources}
+        rows: dict[Node, R] = {
+            source: self._source_rows(source, read[source.name]) for source in self.flow.sources
+        }
         fed: dict[Node, Feed] = {}
         first = self._first_rows(rows) if batch.is_first else {}
         done = dict[Node, Before]()
@@ -75,7 +91,7 @@ class JobGraph(Generic[R]):
                 if last.next is not None and last.before is not None:
                     done[last.next] = last.before
             elif isinstance(node, Output):
-                rows[node] = batch.side_output(node.inputs[0].name, node.side)
+                rows[node] = self._known(node, batch.side_output(node.inputs[0].name, node.side))
             elif node in rows:
                 continue  # part of an operator's task
             elif not all(one in rows for one in node.inputs):
@@ -83,16 +99,50 @@ class JobGraph(Generic[R]):
             elif isinstance(node, Sink):
                 (given,) = node.inputs
                 with _named(node):
-                    whole = self._with_first(first.get(given), rows[given])
+                    whole = self._known(given, self._with_first(first.get(given), rows[given]))
                     executor.write(node.sink, node.name, whole, batch)
             elif not isinstance(node, Source):
-                rows[node] = self._transformed(node, [rows[one] for one in node.inputs])
+                rows[node] = self._known(node, self._transformed(node, self._given(node, rows)))
                 if any(one in first for one in node.inputs):
+                    found = self._given(node, first, initial=True)
                     parts = [
-                        first[one] if one in first else executor.no_rows_like(rows[one])
-                        for one in node.inputs
+                        executor.no_rows_like(rows[one]) if given is None else given
+                        for one, given in zip(node.inputs, found, strict=True)
                     ]
                     first[node] = self._transformed(node, parts)
+        batch.sources = watermark_sources(self.flow.nodes)
+        for source, watch in self._watches.items():
+            parts = [frames[source] for frames in (rows, first) if source in frames]
+            batch.event_times[source.name] = self._highest(source, watch, batch, parts)
+
+    def _given(self, node: Node, frames: Mapping[Node, Any], initial: bool = False) -> list[Any]:
+        """What ``frames`` has of the inputs of ``node``, observed where the times of a source are found here."""
+        found = []
+        for index, one in enumerate(node.inputs):
+            given = frames.get(one)
+            watch = self._watches.get(one) if isinstance(one, Source) else None
+            if watch is not None and watch.consumer is node and one not in node.inputs[:index]:
+                assert isinstance(one, Source)
+                if given is not None:
+                    name = metric_name(one, initial)
+                    seen = self._executor.observe(given, name, str(one.times.event_time))
+                    given = self._known(one, seen)
+            found.append(given)
+        return found
+
+    def _highest(self, source: Source, watch: Watch, batch: MicroBatch[R], parts: Sequence[R]) -> int | None:
+        """The highest event time of all rows of the source, which are ``parts``."""
+        if batch.final:
+            return None
+        names = [metric_name(source, initial=bool(number)) for number in range(len(parts))]
+        if watch.uid is not None:
+            records = batch.applied[watch.uid].records
+            times = [record.max_event_times[watch.input_index] for record in records]
+        elif watch.consumer is not None and all(name in batch.observed for name in names):
+            times = [batch.observed[name] for name in names]
+        else:
+            times = [self._executor.highest(part, str(source.times.event_time)) for part in parts]
+        return max((time for time in times if time is not None), default=None)
 
     def _apply(
         self,
@@ -105,12 +155,15 @@ class JobGraph(Generic[R]):
     ) -> Tail:
         """Run the operator and those in its task, or plan them where the stage behind them takes their rows; what is
         behind the last one."""
-        inputs = [fed[one] if one in fed else rows[one] for one in node.inputs]
-        initial = node.initial_state
+        inputs = self._given(node, {**rows, **fed})
+        initial, starts = node.initial_state, self._given(node, first, initial=True)
         if node.operator.stateless:
-            inputs = [self._with_first(first.get(one), rows[one]) for one in node.inputs]
-        elif any(one in first for one in node.inputs):
-            initial = [first.get(one) for one in node.inputs]
+            inputs = [
+                self._known(one, self._with_first(start, given))
+                for one, start, given in zip(node.inputs, starts, inputs, strict=True)
+            ]
+        elif any(one is not None for one in starts):
+            initial = starts
         behind, last = self._chain(node)
         task = InTask(call_of(node), self._tails[node].after, done.get(node), behind)
         if last.feeds and initial is None and not first:
@@ -118,8 +171,18 @@ class JobGraph(Generic[R]):
             fed[last.last] = Feed(planned, self._empty_rows[last.last])
             return last
         out = batch.run(task, inputs, initial)
-        rows[last.last] = self._executor.without_kinds(out) if last.without_kinds else out
+        out = self._executor.without_kinds(out) if last.without_kinds else out
+        rows[last.last] = self._known(last.last, out)
         return last
+
+    def _source_rows(self, source: Source, rows: R) -> R:
+        """The rows of a source, with kinds if they are changes: upserts need not have any."""
+        changes = self.changes[source]
+        return self._known(source, rows if changes.is_insert_only else self._executor.with_kinds(rows))
+
+    def _known(self, node: Node, rows: R) -> R:
+        """The rows of a node, with what is known of them."""
+        return self._executor.with_changes(rows, self.changes[node])
 
     def _first_rows(self, rows: Mapping[Node, R]) -> dict[Node, R]:
         """What comes before the rows of the sources, in the first micro-batch."""
@@ -147,6 +210,7 @@ class JobGraph(Generic[R]):
             raise JobError("\n  ".join([f"the job's graph has {many}; nothing was read:", *problems]))
         empty = self._empty_rows = {node: df for node, df in found.items() if df is not None}
         self._tails = tails_of(self.flow, empty, batch)
+        self._watches = watches_of(self.flow, watermark_sources(self.flow.nodes), empty, self._executor)
         self.places = places_of(self._tails)
 
     def _problems(self, batch: MicroBatch[R], found: dict[Node, R | None]) -> Iterator[str]:
@@ -167,34 +231,51 @@ class JobGraph(Generic[R]):
             batch.check_claimed([node.name for node in self.flow.nodes if isinstance(node, Apply)])
         except JobError as error:
             yield str(error)
-        if waiting and not any(_has_delay(node) for node in self.flow.nodes if isinstance(node, Apply)):
+        if waiting and not any(_has_delay(node) for node in self.flow.nodes):
             yield waiting[0].problem(NEVER_PASSED)
 
     def _empty(self, node: Node, inputs: list[R], batch: MicroBatch[R], waiting: list[Apply]) -> R | None:
         executor = self._executor
         if isinstance(node, Source):
             shape = self._shapes[node.name]
-            _check_source(node, executor.columns(shape))
+            columns = executor.columns(shape)
+            _check_source(node, columns)
+            self.changes[node] = source_changes(node, columns, ROW_KIND_COLUMN in columns)
+            if node.watermark is not None:
+                executor.input_spec(shape, (), node.times.event_time, f"source '{node.name}'", False)
             if node.name in self._initial:
                 first = executor.check_static(node.name, self._initial[node.name])
                 executor.before(f"source '{node.name}'", first, shape)
-            return executor.no_rows_like(shape)
+            return self._source_rows(node, executor.no_rows_like(shape))
         if isinstance(node, Apply):
             check_one_start(node, self._initial)
             expected = batch.check(call_of(node), inputs, node.initial_state)
             waiting += [node] if expected.waits else []
             self._side_outputs[node] = expected.side_outputs
             self.states[node] = expected.states
-            return expected.rows
+            self._outputs[node] = expected.output
+            self.changes[node] = operator_changes(node, expected.output.changes)
+            return self._known(node, expected.rows)
         if isinstance(node, Output):
             (operator,) = node.inputs
             sides = self._side_outputs[operator]
             if node.side not in sides:
                 raise unknown_output(node.side, sides)
-            return sides[node.side]
+            self.changes[node] = operator_changes(node, self._outputs[operator].changes_of(node.side))
+            return self._known(node, sides[node.side])
         if isinstance(node, Sink):
+            self.changes[node] = self.changes[node.inputs[0]]
             executor.check_sink(node.sink, inputs[0])
             return inputs[0]
+        found = self._selected(node, inputs)
+        known, columns = [self.changes[one] for one in node.inputs], executor.columns(inputs[0])
+        has_kinds = ROW_KIND_COLUMN in executor.columns(found)
+        self.changes[node] = changes_behind(node, known, columns, has_kinds)
+        return self._known(node, found)
+
+    def _selected(self, node: Node, inputs: list[R]) -> R:
+        """What a node makes of no rows; notes whether kinds stay with a selection that does not name them."""
+        executor = self._executor
         found = self._transformed(node, inputs)
         selects = isinstance(node, Transform) and node.kind == "select"
         given = executor.columns(inputs[0])
@@ -232,23 +313,12 @@ def _named(node: Node) -> Iterator[None]:
     """A failure inside says in which sink it was."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         error.add_note(f"in {node.called}")
         raise
 
 
 def _check_source(node: Source, columns: Sequence[str]) -> None:
-    has_kinds = ROW_KIND_COLUMN in columns
-    if node.changelog and not has_kinds:
-        raise SchemaError(
-            f"it is declared as a changelog but has no column '{ROW_KIND_COLUMN}' (+I, -U, +U, -D); add one, or leave "
-            "changelog out"
-        )
-    if node.changelog is False and has_kinds:
-        raise SchemaError(
-            f"it is declared as no changelog but has the column '{ROW_KIND_COLUMN}'; drop the column, or leave "
-            "changelog=False out"
-        )
     for name in (node.times.event_time, *_names(node.times.sequence)):
         if name is not None and name not in columns:
             raise SchemaError(f"there is no column '{name}'; there are {', '.join(columns)}")
@@ -258,6 +328,6 @@ def _names(given: Any) -> list[str]:
     return [given] if isinstance(given, str) else list(given or ())
 
 
-def _has_delay(node: Apply) -> bool:
-    given = node.arguments()["watermark_delay"]
+def _has_delay(node: Node) -> bool:
+    given = node.watermark_delay if isinstance(node, Apply) else node.times.watermark_delay
     return any(one is not None for one in (given if isinstance(given, list | tuple) else [given]))

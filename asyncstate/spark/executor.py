@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.driver.executor import Feed, Initial, Prepared
 from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
+from asyncstate.spark.facts import insertions, with_changes
 from asyncstate.spark.failures import rows_explained, stage_explained
 from asyncstate.spark.inputs import before, initial_of, nothing, static
 from asyncstate.spark.local_phase import can_limit, runs_locally
@@ -29,7 +31,7 @@ from asyncstate.spark.settings import ArrowBatches
 from asyncstate.spark.shipping import shipped_copy
 from asyncstate.spark.stages import JobTexts, PlannedStage, plan_stage, run_stages
 from asyncstate.spark.task import StatelessTask
-from asyncstate.spark.transforms import transformed
+from asyncstate.spark.transforms import highest_time, transformed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +46,7 @@ class SparkExecutor:
         self._spark = spark
         self._run_partition = run_partition
         self._arrow = ArrowBatches(spark)
+        self._observed: set[str] = set()  # the names of all that has been asked for
         self.texts = JobTexts(spark.sparkContext)
         """What Spark's UI says of the stages."""
         self.default_parallelism: int = spark.sparkContext.defaultParallelism
@@ -78,9 +81,27 @@ class SparkExecutor:
         """See ``Executor``."""
         return transformed(node, inputs, kinds)
 
+    def observe(self, rows: DataFrame, name: str, event_time: str) -> DataFrame:
+        """See ``Executor``."""
+        self._observed.add(name)
+        return rows.observe(name, sf.expr(highest_time(rows, event_time)).alias("highest"))
+
+    def highest(self, rows: DataFrame, event_time: str) -> int | None:
+        """See ``Executor``."""
+        found: int | None = rows.agg(sf.expr(highest_time(rows, event_time))).collect()[0][0]
+        return found
+
     def without_kinds(self, rows: DataFrame) -> DataFrame:
         """See ``Executor``."""
         return rows.drop(ROW_KIND_COLUMN)
+
+    def with_kinds(self, rows: DataFrame) -> DataFrame:
+        """See ``Executor``."""
+        return insertions(rows)
+
+    def with_changes(self, rows: DataFrame, changes: Changelog) -> DataFrame:
+        """See ``Executor``."""
+        return with_changes(rows, changes)
 
     def concat(self, first: DataFrame, then: DataFrame) -> DataFrame:
         """See ``Executor``."""
@@ -127,7 +148,7 @@ class SparkExecutor:
         self, planned: Any, stateless: Collection[str]
     ) -> tuple[exchange.Stage, list[tuple[Prepared, list[CommitRecord]]]]:
         """See ``Executor``."""
-        return run_stages(planned, self.texts, self._arrow, stateless)
+        return run_stages(planned, self.texts, self._arrow, stateless, self._observed)
 
     def ran(self, figures: Mapping[str, NodeFigures]) -> None:
         """See ``Executor``."""

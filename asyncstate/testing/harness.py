@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
+from asyncstate.changelog import INSERT_ONLY, RETRACT, Changelog
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.display import html_table, quietly, time_text
@@ -51,6 +52,7 @@ from asyncstate.runtime import (
     drop_seen_of_inputs,
     each_input,
     fingerprint,
+    input_sources,
     keys_of_inputs,
     operator_after,
     pack_broadcast,
@@ -127,11 +129,12 @@ class OperatorHarness:
     ``order_by`` is as in a job's ``apply``: a column or a list of columns, with
     several inputs one entry for each, None where rows come as they are; so are ``sequence`` and ``drop_seen``. The
     operator's broadcast input has no key:
-    its entry in ``key`` is None or left out. Rows pushed with kinds make an input a
-    changelog; declare it with ``changelog`` (default: the operator accepts changelogs). ``checkpoint`` is the place of
-    the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores. ``store_through`` is
-    given each leased store and returns what the operator reads instead, such as a FaultyStore around it. A stateless
-    operator gets the rows of a micro-batch as one part, whatever the ``parallelism``, and ``key`` is None.
+    its entry in ``key`` is None or left out. ``changelog``: whether rows of an input have kinds, or a ``Changelog``
+    that says how they change its table, and what identifies a row (default: whether the operator accepts changelogs).
+    ``checkpoint`` is the place of the checkpoint, a path or a URI; by default it lies in ``folder``, beside the
+    local stores. ``store_through`` is given each leased store and returns what the operator reads instead, such as
+    a FaultyStore around it. A stateless operator gets the rows of a micro-batch as one part, whatever the
+    ``parallelism``, and ``key`` is None.
     ``initial_state`` is what a new operator starts from, as of a job's ``apply``: rows that come before all others of
     its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
     several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``. ``worker``: what
@@ -149,7 +152,7 @@ class OperatorHarness:
         *,
         event_time: str | Sequence[str | None] | None = None,
         watermark_delay: Delay | Sequence[Delay] = None,
-        changelog: bool | Sequence[bool] | None = None,
+        changelog: bool | Changelog | Sequence[bool | Changelog] | None = None,
         order_by: OrderBy = None,
         sequence: SequenceBy = None,
         drop_seen: bool | Sequence[bool] = False,
@@ -177,13 +180,13 @@ class OperatorHarness:
         orders = sort_keys_of_inputs(uid, order_by, count)
         sequences = sequences_of_inputs(uid, sequence, count)
         drops = drop_seen_of_inputs(uid, drop_seen, sequences)
-        changelogs = _changelogs(uid, operator.accepts_changelog if changelog is None else changelog, count)
+        changes = _changes(uid, operator.accepts_changelog if changelog is None else changelog, count)
         self._specs = tuple(
             InputSpec(
                 schema,
                 keys[i],
                 times[i],
-                changelogs[i],
+                changes[i],
                 f"input {i}",
                 i == operator.broadcast_input,
                 orders[i],
@@ -209,7 +212,8 @@ class OperatorHarness:
         self._store_through = store_through
         self.worker = worker_memory() if worker is None else worker
         self.clock: Clock = clock if clock is not None else ManualClock()
-        self._owns_folder = folder is None
+        self.owns_folder = folder is None
+        """Whether ``close`` deletes the folder."""
         self._folder = Path(folder) if folder is not None else _new_folder("harness")
         self._files = checkpoint_files(
             checkpoint or str(self._folder / "checkpoint"), retries_of(self._config)
@@ -299,11 +303,11 @@ class OperatorHarness:
     # -- looking -------------------------------------------------------------------------------------
 
     @property
-    def sources(self) -> list[int]:
+    def sources(self) -> dict[int, int]:
         """Of each input with a watermark delay: how far it would let the watermark go, microseconds."""
-        if self._manifest is not None:
-            return list(self._manifest.sources.values())
-        return [MIN_WATERMARK for delay in self._delays if delay is not None]
+        known = {} if self._manifest is None else self._manifest.sources
+        delayed = [index for index, delay in enumerate(self._delays) if delay is not None]
+        return {index: known.get(f"{self._uid}:{index}", MIN_WATERMARK) for index in delayed}
 
     @property
     def waits_for_watermark(self) -> bool:
@@ -370,7 +374,7 @@ class OperatorHarness:
         settings: dict[str, Any] = {
             "event_time": [spec.event_time for spec in self._specs],
             "watermark_delay": self._delays,
-            "changelog": [spec.changelog for spec in self._specs],
+            "changelog": [spec.changes for spec in self._specs],
             "order_by": orders if len(orders) > 1 else orders[0],
             "sequence": sequences if len(sequences) > 1 else sequences[0],
             "drop_seen": [spec.drop_seen for spec in self._specs],
@@ -396,7 +400,7 @@ class OperatorHarness:
             folder=folder,
             **{**settings, **changes},
         )
-        harness._owns_folder = True
+        harness.owns_folder = True
         return harness
 
     def __repr__(self) -> str:
@@ -426,7 +430,7 @@ class OperatorHarness:
     def close(self) -> None:
         """Delete the harness's folder, if it made it, and close what is open in it."""
         self.worker.stores.close(self._folder)
-        if self._owns_folder:
+        if self.owns_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def __aenter__(self) -> Self:
@@ -478,9 +482,12 @@ class OperatorHarness:
         """Commit what ``run_batch`` has run."""
         assert self._running is not None, "run_batch comes first"
         spec, records, final = self._running
-        previous = self._manifest
+        inputs = list(input_sources(self._uid, self._delays, records))
         sources = advance_sources(
-            {} if previous is None else previous.sources, self._uid, self._delays, records
+            self._manifest,
+            {name: source for name, source, _ in inputs},
+            {name: time for name, _, time in inputs},
+            spec.processing_time,
         )
         manifest = Manifest(
             job_id=_JOB,
@@ -489,7 +496,7 @@ class OperatorHarness:
             max_parallelism=spec.max_parallelism,
             watermark=spec.watermark,
             processing_time=spec.processing_time,
-            sources=sources,
+            sources=sources.reached,
             final=final,
             operators={self._uid: self._operator_after(spec, records)} if records else {},
         )
@@ -594,6 +601,13 @@ class OperatorHarness:
         return operator_after(self._uid, name, spec.batch_id, self.parallelism, records, self._declared)
 
 
+def folder_of(snapshot: Path) -> Path:
+    """A new folder for a harness that goes on from ``snapshot``."""
+    folder = _new_folder("harness")
+    _copy_checkpoint(LocalFiles(snapshot / "checkpoint"), LocalFiles(folder / "checkpoint"))
+    return folder
+
+
 def _copy_checkpoint(source: CheckpointFiles, target: CheckpointFiles) -> None:
     with tempfile.TemporaryDirectory(prefix="asyncstate-copy-") as folder:
         for number, name in enumerate(source.list("")):
@@ -609,10 +623,13 @@ def _key(key: Any, count: int) -> Any:
     return key
 
 
-def _changelogs(uid: str, changelog: bool | Sequence[bool], count: int) -> list[bool]:
+def _changes(
+    uid: str, changelog: bool | Changelog | Sequence[bool | Changelog], count: int
+) -> list[Changelog]:
     given = each_input("changelog", uid, changelog, count)
-    if not all(isinstance(one, bool) for one in given):
+    if not all(isinstance(one, bool | Changelog) for one in given):
         raise JobError(
-            f"operator '{uid}': changelog is {changelog!r}; give True or False, or one of them for each input"
+            f"operator '{uid}': changelog is {changelog!r}; give True, False or a Changelog, or one of them for each "
+            "input"
         )
-    return given
+    return [one if isinstance(one, Changelog) else RETRACT if one else INSERT_ONLY for one in given]

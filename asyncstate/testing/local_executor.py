@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog
 from asyncstate.codec import key_groups
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.driver.chain import Link, RunPartition, run_chain
@@ -32,6 +32,7 @@ from asyncstate.runtime import (
     SideBatch,
     TaskSpec,
     check_columns,
+    highest_event_time,
     pack_broadcast,
     pack_records,
     run_partition,
@@ -51,6 +52,8 @@ class LocalRows:
 
     schema: pa.Schema
     batches: tuple[pa.RecordBatch, ...] = ()
+    changes: Changelog | None = None
+    """What is known of the rows."""
 
     @staticmethod
     def of(batch: pa.RecordBatch) -> LocalRows:
@@ -89,6 +92,7 @@ class _Planned:
 class _Stage:
     rows: LocalRows
     sides: Mapping[str, LocalRows]
+    observed: Mapping[str, int | None]
 
     def side(self, name: str) -> LocalRows:
         if name not in self.sides:
@@ -97,7 +101,7 @@ class _Stage:
 
     def behind(self, first: _Stage) -> _Stage:
         sides = {name: _joined(first.sides[name], rows) for name, rows in self.sides.items()}
-        return _Stage(_joined(first.rows, self.rows), sides)
+        return _Stage(_joined(first.rows, self.rows), sides, self.observed)
 
     def release(self) -> None:
         pass
@@ -109,6 +113,7 @@ class LocalExecutor:
     def __init__(self, default_parallelism: int = 1, run: RunPartition | None = None) -> None:
         self.default_parallelism = default_parallelism
         self._run_partition: RunPartition = run_partition if run is None else run
+        self._observed: dict[str, int | None] = {}
 
     # -- rows ------------------------------------------------------------------------------------------
 
@@ -124,8 +129,9 @@ class LocalExecutor:
         self, rows: LocalRows, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool
     ) -> InputSpec:
         """See ``Executor``."""
-        changelog = ROW_KIND_COLUMN in rows.schema.names
-        return InputSpec(self.schema(rows), key, event_time, changelog, name, broadcast)
+        unknown = RETRACT if ROW_KIND_COLUMN in rows.schema.names else INSERT_ONLY
+        changes = unknown if rows.changes is None else rows.changes
+        return InputSpec(self.schema(rows), key, event_time, changes, name, broadcast)
 
     def no_rows(self, uid: str, schema: pa.Schema) -> LocalRows:
         """See ``Executor``."""
@@ -144,15 +150,38 @@ class LocalExecutor:
     ) -> LocalRows:
         """See ``Executor``."""
         if isinstance(node, Union):
+            if any(ROW_KIND_COLUMN in one.schema.names for one in inputs):
+                inputs = [self.with_kinds(one) for one in inputs]
             return functools.reduce(_by_name, inputs)
         (rows,) = inputs
         return LocalRows.of(transformed(node, rows.batch))
+
+    def observe(self, rows: LocalRows, name: str, event_time: str) -> LocalRows:
+        """See ``Executor``: here all rows are read at once."""
+        self._observed[name] = self.highest(rows, event_time)
+        return rows
+
+    def highest(self, rows: LocalRows, event_time: str) -> int | None:
+        """See ``Executor``."""
+        return highest_event_time(rows.batch.column(event_time))
 
     def without_kinds(self, rows: LocalRows) -> LocalRows:
         """See ``Executor``."""
         if ROW_KIND_COLUMN not in rows.schema.names:
             return rows
         return _selected(rows, [name for name in rows.schema.names if name != ROW_KIND_COLUMN])
+
+    def with_kinds(self, rows: LocalRows) -> LocalRows:
+        """See ``Executor``."""
+        if ROW_KIND_COLUMN in rows.schema.names:
+            return rows
+        kinds = (pa.array(["+I"] * one.num_rows, pa.string()) for one in rows.batches)
+        batches = (one.append_column(_KIND, kind) for one, kind in zip(rows.batches, kinds, strict=True))
+        return LocalRows(rows.schema.append(_KIND), tuple(batches))
+
+    def with_changes(self, rows: LocalRows, changes: Changelog) -> LocalRows:
+        """See ``Executor``."""
+        return replace(rows, changes=changes)
 
     def concat(self, first: LocalRows, then: LocalRows) -> LocalRows:
         """See ``Executor``."""
@@ -265,6 +294,7 @@ class LocalExecutor:
                 name: LocalRows(pa.schema([*sent.side_outputs[name], _KIND]), tuple(batches))
                 for name, batches in sides.items()
             },
+            dict(self._observed),
         )
         return stage, list(zip(chain, records, strict=True))
 
@@ -275,6 +305,7 @@ class LocalExecutor:
 
     def micro_batch(self, batch_id: int, stateless: Collection[str]) -> AbstractContextManager[Any]:
         """See ``Executor``."""
+        self._observed = {}
         return nullcontext()
 
     def withdraw(self, rows: LocalRows, owner: str) -> None:

@@ -3,8 +3,8 @@
 Owns: the operator. When to emit what is decided in ``operators.core.changelog``, what the aggregates are in
 ``operators.aggregate.aggregates``.
 Invariant: after every bundle the netted output is the aggregation of the netted input.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
-``local_phase``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors`` and ``local_phase``.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalPhase
-from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.columns import Columns
 from asyncstate.state.expiring.ttl import Ttl
 
 from ..core.arrays import BoolArray, Int64Array, place_in_run, row_ids
 from ..core.changelog import arrival_order, distinct, net_changes, take_changes
-from ..core.checks import KeepsKey, check_choice, check_distinct_names
+from ..core.checks import KeepsKey, check_choice, check_distinct_names, keyed_changes
 from ..core.netting import net_by_content
 from ..core.segments import Groups, content_of
+from .aggregator import naming
 from .declared import Aggregate
 from .local_layout import LocalLayout
 from .operator import KeyAggregateOperator
@@ -94,7 +96,12 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         """See ``BundleOperator``: the rows of a key share its state."""
         return self.state_bytes
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    @property
+    def nets_output(self) -> bool:  # type: ignore[override]  # of the object: by what it emits
+        """See ``Operator``."""
+        return self.emit == "net"
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Key columns and a column an aggregate."""
         spec = inputs[0]
         if not spec.key and not self.aggregates:
@@ -103,7 +110,9 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
             )
         fields = [*spec.key_schema, *self._plan(spec).result_fields]
         check_distinct_names([field.name for field in fields], self.owner)
-        return pa.schema(fields)
+        if not self.aggregates and not spec.changelog and self.ttl is None:
+            return OutputSpec(pa.schema(fields), changes=Changelog.insert_only(spec.key))
+        return OutputSpec(pa.schema(fields), changes=keyed_changes(spec.key, self.emit_update_before))
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
@@ -156,8 +165,9 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
     def _put_out(self, bundle: Bundle, change: Change, ctx: BundleContext) -> None:
         """Emit the net change of each key."""
         keys, old, new = bundle.keys, change.old, change.new
-        before = self._aggregation.results(old.columns, new.before)
-        after = self._aggregation.results(new.states, new.after)
+        with naming(keys):
+            before = self._aggregation.results(old.columns, new.before)
+            after = self._aggregation.results(new.states, new.after)
         if self.ttl is None:
             changed = distinct(before, after, len(keys))
         else:  # what stays the same is put out too, to keep alive what was made of it

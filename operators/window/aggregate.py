@@ -2,8 +2,8 @@
 
 Owns: the operator. Slices and sessions are in ``operators.window.slices`` and ``operators.window.sessions``.
 Invariant: what it puts out is final: insert-only, each key and window once.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
-``local_phase``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors`` and ``local_phase``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-import pyarrow as pa
-
+from asyncstate.changelog import Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
@@ -21,7 +20,7 @@ from ..aggregate.declared import Aggregate, columns_of
 from ..aggregate.operator import AGGREGATE, AggregateOperator
 from ..core.checks import KeepsKey, TimeDomain, check_insert_only, check_time_domain
 from ..core.late import LateRows, check_late_output, with_late_output
-from .plan import WindowPlan, declare_form
+from .plan import WindowPlan, declare_form, window_keys
 from .session_rows import SessionValues
 from .sessions import SessionAggregation
 from .slices import SliceAggregation, local_layout
@@ -60,11 +59,11 @@ class WindowAggregate(KeepsKey, AggregateOperator):
     With a local phase its bundles are accumulators of rows of one slice that were put together before the exchange;
     output, state and errors are the same, but over a changelog only the net change of a slice's rows is checked.
 
-    A changelog input may take rows back as long as their windows have not fired; over sessions only count, sum and avg
-    can, and those not of distinct values.
+    A changelog input may take rows back as long as their windows have not fired.
 
     Where slices do not make a window (``distinct()``; functions that do not merge, or have views) hopping and
-    cumulating windows keep a state a window and each row changes all of its windows; sessions then keep their rows.
+    cumulating windows keep a state a window and each row changes all of its windows; sessions then keep their rows, and
+    so they do over a changelog for all but count, sum and avg.
 
     With ``time="processing"`` the time of a row is that at which its micro-batch started. A window fires in the first
     micro-batch that starts at its end or later, without the rows of that one; no row is late. At the end of the input
@@ -103,16 +102,19 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         self.waits_for_watermark = time == "event"
         self.late_output = late_output
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Key columns, window columns and a column an aggregate."""
         if self.late_output is not None and isinstance(self.window, SessionWindow):
             check_insert_only(inputs[0], self.owner, "it without late_output")
-        return with_late_output(self._plan(inputs[0]).schema, self.late_output, inputs[0])
+        changes = self._changes(window_keys(inputs[0].key, self.window), inputs[0])
+        return with_late_output(self._plan(inputs[0]).schema, self.late_output, inputs[0], changes)
+
+    def _changes(self, keys: Sequence[tuple[str, ...]], spec: InputSpec) -> Changelog:
+        return Changelog.insert_only(*keys)
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
         plan = WindowPlan(self.window, self.aggregates, spec, self.time, self.owner)
-        keeps_rows = self.late_output is not None or not plan.aggregation.lifts
-        if isinstance(self.window, SessionWindow) and keeps_rows:
+        if isinstance(self.window, SessionWindow) and (self.late_output is not None or plan.keeps_rows):
             self._check_none_later("sessions that keep their rows")
         return plan
 
@@ -145,7 +147,7 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         if not isinstance(self.window, SessionWindow):
             late = LateRows(self.late_output, context)
             self._aggregation = SliceAggregation(self.window, plan, context, late)
-        elif plan.aggregation.lifts and self.late_output is None:
+        elif not plan.keeps_rows and self.late_output is None:
             self._aggregation = SessionAggregation(self.window, plan, context)
             declare_form(context, plan.belongs_to)
         else:

@@ -27,7 +27,7 @@ from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, as_completed, combine_all
 from asyncstate.lookups.base import Key, Lookup, Rows
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
@@ -141,7 +141,7 @@ class LookupJoin(Named, BundleOperator):
         self.suffixes = suffixes
         self.ttl = as_ttl(self.owner, ttl)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns, then those of the answer."""
         spec = inputs[0]
         for name in self._on(spec):
@@ -158,7 +158,9 @@ class LookupJoin(Named, BundleOperator):
         if self.where is not None:
             RowCondition(self.where, spec.schema, self.owner).check()
         found = InputSpec(self.columns, (), name="the lookup")
-        return joined_schema(self.how, [spec, found], self.suffixes, self.owner)
+        joined = joined_schema(self.how, [spec, found], self.suffixes, self.owner)
+        # A key may have several answers, so nothing is known to identify a row.
+        return OutputSpec(joined, changes=spec.changes.with_keys(()))
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: which rows of a changelog are stored; of one that is insert-only none are."""
@@ -169,7 +171,7 @@ class LookupJoin(Named, BundleOperator):
 
     def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
         """See ``Operator``: the input's key, whose columns come first."""
-        names = self.bind(inputs).names
+        names = self.bind(inputs).schema.names
         return [tuple(names[inputs[0].schema.get_field_index(name)] for name in inputs[0].key)]
 
     def _on(self, spec: InputSpec) -> Sequence[str]:
@@ -420,7 +422,7 @@ class StatelessLookupJoin(LookupJoin):
 
     stateless: ClassVar[bool] = True
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """See ``LookupJoin``; SchemaError for a changelog."""
         check_insert_only(inputs[0], self.owner, "LookupJoin")
         return super().bind(inputs)
