@@ -15,9 +15,11 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from asyncstate.changelog import Changelog, ChangelogMode
+from asyncstate.dataflow.arrow_sql import normal_sql
 from asyncstate.durations import Duration
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import Operator
+from asyncstate.program_text import function_text
 from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy, WatermarkSource, watermark_source
 
 NEVER_PASSED = (
@@ -210,6 +212,7 @@ class Apply(Node):
             if self.drop_seen is not None
             else (False if own_sequence or not any(drops) else (drops if len(drops) > 1 else drops[0])),
             "options": self.options,
+            "filters": [filters_of(one) for one in self.inputs],
         }
 
 
@@ -235,6 +238,26 @@ class Sink(Node):
     def text(self) -> str:
         """See ``Node``."""
         return "sink"
+
+
+def filters_of(node: Node) -> str:
+    """What the rows of ``node`` were filtered by since they came from a source or an operator, as a text that does not
+    depend on how it is written; "none" for nothing."""
+    if isinstance(node, Union):
+        parts = [filters_of(one) for one in node.inputs]
+        return " or ".join(f"({part})" for part in parts) if set(parts) != {"none"} else "none"
+    if not isinstance(node, Transform):
+        return "none"
+    before = [filters_of(one) for one in node.inputs]
+    own = [condition_text(one) for one in node.expressions] if node.kind == "where" else []
+    return " and ".join([*(part for part in before if part != "none"), *own]) or "none"
+
+
+def condition_text(condition: object) -> str:
+    """SQL in its normal form; a function by its code."""
+    if isinstance(condition, str):
+        return normal_sql(condition)
+    return function_text(condition) if callable(condition) else " ".join(str(condition).split())
 
 
 def array_of(

@@ -139,7 +139,7 @@ class OperatorHarness:
     its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
     several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``. ``worker``: what
     is kept between micro-batches, for tests that play several workers; by default that of this process. ``uid``: its
-    name in errors and in the checkpoint.
+    name in errors and in the checkpoint. ``filters``: see ``InputSpec``; a ``PipelineHarness`` tells them.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -167,6 +167,7 @@ class OperatorHarness:
         checkpoint: str | None = None,
         worker: WorkerMemory | None = None,
         uid: str = "operator",
+        filters: Sequence[str | None] | None = None,
     ) -> None:
         self._uid = uid
         check_uid(uid)
@@ -192,6 +193,7 @@ class OperatorHarness:
                 orders[i],
                 sequences[i],
                 drops[i],
+                filters=None if filters is None else filters[i],
             )
             for i, schema in enumerate(schemas)
         )
@@ -391,6 +393,7 @@ class OperatorHarness:
             "clock": self.clock,
             "worker": self.worker,
             "uid": self._uid,
+            "filters": [spec.filters for spec in self._specs],
         }
         operator = changes.pop("operator", None) or self._operator()
         harness = OperatorHarness(
