@@ -27,7 +27,14 @@ from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, as_completed, combine_all
 from asyncstate.lookups.base import Key, Lookup, Rows
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.operator import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    OperatorContext,
+    OutputSpec,
+)
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
@@ -75,6 +82,10 @@ class LookupJoin(Named, BundleOperator):
     are made again; ``retry_empty``: keys without rows are asked for again. ``timeout`` (seconds, a text or timedelta):
     how long a request may take with its retries. ``cache``: answers that are remembered.
 
+    ``on_failure``: what becomes of the rows of a request that fails for good. "fail": the micro-batch fails; "null":
+    their keys find nothing, which is not remembered; with the name of a side output they go there, with the input's
+    columns (insert-only inputs). The counter ``lookups_failed`` has their distinct keys.
+
     >>> from asyncstate.testing import OperatorHarness
     >>> bids = pa.schema([("auction", pa.int64()), ("price", pa.int64())])
     >>> titles = {1: [("a lamp",)]}
@@ -106,6 +117,7 @@ class LookupJoin(Named, BundleOperator):
         retry_empty: Retry | None = None,
         timeout: Seconds | None = None,
         cache: LookupCache | None = None,
+        on_failure: str = "fail",
         suffixes: tuple[str, str] = ("", "_right"),
         ttl: Ttl = None,
     ) -> None:
@@ -122,7 +134,14 @@ class LookupJoin(Named, BundleOperator):
                 f"{self.owner}: columns is {columns!r}; give the pyarrow schema of the rows found, or a text such as "
                 "'name string'"
             )
-        if on is not None and (isinstance(on, str) or not on):
+        _check_type(retry, Retry, "retry", "Retry(attempts=3, delay='1 second')", self.owner)
+        _check_type(retry_empty, Retry, "retry_empty", "Retry(attempts=3, delay='1 second')", self.owner)
+        _check_type(cache, LookupCache, "cache", "LookupCache(rows=10_000)", self.owner)
+        if not isinstance(on_failure, str) or not on_failure:  # type: ignore[redundant-expr]  # as it may be called
+            raise SchemaError(
+                f"{self.owner}: on_failure is {on_failure!r}; give 'fail', 'null' or the name of a side output"
+            )
+        if on is not None and (isinstance(on, str) or not isinstance(on, Sequence) or not on):  # type: ignore[redundant-expr]
             raise SchemaError(f"{self.owner}: on is {on!r}; give a list of columns, or None for the key")
         self.lookup = lookup
         self.columns = columns
@@ -135,14 +154,27 @@ class LookupJoin(Named, BundleOperator):
         self.retry_empty = retry_empty
         self.timeout = None if timeout is None else seconds(timeout, self.owner, "timeout", above_zero=True)
         self.cache = cache
+        self.on_failure = on_failure
         self._name = (
             uuid.uuid4().hex
         )  # travels with the operator: its answers in a worker process are found by it
         self.suffixes = suffixes
         self.ttl = as_ttl(self.owner, ttl)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """The input's columns, then those of the answer."""
+        schema = self._joined(inputs)
+        return (
+            schema
+            if self._failed_output is None
+            else OutputSpec(schema, {self._failed_output: inputs[0].schema})
+        )
+
+    @property
+    def _failed_output(self) -> str | None:
+        return None if self.on_failure in ("fail", "null") else self.on_failure
+
+    def _joined(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         spec = inputs[0]
         for name in self._on(spec):
             spec.column(name)
@@ -153,6 +185,8 @@ class LookupJoin(Named, BundleOperator):
         if isinstance(self.lookup, Lookup):
             keys = [spec.schema.field(name) for name in self._on(spec)]
             self.lookup.check(pa.schema(keys), self.columns)
+        if self._failed_output is not None:
+            check_insert_only(spec, f"{self.owner}(on_failure={self.on_failure!r})", "on_failure='null'")
         if not self.ordered:
             check_insert_only(spec, f"{self.owner}(ordered=False)", "ordered=True")
         if self.where is not None:
@@ -169,7 +203,7 @@ class LookupJoin(Named, BundleOperator):
 
     def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
         """See ``Operator``: the input's key, whose columns come first."""
-        names = self.bind(inputs).names
+        names = self._joined(inputs).names
         return [tuple(names[inputs[0].schema.get_field_index(name)] for name in inputs[0].key)]
 
     def _on(self, spec: InputSpec) -> Sequence[str]:
@@ -191,6 +225,7 @@ class LookupJoin(Named, BundleOperator):
             self.retry_empty,
             self.timeout,
             None if self.cache is None else self.cache.answers(self._name),
+            None if self.on_failure == "fail" else context.counter("lookups_failed").add,
         )
         self._state: ListColumnState | None = None
         if spec.changelog:
@@ -271,10 +306,21 @@ class LookupJoin(Named, BundleOperator):
         out = _Out(bundle.batch.columns, bundle.kinds)
 
         def put_out(found: Answers) -> None:
-            pairs, answers = found.of_rows(of_row, self._pads)
-            self._emit(out, np.append(rows[pairs], self._silent(asks)), answers, found.columns, ctx)
+            answered = self._without_failed(out, rows, found.failed[of_row], ctx)
+            pairs, answers = found.of_rows(of_row[answered], self._pads)
+            self._emit(out, np.append(rows[answered][pairs], self._silent(asks)), answers, found.columns, ctx)
 
         return self._answers(keys, ctx).then_accept(put_out)
+
+    def _without_failed(
+        self, out: _Out, rows: Int64Array, failed: BoolArray, ctx: BundleContext
+    ) -> Int64Array:
+        """Which of ``rows`` (n) are put out here; those whose request has failed (n) go to the side output, if any."""
+        if self._failed_output is None or not failed.any():
+            return np.arange(len(rows))
+        gone = rows[failed]
+        ctx.emit(take_rows(out.columns, gone), out.kinds[gone], output=self._failed_output)
+        return np.flatnonzero(~failed)
 
     def _silent(self, asks: BoolArray) -> Int64Array:
         """The rows that ask for nothing and are put out all the same."""
@@ -295,8 +341,10 @@ class LookupJoin(Named, BundleOperator):
             answers = Answers.of(some, found, self.columns, self.owner)
             mine = [order[starts[place] : starts[place + 1]] for place in places]
             key = np.repeat(np.arange(len(places)), [len(part) for part in mine])
-            pairs, at = answers.of_rows(key, self._pads)
-            self._emit(out, rows[np.concatenate(mine)][pairs], at, answers.columns, ctx)
+            own = rows[np.concatenate(mine)]
+            answered = self._without_failed(out, own, answers.failed[key], ctx)
+            pairs, at = answers.of_rows(key[answered], self._pads)
+            self._emit(out, own[answered][pairs], at, answers.columns, ctx)
 
         parts = [(places, future) for places, future in self._requests.start(keys, ctx) if places]
         steps = [future.then_accept(functools.partial(put_out, places)) for places, future in parts]
@@ -420,10 +468,15 @@ class StatelessLookupJoin(LookupJoin):
 
     stateless: ClassVar[bool] = True
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """See ``LookupJoin``; SchemaError for a changelog."""
         check_insert_only(inputs[0], self.owner, "LookupJoin")
         return super().bind(inputs)
+
+
+def _check_type(given: object, kind: type, name: str, example: str, owner: str) -> None:
+    if given is not None and not isinstance(given, kind):
+        raise SchemaError(f"{owner}: {name} is {given!r}; give {example}, or leave it out")
 
 
 class _Out(NamedTuple):
