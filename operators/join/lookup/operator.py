@@ -454,7 +454,8 @@ class LookupJoin(Named, BundleOperator):
 class StatelessLookupJoin(LookupJoin):
     """``LookupJoin`` for an insert-only input, without an exchange: rows are joined where they are.
 
-    ``on`` names the columns that are sent, since there is no key; ``ttl`` says nothing here.
+    ``on`` names the columns that are sent, since there is no key; ``ttl`` says nothing here, and ``on_failure`` is "fail"
+    or "null".
 
     >>> from asyncstate.testing import OperatorHarness
     >>> bids = pa.schema([("auction", pa.int64()), ("price", pa.int64())])
@@ -471,6 +472,11 @@ class StatelessLookupJoin(LookupJoin):
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         """See ``LookupJoin``; SchemaError for a changelog."""
         check_insert_only(inputs[0], self.owner, "LookupJoin")
+        if self._failed_output is not None:
+            raise SchemaError(
+                f"{self.owner}: on_failure is {self.on_failure!r}, but without state there are no side outputs; give "
+                "'fail' or 'null', or use LookupJoin"
+            )
         return super().bind(inputs)
 
 
