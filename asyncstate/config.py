@@ -290,6 +290,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "(`retractions_without_state`). `warn`: and one warning a micro-batch and operator shows an example. `fail`: "
         "the micro-batch fails; see [order-and-time.md](order-and-time.md).",
     ] = "warn"
+    unclaimed_state: Annotated[
+        Literal["refuse", "keep", "drop"],
+        Choice(("refuse", "keep", "drop")),
+        "What is done about state in the checkpoint whose uid no operator of the job has. `refuse`: the job does not "
+        "start, or its first micro-batch fails. `keep`: it is carried along. `drop`: it is given up; see "
+        "[schema changes](schema-changes.md#a-renamed-or-removed-operator).",
+    ] = "refuse"
     local_aggregation: Annotated[
         Literal["auto", "true", "false"],
         Choice(("auto", "true", "false")),

@@ -445,14 +445,16 @@ class Operator(NameHints, ABC, metaclass=Constructed):
         """What the stored state depends on beside its types, as names and texts: ``{"kind": "left"}``.
 
         Called on the driver, after ``bind``, and stored with the operator. After a restart each text must be what it
-        was, unless ``may_change`` says otherwise; a parameter that is not named here may change freely.
+        was, unless ``change_refusal`` says otherwise; a parameter that is not named here may change freely.
         """
         return {}
 
-    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
-        """Whether the state that was kept under another text of ``state_meaning`` is right for this one, too; None
-        where there is none."""
-        return False
+    def change_refusal(
+        self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
+    ) -> str | None:
+        """What to do about another text of ``state_meaning`` than the stored one, in words that the error ends with;
+        None if the stored state is right for it, too. ``was`` or ``now`` is None where there is no such text."""
+        return ""
 
     def open(self, context: OperatorContext) -> None:
         """Declare state with ``context.get_state``.

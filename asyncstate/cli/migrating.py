@@ -22,6 +22,13 @@ from asyncstate.offline.migration import (
     check_migration,
     migrate,
 )
+from asyncstate.offline.operator_changes import (
+    AcceptChange,
+    DropOperator,
+    OperatorChange,
+    RenameOperator,
+    change_operator,
+)
 
 group = typer.Typer(
     no_args_is_help=True,
@@ -95,6 +102,47 @@ def cast_field(
     """Give a field another type; refused, with the key, if a value would change."""
     what = f"Cast field '{field}' of state '{state}' to {to}"
     _run(place, uid, state, CastField(field, to), what, yes, local_dir)
+
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+
+
+@group.command("rename-operator")
+def rename_operator(
+    place: Place,
+    uid: Operator,
+    to: Annotated[str, typer.Argument(metavar="NEW_UID", help="The operator's new uid.")],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Keep the state of an operator that has another uid now."""
+    _change(place, uid, RenameOperator(to), f"Rename operator '{uid}' to '{to}'", yes, dry_run)
+
+
+@group.command("drop-operator")
+def drop_operator(place: Place, uid: Operator, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Forget an operator with all its state; under the same uid it starts empty."""
+    _change(place, uid, DropOperator(), f"Drop operator '{uid}' and all its state", yes, dry_run)
+
+
+@group.command("accept-change")
+def accept_change(place: Place, uid: Operator, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Take the state for right after a change of the operator's parameters that is refused."""
+    what = f"Take the state of operator '{uid}' for that of the changed program"
+    _change(place, uid, AcceptChange(), what, yes, dry_run)
+
+
+def _change(place: str, uid: str, change: OperatorChange, what: str, yes: bool, dry_run: bool) -> None:
+    with checked():
+        version = change_operator(place, uid, change, dry_run=True)
+    if dry_run:
+        say(f"{what}: possible in version {version}; nothing was changed.")
+        return
+    if not yes:
+        typer.confirm(f"{what}? Its query must be stopped", abort=True)
+    with checked():
+        version = change_operator(place, uid, change)
+    say(f"{what}: done in version {version}. Older versions are as they were.")
 
 
 def _run(

@@ -164,8 +164,11 @@ class Executor(Protocol[R]):
     def withdraw(self, rows: R, owner: str) -> None:
         """Rows called ``owner`` cannot be read any more: the micro-batch is over."""
 
-    def write(self, sink: Any, rows: R, batch_id: int) -> None:
-        """Give the rows of a micro-batch to a sink."""
+    def check_sink(self, sink: Any, rows: R) -> None:
+        """Ask a sink that can say so whether it takes rows with these columns; it raises what is wrong."""
+
+    def write(self, sink: Any, name: str, rows: R, batch: Any) -> None:
+        """Give the rows of a MicroBatch to the sink that has this name in the graph."""
 
     def describe(self, error: Exception) -> str:
         """An error of the engine or of user code, found while the graph is checked, in a line."""

@@ -26,7 +26,7 @@ from asyncstate.driver.progress import (
     progress_of,
 )
 from asyncstate.errors import JobError
-from asyncstate.runtime import advance_sources, left_out
+from asyncstate.runtime import advance_sources, check_claimed, left_out
 from asyncstate.storage import Manifest, OperatorManifest
 
 HISTORY_BATCHES_MAX: Final = 100
@@ -53,6 +53,7 @@ class JobDriver(Generic[R]):
         """The micro-batch that runs, and when it began (``time.perf_counter``)."""
         self.schema: str | None = None
         """The schema of the newest micro-batch's rows, as the engine writes it."""
+        self._all_claimed = False
         self._frame = frame
         self._ledger = ledger
         self._clock = clock
@@ -97,7 +98,8 @@ class JobDriver(Generic[R]):
         started = time.perf_counter()
         base = self._ledger.base_of(batch_id)
         self.schema = schema
-        batch = self._make_batch(self._frame, batch_id, base, self._clock.now_us(), final)
+        origin = self._ledger.origin_of(base)
+        batch = self._make_batch(self._frame, batch_id, base, self._clock.now_us(), final, origin)
         try:
             called = time.perf_counter()
             with self._frame.executor.micro_batch(batch_id, batch.stateless):
@@ -116,6 +118,9 @@ class JobDriver(Generic[R]):
 
     def _commit(self, batch: MicroBatch[R], base: Manifest | None) -> None:
         operators, sources = _carried(base, batch.stateless.keys())
+        dropped = self._dropped(batch, operators)
+        operators = {uid: stored for uid, stored in operators.items() if uid not in dropped}
+        sources = {name: time for name, time in sources.items() if name.rpartition(":")[0] not in dropped}
         idle = sorted(operators.keys() - batch.applied.keys())
         if idle:
             _log.warning(
@@ -134,6 +139,14 @@ class JobDriver(Generic[R]):
         self._ledger.commit(
             batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final
         )
+        self._all_claimed = True
+
+    def _dropped(self, batch: MicroBatch[R], stored: Collection[str]) -> Collection[str]:
+        """The operators whose state goes, because the program has them no more; asked in the first micro-batch, since
+        a function may leave an operator out of a later one."""
+        if self._all_claimed:
+            return ()
+        return check_claimed(stored, batch.applied.keys(), self._frame.config.unclaimed_state)
 
     def _report(
         self, batch: MicroBatch[R], seconds: float, function_seconds: float, commit_seconds: float

@@ -83,7 +83,8 @@ class JobGraph(Generic[R]):
             elif isinstance(node, Sink):
                 (given,) = node.inputs
                 with _named(node):
-                    executor.write(node.sink, self._with_first(first.get(given), rows[given]), batch.batch_id)
+                    whole = self._with_first(first.get(given), rows[given])
+                    executor.write(node.sink, node.name, whole, batch)
             elif not isinstance(node, Source):
                 rows[node] = self._transformed(node, [rows[one] for one in node.inputs])
                 if any(one in first for one in node.inputs):
@@ -161,6 +162,11 @@ class JobGraph(Generic[R]):
                 yield node.problem(str(error))
             except Exception as error:  # of the engine, of user code in a function of columns or in bind
                 yield node.problem(self._executor.describe(error))
+        yield from _same_destinations(self.flow.sinks)
+        try:
+            batch.check_claimed([node.name for node in self.flow.nodes if isinstance(node, Apply)])
+        except JobError as error:
+            yield str(error)
         if waiting and not any(_has_delay(node) for node in self.flow.nodes if isinstance(node, Apply)):
             yield waiting[0].problem(NEVER_PASSED)
 
@@ -187,6 +193,7 @@ class JobGraph(Generic[R]):
                 raise unknown_output(node.side, sides)
             return sides[node.side]
         if isinstance(node, Sink):
+            executor.check_sink(node.sink, inputs[0])
             return inputs[0]
         found = self._transformed(node, inputs)
         selects = isinstance(node, Transform) and node.kind == "select"
@@ -202,6 +209,22 @@ class JobGraph(Generic[R]):
 
     def _with_first(self, first: R | None, rows: R) -> R:
         return rows if first is None else self._executor.concat(first, rows)
+
+
+def _same_destinations(sinks: Sequence[Sink]) -> Iterator[str]:
+    """Sinks that would take each other's micro-batches for their own."""
+    seen: dict[Any, Sink] = {}
+    for node in sinks:
+        destination = getattr(node.sink, "destination", None)
+        if not callable(destination):
+            continue
+        where = destination(node.name)
+        other = seen.setdefault(where, node)
+        if other is not node:
+            yield node.problem(
+                f"it writes where {other.called} does, by the same writer ({', '.join(map(str, where))}), so that each "
+                "would take the other's micro-batches for its own; give one of them another writer, or another table"
+            )
 
 
 @contextmanager

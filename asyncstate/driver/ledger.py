@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncstate.config import Config
+from asyncstate.driver.marks import Origin
 from asyncstate.errors import CheckpointError, JobError
 from asyncstate.runtime import check_key_groups, retries_of
 from asyncstate.storage import Checkpoint, Manifest, OperatorManifest, checkpoint_files
@@ -86,6 +87,11 @@ class Ledger:
             f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} stands at "
             f"batch {latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
         )
+
+    def origin_of(self, base: Manifest | None) -> Origin:
+        """Where the micro-batch over ``base`` comes from, after ``base_of``: what a sink tells writes apart by."""
+        start = self._checkpoint.start
+        return Origin(self.job_id, start.checkpoint_id, start.driver, start.earlier, base is None)
 
     def commit(
         self,

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from asyncstate.config import Config
 from asyncstate.driver.executor import Executor, Feed, Planned, Prepared, R, Stage
+from asyncstate.driver.marks import UNKNOWN, Origin
 from asyncstate.driver.operator_call import (
     Before,
     Behind,
@@ -47,6 +48,7 @@ from asyncstate.runtime import (
     SequenceBy,
     Step,
     TaskSpec,
+    check_claimed,
     check_fingerprint,
     check_is_operator,
     check_keeps,
@@ -117,7 +119,13 @@ class MicroBatch(Generic[R]):
     """
 
     def __init__(
-        self, frame: JobFrame[R], batch_id: int, base: Manifest | None, now_us: int, final: bool
+        self,
+        frame: JobFrame[R],
+        batch_id: int,
+        base: Manifest | None,
+        now_us: int,
+        final: bool,
+        origin: Origin = UNKNOWN,
     ) -> None:
         self._frame = frame
         self._base = base
@@ -125,6 +133,10 @@ class MicroBatch(Generic[R]):
         self._uids: list[str] = []
         self._open = True
         self.batch_id = batch_id
+        self.origin = origin
+        """The job and checkpoint that it is of: what sinks tell its writes from others by."""
+        self.written: set[tuple[str, str]] = set()
+        """The place and writer of each sink that has been written to."""
         self.watermark: int = MAX_WATERMARK if final else watermark_after(base)
         """Microseconds; MIN_WATERMARK before any event time was seen, MAX_WATERMARK in ``finish``."""
         self.processing_time = max(now_us, previous_processing_time(base))
@@ -316,10 +328,8 @@ class MicroBatch(Generic[R]):
             for _, writing, df in self._writing_values(call, checked, values):
                 self._check(writing, [df])
         if checked.stored is not None and not operator.stateless:
-            given = checked.specs.inputs
-            check_fingerprint(
-                uid, operator, given, checked.stored, fingerprint(operator, given, checked.output)
-            )
+            declared = fingerprint(operator, checked.specs.inputs, checked.output)
+            check_fingerprint(uid, checked.stored.schema, declared.schemas)
         self._parallelism(uid, checked.config, checked.stored)
         no_rows = self._frame.executor.no_rows
         return Expected(
@@ -332,6 +342,11 @@ class MicroBatch(Generic[R]):
     def schema(self, rows: R) -> pa.Schema:
         """The columns of ``rows`` but ``row_kind``."""
         return self._frame.executor.schema(rows)
+
+    def check_claimed(self, uids: Collection[str]) -> None:
+        """Raise JobError for state that belongs to none of ``uids``, unless it is to be kept or dropped."""
+        stored = () if self._base is None else self._base.operators
+        check_claimed(stored, uids, self._frame.config.unclaimed_state)
 
     @property
     def fusion(self) -> bool:
@@ -413,6 +428,7 @@ class MicroBatch(Generic[R]):
             config,
             stored.states if stored is not None else (),
             lambda given: self._frame.executor.shipped_copy(uid, given),
+            stored.meaning if stored is not None else None,
         )
         return _Checked(config, specs, stored, output, ready, states)
 
@@ -429,10 +445,9 @@ class MicroBatch(Generic[R]):
 
     def _prepare(self, call: Call, checked: _Checked, after: After | None) -> Prepared:
         stored, output = checked.stored, checked.output
-        given = checked.specs.inputs
-        declared = fingerprint(call.operator, given, output)
+        declared = fingerprint(call.operator, checked.specs.inputs, output)
         if stored is not None and call.uid not in self._started:
-            check_fingerprint(call.uid, call.operator, given, stored, declared)
+            check_fingerprint(call.uid, stored.schema, declared.schemas)
         sent = output if after is None else OutputSpec(after.schema, output.side_outputs)
         spec = self._task_spec(call, checked, self._parallelism(call.uid, checked.config, stored))
         return Prepared(spec, after, sent, checked.specs.delays, declared)

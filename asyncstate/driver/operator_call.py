@@ -32,7 +32,7 @@ from asyncstate.runtime import (
 )
 from asyncstate.storage import OperatorManifest
 
-JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism")
+JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism", "unclaimed-state")
 """Settings that the whole job shares: an operator's own options cannot change them."""
 
 

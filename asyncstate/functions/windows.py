@@ -127,6 +127,11 @@ class Evictor:
         """After it has run: those that stay for the next time."""
         return rows
 
+    @property
+    def text(self) -> str:
+        """As it is noted beside the state, from which another evictor has taken other rows."""
+        return type(self).__name__
+
 
 class WindowAssigner(ABC):
     """Which windows a row is in."""

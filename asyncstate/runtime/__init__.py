@@ -6,6 +6,7 @@ Owns: the choice of controller and store from the configuration. Must not import
 from asyncstate.runtime.after import After, Best, Combined, Kept, Renamed, Step
 from asyncstate.runtime.broadcast import pack_broadcast
 from asyncstate.runtime.checks import check_is_operator, check_stateless, checked_inputs, ordered_by
+from asyncstate.runtime.claims import check_claimed
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.declared import (
     Delay,
@@ -94,6 +95,7 @@ __all__ = [
     "TaskStatistics",
     "WorkerMemory",
     "advance_sources",
+    "check_claimed",
     "check_columns",
     "check_fingerprint",
     "check_is_operator",

@@ -14,7 +14,7 @@ projection push-down of Flink's planner and Spark's ``ColumnPruning``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn, cast
 
@@ -27,6 +27,7 @@ from asyncstate.errors import JobError, SchemaError, StateAccessError, StateDecl
 from asyncstate.operator import BundleOperator, InputSpec, Operator, OutputSpec, RecordOperator
 from asyncstate.requests import LevelOne, StateSink
 from asyncstate.runtime.context import TaskContext, closed_at_the_end
+from asyncstate.runtime.meaning import check_meaning
 from asyncstate.runtime.ordering import check_ordered
 from asyncstate.runtime.sequencing import check_sequences
 from asyncstate.storage import StateSpec
@@ -52,18 +53,19 @@ def checked_inputs(
     config: Config,
     stored: Sequence[StateSpec],
     copied: Callable[[Operator], Operator],
+    meaning: Mapping[str, str] | None = None,
 ) -> tuple[OutputSpec, tuple[InputSpec, ...], list[StateSpec]]:
     """The operator's outputs, ``inputs`` with the columns that its tasks need, and its states.
 
     The operator itself stays as it is, to be pickled for the tasks: a copy, made by ``copied`` as tasks get theirs, is
     bound and opened.
     Raises SchemaError for the inputs, or if the operator needs more than it says, StateDeclarationError where states
-    disagree with ``stored``.
+    disagree with ``stored``, or what they mean with the stored ``meaning``.
     """
     if isinstance(operator, BundleOperator) and _asks_for_order(operator):
         bound(uid, copied(operator), inputs)
         inputs = ordered_by(uid, operator, inputs)
-    output, states = _checked(uid, operator, inputs, config, stored, copied)
+    output, states = _checked(uid, operator, inputs, config, stored, copied, meaning)
     pruned = _pruned(uid, operator, inputs)
     if pruned != inputs:
         found = _checked(uid, operator, pruned, config, stored, copied)
@@ -121,9 +123,10 @@ def _checked(
     config: Config,
     stored: Sequence[StateSpec],
     copied: Callable[[Operator], Operator],
+    meaning: Mapping[str, str] | None = None,
 ) -> tuple[OutputSpec, list[StateSpec]]:
     """The outputs and the states of a copy of ``operator`` for these inputs."""
-    operator = copied(operator)
+    original, operator = operator, copied(operator)
     _check_broadcast(uid, operator, inputs)
     _check_keys(uid, [spec for spec in inputs if not spec.broadcast])
     check_ordered(uid, operator, inputs)
@@ -137,6 +140,7 @@ def _checked(
             )
     output = bound(uid, operator, inputs)
     _check_late_outputs(uid, operator, inputs, output)
+    check_meaning(uid, original, inputs, meaning)
     context = TaskContext(uid, inputs, output, config, cast(StateSink, _NoState()), stored)
     with closed_at_the_end(uid, operator):
         operator.open(context)

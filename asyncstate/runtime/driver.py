@@ -9,7 +9,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from asyncstate.codec import Change, refusals, schema_from_text, schema_to_text
 from asyncstate.config import Config
-from asyncstate.errors import ConfigurationError, JobError, SchemaError, StateDeclarationError
+from asyncstate.errors import ConfigurationError, JobError, SchemaError
 from asyncstate.figures import Figures, added, highest
 from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime.broadcast import check_digests
+from asyncstate.runtime.meaning import meaning_of
 from asyncstate.runtime.spec import CommitRecord
 from asyncstate.storage import Applied, Manifest, OperatorManifest, StateSpec
 
@@ -32,9 +33,6 @@ class Fingerprint(NamedTuple):
     meaning: Mapping[str, str]
 
 
-_MIGRATE: Final = "python -m asyncstate state migrate"
-_EVENT_TIME: Final = "event time of input"
-_SEQUENCE: Final = "sequence of input"
 _OUT: Final = "restore it, or give the operator a new uid to start with empty state"
 
 
@@ -158,17 +156,7 @@ def sum_records(records: Sequence[CommitRecord]) -> tuple[Figures, Figures]:
 
 def fingerprint(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> Fingerprint:
     """The schemas of an operator and the meaning of its state as the manifest keeps them."""
-    return Fingerprint(_schemas(inputs, output), _meaning(operator, inputs))
-
-
-def _meaning(operator: Operator, inputs: Sequence[InputSpec]) -> dict[str, str]:
-    said = dict(operator.state_meaning(inputs))
-    for index, spec in enumerate(inputs):
-        if spec.event_time is not None:
-            said[f"{_EVENT_TIME} {index}"] = spec.event_time
-        if spec.sequence:
-            said[f"{_SEQUENCE} {index}"] = ", ".join(spec.sequence)
-    return said
+    return Fingerprint(_schemas(inputs, output), meaning_of(operator, inputs))
 
 
 def _schemas(inputs: Sequence[InputSpec], output: OutputSpec) -> dict[str, str]:
@@ -190,40 +178,7 @@ def _text(what: str, schema: pa.Schema) -> str:
     return schema_to_text(schema)
 
 
-def check_fingerprint(
-    uid: str, operator: Operator, inputs: Sequence[InputSpec], stored: OperatorManifest, now: Fingerprint
-) -> None:
-    """Raise SchemaError for other schemas than ``_check_schemas`` allows, StateDeclarationError where the operator says
-    that its state means something else than what is stored."""
-    _check_schemas(uid, stored.schema, now.schemas)
-    changed = [] if not stored.meaning else list(_changed(operator, inputs, stored.meaning, now.meaning))
-    if changed:
-        raise StateDeclarationError(
-            f"operator '{uid}' ({type(operator).__name__}): its state was kept for another program: "
-            f"{'; '.join(changed)}. Undo the change, or give the operator a new uid to start with empty state; or stop "
-            f"the query and drop what is stored: {_MIGRATE} drop-operator CHECKPOINT {uid}; or, if the stored state is "
-            f"right for the new program, too, say so: {_MIGRATE} accept-change CHECKPOINT {uid}"
-        )
-
-
-def _changed(
-    operator: Operator, inputs: Sequence[InputSpec], before: Mapping[str, str], now: Mapping[str, str]
-) -> Iterator[str]:
-    for name in sorted({*before, *now}):
-        was, is_ = before.get(name), now.get(name)
-        if was == is_ or operator.may_change(name, was, is_, inputs):
-            continue
-        if name.startswith(_EVENT_TIME) and None in (was, is_):
-            continue  # an operator that needs it, or stores by it, says so itself
-        if name.startswith(_SEQUENCE) and was is None and not inputs[int(name.split()[-1])].drop_seen:
-            continue  # stored rows have the columns, and their order was that of arrival
-        if was is None:
-            yield f"{name} is new: {is_}"
-        else:
-            yield f"{name} was {was} and is {'gone' if is_ is None else is_}"
-
-
-def _check_schemas(uid: str, stored: Mapping[str, str], now: Mapping[str, str]) -> None:
+def check_fingerprint(uid: str, stored: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Raise SchemaError for another key, another number of inputs, or a column that became something else.
 
     Columns may come and go and be widened: whether the state can live with that is for the state's own types to say,

@@ -61,6 +61,11 @@ class InitialValues(RecordOperator):
         """What the operator puts out; nothing comes."""
         return OutputSpec.of(self.operator.bind(self.inputs))
 
+    def change_refusal(
+        self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
+    ) -> None:
+        """None: the operator itself says what its state means."""
+
     def open(self, context: OperatorContext) -> None:
         """Let the operator declare its states, and keep the one that is meant."""
         watched = _Watched(context, self.inputs)

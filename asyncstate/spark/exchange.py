@@ -82,9 +82,9 @@ def input_spec(
     return InputSpec(_arrow_schema(columns, name), key, event_time, bool(kinds), name, broadcast)
 
 
-def arrow_schema_of(df: DataFrame) -> pa.Schema:
-    """The columns of ``df`` but ``row_kind``."""
-    return _arrow_schema(df.schema, "the rows")
+def arrow_schema_of(rows: DataFrame | StructType) -> pa.Schema:
+    """The columns of ``rows`` but ``row_kind``."""
+    return _arrow_schema(rows if isinstance(rows, StructType) else rows.schema, "the rows")
 
 
 def _arrow_schema(schema: StructType, name: str) -> pa.Schema:

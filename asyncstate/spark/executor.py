@@ -145,9 +145,19 @@ class SparkExecutor:
         """See ``Executor``."""
         exchange.withdraw(rows, exchange.over(owner))
 
-    def write(self, sink: Any, rows: DataFrame, batch_id: int) -> None:
+    def check_sink(self, sink: Any, rows: DataFrame) -> None:
+        """See ``Executor``: sinks may have a method ``check(schema)``."""
+        check = getattr(sink, "check", None)
+        if callable(check):
+            check(rows.schema)
+
+    def write(self, sink: Any, name: str, rows: DataFrame, batch: Any) -> None:
         """See ``Executor``."""
-        (sink if callable(sink) else sink.write)(rows, batch_id)
+        write_micro_batch = getattr(sink, "write_micro_batch", None)
+        if callable(write_micro_batch):
+            write_micro_batch(rows, batch, name)
+        else:
+            (sink if callable(sink) else sink.write)(rows, batch.batch_id)
 
     def describe(self, error: Exception) -> str:
         """See ``Executor``."""

@@ -21,8 +21,8 @@ VALUE: Final = "value"
 COLUMN_TYPE: Final = "column type"
 """What a state belongs to that keeps only hashes of a column: no migration makes them those of another type."""
 _VERSION: Final = "value version "
-_SAID_LATER: Final = ("kept",)
-"""What states belong to that did not say so when they were first stored: any text may begin there."""
+_TYPES: Final = ("key", VALUE, "namespaced", "layout", "ttl", "order", "row", COLUMN_TYPE)
+"""What says how a state is stored; any other text says what it belongs to, and may begin with anything."""
 _ROOT: Final = "value."
 _MIGRATE: Final = "python -m asyncstate state migrate"
 
@@ -32,6 +32,11 @@ Texts = dict[str, str]
 def declared(types: Mapping[str, str]) -> Texts:
     """``types`` without the versions before: what a descriptor says."""
     return {part: text for part, text in types.items() if not part.startswith(_VERSION)}
+
+
+def without_meaning(types: Mapping[str, str]) -> Texts:
+    """``types`` without what the state belongs to."""
+    return {part: text for part, text in types.items() if part in _TYPES or " version " in part}
 
 
 def older_values(types: Mapping[str, str]) -> list[str]:
@@ -81,7 +86,7 @@ def _differences(before: Texts, now: Texts, may_add: Collection[str] | None) -> 
     """What stored values do not fit, each with the arguments of the migration that helps; "" for dropping."""
     for part in sorted({*before, *now}):
         was, is_ = before.get(part), now.get(part)
-        if was == is_ or (was is None and part in _SAID_LATER):
+        if was == is_ or (was is None and part not in _TYPES):
             continue
         if part == "ttl":  # the duration and the other options are not stored and may differ
             yield f"it is declared with {_ttl_text(is_)} but the checkpoint has {_ttl_text(was)}", ""
@@ -98,13 +103,13 @@ def _of_values(old: pa.Schema, new: pa.Schema, may_add: Collection[str] | None) 
         added = [field for field in new if field.name not in names and field.nullable]
         found += [Refusal(Change.ADDED, field.name, now=str(field.type)) for field in added]
     for refusal in found:
-        yield str(refusal).replace(f"'{_ROOT}", "'"), _way_out(refusal, new)
+        yield str(refusal).replace(f"'{_ROOT}", "'"), _way_out(refusal, old, new)
 
 
-def _way_out(refusal: Refusal, new: pa.Schema) -> str:
+def _way_out(refusal: Refusal, old: pa.Schema, new: pa.Schema) -> str:
     field = refusal.field.removeprefix(_ROOT)
     # What is inside lists and maps cannot be reached by a migration.
-    if refusal.change is Change.REMOVED and _reached(new, refusal.field.rpartition(".")[0]):
+    if refusal.change is Change.REMOVED and _reached(old, refusal.field):
         return f"drop-field {shlex.quote(field)}"
     if refusal.change in (Change.RETYPED, Change.NOT_NULL) and _reached(new, refusal.field):
         types = [field_from_text("field", text).type for text in (refusal.was, refusal.now)]

@@ -7,8 +7,10 @@ it began, are versions. What a fenced driver still writes is therefore never see
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 
@@ -28,7 +30,9 @@ from asyncstate.storage.manifest import (
 )
 from asyncstate.storage.ownership import Epochs, Listed, wait_at_random
 
-_LOOKS_MAX = 3
+_LOOKS_MAX: Final = 3
+_EARLIER_MAX: Final = 100  # drivers whose writes into a target are still known; the oldest go first
+_ANY_VERSION: Final = 2**63 - 1
 
 
 class Checkpoint:
@@ -46,6 +50,7 @@ class Checkpoint:
         self._job_id = ""
         self._commits = 0
         self._decoded: dict[str, Manifest] = {}
+        self._start: EpochStart | None = None
 
     def versions(self) -> list[int]:
         """Return the batch ids that have a manifest, ascending."""
@@ -126,8 +131,24 @@ class Checkpoint:
         # Listed after the claim: no commit of an earlier owner succeeds any more, so none can be overlooked.
         taken_over = self._view() if view is None else view
         names = [taken_over[version] for version in sorted(taken_over)]
-        self._epochs.begin(EpochStart(owner.epoch, owner, names))
+        before = self._epochs.started(self._epochs.look())
+        self._start = EpochStart(
+            owner.epoch,
+            owner,
+            names,
+            checkpoint_id=(before and before.checkpoint_id) or uuid.uuid4().hex,
+            driver=uuid.uuid4().hex,
+            earlier=_earlier(before, max(taken_over, default=EMPTY_VERSION), is_rollback=view is not None),
+        )
+        self._epochs.begin(self._start)
         self.epoch, self._job_id, self._commits = owner.epoch, owner.job_id, 0
+
+    @property
+    def start(self) -> EpochStart:
+        """The start of this object's epoch. Raises CheckpointError before ``claim``."""
+        if self._start is None:
+            raise CheckpointError("this checkpoint was not claimed; call claim() before asking who owns it")
+        return self._start
 
     def commit(self, manifest: Manifest) -> None:
         """Make the version visible, atomically. A version that is replayed from the same base is replaced.
@@ -247,6 +268,18 @@ class Checkpoint:
             f"this driver (epoch {self.epoch}) no longer owns the checkpoint: {reason}. Stop this query; to "
             f"run it here instead, stop the other one first and start again"
         )
+
+
+def _earlier(before: EpochStart | None, newest: int, is_rollback: bool) -> dict[str, int]:
+    """What a target may have from the drivers before: of the last one the micro-batch after ``newest`` too, which it
+    may have written without a commit; after a rollback nothing beyond ``newest``."""
+    if before is None:
+        return {}
+    last = newest + 1 if newest != EMPTY_VERSION else _ANY_VERSION
+    found = {**before.earlier, before.driver: last}
+    if is_rollback:
+        found = {driver: min(version, newest) for driver, version in found.items()}
+    return dict(list(found.items())[-_EARLIER_MAX:])
 
 
 def _visible(names: Iterable[str], start: EpochStart | None) -> dict[int, str]:

@@ -165,12 +165,19 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class EpochStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How an owner's epoch begins: ``versions`` are the names of the manifests that it takes over."""
+    """How an owner's epoch begins: ``versions`` are the names of the manifests that it takes over.
+
+    ``checkpoint_id`` is made with the first epoch and stays. ``driver`` is this epoch's own id, and ``earlier`` has the
+    ids of the epochs before it, each with the last version that a target may have from it.
+    """
 
     epoch: int
     owner: Owner
     versions: list[str]
     format_version: int = FORMAT_VERSION
+    checkpoint_id: str = ""
+    driver: str = ""
+    earlier: dict[str, int] = {}
 
 
 class ManifestKey(NamedTuple):

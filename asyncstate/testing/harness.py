@@ -222,13 +222,19 @@ class OperatorHarness:
         self._watermark: int | None = None
         self.output: list[OutputRow] = []
         self.batches: list[dict[str, float]] = []
+        stored = self._stored(self._manifest)
         self._output, self._task_inputs, states = checked_inputs(
-            uid, operator, self._specs, self._config, self.states(), lambda _: self._operator()
+            uid,
+            operator,
+            self._specs,
+            self._config,
+            self.states(),
+            lambda _: self._operator(),
+            None if stored is None else stored.meaning,
         )
         self._declared = fingerprint(operator, self._specs, self._output)
-        stored = self._stored(self._manifest)
         if stored is not None and not operator.stateless:
-            check_fingerprint(uid, operator, self._specs, stored, self._declared)
+            check_fingerprint(uid, stored.schema, self._declared.schemas)
         self._initial_state = initial_state
         self._initial = initial_of(
             uid, initial_state, operator, self._specs, self._task_inputs, states, self._check_writer

@@ -280,10 +280,13 @@ class LocalExecutor:
     def withdraw(self, rows: LocalRows, owner: str) -> None:
         """See ``Executor``."""
 
-    def write(self, sink: Any, rows: LocalRows, batch_id: int) -> None:
+    def check_sink(self, sink: Any, rows: LocalRows) -> None:
+        """See ``Executor``. A sink's own check is about DataFrames, which there are none of here."""
+
+    def write(self, sink: Any, name: str, rows: LocalRows, batch: Any) -> None:
         """See ``Executor``."""
         write: Callable[[LocalRows, int], object] = sink if callable(sink) else sink.write
-        write(rows, batch_id)
+        write(rows, batch.batch_id)
 
     def describe(self, error: Exception) -> str:
         """See ``Executor``."""

@@ -75,6 +75,13 @@ class Aggregator(ABC):
     may_lack: frozenset[str] = frozenset()
     """Names of fields that states of an older layout do not have: null there means what it means elsewhere."""
 
+    def call_apart(self, prefix: str) -> None:
+        """Put ``prefix`` before the names of the state columns, which states of an older layout need not have."""
+        names = [prefix + field.name for field in self.fields]
+        pairs = zip(self.fields, names, strict=True)
+        self.fields = tuple(field.with_name(name).with_nullable(True) for field, name in pairs)
+        self.may_lack = frozenset(names)
+
     def open(self, context: OperatorContext, time_first: bool = False) -> None:
         """Declare what it keeps beside its states; ``time_first`` where keys have namespaces."""
 

@@ -38,6 +38,7 @@ class Aggregate:
     condition: str | None = None
     output: str | None = None
     is_distinct: bool = False
+    starts_now: bool = False
 
     def alias(self, name: str) -> Aggregate:
         """The same aggregate with ``name`` as its output column."""
@@ -56,11 +57,22 @@ class Aggregate:
             )
         return replace(self, is_distinct=True)
 
+    def starting_now(self) -> Aggregate:
+        """The same aggregate where it is added to the stored state of a running job: over the rows from then on.
+
+        Of a key, or a window, it is null until the first row comes that it has seen; what it would have of rows from
+        before is not known. Keep the call as long as the state is kept. ``GroupAggregate`` and ``WindowAggregate`` take
+        it, over insert-only inputs: of a row that is taken back nobody knows whether it has been counted. Raises
+        SchemaError for a distinct one.
+        """
+        return replace(self, starts_now=True)
+
     def __repr__(self) -> str:
         """The calls that make it."""
         text = call_text(self.kind.made_by, self.columns)
         text += ".distinct()" if self.is_distinct else ""
         text += f".where({self.condition!r})" if self.condition is not None else ""
+        text += ".starting_now()" if self.starts_now else ""
         return text + (f".alias({self.output!r})" if self.output is not None else "")
 
     @property
@@ -158,6 +170,16 @@ class Parts:
             self.all.append(part)
             self.sources.append(source)
         return index
+
+    def add_apart(self, parts: Parts, prefix: str) -> range:
+        """Parts that are shared with nobody, their state columns behind ``prefix`` and nullable: null where nothing has
+        been counted. Their indices."""
+        added = range(len(self.all), len(self.all) + len(parts.all))
+        for part in parts.all:
+            part.call_apart(prefix)
+            self.add(part)
+        self.float_sums |= {added[total]: added[counter] for total, counter in parts.float_sums.items()}
+        return added
 
     def distinct(self, columns: tuple[str, ...], condition: str | None) -> Source:
         """The source of rows that has each value of the columns once."""

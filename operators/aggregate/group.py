@@ -56,6 +56,9 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
     ``ttl``: a key expires when nothing has changed it for that long; it then starts anew (+I), and rows of it that are
     taken back are not there. With a ttl a row that stays as it was is put out again.
 
+    An aggregate that is added to a running job counts from then on with ``.starting_now()``: see
+    ``Aggregate.starting_now``. One that is left out goes when its states are dropped.
+
     State: ``accumulators``, one row a key of ``AggregatePlan.state_schema``; with a changelog input and min
     or max also a log of values a key (see ``value_log``). An insert-only DISTINCT keeps a mark a key. Of
     retractions only the number is checked against the state: each must be of a row that was added.
@@ -66,6 +69,8 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
     Source: Flink's ``MiniBatchGroupAggFunction`` and ``MiniBatchGlobalGroupAggFunction``. Raises SchemaError for
     columns that do not fit and OperatorError for sums that do not.
     """
+
+    takes_later = True
 
     def __init__(
         self,

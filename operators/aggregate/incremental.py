@@ -50,6 +50,8 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
     Raises SchemaError for aggregates whose parts cannot be put together, and if ``bucket`` is no key column.
     """
 
+    takes_later = False
+
     def __init__(self, aggregates: Sequence[Aggregate], bucket: str) -> None:
         super().__init__(aggregates)
         self.bucket = bucket
@@ -110,6 +112,8 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
 
 class _FinalGroupAggregate(GroupAggregate):
     """GroupAggregate over what IncrementalGroupAggregate puts out."""
+
+    takes_later = False
 
     @property
     def owner(self) -> str:

@@ -11,6 +11,7 @@ from typing import ClassVar, Final
 
 import pyarrow as pa
 
+from asyncstate.errors import SchemaError
 from asyncstate.operator import Bundle, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
@@ -24,25 +25,45 @@ from .plan import AggregatePlan
 from .states import AggregateStates
 
 AGGREGATE: Final = "aggregate "
+_ALL, _LATER = "of all rows", "of the rows since it was added"
+_START_NOW: Final = (
+    "the rows before are gone: .starting_now() has it of the rows from now on, over insert-only inputs"
+)
 
 
 class AggregateOperator(Named, BundleOperator):
     """An operator whose output has ``aggregates``. Functions of the user's own are opened with their plan."""
 
+    takes_later: ClassVar[bool] = False
+    """Whether aggregates may be added to stored state, ``starting_now``."""
     takes_tables: ClassVar[bool] = False
     """Whether its aggregates are those of ``udtaf``."""
 
     def __init__(self, aggregates: Sequence[Aggregate]) -> None:
         check_aggregates(aggregates, self.owner, self.takes_tables)
+        for aggregate in aggregates:
+            if aggregate.starts_now and not self.takes_later:
+                raise SchemaError(
+                    f"{self.owner}: '{aggregate.name}' is to start now, but only aggregates of GroupAggregate and "
+                    "WindowAggregate can be added to state that is there; give the operator a new uid"
+                )
         self.aggregates = tuple(aggregates)
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: the aggregates, by what they compute and not by their output columns."""
-        return meaning(self) | {f"{AGGREGATE}{one.text}": "of all rows" for one in self.aggregates}
+        found = {f"{AGGREGATE}{one.text}": _ALL for one in self.aggregates if not one.starts_now}
+        later = {f"{AGGREGATE}{one.name}: {one.text}": _LATER for one in self.aggregates if one.starts_now}
+        return meaning(self) | found | later
 
-    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
-        """See ``Operator``: an aggregate may go, if its states are dropped."""
-        return name.startswith(AGGREGATE) and now is None
+    def change_refusal(
+        self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
+    ) -> str | None:
+        """See ``Operator``: an aggregate may go, if its states are dropped, and come if it starts now."""
+        if not name.startswith(AGGREGATE):
+            return ""
+        if now is None or (was is None and now == _LATER):
+            return None
+        return _START_NOW if was is None and self.takes_later else ""
 
     @property
     def is_bundled(self) -> bool:

@@ -21,8 +21,9 @@ from ..core.arrays import Int8Array
 from ..core.checks import check_distinct_names
 from ..core.segments import Groups
 from .accumulators import Count, Extreme
+from .aggregates import counts_of, masked
 from .aggregator import KeyedRows, MergingAggregator, State, Updated
-from .declared import Aggregate, Binding, Parts, functions_of, state_bytes_of
+from .declared import Aggregate, Binding, Output, Parts, functions_of, state_bytes_of
 from .value_log import Multiset
 
 
@@ -56,7 +57,13 @@ class AggregatePlan:
     ) -> None:
         parts = Parts(schema, owner, retract)
         parts.add(Count(owner, None, None))
-        self._outputs = [aggregate.kind.bind(Binding(parts, aggregate)) for aggregate in aggregates]
+        outputs: dict[int, Output] = {}
+        # State columns that are added stand behind those that are stored.
+        for at in sorted(range(len(aggregates)), key=lambda at: aggregates[at].starts_now):
+            aggregate = aggregates[at]
+            late = aggregate.starts_now
+            outputs[at] = _late(parts, aggregate) if late else aggregate.kind.bind(Binding(parts, aggregate))
+        self._outputs = [outputs[at] for at in range(len(aggregates))]
         self._functions = functions_of(aggregates)
         self.state_bytes = state_bytes_of(aggregates)
         """Of a state, as far as they are known beforehand."""
@@ -196,6 +203,29 @@ class AggregatePlan:
                 multiset = found.setdefault((part.column, part.condition), Multiset(part, counter))
                 multiset.extremes.append((columns.start, part.largest))
         return list(found.values())
+
+
+def _late(parts: Parts, aggregate: Aggregate) -> Output:
+    """An aggregate with parts of its own, which states from before do not have; behind a count of the rows that it has
+    seen. Raises SchemaError for what cannot start late."""
+    own = Parts(parts.schema, parts.owner, parts.retract)
+    own.add(Count(parts.owner, None, None))
+    binding = Binding(own, aggregate)
+    output = aggregate.kind.bind(binding)
+    if parts.retract:
+        raise binding.refuse(
+            "starts now, but the input is a changelog, and nobody knows of a row that is taken back whether it was "
+            "counted; give the operator a new uid"
+        )
+    if own.distincts or any(part.keeps_more for part in own.all):
+        raise binding.refuse("starts now, which neither distinct() nor a function with views can")
+    at = parts.add_apart(own, f"{aggregate.name}:")
+
+    def values(states: Sequence[State]) -> pa.Array:
+        mine = states[at.start : at.stop]
+        return masked(output.values(mine), counts_of(mine[0]) == 0)
+
+    return Output(output.field.with_nullable(True), values)
 
 
 def _as_future(update: Updated | StateFuture[Updated]) -> StateFuture[Updated]:

@@ -65,6 +65,11 @@ class Registers(MergingAggregator):
         self._precision = precision
         self._kind = kind
 
+    def call_apart(self, prefix: str) -> None:
+        """See ``Aggregator``."""
+        super().call_apart(prefix)
+        self.name = prefix + self.name
+
     def open(self, context: OperatorContext, time_first: bool = False) -> None:
         """Declare a state without values that says of which type the values are: a wider type has other hashes."""
         made_of = (COLUMN_TYPE, _hashed_as(self._kind))

@@ -1,8 +1,8 @@
 """How operators write down what their stored state means: parameters as texts that can be compared after a restart.
 
 Owns: ``meaning`` and ``said``, and ``function_text`` for functions of the user's own.
-Invariant: equal programs give equal texts, in every process and with every version of Python that can read their
-source; formatting and comments do not count.
+Invariant: equal programs give equal texts in every process; formatting and comments do not count. (Another version of
+Python may write the code of a function differently.)
 Must not import anything of ``asyncstate`` but ``operator``.
 """
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import linecache
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from datetime import date, timedelta
+from decimal import Decimal
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
@@ -22,6 +24,7 @@ from asyncstate.operator import Operator
 
 _SHOWN_MAX: Final = 160  # characters of a function's code; what is longer stands as a digest
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
+_SHOWN: Final = (*_PLAIN, timedelta, date, Decimal)
 _OWN_PACKAGE: Final = __name__.split("operators", maxsplit=1)[0] + "operators"
 
 
@@ -52,7 +55,9 @@ def said(value: object) -> str:
     text = getattr(value, "text", None)
     if isinstance(text, str):
         return text
-    return function_text(value) if callable(value) else repr(value)
+    if isinstance(value, _SHOWN):
+        return repr(value)
+    return function_text(value) if callable(value) else object_text(value)
 
 
 def function_text(function: Any) -> str:
@@ -162,6 +167,3 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-Condition = Callable[..., Any] | pc.Expression | None

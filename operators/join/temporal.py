@@ -129,9 +129,11 @@ class TemporalJoin(TwoInputJoin):
         """See ``Operator``."""
         return {**super().state_meaning(inputs), "time": self.time}
 
-    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+    def change_refusal(
+        self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
+    ) -> str | None:
         """See ``Operator``: what is put out for a left row is final, unless left rows are taken back."""
-        return name in ("kind", "condition") and not inputs[0].changelog
+        return None if name in ("kind", "condition") and not inputs[0].changelog else ""
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -180,9 +180,11 @@ class Match(KeepsKey, AggregateOperator):
             match_number="counted" if counts else "not counted",
         )
 
-    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+    def change_refusal(
+        self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
+    ) -> str | None:
         """See ``Operator``: matches may be counted no more."""
-        return name == "match_number" and now == "not counted"
+        return None if name == "match_number" and now == "not counted" else ""
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

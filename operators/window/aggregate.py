@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 
@@ -83,6 +84,8 @@ class WindowAggregate(KeepsKey, AggregateOperator):
     SchemaError for columns that do not fit and OperatorError for sums that do not.
     """
 
+    takes_later = True
+
     def __init__(
         self,
         window: Window,
@@ -107,7 +110,18 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         return with_late_output(self._plan(inputs[0]).schema, self.late_output, inputs[0])
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
-        return WindowPlan(self.window, self.aggregates, spec, self.time, self.owner)
+        plan = WindowPlan(self.window, self.aggregates, spec, self.time, self.owner)
+        keeps_rows = self.late_output is not None or not plan.aggregation.lifts
+        if isinstance(self.window, SessionWindow) and keeps_rows:
+            self._check_none_later("sessions that keep their rows")
+        return plan
+
+    def _check_none_later(self, what: str) -> None:
+        later = next((one.name for one in self.aggregates if one.starts_now), None)
+        if later is not None:
+            raise SchemaError(
+                f"{self.owner}: '{later}' is to start now, which it cannot in {what}; give the operator a new uid"
+            )
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """What is aggregated, and the conditions; of rows that may be late all columns."""
@@ -118,9 +132,11 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         window, time = self._plan(inputs[0]).stored.text, self.time
         return {**super().state_meaning(inputs), "window": window, "time": time}
 
-    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+    def change_refusal(
+        self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
+    ) -> str | None:
         """See ``Operator``: a window is put out once, so that only its states count."""
-        return name.startswith(AGGREGATE)
+        return None if name.startswith(AGGREGATE) else ""
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -101,6 +101,7 @@ class GroupWindowAggregate(WindowAggregate):
         """Key columns, window columns (not of count windows) and a column an aggregate."""
         if self.counts is None:
             return super().bind(inputs)
+        self._check_none_later("count windows")
         check_has_time(inputs[0], self.time, self.owner)
         schema = count_schema(self.aggregates, inputs[0], self.owner)[1]
         return with_late_output(schema, self.late_output, inputs[0])
@@ -111,6 +112,8 @@ class GroupWindowAggregate(WindowAggregate):
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
         whole = self.emission.updates
+        if whole:
+            self._check_none_later("windows that are shown more than once")
         plan = WindowPlan(self.window, self.aggregates, spec, self.time, self.owner, whole)
         if whole and isinstance(self.window, SessionWindow) and self.late_output is not None:
             raise SchemaError(
@@ -136,11 +139,13 @@ class GroupWindowAggregate(WindowAggregate):
             "allowed_lateness": f"{emission.lateness}us",
         }
 
-    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+    def change_refusal(
+        self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
+    ) -> str | None:
         """See ``Operator``: windows that have been shown may be taken back."""
         if self.emission.updates:
-            return AggregateOperator.may_change(self, name, was, now, inputs)
-        return super().may_change(name, was, now, inputs)
+            return AggregateOperator.change_refusal(self, name, was, now, inputs)
+        return super().change_refusal(name, was, now, inputs)
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """Count windows have rows in order of event time."""

@@ -151,9 +151,11 @@ class WindowJoin(TwoInputJoin):
         windows = GivenWindows() if self.window is None else self.window
         return {**super().state_meaning(inputs), "window": windows.text}
 
-    def may_change(self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]) -> bool:
+    def change_refusal(
+        self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
+    ) -> str | None:
         """See ``Operator``: pairs are made, once, when their window is over."""
-        return name == "condition"
+        return None if name == "condition" else ""
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

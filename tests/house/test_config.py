@@ -35,6 +35,7 @@ DOCUMENTED_DEFAULTS = {
     "async-state.broadcast-size-limit": 64 * 1024 * 1024,
     "async-state.gather-memory": 256 * 1024 * 1024,
     "async-state.on-missing-row": "warn",
+    "async-state.unclaimed-state": "refuse",
     "async-state.cache-size": 128 * 1024 * 1024,
     "async-state.column-cache-size": 128 * 1024 * 1024,
     "async-state.open-stores-size": 64 * 1024 * 1024,

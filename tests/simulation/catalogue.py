@@ -27,6 +27,7 @@ from asyncstate.operators import (
     TemporalSort,
     UpsertMaterialize,
     WindowAggregate,
+    WindowRank,
     count,
     hop,
     max_,
@@ -45,12 +46,14 @@ Table = Counter[Row]
 
 
 class Edge(NamedTuple):
-    """``is_unique``: the id is a key of the rows and never null. ``is_in_time``: they move a watermark."""
+    """``is_unique``: the id is a key of the rows and never null. ``is_in_time``: they move a watermark. ``has_keys``:
+    the column ``k`` is never null."""
 
     is_changelog: bool
     is_unique: bool
     has_time: bool
     is_in_time: bool
+    has_keys: bool = True
 
 
 class Times(NamedTuple):
@@ -135,6 +138,11 @@ def arrived(change: Table) -> list[Row]:
     return list(change.elements())
 
 
+def greatest(rows: list[Row], count: int) -> list[Row]:
+    """The rows with the greatest values; as in Spark, nulls come last where the order descends. The id breaks ties."""
+    return sorted(rows, key=lambda row: (row[2] is None, -(row[2] or 0), row[0]))[:count]
+
+
 # -- one row at a time ---------------------------------------------------------------------------------
 
 
@@ -169,7 +177,7 @@ class Lookup(Kind):
         return not inputs[0].is_changelog
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return inputs[0]._replace(is_in_time=False)
+        return inputs[0]._replace(is_in_time=False, has_keys=False)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         names = [{"k": k, "found": found} for k, found in self.NAMES.items()]
@@ -198,7 +206,7 @@ class Group(Kind):
         return True
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(True, True, False, False)
+        return Edge(True, inputs[0].has_keys, False, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         made = {"count": count("v"), "sum": sum_("v"), "min": min_("v"), "max": max_("v")}[self._function]
@@ -229,7 +237,7 @@ class Top(Kind):
         return inputs[0].is_unique
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(True, True, inputs[0].has_time, False)
+        return Edge(True, True, inputs[0].has_time, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         return streams[0].apply(Rank([("v", "desc"), ("id", "asc")], number + 1), uid=uid, key="k")
@@ -238,9 +246,7 @@ class Top(Kind):
         def best(table: Table) -> Table:
             found: Table = Counter()
             for rows in by(table, 1).values():
-                # In Spark nulls come last where the order descends.
-                rows.sort(key=lambda row: (row[2] is None, -(row[2] or 0), row[0]))
-                found.update(rows[: number + 1])
+                found.update(greatest(rows, number + 1))
             return found
 
         return OfTables(best)
@@ -256,7 +262,7 @@ class Last(Kind):
         return inputs[0].has_time and not inputs[0].is_changelog
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(True, inputs[0].is_unique, True, False)
+        return Edge(True, inputs[0].is_unique, True, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         return streams[0].apply(Deduplicate(self._keep), uid=uid, key="k", event_time="at")
@@ -277,7 +283,7 @@ class Materialize(Kind):
         return inputs[0].is_changelog and inputs[0].is_unique
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(True, True, inputs[0].has_time, False)
+        return Edge(True, True, inputs[0].has_time, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         return streams[0].apply(UpsertMaterialize(), uid=uid, key="id")
@@ -299,7 +305,8 @@ class Joined(Kind):
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
         is_changelog = any(one.is_changelog for one in inputs) or self._kind in ("left", "anti")
-        return Edge(is_changelog, self._kind in ("semi", "anti") and inputs[0].is_unique, False, False)
+        is_unique = self._kind in ("semi", "anti") and inputs[0].is_unique
+        return Edge(is_changelog, is_unique, False, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         rows = streams[0].join(streams[1], Join(self._kind), uid=uid, key="k")
@@ -339,7 +346,7 @@ class Windows(Kind):
         return inputs[0].is_in_time and not inputs[0].is_changelog
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(False, False, True, False)
+        return Edge(False, False, True, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         window: Any = {
@@ -380,6 +387,39 @@ def _window_row(key: Any, end: int, rows: Iterable[Row]) -> Row:
     return len(found), key, sum(values) if values else None, end
 
 
+class WindowTop(Kind):
+    """The rows of each key and window with the greatest values."""
+
+    def takes(self, inputs: Sequence[Edge]) -> bool:
+        return inputs[0].is_in_time and inputs[0].is_unique and not inputs[0].is_changelog
+
+    def edge(self, inputs: Sequence[Edge]) -> Edge:
+        return Edge(False, True, True, False, inputs[0].has_keys)
+
+    def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
+        operator = WindowRank([("v", "desc"), ("id", "asc")], number + 1, window=tumble("10 seconds"))
+        return streams[0].apply(operator, uid=uid, key="k").select("id", "k", "v", "at")
+
+    def new(self, number: int, inputs: Sequence[Edge]) -> Model:
+        return WindowTopModel(10 * SECOND, number + 1)
+
+
+class WindowTopModel(Model):
+    def __init__(self, size: int, count: int) -> None:
+        self._size, self._count = size, count
+        self._open: dict[tuple[Any, int], list[Row]] = {}
+
+    def step(self, changes: Sequence[Table], times: Times) -> Table:
+        for row in arrived(changes[0]):
+            end = row[3] // self._size * self._size + self._size
+            if end - 1 > times.passed:
+                self._open.setdefault((row[1], end), []).append(row)
+        found: Table = Counter()
+        for one in [one for one in self._open if one[1] - 1 <= times.watermark]:
+            found.update(greatest(self._open.pop(one), self._count))
+        return found
+
+
 class SessionsModel(Model):
     def __init__(self, gap: int) -> None:
         self._gap = gap
@@ -415,7 +455,7 @@ class Running(Kind):
         return inputs[0].is_in_time and not inputs[0].is_changelog
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(False, inputs[0].is_unique, True, False)
+        return Edge(False, inputs[0].is_unique, True, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         rows = streams[0].apply(OverAggregate([sum_("v")], unbounded()), uid=uid, key="k")
@@ -432,7 +472,7 @@ class Sorted(Kind):
         return inputs[0].is_in_time and not inputs[0].is_changelog
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(False, inputs[0].is_unique, True, False)
+        return Edge(False, inputs[0].is_unique, True, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         return streams[0].apply(TemporalSort(), uid=uid)
@@ -474,7 +514,7 @@ class Interval(Kind):
         return all(one.is_in_time and not one.is_changelog for one in inputs)
 
     def edge(self, inputs: Sequence[Edge]) -> Edge:
-        return Edge(False, False, False, False)
+        return Edge(False, False, False, False, inputs[0].has_keys)
 
     def declare(self, streams: Sequence[Stream], inputs: Sequence[Edge], uid: str, number: int) -> Stream:
         reach = f"{self.REACH // SECOND} seconds"
@@ -538,6 +578,7 @@ KINDS: Final[dict[str, Kind]] = {
     "tumble": Windows("tumble"),
     "hop": Windows("hop"),
     "session": Windows("session"),
+    "window_top": WindowTop(),
     "running": Running(),
     "sorted": Sorted(),
     "interval_join": Interval("inner"),

@@ -1,6 +1,6 @@
 """Steps of a run at which something can happen to it, and what happens there.
 
-Owns: ``Steps``, and the hooks that let the product's file operations count as steps.
+Owns: ``Steps``, and the hooks that let what the product does to files and to SQLite count as steps.
 Invariant: only the thread that runs the job counts, so that equal runs reach equal steps. A process that has died does
 nothing more: whatever it asks of its files afterwards dies, too.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,6 +97,23 @@ def hooked(steps: Steps, folder: str) -> Iterator[None]:
             isinstance(first, str | os.PathLike) and os.fspath(first).startswith(folder)
         )
 
+    def connection(*arguments: Any, **keywords: Any) -> sqlite3.Connection:
+        class Stepped(sqlite3.Connection):
+            """A connection each of whose statements is a step, also inside a transaction."""
+
+            def execute(self, *given: Any) -> sqlite3.Cursor:
+                steps.reached(f"before {str(given[0])[:20]}")
+                return super().execute(*given)
+
+            def executemany(self, *given: Any) -> sqlite3.Cursor:
+                steps.reached(f"before {str(given[0])[:20]}")
+                return super().executemany(*given)
+
+        return connect(*arguments, **keywords, factory=Stepped)
+
+    connect = sqlite3.connect
+    saved.append((sqlite3, "connect", connect))
+    sqlite3.connect = connection  # type: ignore[assignment]
     for name in _OS_CALLS:
         hook(os, name, is_below)
     for name in _FILES_CALLS:

@@ -236,6 +236,8 @@ def _random_acts(rng: random.Random, program: Program, settings: Settings) -> It
 def _edited(rng: random.Random, program: Program) -> Program:
     """Another program over the same checkpoint, whose kept operators keep their inputs."""
     choice = rng.random()
+    if choice < 0.15 and len(program.sources) > 1:
+        return _with_sinks(rng, _without_source(program, rng.choice(program.sources).name))
     if choice < 0.4:
         grown = _with_node_of_sources(rng, program)
         return _with_sinks(rng, grown)

@@ -25,7 +25,12 @@ from asyncstate.spark.sinks import (
 )
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("total", pa.decimal128(10, 2))])
-TABLE = "CREATE TABLE totals (id bigint PRIMARY KEY, name {text}, total numeric(10, 2))"
+TABLE = "CREATE TABLE totals (id bigint PRIMARY KEY, name {text}, total {decimal})"
+TYPES = {
+    "sqlite": {"text": "text", "decimal": "text"},
+    "postgres": {"text": "text", "decimal": "numeric(10, 2)"},
+    "mysql": {"text": "varchar(40)", "decimal": "numeric(10, 2)"},
+}
 SQL = ("sqlite", "postgres", "mysql")
 KINDS = (*SQL, "delta", "iceberg", "parquet", "kafka")
 
@@ -65,7 +70,7 @@ class Place:
         if self.kind in SQL:
             self.run("DROP TABLE IF EXISTS totals")
             self.run("DROP TABLE IF EXISTS asyncstate_batches")
-            self.run(TABLE.format(text="varchar(40)" if self.kind == "mysql" else "text"))
+            self.run(TABLE.format(**TYPES[self.kind]))
         elif self.kind == "delta":
             from deltalake import write_deltalake
 

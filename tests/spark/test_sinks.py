@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
-from asyncstate.errors import JobError, SchemaError
+from asyncstate.errors import ConfigurationError, JobError, SchemaError
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.spark.sinks import SqliteTarget, UpsertSink, write_upserts
 from operators import GroupAggregate, Rank, count, desc, sum_
@@ -77,7 +78,10 @@ def test_a_job_that_fails_behind_its_sinks_writes_once(
     totals = {k: [v for key, v in given if key == k and v != 5] for k in range(7)}
     assert rows(path, "totals") == {(k, len(values), sum(values)) for k, values in totals.items()}
     assert rows(path, "best") == {(v, k) for k, v in given if v >= 30 * BATCHES - 14}
-    assert rows(path, "asyncstate_batches") == {("totals", BATCHES - 1), ("best", BATCHES - 1)}
+    marks = {
+        (writer, table, batch_id) for _, writer, table, batch_id, _, _ in rows(path, "asyncstate_batches")
+    }
+    assert marks == {("totals", "totals", BATCHES - 1), ("best", "best", BATCHES - 1)}
 
 
 def test_in_a_function_and_what_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
@@ -96,10 +100,108 @@ def test_in_a_function_and_what_is_refused(spark: SparkSession, make_job: MakeJo
     changes = spark.createDataFrame([(1, "-U"), (1, "+U"), (2, "-D")], "k long, row_kind string")
     with pytest.raises(SchemaError, match="no column 'more'"):
         write_upserts(1, changes.selectExpr("*", "1 AS more"), "k", target)
-    with pytest.raises(JobError, match="has micro-batch 0 of writer 'asyncstate'"):
-        write_upserts(-1, changes, "k", target)
     assert write_upserts(1, changes, "k", target)
     assert rows(path, "totals") == {(0, 1, None), (1, 1, None)}
     assert not write_upserts(1, changes, "k", target)
-    with pytest.raises(SchemaError, match="keys names no column"):
-        UpsertSink([], target)
+    with pytest.raises(JobError, match="has micro-batch 1 of writer 'asyncstate', and now comes 0"):
+        write_upserts(0, changes, "k", target)
+
+
+def test_two_writes_of_a_micro_batch_need_two_writers(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    target = SqliteTarget(database(tmp_path), "totals")
+    job = make_job()
+
+    @job.micro_batch
+    def run(df: DataFrame, batch: MicroBatch) -> None:
+        write_upserts(batch, df.selectExpr("id AS k", "1L AS n"), "k", target)
+        write_upserts(batch, df.selectExpr("id + 9 AS k", "1L AS n"), "k", target)
+
+    with pytest.raises(
+        JobError, match="table totals has got rows of micro-batch 0 by writer 'asyncstate' before"
+    ):
+        run(spark.range(3), 0)
+
+
+def test_what_is_no_sink_is_refused_when_it_is_made(tmp_path: Path) -> None:
+    target = SqliteTarget(tmp_path / "shop.db", "totals")
+    keys: list[object] = [[], "", None, ["k", ""], 7]
+    for given in keys:
+        with pytest.raises(SchemaError, match="keys names no column"):
+            UpsertSink(given, target)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="None is no target"):
+        UpsertSink("k", None)  # type: ignore[arg-type]
+    for writer in ("", " w", 256 * "w", 7):
+        with pytest.raises(ConfigurationError, match="is no name; give a text"):
+            UpsertSink("k", target, writer)  # type: ignore[arg-type]
+
+
+class Picky:
+    """A user's own sink, which says what it takes."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def check(self, schema: StructType) -> None:
+        self.asked.append(schema.simpleString())
+        if "n" not in schema.names:
+            raise SchemaError("there is no column n to show")
+
+    def write(self, df: DataFrame, batch_id: int) -> None:
+        raise AssertionError("nothing is written by a check")
+
+
+def test_a_check_opens_every_sink_of_the_graph(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    path = database(tmp_path)
+    job = make_job()
+    numbers = job.source("numbers", source(spark, tmp_path))
+    totals = numbers.apply(GroupAggregate([count().alias("n")]), key="k", uid="totals")
+    picky = Picky()
+    totals.to(picky, name="shown")
+    totals.to(UpsertSink("k", SqliteTarget(path, "totals")), name="good")
+    totals.to(UpsertSink("k", SqliteTarget(path, "totals"), writer="good"), name="same writer")
+    totals.to(UpsertSink("k", SqliteTarget(path, "missing")), name="no table")
+    totals.to(UpsertSink("k", SqliteTarget(tmp_path / "no.db", "totals")), name="no file")
+    numbers.to(picky, name="not shown")
+    with pytest.raises(JobError, match="the job's graph has 4 problems; nothing was read") as caught:
+        job.start()
+    text = str(caught.value)
+    assert "sink 'no table': " in text
+    assert "table missing does not exist; create it with a primary key (k)" in text
+    assert "sink 'no file': " in text
+    assert "no.db: there is no such file" in text
+    assert "sink 'not shown': there is no column n to show" in text
+    assert (
+        "sink 'same writer': it writes where sink 'good' does, by the same writer (table totals, good)"
+        in text
+    )
+    assert picky.asked[0] == "struct<k:bigint,n:bigint,row_kind:string>"
+    assert not (tmp_path / "no.db").exists()
+
+
+def test_a_new_checkpoint_writes_its_first_micro_batch(
+    spark: SparkSession,
+    make_job: MakeJob,
+    async_enabled: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = database(tmp_path)
+
+    def run(folder: str, names: int) -> None:
+        (tmp_path / folder).mkdir()
+        stream = numbers_by_key(spark, tmp_path / folder, 1, rows=10 * names, keys=names)
+        options = {"async-state.enabled": async_enabled}
+        job = make_job(checkpoint_dir=str(tmp_path / folder / "state"), options=options)
+        counted = job.source("numbers", stream).apply(GroupAggregate([count().alias("n")]), key="k", uid="n")
+        counted.to(UpsertSink("k", SqliteTarget(path, "totals")), name="totals")
+        job.await_termination(job.start(trigger={"availableNow": True}))
+
+    run("first", 3)
+    assert not [one for one in caplog.records if "takes over" in one.message]
+    run("second", 2)
+    assert rows(path, "totals") == {(k, 10, None) for k in range(3)}
+    assert [one for one in caplog.records if "takes over" in one.message]

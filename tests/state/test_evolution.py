@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,6 @@ from asyncstate import ListStateDescriptor, MapStateDescriptor, RecordOperator, 
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row
 from asyncstate.runtime import check_fingerprint, fingerprint
-from asyncstate.storage import OperatorManifest
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate, GroupAggregate, Join, Limit, WindowAggregate, count, max_, sum_, tumble
 from tests.state.evolving import (
@@ -356,7 +356,7 @@ def test_an_aggregate_more_is_refused_by_name(sales: Any, function: Any) -> None
     harness = sales(GroupAggregate([count().alias("n")]), SALES, changelog=False)
     harness.push([("ann", 5, 0)])
     harness.end_batch()
-    with pytest.raises(StateDeclarationError, match=r"state 'accumulators': .*field '(max|sum)\.amount'"):
+    with pytest.raises(StateDeclarationError, match=r"aggregate (max|sum)\('amount'\) is new: of all rows"):
         sales(GroupAggregate([count().alias("n"), function]), SALES, changelog=False)
 
 
@@ -411,18 +411,14 @@ def test_windows_of_a_wider_column(sales: Any) -> None:
 
 
 def test_key_columns_do_not_change() -> None:
-    def check(before: tuple[pa.Schema, str], after: tuple[pa.Schema, str]) -> None:
-        stored, now = (InputSpec(schema, (key,)) for schema, key in (before, after))
-        operator, no_output = Limit(1), OutputSpec(pa.schema([]))
-        schemas, _ = fingerprint(operator, [stored], no_output)
-        manifest = OperatorManifest("op", "Limit", 1, [], dict(schemas))
-        check_fingerprint("op", operator, [now], manifest, fingerprint(operator, [now], no_output))
+    def texts(schema: pa.Schema, *key: str) -> Mapping[str, str]:
+        return fingerprint(Limit(1), [InputSpec(schema, key)], OutputSpec(pa.schema([]))).schemas
 
-    check((SALES, "shop"), (WIDE_SALES, "shop"))
-    check((WIDE_SALES, "shop"), (WIDE_SALES.remove(1), "shop"))
+    check_fingerprint("op", texts(SALES, "shop"), texts(WIDE_SALES, "shop"))
+    check_fingerprint("op", texts(WIDE_SALES, "shop"), texts(WIDE_SALES.remove(1), "shop"))
     with pytest.raises(SchemaError, match=r"the key \(key0\) was \(amount: int32\) and is \(amount: int64\)"):
-        check((SALES, "amount"), (WIDE_SALES, "amount"))
+        check_fingerprint("op", texts(SALES, "amount"), texts(WIDE_SALES, "amount"))
     with pytest.raises(
         SchemaError, match="'op', input0: column 'amount' was int64 and is int32; cast it back"
     ):
-        check((WIDE_SALES, "shop"), (SALES, "shop"))
+        check_fingerprint("op", texts(WIDE_SALES, "shop"), texts(SALES, "shop"))

@@ -284,6 +284,48 @@ def test_rollback_forgets_newer_versions(checkpoint: Checkpoint) -> None:
     assert checkpoint.versions() == [0, 1, 2]
 
 
+def test_a_checkpoint_keeps_its_id_and_knows_its_drivers(checkpoint: Checkpoint, place: str) -> None:
+    with pytest.raises(CheckpointError, match="not claimed"):
+        _ = Checkpoint(checkpoint_files(place)).start
+    first = checkpoint.start
+    assert first.checkpoint_id
+    assert first.earlier == {}
+    for batch_id in range(3):
+        checkpoint.commit(manifest(batch_id))
+    second = Checkpoint(checkpoint_files(place))
+    second.claim()
+    assert second.start.checkpoint_id == first.checkpoint_id
+    assert second.start.driver != first.driver
+    assert second.start.earlier == {
+        first.driver: 3
+    }  # it may have written that one, and died before its commit
+    second.rollback(0)
+    assert second.start.checkpoint_id == first.checkpoint_id
+    assert second.start.earlier == {first.driver: 0, second_driver(second): 0}
+
+
+def second_driver(checkpoint: Checkpoint) -> str:
+    """The driver of the epoch before the newest."""
+    return list(checkpoint.start.earlier)[-1]
+
+
+def test_the_first_driver_of_an_empty_checkpoint_may_have_written_any_micro_batch(place: str) -> None:
+    first, second = (Checkpoint(checkpoint_files(place)) for _ in range(2))
+    first.claim()
+    second.claim()
+    assert second.start.earlier[first.start.driver] > 1_000_000
+    second.commit(manifest(0))
+    second.rollback(-1)
+    assert set(second.start.earlier.values()) == {-1}
+
+
+def test_drivers_of_long_ago_are_forgotten(place: str) -> None:
+    claims = [Checkpoint(checkpoint_files(place)) for _ in range(103)]
+    for one in claims:
+        one.claim()
+    assert list(claims[-1].start.earlier) == [one.start.driver for one in claims[2:-1]]
+
+
 def test_damaged_newest_manifest_names_the_way_back(checkpoint: Checkpoint) -> None:
     for batch_id in range(3):
         checkpoint.commit(manifest(batch_id))

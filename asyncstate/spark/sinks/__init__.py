@@ -5,6 +5,7 @@ Invariant: what a target has of a micro-batch and that it has it are written tog
 Must not import runtime, storage or execution.
 """
 
+from asyncstate.driver.marks import Mark, Origin, is_written
 from asyncstate.spark.sinks.delta import DeltaTarget
 from asyncstate.spark.sinks.iceberg import IcebergTarget
 from asyncstate.spark.sinks.kafka import KafkaTarget
@@ -20,11 +21,14 @@ __all__ = [
     "DeltaTarget",
     "IcebergTarget",
     "KafkaTarget",
+    "Mark",
     "MySqlTarget",
+    "Origin",
     "ParquetTarget",
     "PostgresTarget",
     "SqliteTarget",
     "Target",
     "UpsertSink",
+    "is_written",
     "write_upserts",
 ]

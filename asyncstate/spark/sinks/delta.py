@@ -12,10 +12,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import xxhash
 
+from asyncstate.driver.marks import UNKNOWN, Mark, Origin, is_written
 from asyncstate.errors import SchemaError, StoreError
 from asyncstate.spark.sinks.sql import identifier
-from asyncstate.spark.sinks.target import Changes, cast_to, check_columns, extra, is_written
+from asyncstate.spark.sinks.target import (
+    Changes,
+    cast_to,
+    check_columns,
+    check_no_nan,
+    check_text,
+    check_types,
+    extra,
+)
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -27,33 +37,45 @@ class DeltaTarget:
     """The table at ``uri`` (a folder, ``s3://...``); ``storage_options`` as deltalake takes them."""
 
     def __init__(self, uri: str, storage_options: dict[str, str] | None = None) -> None:
-        self.uri = uri
+        self.uri = check_text("DeltaTarget", "uri", uri)
         self.storage_options = storage_options
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """See ``Target``. Delta knows no primary keys: that ``keys`` are one is for the caller to know."""
-        known = self._schema(self._table())
-        check_columns(self._place, schema, keys, known.names)
-        cast_to(self._place, schema.empty_table(), known)
+        self._check(schema, keys, self._schema(self._table()))
 
-    def write(self, writer: str, batch_id: int, changes: Changes) -> bool:
+    def _check(self, schema: pa.Schema, keys: tuple[str, ...], known: pa.Schema) -> None:
+        check_columns(self.place, schema, keys, known.names)
+        check_types(self.place, schema, known)
+
+    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. A second driver that wrote meanwhile makes it fail, with nothing written."""
         with extra("delta", "DeltaTarget"):
             from deltalake import CommitProperties, Transaction
             from deltalake.exceptions import DeltaError
         table = self._table()
-        if is_written(self._place, writer, batch_id, table.transaction_version(writer)):
+        name, hashed = origin.named(writer), _hashed(origin)
+        if is_written(self.place, writer, batch_id, hashed, _mark(table, name), has_gaps=True):
             return False
+        known = self._schema(table)
+        self._check(changes.upserts.schema, changes.keys, known)
+        check_no_nan(self.place, changes)
+        marks = {
+            name: batch_id,
+            f"{name}/checkpoint": int(hashed.checkpoint),
+            f"{name}/driver": int(hashed.driver),
+        }
+        transactions = [Transaction(app, version) for app, version in marks.items()]
         names, keys = changes.upserts.column_names, changes.keys
         own = {identifier(name): f"s.{identifier(name)}" for name in names}
         try:
             (
                 table.merge(
-                    self._source(changes, self._schema(table)),
+                    self._source(changes, known),
                     " AND ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in keys),
                     source_alias="s",
                     target_alias="t",
-                    commit_properties=CommitProperties(app_transactions=[Transaction(writer, batch_id)]),
+                    commit_properties=CommitProperties(app_transactions=transactions),
                 )
                 .when_matched_delete(f"s.{_GONE}")
                 .when_matched_update(own, f"NOT s.{_GONE}")
@@ -61,16 +83,17 @@ class DeltaTarget:
                 .execute()
             )
         except DeltaError as error:
-            raise StoreError(f"{self._place}: {error}; nothing was written") from error
+            raise StoreError(f"{self.place}: {error}; nothing was written") from error
         return True
 
     def _source(self, changes: Changes, schema: pa.Schema) -> pa.Table:
-        upserts = cast_to(self._place, changes.upserts, schema)
-        deletes = cast_to(self._place, changes.deletes, schema)
+        upserts = cast_to(self.place, changes.upserts, schema)
+        deletes = cast_to(self.place, changes.deletes, schema)
         return Changes(upserts, deletes, changes.keys).marked(_GONE, False, True)
 
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
+        """The table, as errors name it."""
         return f"Delta table {self.uri}"
 
     def _table(self) -> DeltaTable:
@@ -80,10 +103,33 @@ class DeltaTarget:
         try:
             return DeltaTable(self.uri, storage_options=self.storage_options)
         except TableNotFoundError as error:
-            raise SchemaError(f"{self._place} does not exist; create it with the rows' columns") from error
-        except DeltaError as error:
-            raise StoreError(f"{self._place}: {error}") from error
+            raise SchemaError(f"{self.place} does not exist; create it with the rows' columns") from error
+        except (DeltaError, OSError, ValueError) as error:
+            raise StoreError(f"{self.place}: {error}") from error
 
     @staticmethod
     def _schema(table: DeltaTable) -> pa.Schema:
         return pa.schema(table.schema().to_arrow())
+
+
+def _mark(table: DeltaTable, name: str) -> Mark | None:
+    last = table.transaction_version(name)
+    if last is None:
+        return None
+    checkpoint, driver = (
+        table.transaction_version(f"{name}/{part}") or 0 for part in ("checkpoint", "driver")
+    )
+    return Mark(last, str(checkpoint), str(driver))
+
+
+def _hashed(origin: Origin) -> Origin:
+    """The origin with numbers for its ids: a transaction of Delta's log has a number and no text."""
+    return origin._replace(
+        checkpoint=_number(origin.checkpoint),
+        driver=_number(origin.driver),
+        earlier={_number(driver): last for driver, last in origin.earlier.items()},
+    )
+
+
+def _number(text: str) -> str:
+    return str(xxhash.xxh3_64_intdigest(text.encode()) >> 1 if text else 0)

@@ -8,15 +8,27 @@ Must not import pyspark.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from asyncstate.errors import SchemaError, StoreError
-from asyncstate.spark.sinks.target import Changes, cast_to, check_columns, extra, is_written
+from asyncstate.driver.marks import UNKNOWN, Origin, is_written, mark_from, mark_of
+from asyncstate.errors import ConfigurationError, SchemaError, StoreError
+from asyncstate.spark.sinks.target import (
+    Changes,
+    cast_to,
+    check_columns,
+    check_no_nan,
+    check_text,
+    check_types,
+    extra,
+)
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.table import Table, Transaction
+
+_ROW: Final = "__asyncstate_row"
 
 
 class IcebergTarget:
@@ -26,57 +38,119 @@ class IcebergTarget:
     def __init__(
         self, table: str, catalog: str | None = None, properties: dict[str, str] | None = None
     ) -> None:
-        self.table = table
+        self.table = check_text("IcebergTarget", "table", table)
+        if "." not in table:
+            raise ConfigurationError(
+                f"IcebergTarget: table {table!r} names no namespace; give both, such as 'db.totals'"
+            )
         self.catalog = catalog
         self.properties = properties or {}
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """See ``Target``. Iceberg enforces no primary keys: that ``keys`` are one is for the caller to know. Rows must
         have all columns of the table, since a changed row is written anew."""
-        known = self._load().schema().as_arrow()
-        check_columns(self._place, schema, keys, known.names)
-        cast_to(self._place, schema.empty_table(), known)
+        self._check(self._load(), schema, keys)
+
+    def _check(self, table: Table, schema: pa.Schema, keys: tuple[str, ...]) -> None:
+        known = table.schema().as_arrow()
+        check_columns(self.place, schema, keys, known.names)
+        check_types(self.place, schema, known)
         lacking = [name for name in known.names if name not in schema.names]
         if lacking:
             raise SchemaError(
-                f"{self._place} has columns that the rows lack ({', '.join(lacking)}), and a row is written "
+                f"{self.place} has columns that the rows lack ({', '.join(lacking)}), and a row is written "
                 "whole; add them before the sink"
             )
+        identifiers = table.schema().identifier_field_names()
+        if identifiers and identifiers != set(keys):
+            raise SchemaError(
+                f"{self.place} has the identifier fields {', '.join(sorted(identifiers))}, and the sink writes by "
+                f"{', '.join(keys)}; write by the same"
+            )
+        if not table.spec().is_unpartitioned():
+            with extra("iceberg", "IcebergTarget"):
+                import pyiceberg_core  # noqa: F401  (pyiceberg partitions rows by it)
 
-    def write(self, writer: str, batch_id: int, changes: Changes) -> bool:
+    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. A second driver that wrote meanwhile makes it fail, with nothing written."""
         with extra("iceberg", "IcebergTarget"):
-            from pyiceberg.exceptions import CommitFailedException
-            from pyiceberg.table.upsert_util import create_match_filter
+            from pyiceberg.exceptions import CommitFailedException, ValidationException
         table = self._load()
-        name = f"asyncstate.batch-id.{writer}"
-        last = table.properties.get(name)
-        if is_written(self._place, writer, batch_id, None if last is None else int(last)):
+        name = f"asyncstate.mark.{origin.named(writer)}"
+        mark = table.properties.get(name)
+        if is_written(self.place, writer, batch_id, origin, None if mark is None else mark_of(mark)):
             return False
-        known = table.schema().as_arrow()
-        keys, deletes = list(changes.keys), cast_to(self._place, changes.deletes, known)
-        upserts = cast_to(self._place, changes.upserts, known).select(known.names)
+        self._check(table, changes.upserts.schema, changes.keys)
+        check_no_nan(self.place, changes)
+        # A commit that pyiceberg repeats by itself would go over what another driver has written meanwhile. This is its
+        # copy of the table's properties, which is not written.
+        table.metadata.properties["commit.retry.num-retries"] = "0"
         try:
             with table.transaction() as transaction, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a key to delete is not there
-                if deletes.num_rows:
-                    transaction.delete(create_match_filter(deletes, keys))
-                if upserts.num_rows:
-                    transaction.upsert(upserts, keys)
-                transaction.set_properties({name: str(batch_id)})
-        except CommitFailedException as error:
-            raise StoreError(f"{self._place}: {error}; nothing was written") from error
+                self._replace(table, transaction, changes)
+                transaction.set_properties({name: mark_from(origin, batch_id).text()})
+        except (CommitFailedException, ValidationException) as error:
+            raise StoreError(f"{self.place}: {error}; nothing was written") from error
         return True
 
+    def _replace(self, table: Table, transaction: Transaction, changes: Changes) -> None:
+        """Take away the rows of all keys that change, and put the new ones beside what stays of their files.
+
+        The filter has the values of each key column: of a key of several columns it finds more rows than those that
+        change, and the others are written again. A filter of the keys themselves takes milliseconds a key."""
+        known = table.schema().as_arrow()
+        keys = list(changes.keys)
+        upserts = cast_to(self.place, changes.upserts, known, required=True).select(known.names)
+        deletes = cast_to(self.place, changes.deletes, known, required=True).select(keys)
+        touched = pa.concat_tables([upserts.select(keys), deletes])
+        if not touched.num_rows:
+            return
+        found = _any_of(touched)
+        rows = upserts
+        if len(keys) > 1:
+            stays = _without(table.scan(found).to_arrow(), touched)
+            rows = pa.concat_tables([cast_to(self.place, stays, known, required=True), upserts])
+        if rows.num_rows:
+            transaction.overwrite(rows, found)
+        else:
+            transaction.delete(found)
+
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
+        """The table, as errors name it."""
         return f"Iceberg table {self.table}"
 
     def _load(self) -> Table:
         with extra("iceberg", "IcebergTarget"):
             from pyiceberg.catalog import load_catalog
-            from pyiceberg.exceptions import NoSuchTableError
+            from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
         try:
             return load_catalog(self.catalog, **self.properties).load_table(self.table)
-        except NoSuchTableError as error:
-            raise SchemaError(f"{self._place} does not exist; create it with the rows' columns") from error
+        except (NoSuchTableError, NoSuchNamespaceError) as error:
+            raise SchemaError(f"{self.place} does not exist; create it with the rows' columns") from error
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{self.place}: catalog {self.catalog!r}: {error}; name one of pyiceberg's configuration, or give its "
+                "properties"
+            ) from error
+        except Exception as error:  # of whatever a catalog's own client raises: HTTP, SQL, Thrift, AWS
+            raise StoreError(f"{self.place}: {type(error).__name__}: {error}") from error
+
+
+def _any_of(keys: pa.Table) -> BooleanExpression:
+    from pyiceberg.expressions import AlwaysTrue, And, In
+
+    found: BooleanExpression = AlwaysTrue()
+    for name in keys.column_names:
+        values: Any = In  # its types know the fields of its model, and not its constructor
+        found = And(found, values(name, keys.column(name).unique().to_pylist()))
+    return found
+
+
+def _without(rows: pa.Table, keys: pa.Table) -> pa.Table:
+    """The rows of none of the keys."""
+    own = rows.select(keys.column_names).cast(keys.schema)
+    numbered = own.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
+    left = numbered.join(keys, keys.column_names, join_type="left anti").column(_ROW)
+    return rows.take(left.sort() if left.num_chunks else left)

@@ -10,16 +10,18 @@ Source: KIP-98 (transactions), upsert-kafka of Flink (a tombstone is a deletion)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
 
+from asyncstate.driver.marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
 from asyncstate.errors import SchemaError, StoreError
-from asyncstate.spark.sinks.target import Changes, check_columns, extra, is_written
+from asyncstate.spark.sinks.target import Changes, check_columns, check_no_nan, check_text, extra
+from asyncstate.spark.sinks.types import json_shape, no_json, plain
 
 if TYPE_CHECKING:
-    from confluent_kafka import Producer
+    from confluent_kafka import Consumer, Producer
 
 _SECONDS: Final = 60.0  # librdkafka's own time for a request
 
@@ -31,64 +33,98 @@ class KafkaTarget:
     def __init__(
         self, servers: str, topic: str, options: dict[str, str | int | float | bool] | None = None
     ) -> None:
-        self.topic = topic
-        self._options = {"bootstrap.servers": servers, **(options or {})}
+        self.topic = check_text("KafkaTarget", "topic", topic)
+        self._options = {
+            "bootstrap.servers": check_text("KafkaTarget", "servers", servers),
+            **(options or {}),
+        }
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """See ``Target``. The topic must be there: one that brokers make by themselves is not compacted."""
-        check_columns(self._place, schema, keys, schema.names)
+        check_columns(self.place, schema, keys, schema.names)
+        _check_types(self.place, schema)
         with extra("kafka", "KafkaTarget"):
             from confluent_kafka import KafkaException
             from confluent_kafka.admin import AdminClient
         try:
             topics = AdminClient(self._options).list_topics(timeout=_SECONDS).topics
         except KafkaException as error:
-            raise StoreError(f"{self._place}: {error}") from error
+            raise StoreError(f"{self.place}: {error}") from error
         if self.topic not in topics:
-            raise SchemaError(f"{self._place} does not exist; create it with cleanup.policy=compact")
+            raise SchemaError(f"{self.place} does not exist; create it with cleanup.policy=compact")
 
-    def write(self, writer: str, batch_id: int, changes: Changes) -> bool:
+    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. A second driver with the same writer shuts the first one out."""
         with extra("kafka", "KafkaTarget"):
             from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-        name = f"asyncstate-{writer}"
+        _check_types(self.place, changes.upserts.schema)
+        check_no_nan(self.place, changes, is_finite=True)
+        name = f"asyncstate-{origin.named(writer)}"
         producer = Producer({**self._options, "transactional.id": name, "partitioner": "murmur2_random"})
         consumer = Consumer({**self._options, "group.id": name})
         try:
             producer.init_transactions(
                 _SECONDS
             )  # ends a transaction of a killed driver, so that its offset is known
-            offset = consumer.committed([TopicPartition(self.topic, 0)], _SECONDS)[0].offset
-            if is_written(self._place, writer, batch_id, offset - 1 if offset > 0 else None):
+            if is_written(self.place, writer, batch_id, origin, self._mark(consumer)):
                 return False
             producer.begin_transaction()
             for key, value in _messages(changes):
                 _produce(producer, self.topic, key, value)
             group = consumer.consumer_group_metadata()
+            mark = mark_from(origin, batch_id).text()
             producer.send_offsets_to_transaction(
-                [TopicPartition(self.topic, 0, batch_id + 1)], group, _SECONDS
+                [TopicPartition(self.topic, 0, batch_id + 1, mark)], group, _SECONDS
             )
             producer.commit_transaction(_SECONDS)
         except KafkaException as error:
-            raise StoreError(f"{self._place}: {error}; the transaction was not committed") from error
+            raise StoreError(f"{self.place}: {error}; the transaction was not committed") from error
         finally:
             consumer.close()
         return True
 
+    def _mark(self, consumer: Consumer) -> Mark | None:
+        from confluent_kafka import TopicPartition
+
+        (found,) = consumer.committed([TopicPartition(self.topic, 0)], _SECONDS)
+        if found.offset <= 0:
+            return None
+        return mark_of(found.metadata) if found.metadata else Mark(found.offset - 1)
+
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
+        """The topic, as errors name it."""
         return f"Kafka topic {self.topic}"
+
+
+def _check_types(place: str, schema: pa.Schema) -> None:
+    for field in schema:
+        what = "intervals of months" if pa.types.is_interval(field.type) else None
+        if pa.types.is_nested(field.type):
+            what = no_json(field.type)
+        if what is not None:
+            raise SchemaError(
+                f"{place}: column '{field.name}' of type {field.type}: JSON has nothing for {what}; cast it before the "
+                "sink"
+            )
 
 
 def _messages(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
     """Keys, and values or None. A micro-batch's rows are in memory already; its messages come one by one."""
     encode = msgspec.json.Encoder().encode
-    for batch in changes.upserts.to_batches(1000):
+    for row in _rows(changes.upserts):
+        yield encode({name: row[name] for name in changes.keys}), encode(row)
+    for row in _rows(changes.deletes):
+        yield encode({name: row[name] for name in changes.keys}), None
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Times in UTC, so that a key has one text whatever the session's zone is; maps as objects."""
+    table = pa.table([plain(column) for column in table.columns], table.column_names)
+    shapes = {field.name: json_shape(field.type) for field in table.schema if pa.types.is_nested(field.type)}
+    for batch in table.to_batches(1000):
         for row in batch.to_pylist():
-            yield encode({name: row[name] for name in changes.keys}), encode(row)
-    for batch in changes.deletes.to_batches(1000):
-        for row in batch.to_pylist():
-            yield encode({name: row[name] for name in changes.keys}), None
+            yield {**row, **{name: shape(row[name]) for name, shape in shapes.items()}} if shapes else row
 
 
 def _produce(producer: Producer, topic: str, key: bytes, value: bytes | None) -> None:

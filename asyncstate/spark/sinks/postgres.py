@@ -8,89 +8,233 @@ Must not import pyspark.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import csv
 
-from asyncstate.errors import StoreError
-from asyncstate.spark.sinks.sql import BATCHES, DELETES, LAST, UPSERTS, check_table, identifier, statements
-from asyncstate.spark.sinks.target import Changes, extra, is_written
+from asyncstate.driver.marks import UNKNOWN, Origin, is_written
+from asyncstate.errors import ConfigurationError, SchemaError, StoreError
+from asyncstate.spark.sinks.postgres_types import PostgresType, copied, reason_against, text_rules
+from asyncstate.spark.sinks.sql import (
+    BATCHES,
+    DELETES,
+    NO_MARK,
+    UPSERTS,
+    Column,
+    Statements,
+    Unique,
+    check_count,
+    check_gone,
+    check_table,
+    check_values,
+    identifier,
+    mark_from_row,
+    row_of_mark,
+    statements,
+)
+from asyncstate.spark.sinks.target import Changes, check_text, extra
 
 if TYPE_CHECKING:
     import psycopg
 
-_UNIQUE = """
-    SELECT array_agg(a.attname::text) FROM pg_index i
-    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)
-    WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indpred IS NULL GROUP BY i.indexrelid
+_PORTS: Final = re.compile(r"[0-9, ]*")
+_SESSION: Final = (
+    "SET LOCAL TIME ZONE 'UTC'; SET LOCAL DateStyle = 'ISO, YMD'; SET LOCAL IntervalStyle = postgres"
+)
+_TABLE: Final = """
+    SELECT c.relkind::text, c.relhastriggers OR c.relhasrules, current_setting('transaction_read_only') = 'on',
+        array_remove(ARRAY[
+            CASE WHEN has_any_column_privilege(c.oid, 'SELECT') THEN NULL ELSE 'SELECT' END,
+            CASE WHEN has_any_column_privilege(c.oid, 'INSERT') THEN NULL ELSE 'INSERT' END,
+            CASE WHEN has_any_column_privilege(c.oid, 'UPDATE') THEN NULL ELSE 'UPDATE' END,
+            CASE WHEN has_table_privilege(c.oid, 'DELETE') THEN NULL ELSE 'DELETE' END], NULL),
+        to_regclass('asyncstate_batches') IS NULL AND NOT has_schema_privilege(current_schema(), 'CREATE')
+    FROM pg_class c WHERE c.oid = to_regclass(%s)
 """
-_COLUMNS = """
-    SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
-    ORDER BY attnum
+_COLUMNS: Final = """
+    WITH RECURSIVE base AS (
+        SELECT a.attnum, a.atttypid AS type, a.atttypmod AS modifier, a.attcollation AS collation
+        FROM pg_attribute a WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL
+        SELECT b.attnum, t.typbasetype, t.typtypmod, b.collation FROM base b JOIN pg_type t ON t.oid = b.type
+        WHERE t.typtype = 'd')
+    SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.atthasdef OR a.attidentity <> '',
+        a.attgenerated <> '' OR a.attidentity = 'a', t.typname::text, b.modifier, t.typcategory::text,
+        e.typname::text, e.typcategory::text, c.collisdeterministic IS FALSE
+    FROM base b JOIN pg_attribute a ON a.attrelid = to_regclass(%(table)s) AND a.attnum = b.attnum
+    JOIN pg_type t ON t.oid = b.type AND t.typtype <> 'd'
+    LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
+    LEFT JOIN pg_collation c ON c.oid = b.collation
+    ORDER BY a.attnum
 """
+_UNIQUE: Final = """
+    SELECT c.relname::text, ARRAY(
+            SELECT a.attname::text FROM generate_series(0, i.indnkeyatts - 1) n
+            JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]),
+        CASE WHEN i.indpred IS NOT NULL THEN 'it is partial'
+            WHEN EXISTS (SELECT FROM generate_series(0, i.indnkeyatts - 1) n WHERE i.indkey[n] = 0)
+                THEN 'it is over an expression'
+            WHEN NOT i.indimmediate THEN 'it is deferrable'
+            WHEN NOT i.indisvalid THEN 'it is not valid'
+            WHEN EXISTS (SELECT FROM unnest(i.indcollation::oid[]) o JOIN pg_collation p ON p.oid = o
+                    WHERE NOT p.collisdeterministic) THEN 'its collation takes different texts for one key'
+            ELSE '' END
+    FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+    WHERE i.indrelid = to_regclass(%s) AND i.indisunique
+"""
+_KEY: Final = "job = %s AND writer = %s AND table_name = %s"
+
+
+class _Table(NamedTuple):
+    """What the database says of a table."""
+
+    columns: dict[str, Column]
+    types: dict[str, PostgresType]
+    unique: list[Unique]
+    has_triggers: bool
 
 
 class PostgresTarget:
-    """``table`` (``"schema.table"``, too) of the database ``conninfo``, such as ``"host=db dbname=shop user=etl"``."""
+    """``table`` (``"schema.table"``, too) of the database ``conninfo``, such as ``"host=db dbname=shop user=etl"``.
+
+    Times are written in UTC, lists into arrays, lists, structs and maps into json and jsonb."""
 
     def __init__(self, conninfo: str, table: str) -> None:
+        if not isinstance(conninfo, str):
+            raise ConfigurationError(
+                "PostgresTarget: conninfo is no text; give one such as 'host=db dbname=shop user=etl'"
+            )
         self.conninfo = conninfo
-        self.table = ".".join(map(identifier, table.split(".")))
+        self.table = ".".join(map(identifier, check_text("PostgresTarget", "table", table).split(".")))
+
+    @property
+    def place(self) -> str:
+        """The table, as errors name it."""
+        return f"table {self.table}"
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
-        """See ``Target``."""
+        """See ``Target``; also refuses what is no table, and rights that are missing."""
         with self._connected() as database:
-            columns = [name for (name,) in database.execute(_COLUMNS, [self.table]).fetchall()]
-            unique = [names for (names,) in database.execute(_UNIQUE, [self.table]).fetchall()]
-        check_table(self.table, schema, keys, columns, unique)
+            self._check(self._described(database), schema, keys)
 
-    def write(self, writer: str, batch_id: int, changes: Changes) -> bool:
+    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``."""
         sql = statements(self.table, changes.upserts.column_names, changes.keys)
+        key = (origin.job, writer, self.table)
         with self._connected() as database, database.cursor() as cursor:
+            table = self._described(database)
+            self._check(table, changes.upserts.schema, changes.keys)
+            check_values(self.place, changes, table.columns)
             cursor.execute(BATCHES)
             # The lock on the writer's row, which has to be there: of two drivers the second waits and finds it written.
-            cursor.execute("INSERT INTO asyncstate_batches VALUES (%s, -1) ON CONFLICT DO NOTHING", [writer])
-            found = cursor.execute(f"{LAST}%s FOR UPDATE", [writer]).fetchone()
-            if is_written(f"table {self.table}", writer, batch_id, found[0] if found else None):
-                return False
-            for statement in sql.stage:
-                cursor.execute(statement)
-            _copy(cursor, DELETES, changes.deletes)
-            _copy(cursor, UPSERTS, changes.upserts)
-            cursor.execute(sql.delete)
-            cursor.execute(sql.upsert)
+            nothing = (*key, NO_MARK, "", "")
             cursor.execute(
-                "UPDATE asyncstate_batches SET batch_id = %s WHERE writer = %s", [batch_id, writer]
+                "INSERT INTO asyncstate_batches VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+                nothing,
+            )
+            mark: Any = cursor.execute(
+                f"SELECT batch_id, checkpoint, driver FROM asyncstate_batches WHERE {_KEY} FOR UPDATE", key
+            ).fetchone()
+            if is_written(self.place, writer, batch_id, origin, mark_from_row(mark)):
+                return False
+            self._run(cursor, sql, changes, table)
+            cursor.execute(
+                f"UPDATE asyncstate_batches SET batch_id = %s, checkpoint = %s, driver = %s WHERE {_KEY}",
+                (*row_of_mark(origin, batch_id), *key),
             )
         return True
+
+    def _run(self, cursor: psycopg.Cursor[Any], sql: Statements, changes: Changes, table: _Table) -> None:
+        for statement in sql.stage:
+            cursor.execute(statement)
+        _copy(cursor, DELETES, changes.deletes, table.types)
+        _copy(cursor, UPSERTS, changes.upserts, table.types)
+        cursor.execute(sql.delete)
+        if table.has_triggers and changes.deletes.num_rows:
+            found = cursor.execute(sql.gone).fetchone()
+            check_gone(self.place, found[0] if found else 0)
+        check_count(self.place, cursor.execute(sql.upsert).rowcount, changes.upserts.num_rows)
+
+    def _described(self, database: psycopg.Connection[Any]) -> _Table:
+        found = database.execute(_TABLE, [self.table]).fetchone()
+        if found is None:
+            return _Table({}, {}, [], False)
+        kind, has_triggers, is_read_only, lacking, no_batches = found
+        if kind not in ("r", "p"):
+            raise SchemaError(f"{self.place} is no table but another relation (kind {kind!r}); name a table")
+        if is_read_only:
+            raise StoreError(f"{self.place}: the database is read-only; name the server that takes writes")
+        if lacking:
+            raise StoreError(f"{self.place}: the user lacks the right to {', '.join(lacking)}; grant it")
+        if no_batches:
+            raise StoreError(
+                f"{self.place}: the user may not create the table asyncstate_batches, which keeps what was written; "
+                "create it for the user, or grant CREATE on the schema"
+            )
+        columns, types = dict[str, Column](), dict[str, PostgresType]()
+        for name, shown, required, has_default, computed, *told in database.execute(
+            _COLUMNS, {"table": self.table}
+        ).fetchall():
+            types[name] = own = PostgresType(*told)
+            filled = has_default or computed or not required
+            columns[name] = Column(name, shown, required, filled, computed)._replace(**text_rules(own))
+        unique = [
+            Unique(index, frozenset(names), wrong)
+            for index, names, wrong in database.execute(_UNIQUE, [self.table]).fetchall()
+        ]
+        return _Table(columns, types, unique, has_triggers)
+
+    def _check(self, table: _Table, schema: pa.Schema, keys: tuple[str, ...]) -> None:
+        def reason(field: pa.Field, is_key: bool) -> str | None:
+            return reason_against(field.type, table.types[field.name], is_key)
+
+        check_table(self.place, schema, keys, table.columns, table.unique, reason)
 
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
         """A transaction on a connection of its own."""
         with extra("postgres", "PostgresTarget"):
             import psycopg
+        password = _checked_password(self.conninfo)
         try:
             with psycopg.connect(self.conninfo) as database:
+                database.execute(_SESSION)
                 yield database
         except psycopg.Error as error:
-            raise StoreError(f"table {self.table}: {str(error).strip()}; nothing was written") from error
+            text = str(error).strip()
+            shown = text.replace(password, "***") if password else text
+            raise StoreError(f"{self.place}: {shown}; nothing was written") from (
+                None if shown != text else error
+            )
 
 
-def _copy(cursor: psycopg.Cursor[Any], table: str, rows: pa.Table) -> None:
+def _checked_password(conninfo: str) -> str:
+    """The password. Raises ConfigurationError for a text whose parts libpq takes for others: it would show them."""
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    parts: dict[str, str] | None = None
+    with suppress(ProgrammingError, UnicodeError):
+        parts = {name: str(value) for name, value in conninfo_to_dict(conninfo).items()}
+    if parts is None or not _PORTS.fullmatch(parts.get("port", "")) or "@" in parts.get("host", ""):
+        raise ConfigurationError(
+            "PostgresTarget: conninfo cannot be read; put values with blanks or quotes into quotes (password='a b'), "
+            "and write %40 for @, %2F for / and %3A for : in the password of a URI. It is not shown, since it may "
+            "have a password in it"
+        )
+    return parts.get("password", "")
+
+
+def _copy(cursor: psycopg.Cursor[Any], table: str, rows: pa.Table, types: dict[str, PostgresType]) -> None:
+    if not rows.num_rows:
+        return
     buffer = io.BytesIO()
-    plain = pa.table([_plain(column) for column in rows.columns], rows.column_names)
-    csv.write_csv(plain, buffer, csv.WriteOptions(include_header=False))  # a null is empty, a text has quotes
+    columns = [copied(name, rows.column(name), types[name]) for name in rows.column_names]
+    given = pa.table(columns, rows.column_names)
+    csv.write_csv(given, buffer, csv.WriteOptions(include_header=False))  # a null is empty, a text has quotes
     with cursor.copy(f"COPY {table} FROM STDIN (FORMAT csv)") as copy:
         copy.write(buffer.getbuffer())
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """As PostgreSQL reads it in a CSV."""
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        hexed = [None if one is None else f"\\x{one.hex()}" for one in column.to_pylist()]
-        return pa.chunked_array([pa.array(hexed, pa.string())])
-    return column.cast(pa.string()) if pa.types.is_decimal(column.type) else column

@@ -1,6 +1,7 @@
 """The SQL that databases have in common: from a staged table of changes into the one that is written.
 
-Owns: ``Statements``, those of SQLite and PostgreSQL, the refusal of what a database's column cannot take.
+Owns: ``Statements``, those of SQLite and PostgreSQL; ``Column``, ``Unique`` and the refusal of what a table cannot
+take; the check of a micro-batch's values.
 Invariant: names are always quoted.
 Must not import pyspark.
 
@@ -9,45 +10,104 @@ Source: INSERT ... ON CONFLICT of PostgreSQL and SQLite.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from asyncstate.errors import SchemaError
-from asyncstate.spark.sinks.target import check_columns
+from asyncstate.driver.marks import Mark, Origin
+from asyncstate.errors import OperatorError, SchemaError, StoreError
+from asyncstate.spark.sinks.target import Changes, check_columns
+from asyncstate.spark.sinks.types import is_text
 
 BATCHES: Final = (
-    "CREATE TABLE IF NOT EXISTS asyncstate_batches (writer text PRIMARY KEY, batch_id bigint NOT NULL)"
+    "CREATE TABLE IF NOT EXISTS asyncstate_batches (job text NOT NULL, writer text NOT NULL, table_name text NOT NULL, "
+    "batch_id bigint NOT NULL, checkpoint text NOT NULL, driver text NOT NULL, "
+    "PRIMARY KEY (job, writer, table_name))"
 )
 UPSERTS: Final = "asyncstate_upserts"
 DELETES: Final = "asyncstate_deletes"
-LAST: Final = "SELECT batch_id FROM asyncstate_batches WHERE writer = "
+_UUID: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+NO_MARK: Final = -1
+"""The micro-batch of a mark that is there to be locked, before the first write."""
+
+
+class Column(NamedTuple):
+    """A column of a table. ``kind``: its type as the database shows it; ``required``: it takes no null; ``filled``: a
+    row need not have it; ``computed``: a row cannot have it.
+
+    Of texts: the longest, in ``characters`` or ``bytes_max`` of UTF-8; ``no_blanks``: none at the end; ``is_uuid``: a
+    UUID as the database shows it. Databases cut and rewrite others without a word.
+    """
+
+    name: str
+    kind: str
+    required: bool = False
+    filled: bool = True
+    computed: bool = False
+    characters: int | None = None
+    bytes_max: int | None = None
+    no_blanks: bool = False
+    is_uuid: bool = False
+
+
+class Unique(NamedTuple):
+    """A unique index over ``columns``; ``wrong``: why upserts cannot go by it."""
+
+    name: str
+    columns: frozenset[str]
+    wrong: str = ""
+
+
+def row_of_mark(origin: Origin, batch_id: int) -> tuple[int, str, str]:
+    """What ``asyncstate_batches`` keeps once a micro-batch is written: the inverse of ``mark_from_row``."""
+    return batch_id, origin.checkpoint, origin.driver
+
+
+def mark_from_row(row: tuple[int, str, str] | None) -> Mark | None:
+    """The mark that a row of ``asyncstate_batches`` holds."""
+    return None if row is None or row[0] == NO_MARK else Mark(*row)
 
 
 class Statements(NamedTuple):
-    """Those of one table. ``stage``: two temporary tables; then ``delete`` and ``upsert`` from them."""
+    """Those of one table. ``stage``: two temporary tables; then ``delete`` and ``upsert`` from them; ``gone`` counts
+    what should have been deleted."""
 
     stage: tuple[str, str]
     delete: str
+    gone: str
     upsert: str
 
 
-def statements(table: str, columns: Sequence[str], keys: Sequence[str]) -> Statements:
-    """``table`` as SQL names it."""
+def statements(
+    table: str,
+    columns: Sequence[str],
+    keys: Sequence[str],
+    exact: Mapping[str, str] | None = None,
+    insert: str = "INSERT",
+) -> Statements:
+    """``table`` as SQL names it. ``exact``: by key column, what has it compared as its index does."""
+    exact = exact or {}
     listed, by = ", ".join(map(identifier, columns)), ", ".join(map(identifier, keys))
+    conflict = ", ".join(identifier(name) + exact.get(name, "") for name in keys)
     others = [identifier(name) for name in columns if name not in keys]
-    change = (
-        f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in others)}" if others else "NOTHING"
+    # A row that has a key alone is written anew, so that the database counts it.
+    changed = others or [identifier(keys[0])]
+    change = f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in changed)}"
+    same = " AND ".join(
+        f"{table}.{identifier(name)}{exact.get(name, '')} = gone.{identifier(name)}" for name in keys
     )
-    same = " AND ".join(f"{table}.{identifier(name)} = gone.{identifier(name)}" for name in keys)
+    there = f"EXISTS (SELECT 1 FROM {DELETES} AS gone WHERE {same})"
     return Statements(
         (
             f"CREATE TEMPORARY TABLE {UPSERTS} AS SELECT {listed} FROM {table} WHERE false",
             f"CREATE TEMPORARY TABLE {DELETES} AS SELECT {by} FROM {table} WHERE false",
         ),
-        f"DELETE FROM {table} WHERE EXISTS (SELECT 1 FROM {DELETES} AS gone WHERE {same})",
-        f"INSERT INTO {table} ({listed}) SELECT {listed} FROM {UPSERTS} WHERE true ON CONFLICT ({by}) DO {change}",
+        f"DELETE FROM {table} WHERE {there}",
+        f"SELECT count(*) FROM {table} WHERE {there}",
+        f"{insert} INTO {table} ({listed}) SELECT {listed} FROM {UPSERTS} WHERE true ON CONFLICT ({conflict}) "
+        f"DO {change}",
     )
 
 
@@ -56,25 +116,98 @@ def identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+Reason = Callable[[pa.Field, bool], str | None]
+"""Why the table's column of that name does not keep the values of a field, as a key or not; None if it does."""
+
+
 def check_table(
-    table: str,
+    place: str,
     schema: pa.Schema,
     keys: Sequence[str],
-    known: Collection[str],
-    unique: Sequence[Collection[str]],
+    columns: Mapping[str, Column],
+    unique: Sequence[Unique],
+    reason: Reason,
 ) -> None:
-    """Raise SchemaError unless ``table`` has the columns ``schema``, and one of its ``unique`` keys is ``keys``."""
-    if not known:
-        raise SchemaError(f"table {table} does not exist; create it with a primary key ({', '.join(keys)})")
-    check_columns(f"table {table}", schema, keys, known)
-    for field in schema:
-        if pa.types.is_nested(field.type):
+    """Raise SchemaError unless rows of ``schema`` fit into a table that has ``columns``, and one of its ``unique``
+    indexes serves upserts by ``keys``."""
+    if not columns:
+        raise SchemaError(f"{place} does not exist; create it with a primary key ({', '.join(keys)})")
+    check_columns(place, schema, keys, columns)
+    for name in schema.names:
+        if columns[name].computed:
             raise SchemaError(
-                f"table {table}: column '{field.name}' is of type {field.type}, which the sink does not write; make a "
-                "text of it with to_json"
+                f"{place}: column '{name}' is computed by the database; drop it before the sink"
             )
-    if set(keys) not in [set(names) for names in unique]:
+    lacking = [one.name for one in columns.values() if not one.filled and one.name not in schema.names]
+    if lacking:
         raise SchemaError(
-            f"table {table} has no primary key or unique index over ({', '.join(keys)}); create one, or upserts would "
-            "not find their row"
+            f"{place}: column '{lacking[0]}' is NOT NULL without a default, and the rows do not have it; add it before "
+            "the sink, or give it a default"
+        )
+    over = [one for one in unique if one.columns == frozenset(keys)]
+    if all(one.wrong for one in over):
+        why = "".join(f"; {one.name} is none, since {one.wrong}" for one in over)
+        raise SchemaError(
+            f"{place} has no primary key or unique index over ({', '.join(keys)}) that upserts can go by; create one, "
+            f"or they would not find their row{why}"
+        )
+    for field in schema:
+        is_key = field.name in keys
+        why_not = reason(field, is_key)
+        if why_not is not None:
+            raise SchemaError(
+                f"{place}: {'key ' if is_key else ''}column '{field.name}' of type {field.type} does not fit "
+                f"{columns[field.name].kind}: {why_not}"
+            )
+
+
+def check_values(place: str, changes: Changes, columns: Mapping[str, Column]) -> None:
+    """Raise OperatorError for nulls and texts that the table's columns do not take as they are."""
+    for table in (changes.upserts, changes.deletes):
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if columns[name].required and column.null_count:
+                raise OperatorError(
+                    f"{place}: column '{name}' is NOT NULL, and is null in {column.null_count} rows; fill it or filter "
+                    "them out before the sink; nothing was written"
+                )
+            if is_text(column.type):
+                _check_texts(place, columns[name], column)
+
+
+def _check_texts(place: str, column: Column, texts: pa.ChunkedArray) -> None:
+    wrong: list[tuple[str, pa.ChunkedArray]] = []
+    if column.characters is not None:
+        wrong.append(("is too long for it", pc.greater(pc.utf8_length(texts), column.characters)))
+    if column.bytes_max is not None:
+        wrong.append(("is too long for it", pc.greater(pc.binary_length(texts), column.bytes_max)))
+    if column.no_blanks:
+        wrong.append(("ends with a blank, which it does not keep", pc.ends_with(texts, " ")))
+    if column.is_uuid:
+        what = "is no UUID of small letters with hyphens, and would come back as another text"
+        wrong.append((what, pc.invert(pc.match_substring_regex(texts, _UUID))))
+    for what, found in wrong:
+        if pc.any(found).as_py():
+            first = str(texts.filter(found)[0].as_py())
+            shown = first if len(first) <= 60 else f"{first[:60]}..."
+            raise OperatorError(
+                f"{place}: column '{column.name}' is {column.kind}, and {shown!r} {what}; change the column, or the "
+                "text before the sink; nothing was written"
+            )
+
+
+def check_count(place: str, count: int, rows: int) -> None:
+    """Raise StoreError unless the database says that it wrote as many rows as it was given."""
+    if count != rows:
+        raise StoreError(
+            f"{place}: the database has written {count} of {rows} rows: a trigger, a rule or a conflict clause of the "
+            "table drops the others. Take it away, or filter these rows out before the sink; nothing was written"
+        )
+
+
+def check_gone(place: str, count: int) -> None:
+    """Raise StoreError if rows that were deleted are there."""
+    if count:
+        raise StoreError(
+            f"{place}: {count} rows are there after they were deleted: a trigger or a rule of the table keeps them. "
+            "Take it away, or filter these deletions out before the sink; nothing was written"
         )

@@ -1,88 +1,253 @@
 """A table of an SQLite database.
 
 Owns: ``SqliteTarget``.
-Invariant: a write is one transaction.
+Invariant: a write is one transaction; what SQLite's affinities and collations would change is refused before it.
 Must not import pyspark.
+
+Source: Datatypes In SQLite (affinity, collating sequences), UPSERT, The ON CONFLICT Clause of SQLite's documentation.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.types as kinds
 
-from asyncstate.errors import StoreError
-from asyncstate.spark.sinks.sql import BATCHES, DELETES, LAST, UPSERTS, check_table, identifier, statements
-from asyncstate.spark.sinks.target import Changes, is_written
+from asyncstate.driver.marks import UNKNOWN, Origin, is_written
+from asyncstate.errors import ConfigurationError, SchemaError, StoreError
+from asyncstate.spark.sinks.sql import (
+    BATCHES,
+    DELETES,
+    UPSERTS,
+    Column,
+    Statements,
+    Unique,
+    check_count,
+    check_gone,
+    check_table,
+    check_values,
+    identifier,
+    mark_from_row,
+    row_of_mark,
+    statements,
+)
+from asyncstate.spark.sinks.target import Changes, check_no_nan, check_text
+from asyncstate.spark.sinks.types import (
+    duration_texts,
+    integer_in_float,
+    is_bytes,
+    is_text,
+    json_texts,
+    no_json,
+    plain,
+)
+
+_EXACT: Final = " COLLATE BINARY"
+_COLUMNS: Final = (
+    'SELECT name, type, "notnull", dflt_value, pk, hidden FROM pragma_table_xinfo(?) WHERE hidden <> 1'
+)
+_TABLE: Final = (
+    "SELECT type, sql FROM sqlite_master WHERE type IN ('table', 'view') AND name = ? COLLATE NOCASE"
+)
+_TRIGGERS: Final = "SELECT count(*) FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE"
+_INDEXES: Final = 'SELECT name, partial FROM pragma_index_list(?) WHERE "unique"'
+_INDEX: Final = "SELECT cid, name, coll FROM pragma_index_xinfo(?) WHERE key"
+_KEY: Final = "job = ? AND writer = ? AND table_name = ?"
+_MARK: Final = f"SELECT batch_id, checkpoint, driver FROM asyncstate_batches WHERE {_KEY}"
+
+
+class _Table(NamedTuple):
+    """What the database says of a table."""
+
+    columns: dict[str, Column]
+    unique: list[Unique]
+    collations: dict[frozenset[str], dict[str, str]]
+    """By unique index, how its columns compare."""
+    has_triggers: bool
 
 
 class SqliteTarget:
-    """``table`` of the database file ``path``. Times and decimals are stored as texts, booleans as 0 and 1."""
+    """``table`` of the database file ``path``. Times, lengths of time and decimals are stored as texts, lists, structs
+    and maps as JSON, booleans as 0 and 1."""
 
     def __init__(self, path: str | Path, table: str) -> None:
+        given: object = path
+        if not isinstance(given, str | Path) or not str(given).strip() or "\0" in str(given):
+            raise ConfigurationError(
+                f"SqliteTarget: path {path!r} is none; give the file of an SQLite database"
+            )
         self.path = str(path)
-        self.table = table
+        self.table = check_text("SqliteTarget", "table", table)
+
+    @property
+    def place(self) -> str:
+        """The table, as errors name it."""
+        return f"table {self.table}"
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
-        """See ``Target``."""
-        with closing(self._connected()) as database:
-            columns = list(database.execute("SELECT name, pk FROM pragma_table_info(?)", [self.table]))
-            indexes = list(
-                database.execute(
-                    'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', [self.table]
-                )
-            )
-            unique = [
-                [name for (name,) in database.execute("SELECT name FROM pragma_index_info(?)", index)]
-                for index in indexes
-            ]
-        unique.append([name for name, place in columns if place])
-        check_table(self.table, schema, keys, [name for name, _ in columns], unique)
+        """See ``Target``; also refuses a file that is not there or is no database, and one that is locked."""
+        with self._connected() as database:
+            self._check(_described(database, self.table), schema, keys)
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("ROLLBACK")
 
-    def write(self, writer: str, batch_id: int, changes: Changes) -> bool:
+    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``."""
-        sql = statements(identifier(self.table), changes.upserts.column_names, changes.keys)
-        with closing(self._connected()) as database:
-            try:
-                database.execute("BEGIN IMMEDIATE")
-                database.execute(BATCHES)
-                found = database.execute(LAST + "?", [writer]).fetchone()
-                if is_written(f"{self.path}, table {self.table}", writer, batch_id, found and found[0]):
-                    return False
-                for statement in sql.stage:
-                    database.execute(statement)
-                _insert(database, DELETES, changes.deletes)
-                _insert(database, UPSERTS, changes.upserts)
-                database.execute(sql.delete)
-                database.execute(sql.upsert)
-                database.execute(
-                    "INSERT INTO asyncstate_batches VALUES (?, ?) ON CONFLICT (writer) DO UPDATE SET batch_id = "
-                    "excluded.batch_id",
-                    [writer, batch_id],
-                )
-                database.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise StoreError(f"{self.path}, table {self.table}: {error}; nothing was written") from error
+        names, keys = changes.upserts.column_names, changes.keys
+        with self._connected() as database:
+            database.execute("BEGIN IMMEDIATE")
+            table = _described(database, self.table)
+            self._check(table, changes.upserts.schema, keys)
+            check_values(self._shown, changes, table.columns)
+            check_no_nan(self._shown, changes)
+            database.execute(BATCHES)
+            key = [origin.job, writer, self.table]
+            mark = mark_from_row(database.execute(_MARK, key).fetchone())
+            if is_written(self._shown, writer, batch_id, origin, mark):
+                return False
+            exact = {
+                name: _EXACT for name in keys if _is_stored_as_text(changes.upserts.schema.field(name).type)
+            }
+            # A conflict clause of the table itself would drop or replace rows without an error.
+            sql = statements(identifier(self.table), names, keys, exact, "INSERT OR ABORT")
+            self._run(database, sql, changes, table.has_triggers)
+            database.execute(
+                "INSERT OR REPLACE INTO asyncstate_batches VALUES (?, ?, ?, ?, ?, ?)",
+                [*key, *row_of_mark(origin, batch_id)],
+            )
+            database.execute("COMMIT")
         return True
 
-    def _connected(self) -> sqlite3.Connection:
+    def _run(
+        self, database: sqlite3.Connection, sql: Statements, changes: Changes, has_triggers: bool
+    ) -> None:
+        for statement in sql.stage:
+            database.execute(statement)
+        _insert(database, DELETES, changes.deletes)
+        _insert(database, UPSERTS, changes.upserts)
+        database.execute(sql.delete)
+        if has_triggers:
+            check_gone(self._shown, database.execute(sql.gone).fetchone()[0])
+        check_count(self._shown, database.execute(sql.upsert).rowcount, changes.upserts.num_rows)
+
+    @property
+    def _shown(self) -> str:
+        return f"{self.path}, table {self.table}"
+
+    def _check(self, table: _Table, schema: pa.Schema, keys: tuple[str, ...]) -> None:
+        def reason(field: pa.Field, is_key: bool) -> str | None:
+            if is_key and _is_stored_as_text(field.type):
+                collations = table.collations.get(frozenset(keys), {})
+                other = collations.get(field.name, "BINARY")
+                if other != "BINARY":
+                    return f"it takes different texts for one key (COLLATE {other}); make it COLLATE BINARY"
+            return _reason(field.type, _affinity(table.columns[field.name].kind))
+
+        check_table(self._shown, schema, keys, table.columns, table.unique, reason)
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """A connection of its own, which takes back what is not committed. The file must be there."""
+        path = Path(self.path)
+        if not path.is_file():
+            raise StoreError(f"{self.path}: there is no such file; give the file of an SQLite database")
         try:
-            return sqlite3.connect(self.path, isolation_level=None)
+            connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None
+            )
+            with closing(connection):
+                yield connection
         except sqlite3.Error as error:
-            raise StoreError(f"{self.path}: {error}; give the file of an SQLite database") from error
+            raise StoreError(f"{self._shown}: {error}; nothing was written") from error
+
+
+def _described(database: sqlite3.Connection, table: str) -> _Table:
+    found = database.execute(_TABLE, [table]).fetchone()
+    if found is None:
+        return _Table({}, [], {}, False)
+    kind, sql = found
+    if kind == "view" or sql.upper().startswith("CREATE VIRTUAL"):
+        raise SchemaError(f"table {table} is a {'view' if kind == 'view' else 'virtual table'}; name a table")
+    columns, key = dict[str, Column](), list[str]()
+    for name, declared, not_null, default, place, hidden in database.execute(_COLUMNS, [table]):
+        fills_itself = place and declared.upper() == "INTEGER"
+        filled = not not_null or default is not None or bool(fills_itself)
+        columns[name] = Column(name, declared or "no type", bool(not_null), filled, bool(hidden))
+        key += [name] if place else []
+    unique, collations = list[Unique](), dict[frozenset[str], dict[str, str]]()
+    for index, partial in list(database.execute(_INDEXES, [table])):
+        parts = list(database.execute(_INDEX, [index]))
+        names = frozenset(name for _, name, _ in parts if name is not None)
+        wrong = "it is partial" if partial else ""
+        if any(place < 0 for place, _, _ in parts):
+            wrong = "it is over an expression"
+        unique.append(Unique(index, names, wrong))
+        if not wrong:
+            of = {name: coll for _, name, coll in parts}
+            if all(coll == "BINARY" for coll in of.values()) or names not in collations:
+                collations[names] = of
+    if len(key) == 1 and columns[key[0]].kind.upper() == "INTEGER":
+        unique.append(Unique("the primary key", frozenset(key)))
+    return _Table(columns, unique, collations, bool(database.execute(_TRIGGERS, [table]).fetchone()[0]))
+
+
+def _affinity(declared: str) -> str:
+    """Section 3.1 of Datatypes In SQLite. A column without a type, or of ANY in a strict table, has none."""
+    text = declared.upper()
+    if "INT" in text:
+        return "INTEGER"
+    if any(part in text for part in ("CHAR", "CLOB", "TEXT")):
+        return "TEXT"
+    if "BLOB" in text or declared == "no type":
+        return "NONE"
+    return "REAL" if any(part in text for part in ("REAL", "FLOA", "DOUB")) else "NUMERIC"
+
+
+def _reason(kind: pa.DataType, affinity: str) -> str | None:
+    """Why a column of the affinity changes values of the type. A text that is no number stays one in any column."""
+    numeric = affinity in ("INTEGER", "NUMERIC", "REAL")
+    if is_text(kind):
+        return (
+            "texts that look like numbers become numbers there ('007' is 7); declare it text"
+            if numeric
+            else None
+        )
+    if kinds.is_decimal(kind):
+        return "decimals are texts here, and become floats there; declare it text" if numeric else None
+    if kinds.is_integer(kind):
+        exact = affinity != "REAL" or integer_in_float(kind, 64)
+        return None if exact else "large integers become floats there; declare it integer"
+    if kinds.is_floating(kind):
+        return "floats lose digits as texts; declare it real" if affinity == "TEXT" else None
+    if kinds.is_nested(kind):
+        what = no_json(kind)
+        return None if what is None else f"JSON has nothing for {what}; make a text of it before the sink"
+    if kinds.is_boolean(kind) or kinds.is_temporal(kind) or is_bytes(kind) or kinds.is_null(kind):
+        return None if not pa.types.is_interval(kind) else "cast it to a text before the sink"
+    return "SQLite has nothing for it; cast it before the sink"
+
+
+def _is_stored_as_text(kind: pa.DataType) -> bool:
+    return is_text(kind) or kinds.is_decimal(kind) or kinds.is_temporal(kind) or kinds.is_nested(kind)
 
 
 def _insert(database: sqlite3.Connection, table: str, rows: pa.Table) -> None:
-    columns = [_plain(column) for column in rows.columns]
+    columns = [_plain(name, rows.column(name)) for name in rows.column_names]
     places = ", ".join("?" * len(columns))
     database.executemany(f"INSERT INTO {table} VALUES ({places})", zip(*columns, strict=True))
 
 
-def _plain(column: pa.ChunkedArray) -> list[Any]:
+def _plain(name: str, column: pa.ChunkedArray) -> list[Any]:
     kind = column.type
-    texts = pa.types.is_temporal(kind) or pa.types.is_decimal(kind)
-    values: list[Any] = (column.cast(pa.string()) if texts else column).to_pylist()
+    if kinds.is_duration(kind):
+        return list(duration_texts(column))
+    if kinds.is_nested(kind):
+        return list(json_texts(name, column))
+    texts = kinds.is_temporal(kind) or kinds.is_decimal(kind)
+    values: list[Any] = (plain(column).cast(pa.string()) if texts else column).to_pylist()
     return values

@@ -1,7 +1,6 @@
 """What a table outside is to a sink.
 
-Owns: ``Target``, ``Changes``, the rule by which a repeated micro-batch is told from a wrong one, and the refusals that
-targets have in common.
+Owns: ``Target``, ``Changes``, and the refusals that targets have in common.
 Invariant: a target names the last micro-batch that it has of each writer, and has all of its changes.
 Must not import pyspark.
 """
@@ -13,8 +12,11 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from asyncstate.errors import ConfigurationError, JobError, SchemaError
+from asyncstate.driver.marks import UNKNOWN, Origin
+from asyncstate.errors import ConfigurationError, OperatorError, SchemaError
+from asyncstate.spark.sinks.types import keeps
 
 
 class Changes(NamedTuple):
@@ -39,24 +41,12 @@ class Target(Protocol):
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """Raise SchemaError unless rows of ``schema`` can be written by ``keys``. Nothing is written."""
 
-    def write(self, writer: str, batch_id: int, changes: Changes) -> bool:
-        """Write the changes, and that ``batch_id`` is the last one of ``writer``; False if it has been already.
+    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
+        """Write the changes, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it
+        has been written already, as ``is_written`` decides.
 
-        Raises JobError if a later micro-batch of the writer has been written.
+        Raises JobError if what the target has is none that this micro-batch follows.
         """
-
-
-def is_written(place: str, writer: str, batch_id: int, last: int | None) -> bool:
-    """Whether ``batch_id`` is the ``last`` micro-batch that ``place`` has of the writer.
-
-    Spark repeats the last one only: raises JobError for an older one."""
-    if last is not None and batch_id < last:
-        raise JobError(
-            f"{place} has micro-batch {last} of writer '{writer}', and now comes {batch_id}: the job was rolled back, "
-            "or started with a new checkpoint. Take back what the later ones have written and what the target keeps of "
-            "the writer (docs/sinks.md), or give the sink another writer name; nothing was written"
-        )
-    return batch_id == last
 
 
 def check_columns(place: str, schema: pa.Schema, keys: Sequence[str], known: Collection[str]) -> None:
@@ -75,21 +65,66 @@ def check_columns(place: str, schema: pa.Schema, keys: Sequence[str], known: Col
             )
 
 
-def cast_to(place: str, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """``rows`` with the types that ``schema`` has for their columns.
-
-    Raises SchemaError where a type does not become the other, or a value does not fit."""
-    try:
-        return rows.cast(pa.schema([schema.field(name).with_nullable(True) for name in rows.column_names]))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+def check_types(place: str, schema: pa.Schema, known: pa.Schema) -> None:
+    """Raise SchemaError unless each column of ``known`` keeps the values of the column of ``schema`` of its name, and
+    ``known`` needs no other."""
+    for field in schema:
+        column = known.field(field.name)
+        if not keeps(field.type, column.type):
+            raise SchemaError(
+                f"{place}: column '{field.name}' of type {field.type} does not fit {column.type}, which would not "
+                "keep all of its values; cast it before the sink, or change the column"
+            )
+    lacking = [field.name for field in known if not field.nullable and field.name not in schema.names]
+    if lacking:
         raise SchemaError(
-            f"{place} does not take rows of {_types(rows.schema)}: {error}; cast them before the sink; "
-            "nothing was written"
+            f"{place}: column '{lacking[0]}' is required, and the rows do not have it; add it before the sink"
+        )
+
+
+def cast_to(place: str, rows: pa.Table, known: pa.Schema, *, required: bool = False) -> pa.Table:
+    """``rows`` with the types that ``known`` has for their columns; ``required``: and with its nullability.
+
+    Raises OperatorError for a value that does not fit, and for a null that cannot be."""
+    fields = []
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        field = known.field(name)
+        if not field.nullable and column.null_count:
+            raise OperatorError(
+                f"{place}: column '{name}' is required, and is null in {column.null_count} rows; fill it or filter "
+                "them out before the sink; nothing was written"
+            )
+        fields.append(field if required else field.with_nullable(True))
+    try:
+        return rows.cast(pa.schema(fields))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        shown = ", ".join(f"{field.name} {field.type}" for field in rows.schema)
+        raise OperatorError(
+            f"{place} does not take rows of {shown}: {error}; cast them before the sink; nothing was written"
         ) from error
 
 
-def _types(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
+def check_no_nan(place: str, changes: Changes, *, is_finite: bool = False) -> None:
+    """Raise OperatorError for a key that is NaN, which ``place`` finds equal to nothing; with ``is_finite`` for
+    infinities, too, which it has no text for."""
+    for table in (changes.upserts, changes.deletes):
+        for name in changes.keys:
+            column = table.column(name)
+            if not pa.types.is_floating(column.type):
+                continue
+            wrong = pc.invert(pc.is_finite(column)) if is_finite else pc.is_nan(column)
+            if pc.any(wrong).as_py():
+                raise OperatorError(
+                    f"{place}: key column '{name}' is {column.filter(wrong)[0].as_py()}, which would never be "
+                    "found again; filter such rows out before the sink; nothing was written"
+                )
+
+
+def check_text(owner: str, what: str, given: object) -> str:
+    """``given``, if it can name something. Raises ConfigurationError if not."""
+    if not isinstance(given, str) or not given.strip() or "\0" in given:
+        raise ConfigurationError(f"{owner}: {what} {given!r} is no name; give a text")
+    return given
 
 
 @contextmanager

@@ -8,21 +8,24 @@ Must not import runtime, storage or execution.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.errors import ConfigurationError, JobError, OperatorError, SchemaError
 from asyncstate.spark.changes import last_changes
 from asyncstate.spark.exchange import arrow_schema_of
 from asyncstate.spark.sinks.target import Changes, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     from asyncstate.spark.micro_batch import MicroBatch
+
+WRITER_CHARACTERS_MAX: Final = 255
 
 
 def write_upserts(
@@ -34,20 +37,67 @@ def write_upserts(
 ) -> bool:
     """Write the changelog ``rows`` of a micro-batch into ``target``, by the columns ``keys``, exactly once.
 
-    ``batch``: the micro-batch or its id. ``keys`` must be a unique key of the rows; where they are not, put
-    ``UpsertMaterialize`` before. Rows without ``row_kind`` are insertions. ``writer`` names the job and sink in the
-    table of micro-batches: one for each that writes into a target. The changes, one a key, are brought to the driver,
-    so that ``spark.driver.maxResultSize`` bounds them. Returns False for a micro-batch that has been written before.
+    ``batch``: the micro-batch; or its id, if it is none of a StreamingJob. ``keys`` must be a unique key of the rows;
+    where they are not, put ``UpsertMaterialize`` before. Rows without ``row_kind`` are insertions. ``writer`` tells
+    writes of one job into one table apart: one for each call of a micro-batch. The changes, one a key, are brought to
+    the driver, so that ``spark.driver.maxResultSize`` bounds them. Returns False for a micro-batch that has been
+    written before.
 
     Raises SchemaError for columns that the target cannot take and for a key that is null, JobError for a micro-batch
-    older than what was written; nothing is written then.
+    that does not follow what was written; nothing is written then.
     """
-    names = (keys,) if isinstance(keys, str) else tuple(keys)
+    names = _checked_keys("write_upserts", keys)
+    _check_target("write_upserts", target)
+    _check_writer("write_upserts", writer)
     target.check(arrow_schema_of(rows), names)
     if ROW_KIND_COLUMN not in rows.columns:
         rows = rows.selectExpr("*", f"'+I' as {ROW_KIND_COLUMN}")
     changes = changes_of(last_changes(rows, names).toArrow(), names)
-    return target.write(writer, batch if isinstance(batch, int) else batch.batch_id, changes)
+    if isinstance(batch, int):
+        return target.write(writer, batch, changes)
+    _check_first_write(batch, target, writer)
+    return target.write(writer, batch.batch_id, changes, batch.origin)
+
+
+def _check_first_write(batch: MicroBatch, target: Target, writer: str) -> None:
+    """Of two writes of a micro-batch with the same mark the second would be left out as a repeated one."""
+    place = destination(target, writer)
+    if place in batch.written:
+        raise JobError(
+            f"{place[0]} has got rows of micro-batch {batch.batch_id} by writer '{writer}' before; give each call of "
+            "write_upserts a writer of its own; these rows were not written"
+        )
+    batch.written.add(place)
+
+
+def destination(target: Target, writer: str) -> tuple[str, str]:
+    """Where a sink writes and as whom."""
+    place = getattr(target, "place", None)
+    return place if isinstance(place, str) else f"target {id(target):x}", writer
+
+
+def _checked_keys(owner: str, keys: object) -> tuple[str, ...]:
+    names = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise SchemaError(f"{owner}: keys names no column ({keys!r}); give those of the target's primary key")
+    return names
+
+
+def _check_target(owner: str, target: object) -> None:
+    if not all(callable(getattr(target, name, None)) for name in ("check", "write")):
+        raise ConfigurationError(
+            f"{owner}: {target!r} is no target; give one such as PostgresTarget(...), or an object with the methods "
+            "check and write of asyncstate.spark.sinks.Target"
+        )
+
+
+def _check_writer(owner: str, writer: object) -> None:
+    good = isinstance(writer, str) and writer and writer == writer.strip() and "\0" not in writer
+    if not good or len(str(writer)) > WRITER_CHARACTERS_MAX:
+        raise ConfigurationError(
+            f"{owner}: writer {writer!r} is no name; give a text of 1 to {WRITER_CHARACTERS_MAX} characters that stays "
+            "with this sink"
+        )
 
 
 def changes_of(last: pa.Table, keys: tuple[str, ...]) -> Changes:
@@ -64,15 +114,32 @@ def changes_of(last: pa.Table, keys: tuple[str, ...]) -> Changes:
 
 
 class UpsertSink:
-    """``write_upserts`` as a sink of a graph: ``totals.to(UpsertSink("customer", target, writer="totals"))``."""
+    """``write_upserts`` as a sink of a graph: ``totals.to(UpsertSink("customer", target), name="totals")``.
 
-    def __init__(self, keys: str | Sequence[str], target: Target, writer: str = "asyncstate") -> None:
-        if not keys:
-            raise SchemaError("UpsertSink: keys names no column; give those of the target's primary key")
-        self.keys = keys
+    The graph's ``check`` asks the target whether it can be written to. ``writer`` is by default the name that the sink
+    has in the graph; a sink that is to keep its place in the target under another name keeps its ``writer``.
+    """
+
+    def __init__(self, keys: str | Sequence[str], target: Target, writer: str | None = None) -> None:
+        self.keys = _checked_keys("UpsertSink", keys)
+        _check_target("UpsertSink", target)
+        if writer is not None:
+            _check_writer("UpsertSink", writer)
         self.target = target
         self.writer = writer
 
+    def check(self, schema: StructType) -> None:
+        """Raise what ``write`` would raise about the table, its types and its server; nothing is written."""
+        self.target.check(arrow_schema_of(schema), self.keys)
+
+    def destination(self, name: str) -> tuple[str, str]:
+        """Where it writes and as whom: two sinks of a graph must not share it. ``name``: its own in the graph."""
+        return destination(self.target, self.writer or name)
+
+    def write_micro_batch(self, rows: DataFrame, batch: MicroBatch, name: str) -> None:
+        """See ``write_upserts``; the graph calls it with the name of the sink."""
+        write_upserts(batch, rows, self.keys, self.target, self.writer or name)
+
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """See ``write_upserts``."""
-        write_upserts(batch_id, rows, self.keys, self.target, self.writer)
+        """``write_upserts`` without a job, whose micro-batches are known by their number alone."""
+        write_upserts(batch_id, rows, self.keys, self.target, self.writer or "asyncstate")

@@ -67,13 +67,17 @@ class MapViews(BundleViews["_BundleMap"]):
 
         return self.state.async_get(pairs).then_accept(keep)
 
-    def view(self, key: int, new: bool, given: Any) -> MapView[Any, Any]:
+    def _view(self, key: int, new: bool, given: Any) -> MapView[Any, Any]:
         backing = self._backing(key)
         if new:
             backing.whole = True
             for name, value in given.entries() if given is not None else ():
                 backing.put(name, value)
         return MapView(backing)
+
+    def _replace(self, backing: _BundleMap, view: MapView[Any, Any]) -> None:
+        backing.clear()
+        backing.put_all(view.entries())
 
     def read(self, key: int, user: Any) -> Any:
         """One entry, alone; ``_ABSENT`` if there is none."""

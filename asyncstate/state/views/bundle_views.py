@@ -14,7 +14,7 @@ Source: the DataViews and the cache strategy of FLIP-139.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -31,6 +31,7 @@ from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.state.columnar.list_column_state import ListColumnState
 from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
 from asyncstate.state.views.in_memory import MemoryList, MemoryValue
+from asyncstate.state.views.turns import ended
 from asyncstate.state.views.views import ListView, ValueView
 
 B = TypeVar("B")
@@ -60,6 +61,8 @@ class BundleViews(ABC, Generic[B]):
         self.state = context.get_state(self._descriptor(state_name, time_first))
         self._keys: KeyBatch | None = None
         self._held: dict[int, B] = {}
+        self._attached: dict[int, Any] = {}
+        self._made: list[tuple[Any, list[Any]]] = []
 
     @abstractmethod
     def _descriptor(self, name: str, time_first: bool) -> StateDescriptor[Any]:
@@ -82,16 +85,64 @@ class BundleViews(ABC, Generic[B]):
 
     def begin(self, keys: KeyBatch) -> None:
         """The keys (u) of the next bundle."""
+        ended(self._attached.values())
         self._keys = keys
         self._held = {}
+        self._attached = {}
+        self._made = []
 
     def async_read(self, columns: Sequence[pa.Array], index: np.ndarray) -> StateFuture[None]:
         """Read ahead what rows (n) with these arguments, of the keys ``index`` (n), may ask for."""
         return completed_void_future()
 
-    @abstractmethod
     def view(self, key: int, new: bool, given: Any) -> Any:
         """The view of a key, by its index. ``new``: nothing is stored; ``given`` is what it begins with (or None)."""
+        view = self._attached[key] = self._view(key, new, given)
+        return view
+
+    @abstractmethod
+    def _view(self, key: int, new: bool, given: Any) -> Any:
+        """See ``view``."""
+
+    def made(self, view: Any) -> None:
+        """A view that ``create_accumulator`` has made: it is not to be changed any more."""
+        self._made.append((view, view._content()))
+
+    def settle(self, views: Iterable[tuple[int, Any]]) -> None:
+        """Take over views that the function has put in place of those it was given, each behind the index of its key.
+
+        Raises OperatorError for what is no view of its own, and for what was written to the view that
+        ``create_accumulator`` made and not to the one in the accumulator.
+        """
+        seen: dict[int, int] = {}
+        for key, view in views:
+            attached = self._attached.get(key)
+            if view is attached or attached is None:
+                continue
+            if (
+                type(view) is not type(attached)
+                or not view.in_memory
+                or seen.setdefault(id(view), key) != key
+            ):
+                raise self._misused(key, f"was replaced by {view!r}", "clear() it, or put a new view there")
+            self._replace(self._backing(key), view)
+        if any(made._content() != content for made, content in self._made):
+            raise OperatorError(
+                f"{self._owner}: a view that create_accumulator made for '{self._name}' was changed after that, which "
+                "would be forgotten; take the view from the accumulator in every call"
+            )
+
+    @abstractmethod
+    def _replace(self, backing: B, view: Any) -> None:
+        """Keep what ``view`` has in place of all that there was."""
+
+    def _misused(self, key: int, how: str, advice: str) -> OperatorError:
+        return OperatorError(
+            f"{self._owner}, key {self._key_values(key)!r}: view '{self._name}' {how}; {advice}"
+        )
+
+    def _key_values(self, key: int) -> tuple[Any, ...]:
+        return tuple(python_values(column)[0] for column in self.one(key).columns)
 
     @abstractmethod
     def flush(self) -> None:
@@ -117,11 +168,8 @@ class BundleViews(ABC, Generic[B]):
         try:
             return arrow_values(values, arrow_type)
         except UnfitValueError as error:
-            of = tuple(python_values(column)[0] for column in self.one(keys[error.row]).columns)
-            raise OperatorError(
-                f"{self._owner}, key {of!r}: view '{self._name}' was given {error}; convert it before it is put there, "
-                "or declare another type"
-            ) from error
+            how = f"was given {error}"
+            raise self._misused(keys[error.row], how, "convert it before it is put there") from error
 
 
 # -- lists ----------------------------------------------------------------------------------------------
@@ -139,12 +187,16 @@ class ListViews(BundleViews["_BundleList"]):
     def _new(self, key: int) -> _BundleList:
         return _BundleList(lambda: self._stored(key))
 
-    def view(self, key: int, new: bool, given: Any) -> ListView[Any]:
+    def _view(self, key: int, new: bool, given: Any) -> ListView[Any]:
         backing = self._backing(key)
         if new:
             backing.known()
             backing.add_all(list(given) if given is not None else ())
         return ListView(backing)
+
+    def _replace(self, backing: _BundleList, view: ListView[Any]) -> None:
+        backing.clear()
+        backing.add_all(view)
 
     def flush(self) -> None:
         held = sorted(self._held.items())
@@ -212,13 +264,16 @@ class ValueViews(BundleViews["_BundleValue"]):
     def _new(self, key: int) -> _BundleValue:
         return _BundleValue(lambda: self._stored(key)[0])
 
-    def view(self, key: int, new: bool, given: Any) -> ValueView[Any]:
+    def _view(self, key: int, new: bool, given: Any) -> ValueView[Any]:
         backing = self._backing(key)
         if new:
             backing.known(None)
             if given is not None and not given.is_empty():
                 backing.update(given.value())
         return ValueView(backing)
+
+    def _replace(self, backing: _BundleValue, view: ValueView[Any]) -> None:
+        backing.update(view.value())
 
     def flush(self) -> None:
         written = [(key, backing.value()) for key, backing in sorted(self._held.items()) if backing.written]

@@ -1,6 +1,6 @@
 """Views: what an accumulator or a function uses as a value, a list or a map, wherever that is kept.
 
-Owns: ``ValueView``, ``ListView`` and ``MapView``.
+Owns: ``ValueView``, ``ListView``, ``MapView`` and ``is_view``.
 Invariant: a view behaves the same over state and in memory, and keeps nothing of state itself: what is not asked for is
 neither read nor decoded, what is not written is not encoded.
 Must not import storage, execution or operators.
@@ -38,6 +38,11 @@ class _View:
 
     _state: Any
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether what it has is in memory alone, not in state."""
+        return type(self._state) in (MemoryValue, MemoryList, MemoryMap)
+
     def clear(self) -> None:
         """Remove all that is kept."""
         self._state.clear()
@@ -64,6 +69,11 @@ class _View:
         # A view over state is shown by its state: looking at it reads nothing.
         in_memory = isinstance(self._state, MemoryValue | MemoryList | MemoryMap)
         return f"{type(self).__name__}({self._shown() if in_memory else repr(self._state)})"
+
+
+def is_view(value: object) -> bool:
+    """Whether a value is a view of any kind."""
+    return isinstance(value, _View)
 
 
 class ValueView(_View, Generic[T, R_co]):

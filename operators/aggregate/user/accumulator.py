@@ -26,6 +26,8 @@ from asyncstate.functions.aggregate import MutableRow, view_of
 from asyncstate.operator import OperatorContext
 from asyncstate.state.views.bundle_maps import MapViews
 from asyncstate.state.views.bundle_views import BundleViews, ListViews, ValueViews
+from asyncstate.state.views.turns import Turns
+from asyncstate.state.views.views import is_view
 
 from ...core.arrays import BoolArray
 from ..aggregator import State, key_text
@@ -98,9 +100,14 @@ class AccumulatorForm:
 
     def fresh(self, accumulator: Any) -> Any:
         """An accumulator that the function has created, as the function gets it."""
-        if not isinstance(accumulator, tuple):
-            return accumulator
-        return self.make(list(accumulator))
+        if isinstance(accumulator, tuple):
+            accumulator = self.make(list(accumulator))
+        for at, views in self.views.items():
+            index = self._index(at)
+            view = accumulator.get(index) if self._by_name else accumulator[index]
+            if is_view(view):
+                views.made(view)
+        return accumulator
 
     def decode(self, state: State) -> list[Any]:
         """The accumulators (u) of stored columns, without their views; None where there is none."""
@@ -187,9 +194,22 @@ class AccumulatorForm:
         for views in self.views.values():
             views.begin(keys)
 
-    def flush(self) -> None:
-        """Write what the bundle has changed in views."""
-        for views in self.views.values():
+    def turns(self, accumulators: Sequence[Any]) -> Turns:
+        """The turns of keys (u), in each of which only the views of its accumulator may be used."""
+        if not self.views:
+            return Turns(())
+        fields = itemgetter(
+            *map(self._index, self.views), self._index(0)
+        )  # one more, so that it gives a tuple
+        return Turns(
+            [[] if one is None else [v for v in fields(one)[:-1] if is_view(v)] for one in accumulators]
+        )
+
+    def flush(self, accumulators: Sequence[Any]) -> None:
+        """Write what the bundle has changed in the views of accumulators (u)."""
+        for at, views in self.views.items():
+            place = self._index(at)
+            views.settle((key, one[place]) for key, one in enumerate(accumulators) if one is not None)
             views.flush()
 
     def remove(self, keys: KeyBatch) -> None:

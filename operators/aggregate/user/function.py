@@ -12,10 +12,11 @@ Source: the general Python aggregate functions of FLIP-139.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, pairwise, repeat
+from itertools import count as count_from
 from operator import call
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import AggregateFunction, has_method
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
+from asyncstate.state.views.turns import Turns
 
 from ...core.arrays import BoolArray, Int8Array, Int64Array, count_up, index_among, row_ids, run_begins
 from ...core.netting import net_by_content
@@ -115,6 +117,13 @@ class Moves(NamedTuple):
             order = order[counted[rows[order]]]
         done = np.cumsum(np.bincount(moment[order], minlength=len(first)))
         return Moves(rows[order], signs[order], owners[moment[order]], done)
+
+
+def _of_key(turns: Turns, accumulators: Sequence[Any], key: int, rows: int) -> Iterator[Any]:
+    """The accumulator of a key as often as it has rows; it is asked for when they are handled."""
+    if rows:
+        turns.take(key)
+    return repeat(accumulators[key], rows)
 
 
 class FunctionAggregator(Aggregator):
@@ -214,19 +223,37 @@ class UserAggregator(FunctionAggregator):
         after: pa.Array | None,
     ) -> Updated:
         """The states of the accumulators as they are, and what they had in views written."""
-        self.form.flush()
+        self.form.flush(accumulators)
         return Updated(self.form.encode(accumulators, keys), before, after)
 
     def apply(self, accumulators: list[Any], segments: Segments, columns: list[list[Any]]) -> None:
         """Call the function once a row; the loop is in C, since calls are all that Python is needed for."""
-        owners = chain.from_iterable(map(repeat, accumulators, np.diff(segments.starts).tolist()))
+        counts = np.diff(segments.starts).tolist()
         accumulate, retract = self.function.accumulate, self.function.retract
-        calls = map(accumulate, owners, *columns)
-        if segments.signs is not None:
-            methods = [accumulate if sign > 0 else retract for sign in segments.signs.tolist()]
-            calls = map(call, methods, owners, *columns)
-        with self.named("accumulate" if segments.signs is None else "accumulate or retract"):
-            deque(calls, maxlen=0)
+        method = "accumulate" if segments.signs is None else "accumulate or retract"
+        with self.named(method), self.form.turns(accumulators) as turns:
+            owners = chain.from_iterable(map(repeat, accumulators, counts))
+            if self.form.views:
+                owners = chain.from_iterable(
+                    map(partial(_of_key, turns, accumulators), count_from(0), counts)
+                )
+            calls = map(accumulate, owners, *columns)
+            if segments.signs is not None:
+                methods = [accumulate if sign > 0 else retract for sign in segments.signs.tolist()]
+                calls = map(call, methods, owners, *columns)
+            returned = list(calls)
+        if returned.count(None) != len(returned):
+            owners = chain.from_iterable(map(repeat, accumulators, counts))
+            for accumulator, result in zip(owners, returned, strict=True):
+                self.returned(method, accumulator, result)
+
+    def returned(self, method: str, accumulator: Any, result: Any) -> None:
+        """Refuse what a method returned that is to change the accumulator. Raises OperatorError."""
+        if result is not None and result is not accumulator:
+            raise OperatorError(
+                f"{self.form.owner}: {method} returned {result!r}, which would be forgotten; change the accumulator in "
+                "place and return nothing"
+            )
 
     def async_slide(
         self, state: State, rows: KeyedRows, frames: Frames, ctx: BundleContext
@@ -236,7 +263,7 @@ class UserAggregator(FunctionAggregator):
         starts = np.searchsorted(frames.owners, np.arange(len(state[0]) + 1))
         accumulators, _ = self.begin(state, rows.keys, Segments(np.empty(0, np.int64), starts, None))
         values = self._slide(accumulators, rows.batch, frames)
-        self.form.flush()
+        self.form.flush(accumulators)
         found = self.result(values, rows.keys, frames.owners)
         return completed_future((found, self.form.encode(accumulators, rows.keys)))
 
@@ -248,11 +275,14 @@ class UserAggregator(FunctionAggregator):
         ]
         steps = list(zip(moves.signs.tolist(), self._rows(columns, len(moves.rows)), strict=True))
         values, start = [], 0
-        with self.named("accumulate, retract or get_value"):
+        with self.named("accumulate, retract or get_value"), self.form.turns(accumulators) as turns:
             for stop, owner in zip(moves.done.tolist(), frames.owners.tolist(), strict=True):
                 accumulator = accumulators[owner]
+                turns.take(owner)
                 for sign, row in steps[start:stop]:
-                    (accumulate if sign > 0 else retract)(accumulator, *row)
+                    result = (accumulate if sign > 0 else retract)(accumulator, *row)
+                    if result is not None:
+                        self.returned("accumulate or retract", accumulator, result)
                 values.append(get_value(accumulator))
                 start = stop
         return values
@@ -279,7 +309,7 @@ class UserAggregator(FunctionAggregator):
         if len(there) < 2:
             return there[0] if there else None
         first, *others = there
-        self.function.merge(first, others)
+        self.returned("merge", first, self.function.merge(first, others))  # type: ignore[func-returns-value]
         return first
 
     def values(self, state: State) -> pa.Array:
@@ -294,11 +324,13 @@ class UserAggregator(FunctionAggregator):
         if empty is None:
             empty = np.array([one is None for one in accumulators], np.bool_)
         nothing = self._value_of_nothing() if empty.any() else None
-        with self.named("get_value"):
-            if not empty.any():
+        with self.named("get_value"), self.form.turns(accumulators) as turns:
+            if not empty.any() and not self.form.views:
                 return self.result(list(map(get_value, accumulators)), keys)
-            pairs = zip(accumulators, empty.tolist(), strict=True)
-            values = [nothing if is_empty else get_value(one) for one, is_empty in pairs]
+            values = []
+            for key, (one, is_empty) in enumerate(zip(accumulators, empty.tolist(), strict=True)):
+                turns.take(key)
+                values.append(nothing if is_empty else get_value(one))
             return self.result(values, keys)
 
     def _value_of_nothing(self) -> Any:

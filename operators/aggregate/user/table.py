@@ -61,8 +61,11 @@ class TableAggregator(UserAggregator):
         segments, columns = prepared
         accumulators, _ = self.begin(state, rows.keys, segments)
         self.apply(accumulators, segments, columns)
-        with self.named("emit_update_with_retract"):
-            shown = [None if one is None else self._changes_of(one) for one in accumulators]
+        shown: list[Any] = []
+        with self.named("emit_update_with_retract"), self.form.turns(accumulators) as turns:
+            for key, one in enumerate(accumulators):
+                turns.take(key)
+                shown.append(None if one is None else self._changes_of(one))
         return self.end(accumulators, rows.keys, None, self.result(shown, rows.keys))
 
     def _rows_of(self, accumulator: Any) -> list[dict[str, Any]]:
@@ -75,7 +78,8 @@ class TableAggregator(UserAggregator):
 
     def _changes_of(self, accumulator: Any) -> list[dict[str, Any]]:
         out = _Collector()
-        self.function.emit_update_with_retract(accumulator, out)
+        result = self.function.emit_update_with_retract(accumulator, out)  # type: ignore[func-returns-value]
+        self.returned("emit_update_with_retract", accumulator, result)
         return [{**self._named_row(row), _ADDED.name: added} for row, added in out.rows]
 
     def _named_row(self, row: Any) -> dict[str, Any]:

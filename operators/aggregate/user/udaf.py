@@ -9,6 +9,7 @@ Source: PyFlink's ``udaf`` and ``udtaf``.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -107,6 +108,12 @@ class UserAggregate(Kind):
         if not self.is_bundled:
             self._check_methods(binding, "get_value")
             return UserAggregator(binding.owner, prefix, self.function, *arguments)
+        bundled = self.function.bundled_accumulate_retract  # type: ignore[union-attr]
+        if inspect.isgeneratorfunction(bundled) or inspect.isasyncgenfunction(bundled):
+            raise binding.refuse(
+                f"has {type(self.function).__name__}.bundled_accumulate_retract as a generator; return what became of "
+                "the segments"
+            )
         if pa.types.is_struct(accumulator_type) and any(map(view_of, accumulator_type)):
             raise binding.refuse(
                 "has a view in its accumulator, which a bundled function cannot; keep it in a list"
@@ -114,6 +121,18 @@ class UserAggregate(Kind):
         return BundledAggregator(binding.owner, prefix, self.function, *arguments)
 
     def _check_methods(self, binding: Binding, *names: str) -> None:
+        what = type(self.function).__name__
+        for name in ("create_accumulator", "accumulate", "retract", "merge", *names):
+            method = getattr(self.function, name, None)
+            if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+                raise binding.refuse(
+                    f"has {what}.{name} as an async def, which nothing awaits; write a plain method, and call services "
+                    "in a BundledAggregateFunction, in LookupJoin or with ctx.call"
+                )
+            if inspect.isgeneratorfunction(method) and name != "emit_value":
+                raise binding.refuse(
+                    f"has {what}.{name} as a generator, whose body would never run; write a method without yield"
+                )
         if not any(has_method(self.function, name) for name in names):
             raise binding.refuse(
                 f"needs a method {' or '.join(names)}, which {type(self.function).__name__} lacks; write it"

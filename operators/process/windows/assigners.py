@@ -15,6 +15,7 @@ from asyncstate.durations import Duration, microseconds
 from asyncstate.functions import TimeWindow, Trigger, WindowAssigner
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Row
 
+from ...core.meaning import said
 from ...window.windows import SessionWindow, Window
 from .triggers import event_time, never
 
@@ -46,7 +47,7 @@ class _DynamicSession(WindowAssigner):
 
     @property
     def text(self) -> str:
-        return "dynamic session"
+        return f"dynamic session({said(self._gap)})"
 
 
 class _Given(WindowAssigner):

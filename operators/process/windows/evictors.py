@@ -18,6 +18,7 @@ from asyncstate.functions import Evictor, TimedRow, TimeWindow
 from asyncstate.operator import Row
 
 from ...core.checks import check_number
+from ...core.meaning import said
 
 Left = Callable[[Sequence[TimedRow]], Sequence[TimedRow]]
 
@@ -34,6 +35,10 @@ class _Evictor(Evictor):
 
     def evict_after(self, rows: Sequence[TimedRow], window: TimeWindow) -> Sequence[TimedRow]:
         return self._left(rows) if self._after else rows
+
+    @property
+    def text(self) -> str:
+        return f"{said(self._left)} {'after' if self._after else 'before'}"
 
 
 def _last(rows: Sequence[TimedRow], count: int) -> Sequence[TimedRow]:

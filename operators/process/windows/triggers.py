@@ -21,6 +21,7 @@ from asyncstate.functions import TimeWindow, Trigger, TriggerContext, TriggerRes
 from asyncstate.operator import Row
 
 from ...core.checks import check_number
+from ...core.meaning import said
 
 _CONTINUE, _FIRE = TriggerResult.CONTINUE, TriggerResult.FIRE
 
@@ -217,7 +218,7 @@ class _Delta(Trigger):
 
     @property
     def text(self) -> str:
-        return f"delta({self.threshold})"
+        return f"delta({self.threshold}, {said(self.measure)})"
 
 
 class _Never(Trigger):

@@ -1,0 +1,158 @@
+"""Which micro-batch a target has: the mark of a write, and whether the next one may follow it.
+
+Owns: ``Origin``, ``Mark`` and ``is_written``, the one rule of all targets.
+Invariant: a write that does not follow from the mark is refused, or it says in the log what it replaces.
+Must not import pyspark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from asyncstate.errors import JobError
+
+_log = logging.getLogger(__name__)
+
+
+class Origin(NamedTuple):
+    """Where a micro-batch comes from: the job, the id of its checkpoint, and the driver's own id in this checkpoint.
+
+    ``earlier``: the drivers before it, each with the last micro-batch that a target may have from it. ``is_first``: the
+    checkpoint has no micro-batch before this one. All are empty for a micro-batch that is known by its number alone.
+    """
+
+    job: str = ""
+    checkpoint: str = ""
+    driver: str = ""
+    earlier: Mapping[str, int] = {}
+    is_first: bool = False
+
+    def named(self, writer: str) -> str:
+        """The writer, with its job where that is known: what a target keeps the mark under."""
+        return f"{self.job}/{writer}" if self.job else writer
+
+
+UNKNOWN: Final = Origin()
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """What a target keeps of a writer: its last micro-batch, of which checkpoint and written by which driver."""
+
+    batch_id: int
+    checkpoint: str = ""
+    driver: str = ""
+
+    def text(self) -> str:
+        """The mark as JSON, for targets that keep texts."""
+        return msgspec.json.encode(self).decode()
+
+
+def mark_of(text: str) -> Mark:
+    """The inverse of ``Mark.text``. Raises JobError for a text that is no mark."""
+    try:
+        return msgspec.json.decode(text, type=Mark)
+    except msgspec.MsgspecError as error:
+        raise JobError(
+            f"the target keeps {text!r} where the sink's mark should be ({error}); another program or release wrote "
+            "it: give the sink another writer"
+        ) from error
+
+
+def mark_from(origin: Origin, batch_id: int) -> Mark:
+    """What a target keeps once it has ``batch_id``."""
+    return Mark(batch_id, origin.checkpoint, origin.driver)
+
+
+def is_written(
+    place: str,
+    writer: str,
+    batch_id: int,
+    origin: Origin,
+    mark: Mark | None,
+    *,
+    takes_over: bool = True,
+    has_gaps: bool = False,
+) -> bool:
+    """Whether ``place``, which has ``mark`` of the writer, has micro-batch ``batch_id`` already; False: write it.
+
+    A new checkpoint's first micro-batch takes over from another checkpoint if ``takes_over``, and the log says so.
+    ``has_gaps``: micro-batches that change nothing leave no mark. Raises JobError where the mark is none that this
+    micro-batch can follow.
+    """
+    if mark is None:
+        return False
+    if mark.checkpoint != origin.checkpoint:
+        _check_other_checkpoint(place, writer, batch_id, origin, mark, takes_over)
+        return False
+    if mark.driver != origin.driver:
+        _check_other_driver(place, writer, batch_id, origin, mark)
+    if batch_id < mark.batch_id:
+        raise JobError(
+            f"{place} has micro-batch {mark.batch_id} of writer '{writer}', and now comes {batch_id}: the job was "
+            f"rolled back, or started with another checkpoint. {_TAKE_BACK}"
+        )
+    if mark.driver != origin.driver and mark.batch_id < batch_id - 1 and not has_gaps:
+        _log.warning(
+            "%s has micro-batch %d of writer '%s', and now comes %d: it has nothing of those between; if it was "
+            "restored from a backup, roll the job back to %d",
+            place,
+            mark.batch_id,
+            writer,
+            batch_id,
+            mark.batch_id,
+        )
+    return batch_id == mark.batch_id
+
+
+_TAKE_BACK = (
+    "Take back what the later ones have written and what the target keeps of the writer (docs/sinks.md), or give the "
+    "sink another writer; nothing was written"
+)
+
+
+def _check_other_checkpoint(
+    place: str, writer: str, batch_id: int, origin: Origin, mark: Mark, takes_over: bool
+) -> None:
+    if not (origin.is_first and takes_over):
+        raise JobError(
+            f"{place} has micro-batch {mark.batch_id} of writer '{writer}' from another checkpoint ({_shown(mark)}), "
+            f"and now comes {batch_id} of {origin.checkpoint or 'no checkpoint'}: "
+            + (
+                "another job has taken over, or this one writes into a table of another. Stop the one that should not "
+                "write"
+                if takes_over
+                else "its rows cannot be told from those that are there. Write into another place"
+            )
+            + ", or give the sink another writer; nothing was written"
+        )
+    _log.warning(
+        "%s has micro-batch %d of writer '%s' from another checkpoint (%s), which a new one takes over from now: rows "
+        "that only the old job has written stay until they are deleted",
+        place,
+        mark.batch_id,
+        writer,
+        _shown(mark),
+    )
+
+
+def _check_other_driver(place: str, writer: str, batch_id: int, origin: Origin, mark: Mark) -> None:
+    last = origin.earlier.get(mark.driver)
+    if last is None:
+        raise JobError(
+            f"{place} has micro-batch {mark.batch_id} of writer '{writer}' from a driver that this checkpoint does not "
+            f"know, and now comes {batch_id}: a copy of the checkpoint is in use, or another driver has taken it over. "
+            "Stop the other one, or give this one's sink another writer and table; nothing was written"
+        )
+    if mark.batch_id > last:
+        raise JobError(
+            f"{place} has micro-batch {mark.batch_id} of writer '{writer}', but the checkpoint was rolled back to "
+            f"micro-batch {last} since, and now comes {batch_id}. {_TAKE_BACK}"
+        )
+
+
+def _shown(mark: Mark) -> str:
+    return mark.checkpoint or "written by number alone"

@@ -1,0 +1,97 @@
+"""What becomes of a whole operator's state offline, where the program has another uid for it, or has it no more.
+
+Owns: ``change_operator`` and ``RenameOperator``, ``DropOperator``, ``AcceptChange``.
+Invariant: only the manifest changes, in one commit: killed before it nothing has happened, and older versions stay.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from asyncstate.config import Config
+from asyncstate.errors import StateDeclarationError
+from asyncstate.offline.inspection import Inspection, operator_of
+from asyncstate.runtime import check_uid
+from asyncstate.state.versions import without_meaning
+from asyncstate.storage import Manifest
+
+
+@dataclass(frozen=True)
+class RenameOperator:
+    """The state goes on under the uid ``to``."""
+
+    to: str
+
+
+@dataclass(frozen=True)
+class DropOperator:
+    """Give up the state, and what the operator says of the watermark."""
+
+
+@dataclass(frozen=True)
+class AcceptChange:
+    """Forget what the state means: the next program's word is taken for it. Types are still compared."""
+
+
+OperatorChange: TypeAlias = RenameOperator | DropOperator | AcceptChange
+
+
+def change_operator(
+    place: str, uid: str, change: OperatorChange, *, config: Config | None = None, dry_run: bool = False
+) -> int:
+    """Apply ``change`` to operator ``uid`` in the checkpoint at ``place``; the version that was replaced.
+
+    Stop the query first. Older versions stay as they are, so rolling back to one undoes it. ``dry_run``: only say
+    whether it is possible. Raises CheckpointError and StateDeclarationError for what is not; nothing was changed then.
+    """
+    inspection = Inspection(place, config)
+    found = inspection.manifest()
+    _changed(found, uid, change)  # refused before the job is stopped
+    if dry_run:
+        return found.batch_id
+    checkpoint = inspection.checkpoint
+    checkpoint.claim(found.job_id)
+    newest = checkpoint.latest()  # the job may have committed before it was shut out
+    assert newest is not None, "a claim forgets no version"
+    changed = _changed(newest, uid, change)
+    checkpoint.commit(changed)
+    return changed.batch_id
+
+
+def _changed(manifest: Manifest, uid: str, change: OperatorChange) -> Manifest:
+    operator = operator_of(manifest, uid)
+    others = {name: one for name, one in manifest.operators.items() if name != uid}
+    if isinstance(change, AcceptChange):
+        states = [
+            msgspec.structs.replace(state, types=without_meaning(state.types)) for state in operator.states
+        ]
+        accepted = msgspec.structs.replace(operator, meaning={}, states=states)
+        return msgspec.structs.replace(manifest, operators={**manifest.operators, uid: accepted})
+    if isinstance(change, DropOperator):
+        return msgspec.structs.replace(
+            manifest, operators=others, sources=_sources(manifest, uid, lambda _: None)
+        )
+    check_uid(change.to)
+    if change.to in manifest.operators:
+        raise StateDeclarationError(
+            f"version {manifest.batch_id} has an operator '{change.to}' already; drop that first, or choose another uid"
+        )
+    renamed = {**others, change.to: msgspec.structs.replace(operator, uid=change.to)}
+    sources = _sources(manifest, uid, lambda place: f"{change.to}:{place}")
+    return msgspec.structs.replace(manifest, operators=renamed, sources=sources)
+
+
+def _sources(manifest: Manifest, uid: str, named: Callable[[str], str | None]) -> dict[str, int]:
+    """The watermark sources, those of ``uid`` under another name; None: without them."""
+    found: dict[str, int] = {}
+    for name, time in manifest.sources.items():
+        owner, _, place = name.rpartition(":")
+        now = named(place) if owner == uid else name
+        if now is not None:
+            found[now] = time
+    return found

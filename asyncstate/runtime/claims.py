@@ -1,0 +1,51 @@
+"""State in a checkpoint that no operator of the program claims: its operator is gone, or has another uid.
+
+Owns: ``check_claimed`` and what it says.
+Invariant: such state is never left behind silently: without ``async-state.unclaimed-state`` it is refused.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from typing import Final
+
+from asyncstate.errors import JobError
+
+_MIGRATE: Final = "python -m asyncstate state migrate"
+_SIMILAR: Final = 0.5  # of difflib's ratio
+
+
+def check_claimed(stored: Collection[str], claimed: Collection[str], choice: str) -> frozenset[str]:
+    """The uids in ``stored`` whose state is to be dropped; ``claimed``: the uids of the program's operators.
+
+    ``choice``: ``async-state.unclaimed-state``. Raises JobError if it is "refuse" and there is unclaimed state.
+    """
+    unclaimed = sorted(set(stored) - set(claimed))
+    if choice == "drop":
+        return frozenset(unclaimed)
+    if choice == "refuse" and unclaimed:
+        raise JobError(_refused(unclaimed, sorted(set(claimed) - set(stored))))
+    return frozenset()
+
+
+def _refused(unclaimed: list[str], new: list[str]) -> str:
+    several = "operators" if len(unclaimed) > 1 else "operator"
+    renamed = [(uid, now) for uid in unclaimed if (now := _similar(uid, new, len(unclaimed)))]
+    asked = "".join(f"Did you rename '{uid}' to '{now}'? " for uid, now in renamed)
+    uid, now = renamed[0] if renamed else (unclaimed[0], "NEW_UID")
+    return (
+        f"the checkpoint has state of {several} {', '.join(map(repr, unclaimed))}, which the program does not have. "
+        f"{asked}Give the uid back; or stop the query and let the state go on under another uid: {_MIGRATE} "
+        f"rename-operator CHECKPOINT {uid} {now}; or give it up: {_MIGRATE} drop-operator CHECKPOINT {uid}. "
+        "async-state.unclaimed-state: keep carries it along (also where a function applies an operator in some "
+        "micro-batches only), drop gives it up. Nothing was committed"
+    )
+
+
+def _similar(uid: str, new: list[str], unclaimed: int) -> str | None:
+    close = difflib.get_close_matches(uid, new, n=1, cutoff=_SIMILAR)
+    if close:
+        return close[0]
+    return new[0] if len(new) == unclaimed == 1 else None

@@ -1,0 +1,74 @@
+"""Whose views may be used: those of the key whose rows a function handles.
+
+Owns: ``Turns`` and ``ended``.
+Invariant: a view that a function has kept from another key, or from another bundle, refuses every use; without that it
+would read and write the state of that key, or be forgotten.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from asyncstate.errors import StateAccessError
+
+
+class Turns:
+    """The views of m keys, some a key, of which one key at a time has its turn; no keys where there are no views. A
+    context manager: behind it all may be used again."""
+
+    def __init__(self, views: Sequence[Sequence[Any]]) -> None:
+        self._views = views
+        self._states = [[view._state for view in of_key] for of_key in views]
+        self._at: int | None = None
+
+    def take(self, key: int) -> None:
+        """It is the turn of the key at this place."""
+        if self._views and key != self._at:
+            if self._at is not None:
+                self._close(self._at)
+            self._open(key)
+            self._at = key
+
+    def __enter__(self) -> Turns:
+        for key in range(len(self._views)):
+            self._close(key)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for key in range(len(self._views)):
+            self._open(key)
+
+    def _open(self, key: int) -> None:
+        for view, state in zip(self._views[key], self._states[key], strict=True):
+            view._state = state
+
+    def _close(self, key: int) -> None:
+        for view in self._views[key]:
+            view._state = _OF_ANOTHER_KEY
+
+
+def ended(views: Iterable[Any]) -> None:
+    """The bundle of these views is over."""
+    for view in views:
+        view._state = _OF_ANOTHER_BUNDLE
+
+
+class _Refusing:
+    """In place of the state of a view that is not to be used."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __getattr__(self, name: str) -> Any:
+        raise StateAccessError(
+            f"a view is used {self._why}; take it from the accumulator at hand, as accumulator['name'], in every call"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._why}>"
+
+
+_OF_ANOTHER_KEY = _Refusing("that belongs to another key than the one whose rows are handled")
+_OF_ANOTHER_BUNDLE = _Refusing("that belongs to a bundle that is over")
