@@ -454,8 +454,8 @@ class LookupJoin(Named, BundleOperator):
 class StatelessLookupJoin(LookupJoin):
     """``LookupJoin`` for an insert-only input, without an exchange: rows are joined where they are.
 
-    ``on`` names the columns that are sent, since there is no key; ``ttl`` says nothing here, and ``on_failure`` is "fail"
-    or "null".
+    ``on`` names the columns that are sent, since there is no key; ``ttl`` says nothing here, and ``on_failure`` is
+    "fail" or "null".
 
     >>> from asyncstate.testing import OperatorHarness
     >>> bids = pa.schema([("auction", pa.int64()), ("price", pa.int64())])
