@@ -5,7 +5,7 @@ What an operator author needs. The Spark job is in ``asyncstate.spark``, the tes
 loads neither Spark nor RocksDB.
 """
 
-from asyncstate.changelog import RowKind
+from asyncstate.changelog import Changelog, ChangelogMode, RowKind
 from asyncstate.config import Config
 from asyncstate.errors import AsyncStateError
 from asyncstate.functions import (
@@ -99,6 +99,8 @@ __all__ = [
     "Bundle",
     "BundleContext",
     "BundleOperator",
+    "Changelog",
+    "ChangelogMode",
     "CoFlatMapFunction",
     "CoMapFunction",
     "ColumnMapState",

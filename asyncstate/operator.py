@@ -390,7 +390,10 @@ class Operator(NameHints, ABC, metaclass=Constructed):
 
     num_inputs: ClassVar[int] = 1
     accepts_changelog: ClassVar[bool] = True
-    """False for operators that cannot take rows back; such an input is refused before the batch runs."""
+    """False for operators that cannot take rows back; such an input is refused before the batch runs. Upserts, which
+    do not have the row before a change, are refused unless ``takes_upserts`` says otherwise."""
+    nets_output: ClassVar[bool] = False
+    """Whether one call of ``emit`` of an operator whose output is upserts has at most one row of each upsert key."""
     broadcast_input: ClassVar[int | None] = None
     """The index of the input whose rows go to every partition; record grain only, beside at least one other."""
     first_input: int | None = None
@@ -409,7 +412,8 @@ class Operator(NameHints, ABC, metaclass=Constructed):
     @abstractmethod
     def bind(self, inputs: Sequence[InputSpec]) -> SchemaLike | OutputSpec:
         """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``: a pyarrow schema or
-        Spark DDL text, "account string, amount long"; with side outputs an ``OutputSpec``."""
+        Spark DDL text, "account string, amount long". With side outputs, and where rows of other kinds than +I are put
+        out, an ``OutputSpec``: without its ``changes`` all rows are +I."""
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """Of each input in order of event time the side output for rows that come too late for it; None: dropped.
@@ -440,6 +444,12 @@ class Operator(NameHints, ABC, metaclass=Constructed):
         Rows of a key whose changes need each other are given to ``process_bundle`` together; this says which do.
         """
         return [None] * len(inputs)
+
+    def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
+        """Of each input whether its rows may be upserts (``ChangelogMode.UPSERT``): +U without the -U of the row
+        before, -D of which only the upsert key counts, at most one change of a key in a micro-batch. Called on the
+        driver, after ``bind``; such an input of the others is refused."""
+        return [False] * len(inputs)
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """What the stored state depends on beside its types, as names and texts: ``{"kind": "left"}``.

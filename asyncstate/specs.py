@@ -8,12 +8,12 @@ Must not import anything that runs: operators, state, engine or Spark.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import INSERT_ONLY, ROW_KIND_COLUMN, Changelog, ChangelogMode
 from asyncstate.codec import KeyCodec, SchemaLike, read_schema, read_schemas
 from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalLimit, LocalPhase
@@ -55,8 +55,8 @@ class InputSpec:
     """One input of an operator, as the job or the harness declares it.
 
     ``schema`` has the payload columns without ``row_kind``; it may be given as Spark DDL text. ``key`` names the key
-    columns (empty: one global key). ``event_time`` names a timestamp column. ``changelog`` tells whether rows other
-    than ``+I`` can come.
+    columns (empty: one global key). ``event_time`` names a timestamp column. ``changes``: whether rows other than
+    ``+I`` can come, how these change the table that the rows describe, and what identifies a row of it.
     ``broadcast``: every partition gets all rows of the input, which then has no key. ``order_by``: rows are held
     back until the watermark has passed them and come in this order; its first column is the event time, ascending.
     ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_seen`` rows of a key whose
@@ -64,13 +64,13 @@ class InputSpec:
     ``order``: the order that the operator itself asked for (``BundleOperator.ordered_inputs``).
     ``route_by``: the key columns that decide in which key group a row is; empty: all of them.
     ``local``: what was done to the rows before they came (None: nothing); they then are of ``row_schema``, all +I, and
-    ``changelog`` tells of the rows that they were made of. ``limit``: only such rows came; they are as they were.
+    ``changes`` tells of the rows that they were made of. ``limit``: only such rows came; they are as they were.
     """
 
     schema: pa.Schema
     key: tuple[str, ...]
     event_time: str | None = None
-    changelog: bool = False
+    changes: Changelog = INSERT_ONLY
     name: str = "input"
     broadcast: bool = False
     order_by: tuple[SortKey, ...] = ()
@@ -138,6 +138,16 @@ class InputSpec:
         return self.schema.field(index)
 
     @property
+    def mode(self) -> ChangelogMode:
+        """How the rows change the table that they describe."""
+        return self.changes.mode
+
+    @property
+    def changelog(self) -> bool:
+        """Whether rows other than ``+I`` can come."""
+        return not self.changes.is_insert_only
+
+    @property
     def ordering(self) -> InputOrder | None:
         """The order in which the rows come, whoever asked for it; None: as they arrive."""
         if self.order is None and self.order_by:
@@ -178,15 +188,27 @@ class OutputSpec:
     """What an operator puts out: rows of ``schema``, and beside them those of its side outputs, by name.
 
     Each schema is without ``row_kind``, which every output has; it may be given as Spark DDL text ("id long, name
-    string"). A side output's rows are read by its name; nobody need.
+    string"). A side output's rows are read by its name; nobody need. ``changes``: what else than insertions is put out,
+    ``Changelog.retract()`` or ``Changelog.upsert("id")``, and what identifies a row; ``side_changes``: the same of side
+    outputs, by name. Rows of other kinds than these say are an error when they are emitted.
+
+    Raises SchemaError for keys that are no columns.
     """
 
     schema: pa.Schema
     side_outputs: Mapping[str, pa.Schema] = field(default_factory=dict)
+    changes: Changelog = INSERT_ONLY
+    side_changes: Mapping[str, Changelog] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema", read_schema(self.schema, "the output"))
         object.__setattr__(self, "side_outputs", read_schemas(self.side_outputs, "side output"))
+        for output in (None, *self.side_outputs):
+            _check_changes(output, self)
+
+    def changes_of(self, output: str | None) -> Changelog:
+        """What is known of the rows of a side output, or of the main one (None)."""
+        return self.changes if output is None else self.side_changes.get(output, INSERT_ONLY)
 
     @staticmethod
     def of(bound: SchemaLike | OutputSpec) -> OutputSpec:
@@ -209,7 +231,28 @@ class OutputSpec:
                 f"side output '{late_output}' is to have the late rows of {spec.name}, but is declared with other "
                 "columns; give the late rows an output of their own"
             )
-        return OutputSpec(self.schema, {**self.side_outputs, late_output: spec.schema})
+        return replace(
+            self,
+            side_outputs={**self.side_outputs, late_output: spec.schema},
+            side_changes={**self.side_changes, late_output: spec.changes},
+        )
+
+
+def _check_changes(output: str | None, spec: OutputSpec) -> None:
+    schema, changes = spec.schema if output is None else spec.side_outputs[output], spec.changes_of(output)
+    what = "the output" if output is None else f"side output '{output}'"
+    if not isinstance(changes, Changelog):
+        raise SchemaError(
+            f"{what}: changes is {changes!r}; give Changelog.insert_only(), Changelog.retract() or "
+            "Changelog.upsert('key column')"
+        )
+    if not isinstance(schema, pa.Schema):
+        return  # the error for it is that of ``bind``
+    for name in (name for key in changes.unique_keys for name in key):
+        if name not in schema.names:
+            raise SchemaError(
+                f"{what}: its changes have the key column '{name}', but its columns are: {', '.join(schema.names)}"
+            )
 
 
 def unknown_output(name: object, declared: Collection[str]) -> SchemaError:

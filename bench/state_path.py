@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 from rocksdict import Rdict, ReadOptions, SstFileWriter
 
+from asyncstate.changelog import RETRACT
 from asyncstate.config import Config
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import InputSpec, Operator, OperatorContext, StateDescriptor
@@ -374,9 +375,9 @@ def cases() -> list[Case]:
         Case("WindowDeduplicate", lambda: WindowDeduplicate(window=tumble(_WINDOW)), (timed,), _windows(1)),
         Case("TemporalSort", lambda: TemporalSort(asc("value")), (timed,), _windows(1)),
         Case("TemporalJoin", TemporalJoin, two, _windows(2)),
-        Case("ChangelogNormalize", ChangelogNormalize, (_spec(0, changelog=True),), _upserts),
-        Case("UpsertMaterialize", lambda: UpsertMaterialize(["id"]), (_spec(0, changelog=True),), _upserts),
-        Case("Rank, all rows", lambda: Rank(desc("value"), 10), (_spec(0, changelog=True),), _retractions),
+        Case("ChangelogNormalize", ChangelogNormalize, (_spec(0, changes=RETRACT),), _upserts),
+        Case("UpsertMaterialize", lambda: UpsertMaterialize(["id"]), (_spec(0, changes=RETRACT),), _upserts),
+        Case("Rank, all rows", lambda: Rank(desc("value"), 10), (_spec(0, changes=RETRACT),), _retractions),
         Case("SortLimit", lambda: SortLimit(desc("value"), 20_000), (_spec(0, key=()),), _inserts),
     ]
 

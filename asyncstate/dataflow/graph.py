@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog, ChangelogMode
+from asyncstate.dataflow.changes import declared_key, declared_mode
 from asyncstate.dataflow.nodes import (
     Apply,
     ArrowFunction,
@@ -42,12 +44,25 @@ class Dataflow:
         self.nodes: list[Node] = []
 
     def add_source(
-        self, name: str, times: Times, changelog: bool | None, schema: pa.Schema | None = None
+        self,
+        name: str,
+        times: Times,
+        changelog: bool | None,
+        schema: pa.Schema | None = None,
+        mode: ChangelogMode | str | None = None,
+        primary_key: str | Sequence[str] | None = None,
     ) -> Stream:
         """A source; see ``StreamingJob.source`` and ``PipelineHarness``."""
         if not (isinstance(name, str) and name.strip()):  # type: ignore[redundant-expr]  # as it may be called
             raise JobError(f"{caller()}: a source is called {name!r}; give it a name, such as 'orders'")
-        node = Source(name=name, place=caller(), declared=times, changelog=changelog, schema=schema)
+        node = Source(
+            name=name,
+            place=caller(),
+            declared=times,
+            mode=declared_mode(name, mode, changelog),
+            primary_key=declared_key(name, primary_key),
+            schema=schema,
+        )
         return self.add(node)
 
     def add(self, node: Node) -> Stream:
@@ -80,7 +95,8 @@ class Dataflow:
 class Stream:
     """The rows that leave a node. Methods add nodes; what they return is the stream behind the new one.
 
-    Over a changelog the column ``row_kind`` stays with its rows whatever ``select`` says.
+    Over a changelog the column ``row_kind`` stays with its rows whatever ``select`` says. What each stream is,
+    insertions only or changes, and what identifies a row, follows from what it is made of; ``explain()`` shows it.
     """
 
     def __init__(self, flow: Dataflow, node: Node) -> None:
@@ -113,19 +129,33 @@ class Stream:
         """All columns but these."""
         return self._transform("drop", columns, {})
 
-    def transform(self, function: Callable[..., Any], *others: Stream) -> Stream:
+    def transform(
+        self, function: Callable[..., Any], *others: Stream, changes: Changelog | None = None
+    ) -> Stream:
         """What ``function`` makes of the DataFrames of these rows and of those of ``others``: for all that Spark SQL
-        can do with the rows of one micro-batch. It needs Spark, and keeps no state."""
+        can do with the rows of one micro-batch. It needs Spark, and keeps no state.
+
+        ``changes``: what the rows that it returns are. By default rows without ``row_kind`` are insertions; with it
+        they are insertions if all that the function was given are, and a changelog without a unique key if not. Upserts
+        need ``changes``: what becomes of their key is not known."""
         inputs = self._nodes("transform", (self, *others))
         if not callable(function):
             raise JobError(f"{caller()}: transform was given {function!r}; give a function of DataFrames")
         name = self._flow.named("transform")
         return self._flow.add(
-            Transform(name=name, place=caller(), inputs=inputs, kind="transform", expressions=(function,))
+            Transform(
+                name=name,
+                place=caller(),
+                inputs=inputs,
+                kind="transform",
+                expressions=(function,),
+                changes=changes,
+            )
         )
 
     def union(self, *others: Stream) -> Stream:
-        """The rows of all; each has the same columns, by name. With different event times the union has none."""
+        """The rows of all; each has the same columns, by name. With different event times the union has none.
+        Insertions and changes go together; upserts do not, since the same key may come from several streams."""
         inputs = self._nodes("union", (self, *others))
         return self._flow.add(Union(name=self._flow.named("union"), place=caller(), inputs=inputs))
 

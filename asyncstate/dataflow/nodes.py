@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog, ChangelogMode
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import Operator
 from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy
@@ -68,11 +69,18 @@ class Node:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
-    """Rows from outside. ``schema`` is theirs where no frame tells it (in tests)."""
+    """Rows from outside. ``mode``: None: they are changes if they have kinds. ``schema`` is theirs where no frame tells
+    it (in tests)."""
 
     declared: Times
-    changelog: bool | None
+    mode: ChangelogMode | None
+    primary_key: tuple[str, ...] | None = None
     schema: pa.Schema | None = None
+
+    @property
+    def changelog(self) -> bool:
+        """Whether its rows are declared to be changes."""
+        return self.mode not in (None, ChangelogMode.INSERT_ONLY)
 
     @property
     def times(self) -> Times:
@@ -83,7 +91,9 @@ class Source(Node):
     def text(self) -> str:
         """See ``Node``."""
         event_time, delay, sequence, _ = self.declared
-        said = ["a changelog"] if self.changelog else []
+        key = f" by {key_text(self.primary_key)}" if self.primary_key else ""
+        said = ["a changelog" + key] if self.mode is ChangelogMode.RETRACT else []
+        said += ["upserts" + key] if self.mode is ChangelogMode.UPSERT else []
         said += [f"event time {event_time}"] if event_time else []
         said += [f"watermark {delay} behind"] if delay is not None else []
         said += [f"in order of {sequence}"] if sequence else []
@@ -93,11 +103,13 @@ class Source(Node):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Transform(Node):
     """Rows of one input, one by one: ``expressions`` are SQL texts, Spark columns or functions of Arrow columns;
-    those of ``named`` have a name. ``transform`` has one, a function of DataFrames, one an input."""
+    those of ``named`` have a name. ``transform`` has one, a function of DataFrames, one an input, and may say what
+    ``changes`` it returns."""
 
     kind: Literal["where", "select", "with_columns", "drop", "transform"]
     expressions: tuple[Any, ...] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
+    changes: Changelog | None = None
 
     @property
     def times(self) -> Times:

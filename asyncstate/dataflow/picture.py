@@ -11,6 +11,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from asyncstate.changelog import Changelog
 from asyncstate.dataflow.graph import Dataflow
 from asyncstate.dataflow.nodes import Apply, Node, Sink, Source
 
@@ -46,22 +47,26 @@ def explain(
     figures: Mapping[str, NodeFigures] | None = None,
     places: Mapping[Node, str] | None = None,
     states: Mapping[Node, Sequence[str]] | None = None,
+    changes: Mapping[Node, Changelog] | None = None,
 ) -> str:
-    """A line a node in the order of declaration, with where its rows come from, where it runs and what it keeps;
-    ``places`` says it of those that do not run where nodes of their kind usually do."""
-    figures, places, states = figures or {}, places or {}, states or {}
+    """A line a node in the order of declaration, with where its rows come from, what they are, where it runs and what
+    it keeps; ``places`` says it of those that do not run where nodes of their kind usually do."""
+    figures, places, states, changes = figures or {}, places or {}, states or {}, changes or {}
     width = max((len(node.name) for node in flow.nodes), default=0)
     lines = [
-        f"{node.name:<{width}}  {_said(node, _runs(node, places, states), figures)}" for node in flow.nodes
+        f"{node.name:<{width}}  {_said(node, _runs(node, places, states), figures, changes.get(node))}"
+        for node in flow.nodes
     ]
     stages = sum(_EXCHANGE in _runs(node, places, {}) for node in flow.nodes)
     return "\n".join([*lines, f"{stages} {'exchange' if stages == 1 else 'exchanges'} a micro-batch"])
 
 
-def _said(node: Node, runs: str, figures: Mapping[str, NodeFigures]) -> str:
+def _said(node: Node, runs: str, figures: Mapping[str, NodeFigures], changes: Changelog | None) -> str:
     said = [node.text]
     if node.inputs:
         said.append(f"of {', '.join(one.name for one in node.inputs)}")
+    if changes is not None and not isinstance(node, Sink):
+        said.append(f"gives {changes.text}")
     said.append(f"[{runs}]")
     if node.name in figures and isinstance(node, Apply):
         said.append(f"({figures[node.name].text}, {figures[node.name].state_text})")

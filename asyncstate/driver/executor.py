@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator, OutputSpec
@@ -28,14 +29,15 @@ R_co = TypeVar("R_co", covariant=True)
 @dataclass(frozen=True)
 class Prepared:
     """An operator that is checked and can run. ``after`` is done to its main output in its task, ``sent`` are the
-    columns that leave the task. ``delays``: of each input the watermark delay in microseconds, or None; ``declared``:
-    what the manifest keeps of its declaration."""
+    columns that leave the task; ``output``: what it declares. ``delays``: of each input the watermark delay in
+    microseconds, or None; ``declared``: what the manifest keeps of its declaration."""
 
     spec: TaskSpec
     after: After | None
     sent: OutputSpec
     delays: Sequence[int | None]
     declared: Fingerprint
+    output: OutputSpec
 
 
 class Planned(Protocol):
@@ -116,6 +118,12 @@ class Executor(Protocol[R]):
 
     def without_kinds(self, rows: R) -> R:
         """The rows without ``row_kind``."""
+
+    def with_kinds(self, rows: R) -> R:
+        """The rows with ``row_kind``: those that have none are insertions."""
+
+    def with_changes(self, rows: R, changes: Changelog) -> R:
+        """The rows, of which ``changes`` is known: what ``input_spec`` says of them."""
 
     def concat(self, first: R, then: R) -> R:
         """All rows of both, which have the same columns."""

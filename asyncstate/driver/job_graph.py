@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, ChangelogMode
 from asyncstate.dataflow import (
     Apply,
     Dataflow,
@@ -24,13 +24,14 @@ from asyncstate.dataflow import (
     Union,
     check_one_start,
 )
+from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times
 from asyncstate.driver.executor import Executor, Feed, R
 from asyncstate.driver.fusion import Tail, call_of, places_of, tails_of
 from asyncstate.driver.micro_batch import MicroBatch
 from asyncstate.driver.operator_call import Before, Behind, InTask
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
-from asyncstate.operator import unknown_output
+from asyncstate.operator import OutputSpec, unknown_output
 
 
 class JobGraph(Generic[R]):
@@ -42,6 +43,9 @@ class JobGraph(Generic[R]):
         self._empty_rows: dict[Node, R] = {}
         """The columns of each node's rows, without rows; after ``check``."""
         self._side_outputs: dict[Node, Mapping[str, R]] = {}
+        self._outputs: dict[Node, OutputSpec] = {}
+        self.changes: dict[Node, Changelog] = {}
+        """What the rows of each node are; after ``check``."""
         self._kinds_kept: set[Node] = set()
         """Selections of a changelog that do not name the kinds, which stay with their rows."""
         self.places: dict[Node, str] = {}
@@ -53,10 +57,17 @@ class JobGraph(Generic[R]):
         self._initial: dict[str, Any] = {}
 
     def source(
-        self, name: str, shape: R, times: Times, changelog: bool | None, initial: Any = None
+        self,
+        name: str,
+        shape: R,
+        times: Times,
+        changelog: bool | None,
+        initial: Any = None,
+        mode: ChangelogMode | str | None = None,
+        primary_key: str | Sequence[str] | None = None,
     ) -> Stream:
         """A source with the columns of ``shape``; ``initial``: the rows that come before its own, once."""
-        stream = self.flow.add_source(name, times, changelog)
+        stream = self.flow.add_source(name, times, changelog, None, mode, primary_key)
         self._shapes[name] = shape
         if initial is not None:
             self._initial[name] = initial
@@ -65,7 +76,9 @@ class JobGraph(Generic[R]):
     def run(self, read: Mapping[str, R], batch: MicroBatch[R]) -> None:
         """A micro-batch of the rows ``read`` from each source: operators and sinks run in their declared order."""
         executor = self._executor
-        rows: dict[Node, R] = {source: read[source.name] for source in self.flow.sources}
+        rows: dict[Node, R] = {
+            source: self._source_rows(source, read[source.name]) for source in self.flow.sources
+        }
         fed: dict[Node, Feed] = {}
         first = self._first_rows(rows) if batch.is_first else {}
         done = dict[Node, Before]()
@@ -75,7 +88,7 @@ class JobGraph(Generic[R]):
                 if last.next is not None and last.before is not None:
                     done[last.next] = last.before
             elif isinstance(node, Output):
-                rows[node] = batch.side_output(node.inputs[0].name, node.side)
+                rows[node] = self._known(node, batch.side_output(node.inputs[0].name, node.side))
             elif node in rows:
                 continue  # part of an operator's task
             elif not all(one in rows for one in node.inputs):
@@ -83,10 +96,10 @@ class JobGraph(Generic[R]):
             elif isinstance(node, Sink):
                 (given,) = node.inputs
                 with _named(node):
-                    whole = self._with_first(first.get(given), rows[given])
+                    whole = self._known(given, self._with_first(first.get(given), rows[given]))
                     executor.write(node.sink, node.name, whole, batch)
             elif not isinstance(node, Source):
-                rows[node] = self._transformed(node, [rows[one] for one in node.inputs])
+                rows[node] = self._known(node, self._transformed(node, [rows[one] for one in node.inputs]))
                 if any(one in first for one in node.inputs):
                     parts = [
                         first[one] if one in first else executor.no_rows_like(rows[one])
@@ -108,7 +121,7 @@ class JobGraph(Generic[R]):
         inputs = [fed[one] if one in fed else rows[one] for one in node.inputs]
         initial = node.initial_state
         if node.operator.stateless:
-            inputs = [self._with_first(first.get(one), rows[one]) for one in node.inputs]
+            inputs = [self._known(one, self._with_first(first.get(one), rows[one])) for one in node.inputs]
         elif any(one in first for one in node.inputs):
             initial = [first.get(one) for one in node.inputs]
         behind, last = self._chain(node)
@@ -118,8 +131,18 @@ class JobGraph(Generic[R]):
             fed[last.last] = Feed(planned, self._empty_rows[last.last])
             return last
         out = batch.run(task, inputs, initial)
-        rows[last.last] = self._executor.without_kinds(out) if last.without_kinds else out
+        out = self._executor.without_kinds(out) if last.without_kinds else out
+        rows[last.last] = self._known(last.last, out)
         return last
+
+    def _source_rows(self, source: Source, rows: R) -> R:
+        """The rows of a source, with kinds if they are changes: upserts need not have any."""
+        changes = self.changes[source]
+        return self._known(source, rows if changes.is_insert_only else self._executor.with_kinds(rows))
+
+    def _known(self, node: Node, rows: R) -> R:
+        """The rows of a node, with what is known of them."""
+        return self._executor.with_changes(rows, self.changes[node])
 
     def _first_rows(self, rows: Mapping[Node, R]) -> dict[Node, R]:
         """What comes before the rows of the sources, in the first micro-batch."""
@@ -174,27 +197,42 @@ class JobGraph(Generic[R]):
         executor = self._executor
         if isinstance(node, Source):
             shape = self._shapes[node.name]
-            _check_source(node, executor.columns(shape))
+            columns = executor.columns(shape)
+            _check_source(node, columns)
+            self.changes[node] = source_changes(node, columns, ROW_KIND_COLUMN in columns)
             if node.name in self._initial:
                 first = executor.check_static(node.name, self._initial[node.name])
                 executor.before(f"source '{node.name}'", first, shape)
-            return executor.no_rows_like(shape)
+            return self._source_rows(node, executor.no_rows_like(shape))
         if isinstance(node, Apply):
             check_one_start(node, self._initial)
             expected = batch.check(call_of(node), inputs, node.initial_state)
             waiting += [node] if expected.waits else []
             self._side_outputs[node] = expected.side_outputs
             self.states[node] = expected.states
-            return expected.rows
+            self._outputs[node] = expected.output
+            self.changes[node] = operator_changes(node, expected.output.changes)
+            return self._known(node, expected.rows)
         if isinstance(node, Output):
             (operator,) = node.inputs
             sides = self._side_outputs[operator]
             if node.side not in sides:
                 raise unknown_output(node.side, sides)
-            return sides[node.side]
+            self.changes[node] = operator_changes(node, self._outputs[operator].changes_of(node.side))
+            return self._known(node, sides[node.side])
         if isinstance(node, Sink):
+            self.changes[node] = self.changes[node.inputs[0]]
             executor.check_sink(node.sink, inputs[0])
             return inputs[0]
+        found = self._selected(node, inputs)
+        known, columns = [self.changes[one] for one in node.inputs], executor.columns(inputs[0])
+        has_kinds = ROW_KIND_COLUMN in executor.columns(found)
+        self.changes[node] = changes_behind(node, known, columns, has_kinds)
+        return self._known(node, found)
+
+    def _selected(self, node: Node, inputs: list[R]) -> R:
+        """What a node makes of no rows; notes whether kinds stay with a selection that does not name them."""
+        executor = self._executor
         found = self._transformed(node, inputs)
         selects = isinstance(node, Transform) and node.kind == "select"
         given = executor.columns(inputs[0])
@@ -232,23 +270,12 @@ def _named(node: Node) -> Iterator[None]:
     """A failure inside says in which sink it was."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         error.add_note(f"in {node.called}")
         raise
 
 
 def _check_source(node: Source, columns: Sequence[str]) -> None:
-    has_kinds = ROW_KIND_COLUMN in columns
-    if node.changelog and not has_kinds:
-        raise SchemaError(
-            f"it is declared as a changelog but has no column '{ROW_KIND_COLUMN}' (+I, -U, +U, -D); add one, or leave "
-            "changelog out"
-        )
-    if node.changelog is False and has_kinds:
-        raise SchemaError(
-            f"it is declared as no changelog but has the column '{ROW_KIND_COLUMN}'; drop the column, or leave "
-            "changelog=False out"
-        )
     for name in (node.times.event_time, *_names(node.times.sequence)):
         if name is not None and name not in columns:
             raise SchemaError(f"there is no column '{name}'; there are {', '.join(columns)}")

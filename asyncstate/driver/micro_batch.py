@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple
 
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.config import Config
 from asyncstate.driver.executor import Executor, Feed, Planned, Prepared, R, Stage
 from asyncstate.driver.marks import UNKNOWN, Origin
@@ -102,6 +103,7 @@ class Applied:
     waiting: str | None
     route: list[int]
     records: list[CommitRecord]
+    output: OutputSpec
     stage: Stage[Any] | None = None
     plan_seconds: float = 0.0
     stage_seconds: float = 0.0
@@ -148,6 +150,7 @@ class MicroBatch(Generic[R]):
         self._first_stages: list[Stage[R]] = []
         self.stateless: dict[str, R] = {}
         """The rows of stateless operators, which report nothing."""
+        self._stateless_changes: dict[str, Changelog] = {}
 
     def apply(
         self,
@@ -162,6 +165,7 @@ class MicroBatch(Generic[R]):
         drop_seen: bool | Sequence[bool] = False,
         options: Mapping[str, object] | None = None,
         initial_state: Any = None,
+        changes: Changelog | Sequence[Changelog | None] | None = None,
     ) -> R:
         """Run ``operator`` over this micro-batch's rows of ``inputs``; its output with a ``row_kind`` column.
 
@@ -177,7 +181,10 @@ class MicroBatch(Generic[R]):
         settings of this operator. ``uid`` ties the operator to its state in the checkpoint: keep it when the
         job changes. ``initial_state`` is what the operator starts from in its first micro-batch, when the checkpoint
         has nothing of it, and only then: a DataFrame of rows that come before those of ``inputs`` (of several inputs
-        one each, or None), or ``{name of a state: DataFrame of the key's columns and "value"}``.
+        one each, or None), or ``{name of a state: DataFrame of the key's columns and "value"}``. ``changes``: what the
+        rows of an input are, ``Changelog.insert_only()``, ``Changelog.retract()`` or ``Changelog.upsert("id")``; with
+        two inputs one entry for each. It is known of a DataFrame that ``apply`` or ``side_output`` has returned; of any
+        other one, also one made of such a DataFrame, a column ``row_kind`` means ``Changelog.retract()``.
 
         The result can be read any number of times, or not at all, until the function returns. Raises
         SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read,
@@ -186,8 +193,12 @@ class MicroBatch(Generic[R]):
         A stateless operator does not run here but in whatever reads its rows, which then raises its OperatorErrors. It
         takes ``event_time`` and ``options``; what needs state or a report is refused.
         """
-        call = Call(operator, uid, key, event_time, watermark_delay, order_by, sequence, drop_seen, options)
-        return self.run(InTask(call), inputs, initial_state)
+        call = Call(
+            operator, uid, key, event_time, watermark_delay, order_by, sequence, drop_seen, options, changes
+        )
+        rows = self.run(InTask(call), inputs, initial_state)
+        output = self.applied[uid].output.changes if uid in self.applied else self._stateless_changes[uid]
+        return self._known(rows, f"operator '{uid}' ({type(operator).__name__})", output)
 
     def run(
         self,
@@ -211,6 +222,10 @@ class MicroBatch(Generic[R]):
         assert ran[-1].stage is not None  # the last operator of a task has its rows
         rows: R = ran[-1].stage.rows
         return rows
+
+    def _known(self, rows: R, origin: str, changes: Changelog) -> R:
+        """The rows, with what is known of them."""
+        return self._frame.executor.with_changes(rows, replace(changes, origin=origin))
 
     def plan(self, task: InTask, inputs: Sequence[R | Feed]) -> Planned:
         """What ``run`` would run, for a stage that gets its rows."""
@@ -308,6 +323,7 @@ class MicroBatch(Generic[R]):
             waiting=why_rows_wait(spec.uid, spec.operator, spec.inputs),
             route=[spec.inputs[0].key.index(name) for name in spec.inputs[0].route_by],
             records=records,
+            output=one.output,
         )
 
     @property
@@ -337,6 +353,7 @@ class MicroBatch(Generic[R]):
             {name: no_rows(uid, schema) for name, schema in checked.output.side_outputs.items()},
             why_rows_wait(uid, operator, checked.ready) is not None,
             [f"{state.name} ({state.kind.replace('_', ' ')})" for state in checked.states],
+            checked.output,
         )
 
     def schema(self, rows: R) -> pa.Schema:
@@ -373,8 +390,8 @@ class MicroBatch(Generic[R]):
             )
         stage = self.applied[uid].stage
         assert stage is not None  # operators with side outputs are the last ones of their tasks
-        rows: R = stage.side(name)
-        return rows
+        changes = self.applied[uid].output.changes_of(name)
+        return self._known(stage.side(name), f"side output '{uid}.{name}'", changes)
 
     @property
     def failed_uids(self) -> list[str]:
@@ -408,6 +425,7 @@ class MicroBatch(Generic[R]):
         rows = self.stateless[call.uid] = self._frame.executor.stateless(
             spec, checked.output.schema, inputs[0]
         )
+        self._stateless_changes[call.uid] = checked.output.changes
         return rows
 
     def _check(self, call: Call, inputs: Sequence[R], route: tuple[str, ...] = ()) -> _Checked:
@@ -450,7 +468,7 @@ class MicroBatch(Generic[R]):
             check_fingerprint(call.uid, stored.schema, declared.schemas)
         sent = output if after is None else OutputSpec(after.schema, output.side_outputs)
         spec = self._task_spec(call, checked, self._parallelism(call.uid, checked.config, stored))
-        return Prepared(spec, after, sent, checked.specs.delays, declared)
+        return Prepared(spec, after, sent, checked.specs.delays, declared, output)
 
     def routed_output(self, call: Call, inputs: Sequence[R], route: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Columns of what ``call`` puts out that have the values its rows are routed by; none if rows leave beside
@@ -558,12 +576,13 @@ class MicroBatch(Generic[R]):
 
 class Expected(NamedTuple, Generic[R]):
     """No rows, with the columns of an operator's output and of its side outputs; whether rows wait for the watermark;
-    what states it keeps, each in words."""
+    what states it keeps, each in words; what its outputs are."""
 
     rows: R
     side_outputs: Mapping[str, R]
     waits: bool
     states: Sequence[str]
+    output: OutputSpec
 
 
 class _Checked(NamedTuple):

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.driver.executor import Executor, R
-from asyncstate.errors import ConfigurationError, JobError
+from asyncstate.errors import ConfigurationError, JobError, SchemaError
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import (
@@ -24,6 +25,7 @@ from asyncstate.runtime import (
     OrderBy,
     SequenceBy,
     drop_seen_of_inputs,
+    each_input,
     keys_of_inputs,
     names_files,
     sequences_of_inputs,
@@ -49,6 +51,7 @@ class Call:
     sequence: SequenceBy = None
     drop_seen: bool | Sequence[bool] = False
     options: Mapping[str, object] | None = None
+    changes: Changelog | Sequence[Changelog | None] | None = None
 
 
 class Before(NamedTuple):
@@ -107,7 +110,28 @@ def input_specs(call: Call, inputs: Sequence[R], executor: Executor[R]) -> Input
         )
         for i, df in enumerate(inputs)
     ]
+    given = each_input("changes", uid, call.changes, count)
+    specs = [
+        spec if one is None else _with_changes(spec, one, executor.columns(df))
+        for spec, one, df in zip(specs, given, inputs, strict=True)
+    ]
     return Inputs(tuple(specs), delays)
+
+
+def _with_changes(spec: InputSpec, changes: object, columns: Sequence[str]) -> InputSpec:
+    """The input with what ``apply(changes=)`` says of it. Raises SchemaError for what cannot be."""
+    if not isinstance(changes, Changelog):
+        raise SchemaError(
+            f"{spec.name}: changes is {changes!r}; give Changelog.insert_only(), Changelog.retract() or "
+            "Changelog.upsert('key column'), with several inputs one entry for each"
+        )
+    for name in (name for key in changes.unique_keys for name in key):
+        spec.column(name)
+    if not changes.is_insert_only and ROW_KIND_COLUMN not in columns:
+        raise SchemaError(
+            f"{spec.name}: changes says {changes.text}, but it has no column '{ROW_KIND_COLUMN}' (+I, -U, +U, -D)"
+        )
+    return replace(spec, changes=changes)
 
 
 def routed(specs: Inputs, route: tuple[str, ...], stored: OperatorManifest | None) -> Inputs:

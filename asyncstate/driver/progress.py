@@ -224,7 +224,7 @@ class ProgressReports:
             return
         try:
             self._on_progress(progress)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not self._failed:
                 self._failed = True
                 _log.warning(

@@ -20,7 +20,7 @@ from typing import Final, NoReturn, cast
 
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, upserts_way_out
 from asyncstate.codec import check_key_type
 from asyncstate.config import Config
 from asyncstate.errors import JobError, SchemaError, StateAccessError, StateDeclarationError
@@ -131,14 +131,10 @@ def _checked(
     _check_keys(uid, [spec for spec in inputs if not spec.broadcast])
     check_ordered(uid, operator, inputs)
     check_sequences(uid, inputs)
-    for spec in inputs:
-        if spec.changelog and not operator.accepts_changelog:
-            raise SchemaError(
-                f"operator '{uid}' ({type(operator).__name__}) cannot take rows back, but {spec.name} is a changelog "
-                "(it has a row_kind column); drop that column if every row is an insert, or put an operator that "
-                "accepts changelogs here"
-            )
+    _check_takes_back(uid, operator, inputs)
     output = bound(uid, operator, inputs)
+    _check_upserts(uid, operator, inputs)
+    _check_upsert_output(uid, operator, inputs, output)
     _check_late_outputs(uid, operator, inputs, output)
     check_meaning(uid, original, inputs, meaning)
     context = TaskContext(uid, inputs, output, config, cast(StateSink, _NoState()), stored)
@@ -147,6 +143,59 @@ def _checked(
     states = context.opened()
     _check_keeps_nothing(uid, operator, states, stored)
     return output, states
+
+
+def _check_takes_back(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> None:
+    """Raise SchemaError for a changelog that goes to an operator which cannot take rows back."""
+    if operator.accepts_changelog:
+        return
+    for spec in inputs:
+        if spec.changelog:
+            raise SchemaError(
+                f"operator '{uid}' ({type(operator).__name__}) cannot take rows back, but {spec.name} is a changelog "
+                f"({changes_text(spec)}). Apply it to rows before they become a changelog, or put an operator that "
+                "accepts changelogs here; rows of a source that are all insertions are declared so with "
+                "mode='insert-only'"
+            )
+
+
+def _check_upserts(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> None:
+    """Raise SchemaError for upserts that go to an operator which needs the row before each change."""
+    takes = operator.takes_upserts(inputs)
+    if len(takes) != len(inputs):
+        raise SchemaError(
+            f"operator '{uid}' ({type(operator).__name__}): takes_upserts() has {len(takes)} entries for "
+            f"{len(inputs)} inputs; return one for each"
+        )
+    for taken, spec in zip(takes, inputs, strict=True):
+        if spec.changes.is_upsert and not taken:
+            raise SchemaError(
+                f"operator '{uid}' ({type(operator).__name__}) needs the row before each change, but {spec.name} does "
+                f"not have it ({changes_text(spec)}); {upserts_way_out(spec.changes)}"
+            )
+
+
+def changes_text(spec: InputSpec) -> str:
+    """What the rows of an input are, and of whom."""
+    return f"{spec.changes.text}, of {spec.changes.origin}" if spec.changes.origin else spec.changes.text
+
+
+def _check_upsert_output(
+    uid: str, operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec
+) -> None:
+    """Raise SchemaError for an upsert key whose rows may come from several partitions, which have no order."""
+    key = output.changes.upsert_key
+    if key is None or operator.stateless:
+        return
+    keyed = next(spec for spec in inputs if not spec.broadcast)
+    kept = [*operator.keyed_output(inputs), keyed.key]
+    if not any(set(columns) <= set(key) for columns in kept):
+        raise SchemaError(
+            f"operator '{uid}' ({type(operator).__name__}): bind() declares upserts by ({', '.join(key)}), which does "
+            f"not have the key ({', '.join(keyed.key)}) of {keyed.name}: changes of one row would come from several "
+            "partitions, in no order. Let the upsert key have the key's columns, or say with keyed_output() which "
+            "columns have them"
+        )
 
 
 def _check_keys(uid: str, inputs: Sequence[InputSpec]) -> None:

@@ -47,6 +47,7 @@ from asyncstate.spark.columns import (
     quoted,
     slots_of,
 )
+from asyncstate.spark.facts import known_changes
 from asyncstate.spark.failures import marked
 from asyncstate.spark.local_phase import first_rows, put_together
 from asyncstate.spark.reports import Onward
@@ -79,7 +80,8 @@ def input_spec(
             f"{name}: column '{ROW_KIND_COLUMN}' is of type {kinds[0].dataType.simpleString()}; a changelog "
             "has strings (+I, -U, +U, -D) there; cast or rename it"
         )
-    return InputSpec(_arrow_schema(columns, name), key, event_time, bool(kinds), name, broadcast)
+    changes = known_changes(df, bool(kinds))
+    return InputSpec(_arrow_schema(columns, name), key, event_time, changes, name, broadcast)
 
 
 def arrow_schema_of(rows: DataFrame | StructType) -> pa.Schema:

@@ -15,13 +15,14 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.driver.executor import Feed, Initial, Prepared
 from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
+from asyncstate.spark.facts import insertions, with_changes
 from asyncstate.spark.failures import rows_explained, stage_explained
 from asyncstate.spark.inputs import before, initial_of, nothing, static
 from asyncstate.spark.local_phase import can_limit, runs_locally
@@ -81,6 +82,14 @@ class SparkExecutor:
     def without_kinds(self, rows: DataFrame) -> DataFrame:
         """See ``Executor``."""
         return rows.drop(ROW_KIND_COLUMN)
+
+    def with_kinds(self, rows: DataFrame) -> DataFrame:
+        """See ``Executor``."""
+        return insertions(rows)
+
+    def with_changes(self, rows: DataFrame, changes: Changelog) -> DataFrame:
+        """See ``Executor``."""
+        return with_changes(rows, changes)
 
     def concat(self, first: DataFrame, then: DataFrame) -> DataFrame:
         """See ``Executor``."""

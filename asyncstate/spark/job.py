@@ -10,13 +10,14 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.sql.types import StructType
 
+from asyncstate.changelog import ChangelogMode
 from asyncstate.clock import Clock, SystemClock
 from asyncstate.config import Config, resolve
 from asyncstate.dataflow import NodeFigures, Stream, draw, explain
@@ -38,7 +39,8 @@ from asyncstate.spark.inputs import BATCH, Packing, check_streaming, with_inputs
 from asyncstate.spark.micro_batch import MicroBatch
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.session import settle_session, unsaid_failure
-from asyncstate.spark.stopping import Stopping
+from asyncstate.spark.starting import query_place, trigger_of
+from asyncstate.spark.stopping import Stopping, call_to_its_end
 from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
@@ -188,13 +190,18 @@ class StreamingJob:
         sequence: SequenceBy = None,
         drop_seen: bool = False,
         initial: DataFrame | None = None,
+        mode: ChangelogMode | str | None = None,
+        primary_key: str | Sequence[str] | None = None,
     ) -> Stream:
         """Declare rows from outside, read from a streaming DataFrame; see ``docs/dataflow.md``.
 
         What is said of their time and order holds for every operator that gets them, until one puts out rows of its
-        own. ``changelog=True``: they must have a column ``row_kind``. ``initial``: rows that come before all of the
-        stream, in the job's first micro-batch, such as the table whose changes the stream has. A job has sources or a
-        function, not both.
+        own. ``mode``: "insert-only" (the default of rows without a column ``row_kind``), "retract" (that of rows with
+        one: a change takes the whole row before it back; ``changelog=True`` for short), or "upsert": a row replaces the
+        one with the same ``primary_key``, and of a -D only the key counts. If a micro-batch can have several changes of
+        a key, ``sequence`` tells their order. ``primary_key``: columns that identify a row of the table. ``initial``:
+        rows that come before all of the stream, in the job's first micro-batch, such as the table whose changes the
+        stream has. A job has sources or a function, not both.
         """
         self._check_no_function("sources")
         if self._inputs.frames:
@@ -203,7 +210,7 @@ class StreamingJob:
             )
         check_streaming(name, df)
         times = Times(event_time, watermark_delay, sequence, drop_seen)
-        stream = self._graph.source(name, df, times, changelog, initial)
+        stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
         self._sources.add(name, df)
         return stream
 
@@ -218,7 +225,8 @@ class StreamingJob:
         Raises JobError as ``check`` does.
         """
         self.check()
-        return explain(self._graph.flow, self._figures(), self._graph.places, self._graph.states)
+        graph = self._graph
+        return explain(graph.flow, self._figures(), graph.places, graph.states, graph.changes)
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name} {value}" for name, value in self._facts())
@@ -260,18 +268,23 @@ class StreamingJob:
     ) -> StreamingQuery:
         """Check the graph and start one query over all its sources; or over the ``inputs`` of a function.
 
-        ``trigger``: as of Spark (``{"availableNow": True}``), or a text such as ``"10 seconds"``. Spark keeps the
-        sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with ``-query`` behind its
-        name; it knows sources by their order. ``options``: of Spark's stream writer. ``progress``: show a
-        ``progress_bar``.
+        ``trigger``: a time such as ``"10 seconds"``, ``"availableNow"``, or as of Spark (``{"availableNow": True}``).
+        Spark keeps the sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with
+        ``-query`` behind its name; it knows sources by their order. ``options``: of Spark's stream writer.
+        ``progress``: show a ``progress_bar``. Raises ConfigurationError for a trigger that is none, and for a place
+        that Spark cannot use. After an error the job can be started again.
         """
-        packed, process = self._started()
-        place = query_checkpoint or f"{str(self.config.checkpoint_dir).rstrip('/')}-query"
-        writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
-        writer = writer.option("checkpointLocation", place)
-        if trigger is not None:
-            writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
-        self._query = query = writer.start()
+        how = trigger_of(trigger, self.name)
+        place = query_place(self._spark, str(self.config.checkpoint_dir), query_checkpoint)
+        before = self._function, self._on_batch
+        try:
+            packed, process = self._started()
+            writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
+            writer = writer.option("checkpointLocation", place)
+            self._query = query = (writer.trigger(**how) if how else writer).start()
+        except BaseException:
+            self._function, self._on_batch = before  # it can be started once what is wrong is mended
+            raise
         if progress:
             self.progress_bar(query)
         return query
@@ -426,7 +439,12 @@ class StreamingJob:
         if self._function is None:
             raise JobError(f"job '{self.name}' has no function; decorate one with @job.micro_batch")
         function = self._function
-        self._driver.run(lambda batch: function(df, batch), batch_id, final, df.schema.json())
+        self._driver.run(
+            lambda batch: call_to_its_end(lambda: function(df, batch), batch_id),
+            batch_id,
+            final,
+            df.schema.json(),
+        )
 
 
 def _check_call(df: object, batch_id: object) -> None:

@@ -19,11 +19,14 @@ from asyncstate.dataflow import Transform, Union
 from asyncstate.errors import SchemaError
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
 from asyncstate.spark.columns import quoted
+from asyncstate.spark.facts import insertions
 
 
 def transformed(node: Transform | Union, inputs: Sequence[DataFrame], kinds: bool = False) -> DataFrame:
     """The rows of a node that Spark computes; ``kinds``: a selection has ``row_kind`` besides what it names."""
     if isinstance(node, Union):
+        if any(ROW_KIND_COLUMN in df.columns for df in inputs):
+            inputs = [insertions(df) for df in inputs]
         return functools.reduce(DataFrame.unionByName, inputs)
     if node.kind == "transform":
         return _transformed(node, inputs)

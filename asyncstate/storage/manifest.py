@@ -24,6 +24,7 @@ EMPTY_LINEAGE: Final = ""
 MANIFESTS: Final = "manifests/"
 PARALLELISM_MAX: Final = 32_768
 _TYPE_DEPTH_MAX: Final = 200
+_SIZE_BYTES_MAX: Final = (1 << 63) - 1
 _LOCAL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MANIFEST: Final = re.compile(r"manifests/(\d+)\.e(\d+)\.(\d+)\.json")
 _MANIFEST_1: Final = re.compile(r"manifests/\d+\.json")
@@ -228,6 +229,8 @@ def _impossible(manifest: Manifest) -> Iterator[str]:
         if not 1 <= count <= PARALLELISM_MAX:
             yield f"has {count} as {what}, which is 1 to {PARALLELISM_MAX}"
     for file in manifest.files():
+        if not 0 <= file.size_bytes <= _SIZE_BYTES_MAX:
+            yield f"gives the checkpoint file {file.name!r} {file.size_bytes} bytes"
         if not is_file_name(file.name):
             yield f"names the checkpoint file {file.name!r}, which may lie outside of the checkpoint"
     for operator in manifest.operators.values():
@@ -235,6 +238,9 @@ def _impossible(manifest: Manifest) -> Iterator[str]:
             for local_name in partition.snapshot.files if partition.snapshot else ():
                 if not _LOCAL_NAME.fullmatch(local_name):
                     yield f"has a snapshot with the local file {local_name!r}, which is no name of a RocksDB file"
+        for spec in operator.states:
+            if not spec.types:
+                yield f"has no types of state {spec.name!r} of operator {operator.uid!r}"
         for text in [
             *operator.schema.values(),
             *(t for spec in operator.states for t in spec.types.values()),
@@ -280,7 +286,7 @@ def _unsealed(data: bytes, name: str, what: str, kind: type[T]) -> T:
         raise other_format(name, found)
     try:
         return msgspec.json.decode(payload, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointCorruptionError(f"{name} does not fit checkpoint format {found}: {error}") from error
 
 

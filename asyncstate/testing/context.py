@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from asyncstate.changelog import RowKind
+from asyncstate.changelog import INSERT_ONLY, RETRACT, RowKind
 from asyncstate.codec.times import event_times
 from asyncstate.config import resolve
 from asyncstate.errors import JobError
@@ -91,9 +91,9 @@ class FakeContext:
         schemas = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         check_num_inputs(_UID, operator, len(schemas))
         keys = keys_of_inputs(_UID, key, len(schemas), operator.broadcast_input)
+        changes = RETRACT if operator.accepts_changelog else INSERT_ONLY
         self._specs = [
-            InputSpec(schema, keys[i], event_time, operator.accepts_changelog, f"input {i}")
-            for i, schema in enumerate(schemas)
+            InputSpec(schema, keys[i], event_time, changes, f"input {i}") for i, schema in enumerate(schemas)
         ]
         output = bound(_UID, operator, self._specs)
         calls = OutsideCalls(_UID, None, operator.open_calls, operator.close_calls)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
+from asyncstate.changelog import INSERT_ONLY, RETRACT, Changelog
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.display import html_table, quietly, time_text
@@ -127,11 +128,12 @@ class OperatorHarness:
     ``order_by`` is as in a job's ``apply``: a column or a list of columns, with
     several inputs one entry for each, None where rows come as they are; so are ``sequence`` and ``drop_seen``. The
     operator's broadcast input has no key:
-    its entry in ``key`` is None or left out. Rows pushed with kinds make an input a
-    changelog; declare it with ``changelog`` (default: the operator accepts changelogs). ``checkpoint`` is the place of
-    the checkpoint, a path or a URI; by default it lies in ``folder``, beside the local stores. ``store_through`` is
-    given each leased store and returns what the operator reads instead, such as a FaultyStore around it. A stateless
-    operator gets the rows of a micro-batch as one part, whatever the ``parallelism``, and ``key`` is None.
+    its entry in ``key`` is None or left out. ``changelog``: whether rows of an input have kinds, or a ``Changelog``
+    that says how they change its table, and what identifies a row (default: whether the operator accepts changelogs).
+    ``checkpoint`` is the place of the checkpoint, a path or a URI; by default it lies in ``folder``, beside the
+    local stores. ``store_through`` is given each leased store and returns what the operator reads instead, such as
+    a FaultyStore around it. A stateless operator gets the rows of a micro-batch as one part, whatever the
+    ``parallelism``, and ``key`` is None.
     ``initial_state`` is what a new operator starts from, as of a job's ``apply``: rows that come before all others of
     its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
     several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``. ``worker``: what
@@ -149,7 +151,7 @@ class OperatorHarness:
         *,
         event_time: str | Sequence[str | None] | None = None,
         watermark_delay: Delay | Sequence[Delay] = None,
-        changelog: bool | Sequence[bool] | None = None,
+        changelog: bool | Changelog | Sequence[bool | Changelog] | None = None,
         order_by: OrderBy = None,
         sequence: SequenceBy = None,
         drop_seen: bool | Sequence[bool] = False,
@@ -177,13 +179,13 @@ class OperatorHarness:
         orders = sort_keys_of_inputs(uid, order_by, count)
         sequences = sequences_of_inputs(uid, sequence, count)
         drops = drop_seen_of_inputs(uid, drop_seen, sequences)
-        changelogs = _changelogs(uid, operator.accepts_changelog if changelog is None else changelog, count)
+        changes = _changes(uid, operator.accepts_changelog if changelog is None else changelog, count)
         self._specs = tuple(
             InputSpec(
                 schema,
                 keys[i],
                 times[i],
-                changelogs[i],
+                changes[i],
                 f"input {i}",
                 i == operator.broadcast_input,
                 orders[i],
@@ -370,7 +372,7 @@ class OperatorHarness:
         settings: dict[str, Any] = {
             "event_time": [spec.event_time for spec in self._specs],
             "watermark_delay": self._delays,
-            "changelog": [spec.changelog for spec in self._specs],
+            "changelog": [spec.changes for spec in self._specs],
             "order_by": orders if len(orders) > 1 else orders[0],
             "sequence": sequences if len(sequences) > 1 else sequences[0],
             "drop_seen": [spec.drop_seen for spec in self._specs],
@@ -609,10 +611,13 @@ def _key(key: Any, count: int) -> Any:
     return key
 
 
-def _changelogs(uid: str, changelog: bool | Sequence[bool], count: int) -> list[bool]:
+def _changes(
+    uid: str, changelog: bool | Changelog | Sequence[bool | Changelog], count: int
+) -> list[Changelog]:
     given = each_input("changelog", uid, changelog, count)
-    if not all(isinstance(one, bool) for one in given):
+    if not all(isinstance(one, bool | Changelog) for one in given):
         raise JobError(
-            f"operator '{uid}': changelog is {changelog!r}; give True or False, or one of them for each input"
+            f"operator '{uid}': changelog is {changelog!r}; give True, False or a Changelog, or one of them for each "
+            "input"
         )
-    return given
+    return [one if isinstance(one, Changelog) else RETRACT if one else INSERT_ONLY for one in given]

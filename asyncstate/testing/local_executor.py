@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog
 from asyncstate.codec import key_groups
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.driver.chain import Link, RunPartition, run_chain
@@ -51,6 +51,8 @@ class LocalRows:
 
     schema: pa.Schema
     batches: tuple[pa.RecordBatch, ...] = ()
+    changes: Changelog | None = None
+    """What is known of the rows."""
 
     @staticmethod
     def of(batch: pa.RecordBatch) -> LocalRows:
@@ -124,8 +126,9 @@ class LocalExecutor:
         self, rows: LocalRows, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool
     ) -> InputSpec:
         """See ``Executor``."""
-        changelog = ROW_KIND_COLUMN in rows.schema.names
-        return InputSpec(self.schema(rows), key, event_time, changelog, name, broadcast)
+        unknown = RETRACT if ROW_KIND_COLUMN in rows.schema.names else INSERT_ONLY
+        changes = unknown if rows.changes is None else rows.changes
+        return InputSpec(self.schema(rows), key, event_time, changes, name, broadcast)
 
     def no_rows(self, uid: str, schema: pa.Schema) -> LocalRows:
         """See ``Executor``."""
@@ -144,6 +147,8 @@ class LocalExecutor:
     ) -> LocalRows:
         """See ``Executor``."""
         if isinstance(node, Union):
+            if any(ROW_KIND_COLUMN in one.schema.names for one in inputs):
+                inputs = [self.with_kinds(one) for one in inputs]
             return functools.reduce(_by_name, inputs)
         (rows,) = inputs
         return LocalRows.of(transformed(node, rows.batch))
@@ -153,6 +158,18 @@ class LocalExecutor:
         if ROW_KIND_COLUMN not in rows.schema.names:
             return rows
         return _selected(rows, [name for name in rows.schema.names if name != ROW_KIND_COLUMN])
+
+    def with_kinds(self, rows: LocalRows) -> LocalRows:
+        """See ``Executor``."""
+        if ROW_KIND_COLUMN in rows.schema.names:
+            return rows
+        kinds = (pa.array(["+I"] * one.num_rows, pa.string()) for one in rows.batches)
+        batches = (one.append_column(_KIND, kind) for one, kind in zip(rows.batches, kinds, strict=True))
+        return LocalRows(rows.schema.append(_KIND), tuple(batches))
+
+    def with_changes(self, rows: LocalRows, changes: Changelog) -> LocalRows:
+        """See ``Executor``."""
+        return replace(rows, changes=changes)
 
     def concat(self, first: LocalRows, then: LocalRows) -> LocalRows:
         """See ``Executor``."""

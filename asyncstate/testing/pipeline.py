@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, ChangelogMode
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import read_schema
 from asyncstate.dataflow import (
@@ -32,6 +32,7 @@ from asyncstate.dataflow import (
     draw,
     explain,
 )
+from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times
 from asyncstate.display import html_table, time_text
 from asyncstate.durations import Duration, microseconds
@@ -49,8 +50,9 @@ _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
 @dataclass(frozen=True)
 class PipelineSource:
     """A source as ``StreamingJob.source`` declares it; ``schema``: its columns, without ``row_kind``, a pyarrow schema
-    or Spark DDL text. ``initial``: rows that come before all pushed ones, in the first micro-batch: a list of tuples or
-    dicts, or a RecordBatch; kinds stand in a column ``row_kind``."""
+    or Spark DDL text. ``mode``: what its rows are, "insert-only", "retract" (``changelog=True`` for short) or "upsert"
+    by ``primary_key``; rows of the latter two have kinds. ``initial``: rows that come before all pushed ones, in the
+    first micro-batch: a list of tuples or dicts, or a RecordBatch; kinds stand in a column ``row_kind``."""
 
     schema: pa.Schema
     event_time: str | None = None
@@ -59,6 +61,8 @@ class PipelineSource:
     sequence: SequenceBy = None
     drop_seen: bool = False
     initial: InitialRows | None = None
+    mode: ChangelogMode | str | None = None
+    primary_key: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema", read_schema(self.schema, "source"))
@@ -97,6 +101,8 @@ class PipelineHarness:
         pipeline(**{name: self._declared(name, source) for name, source in sources.items()})
         self._pending: dict[str, list[pa.RecordBatch]] = {name: [] for name in sources}
         self._operators: dict[str, OperatorHarness] = {}
+        self.changes: dict[Node, Changelog] = {}
+        """What the rows of each node are."""
         self._schemas = self._opened()
         self._watermark = MIN_WATERMARK
         self._finished = False
@@ -106,7 +112,8 @@ class PipelineHarness:
 
     def _declared(self, name: str, source: PipelineSource) -> Stream:
         times = Times(source.event_time, source.watermark_delay, source.sequence, source.drop_seen)
-        return self.flow.add_source(name, times, source.changelog, source.schema)
+        told = None if source.mode is not None and not source.changelog else source.changelog
+        return self.flow.add_source(name, times, told, source.schema, source.mode, source.primary_key)
 
     # -- rows ---------------------------------------------------------------------------------------------
 
@@ -180,7 +187,7 @@ class PipelineHarness:
 
     def explain(self) -> str:
         """The dataflow as text."""
-        return explain(self.flow)
+        return explain(self.flow, changes=self.changes)
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name} {value}" for name, value in self._facts())
@@ -246,24 +253,33 @@ class PipelineHarness:
             if node.name in self._starts:
                 what, given = f"source '{node.name}'", self._starts[node.name]
                 self._initial[node] = initial_rows(what, given, node.schema, bool(node.changelog))
-            return _no_rows(_schema_of(node))
+            schema = _schema_of(node)
+            self.changes[node] = source_changes(node, schema.names, ROW_KIND_COLUMN in schema.names)
+            return _no_rows(schema)
         if isinstance(node, Output):
             sides = self._operators[node.inputs[0].name].outputs
-            return _no_rows(pa.schema([*sides.side(node.side), _KIND]))
+            side = sides.side(node.side)
+            self.changes[node] = operator_changes(node, sides.changes_of(node.side))
+            return _no_rows(pa.schema([*side, _KIND]))
+        known = [self.changes[one] for one in node.inputs]
         if not isinstance(node, Apply):
-            return _through(node, inputs)
+            found = _through(node, inputs)
+            has_kinds = ROW_KIND_COLUMN in found.schema.names
+            self.changes[node] = changes_behind(node, known, inputs[0].schema.names, has_kinds)
+            return found
         check_one_start(node, self._starts)
         arguments = node.arguments()
         options = {**self._settings["options"], **arguments.pop("options")}
         harness = OperatorHarness(
             node.operator,
             [pa.schema([field for field in one.schema if field.name != ROW_KIND_COLUMN]) for one in inputs],
-            changelog=[ROW_KIND_COLUMN in one.schema.names for one in inputs],
+            changelog=known,
             initial_state=node.initial_state,
             **arguments,
             **{**self._settings, "options": options},
         )
         self._operators[node.name] = harness
+        self.changes[node] = operator_changes(node, harness.outputs.changes)
         return _no_rows(pa.schema([*harness.output_schema, _KIND]))
 
     def _run(self, final: bool, crash_before: str | None) -> dict[str, list[OutputRow]]:
@@ -364,6 +380,7 @@ def _rows_of(batches: Sequence[pa.RecordBatch]) -> int:
 
 def _through(node: Node, inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     if isinstance(node, Union):
+        inputs = _with_kinds(inputs)
         names = inputs[0].schema.names
         for other in inputs[1:]:
             if sorted(other.schema.names) != sorted(names):
@@ -408,3 +425,14 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 def _schema_of(source: Source) -> pa.Schema:
     assert source.schema is not None
     return pa.schema([*source.schema, *([_KIND] if source.changelog else [])])
+
+
+def _with_kinds(inputs: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+    """Where some have kinds, those of the others are insertions."""
+    have = [ROW_KIND_COLUMN in one.schema.names for one in inputs]
+    if not any(have):
+        return inputs
+    return [
+        one if has else one.append_column(_KIND, pa.array(["+I"] * one.num_rows, pa.string()))
+        for one, has in zip(inputs, have, strict=True)
+    ]

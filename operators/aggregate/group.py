@@ -3,8 +3,8 @@
 Owns: the operator. When to emit what is decided in ``operators.core.changelog``, what the aggregates are in
 ``operators.aggregate.aggregates``.
 Invariant: after every bundle the netted output is the aggregation of the netted input.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
-``local_phase``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors`` and ``local_phase``.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalPhase
-from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.columns import Columns
 from asyncstate.state.expiring.ttl import Ttl
 
 from ..core.arrays import BoolArray, Int64Array, place_in_run, row_ids
 from ..core.changelog import arrival_order, distinct, net_changes, take_changes
-from ..core.checks import KeepsKey, check_choice, check_distinct_names
+from ..core.checks import KeepsKey, check_choice, check_distinct_names, keyed_changes
 from ..core.netting import net_by_content
 from ..core.segments import Groups, content_of
 from .declared import Aggregate
@@ -94,7 +95,12 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         """See ``BundleOperator``: the rows of a key share its state."""
         return self.state_bytes
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    @property
+    def nets_output(self) -> bool:  # type: ignore[override]  # of the object: by what it emits
+        """See ``Operator``."""
+        return self.emit == "net"
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Key columns and a column an aggregate."""
         spec = inputs[0]
         if not spec.key and not self.aggregates:
@@ -103,7 +109,9 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
             )
         fields = [*spec.key_schema, *self._plan(spec).result_fields]
         check_distinct_names([field.name for field in fields], self.owner)
-        return pa.schema(fields)
+        if not self.aggregates and not spec.changelog and self.ttl is None:
+            return OutputSpec(pa.schema(fields), changes=Changelog.insert_only(spec.key))
+        return OutputSpec(pa.schema(fields), changes=keyed_changes(spec.key, self.emit_update_before))
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

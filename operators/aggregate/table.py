@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import RowKind
+from asyncstate.changelog import Changelog, RowKind
 from asyncstate.codec.sorting import rows_by
-from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.expiring.ttl import Ttl
 
 from ..core.arrays import (
@@ -62,12 +62,12 @@ class GroupTableAggregate(KeepsKey, KeyAggregateOperator):
     def __init__(self, aggregate: Aggregate, ttl: Ttl = None) -> None:
         super().__init__([aggregate], ttl)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Key columns and those of the function's rows."""
         part = self._part(self._plan(inputs[0]))
         fields = [*inputs[0].key_schema, *part.row_schema]
         check_distinct_names([field.name for field in fields], self.owner)
-        return pa.schema(fields)
+        return OutputSpec(pa.schema(fields), changes=Changelog.retract())
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

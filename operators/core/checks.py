@@ -2,7 +2,7 @@
 
 Owns: ``Named``, ``KeepsKey`` and the checks. Each raises SchemaError that names the operator (``owner``) and the input
 or the parameter.
-Must not import anything of ``asyncstate`` but ``errors`` and ``operator``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``errors`` and ``operator``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from asyncstate.changelog import Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
 
@@ -73,9 +74,30 @@ def check_insert_only(spec: InputSpec, owner: str, instead: str) -> None:
     """The input takes no rows back; ``instead`` names what can."""
     if spec.changelog:
         raise SchemaError(
-            f"{owner}: {spec.name} is a changelog, but rows cannot be taken back here; put {owner} before the "
-            f"operator that makes the changelog, or use {instead}"
+            f"{owner}: {spec.name} is a changelog{_of(spec)}, but rows cannot be taken back here; put {owner} before "
+            f"the operator that makes the changelog, or use {instead}"
         )
+
+
+def check_whole_updates(spec: InputSpec, owner: str) -> None:
+    """No condition on other columns than the key has let one half of an update pass and held the other one back."""
+    by = sorted(column for column in spec.changes.filtered_by if column not in spec.key)
+    if by:
+        what = ", ".join(repr(column) for column in by if column.isprintable()) or "what a function says"
+        raise SchemaError(
+            f"{owner}: {spec.name}{_of(spec)} is filtered by {what}, which is not in the key ({', '.join(spec.key)}): "
+            "when an update changes it, the new row may be left out while the old one stays. Put where() behind "
+            f"{owner}, or give the condition to ChangelogNormalize(condition=...)"
+        )
+
+
+def keyed_changes(key: Sequence[str], emit_update_before: bool) -> Changelog:
+    """The changes of a row a key."""
+    return Changelog.retract(tuple(key)) if emit_update_before else Changelog.upsert(*key)
+
+
+def _of(spec: InputSpec) -> str:
+    return f" of {spec.changes.origin}" if spec.changes.origin else ""
 
 
 def check_distinct_names(names: Sequence[str], owner: str) -> None:

@@ -2,7 +2,7 @@
 
 Owns: ``LateRows``, which counts them and puts them out, and what operators declare and refuse of their output.
 Invariant: a late row is counted whether it is put out or dropped, and is put out once, with its kind.
-Must not import anything of ``asyncstate`` but ``errors`` and ``operator``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``errors`` and ``operator``.
 
 Source: ``sideOutputLateData`` of Flink's ``WindowedStream``.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 
@@ -46,9 +47,12 @@ def check_late_pair(late_outputs: object, owner: str) -> None:
         check_late_output(name, "event", owner)
 
 
-def with_late_output(schema: pa.Schema, late_output: str | None, spec: InputSpec) -> pa.Schema | OutputSpec:
-    """What ``bind`` returns: ``schema``, and the side output for late rows of ``spec`` if it is asked for."""
-    return schema if late_output is None else OutputSpec(schema).with_late_rows(late_output, spec)
+def with_late_output(
+    schema: pa.Schema, late_output: str | None, spec: InputSpec, changes: Changelog
+) -> OutputSpec:
+    """What ``bind`` returns: ``schema``, whose rows are ``changes``, and the side output for late rows of ``spec`` if
+    it is asked for."""
+    return OutputSpec(schema, changes=changes).with_late_rows(late_output, spec)
 
 
 class LateRows:

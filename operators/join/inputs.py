@@ -160,6 +160,32 @@ def kept_keys(
     return kept
 
 
+def joined_keys(kind: JoinKind, inputs: Sequence[InputSpec], output: pa.Schema) -> list[tuple[str, ...]]:
+    """What identifies a row of the join, from the unique keys of its inputs; ``output`` has left, then right columns.
+
+    A left row has at most one partner where the key identifies a right row, and the other way round. Rows that are
+    padded are known by the other side alone, so keys of a side that is padded identify nothing.
+    """
+    left, right = inputs
+    names = output.names
+    ours = [tuple(names[left.schema.get_field_index(n)] for n in key) for key in _known_keys(left)]
+    if kind in ("semi", "anti"):
+        return ours
+    at = len(left.schema)
+    theirs = [tuple(names[at + right.schema.get_field_index(n)] for n in key) for key in _known_keys(right)]
+    keys = []
+    if kind in ("inner", "left") and right.changes.identifies(right.key):
+        keys += ours
+    if kind in ("inner", "right") and left.changes.identifies(left.key):
+        keys += theirs
+    return [*keys, *((*one, *other) for one in ours for other in theirs)]
+
+
+def _known_keys(spec: InputSpec) -> list[tuple[str, ...]]:
+    """The unique keys of an input; nulls apart, which are values like others there."""
+    return [key for key in spec.changes.unique_keys if set(key) <= set(spec.schema.names)]
+
+
 def matchable_keys(keys: KeyBatch, null_safe: bool) -> BoolArray | None:
     """The unique keys (u) that can match; None if all can. A null matches nothing, unless ``null_safe``."""
     return None if null_safe else valid_rows(keys.columns)

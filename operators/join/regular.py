@@ -3,7 +3,8 @@
 Owns: the operator: its checks, its reads and writes. What is put out is decided in ``rules`` and ``matches``, what a
 bundle changes in ``changes``, how rows are stored in ``sides``.
 Invariant: after every bundle the netted output is the join of the two tables seen so far.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors``.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.changelog import accumulates
+from asyncstate.changelog import Changelog, ChangelogMode, accumulates
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
-from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.list_columns import ListColumns
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
@@ -29,7 +30,7 @@ from ..core.expiring import key_times
 from ..core.meaning import said
 from ..core.netting import Identified, net_by_content, net_by_unique_key
 from .changes import Changes, changes_of, insertions
-from .inputs import JoinCondition, TwoInputJoin, matching
+from .inputs import JoinCondition, TwoInputJoin, joined_keys, matching
 from .matches import Matches, Residual, Rows, equal_keys, join, oriented, partners
 from .rules import JoinKind, rules
 from .sides import Added, ListSide, Own, SideState, UniqueSide
@@ -103,13 +104,26 @@ class Join(TwoInputJoin):
             as_ttl(self.owner, right_ttl, "right_ttl"),
         )
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Left columns, then right columns; only the left ones for semi and anti."""
         shown = self._shown_schema(inputs)
         for unique, spec in zip(self.unique, inputs, strict=True):
             for column in unique if isinstance(unique, tuple) else ():
                 spec.column(column)
-        return shown
+        return OutputSpec(shown, changes=self._shown_changes(inputs, shown))
+
+    def _shown_changes(self, inputs: Sequence[InputSpec], shown: pa.Schema) -> Changelog:
+        # Rows that come make pairs, and let a left row be shown; where one is padded or left out they take it back.
+        only_adds = self.kind in ("inner", "semi") and not any(spec.changelog for spec in inputs)
+        mode = ChangelogMode.INSERT_ONLY if only_adds else ChangelogMode.RETRACT
+        return Changelog(mode, tuple(joined_keys(self.kind, inputs, shown)))
+
+    def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
+        """By the unique keys, which have the join key: a row that changes this is another row."""
+        return [
+            unique is not None and spec.changes.upserts_by({*spec.key, *_columns_of(unique)})
+            for unique, spec in zip(self.unique, inputs, strict=True)
+        ]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``."""
@@ -118,7 +132,7 @@ class Join(TwoInputJoin):
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of the unique keys."""
-        return [() if unique == "join_key" else unique for unique in self.unique]
+        return [None if unique is None else _columns_of(unique) for unique in self.unique]
 
     def open(self, context: OperatorContext) -> None:
         """See ``Operator``."""
@@ -297,6 +311,11 @@ def _net_alone(bundle: Bundle, rows: Int64Array) -> Int64Array:
     net = net_by_content(np.empty(0, np.int64), ids, bundle.accumulate[rows])
     left: Int64Array = rows[np.concatenate([net.missing, net.added])]
     return left
+
+
+def _columns_of(unique: Literal["join_key"] | tuple[str, ...]) -> tuple[str, ...]:
+    """The columns that identify a row beside the join key."""
+    return () if unique == "join_key" else unique
 
 
 def _unique(key: UniqueKey, side: str, owner: str) -> Literal["join_key"] | tuple[str, ...] | None:

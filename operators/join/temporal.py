@@ -33,7 +33,7 @@ from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateD
 from asyncstate.state.expiring.ttl import Ttl, TtlTime, as_ttl
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, take_rows
-from ..core.checks import TimeDomain, check_has_time, check_time_domain
+from ..core.checks import TimeDomain, check_has_time, check_time_domain, check_whole_updates
 from ..core.late import check_late_output, with_late_output
 from ..core.payload import Payload
 from .inputs import JoinCondition, TwoInputJoin, matching
@@ -105,11 +105,20 @@ class TemporalJoin(TwoInputJoin):
         self.late_output = late_output
         self.first_input = 1 if time == "processing" else None
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Left columns, then right columns."""
         for spec in inputs:
             check_has_time(spec, self.time, self.owner)
-        return with_late_output(self._shown_schema(inputs), self.late_output, inputs[0])
+        left, right = inputs
+        check_whole_updates(right, self.owner)
+        shown = self._shown_schema(inputs)
+        kept = dict(zip(left.schema.names, shown.names[: len(left.schema)], strict=True))
+        keys = (tuple(kept[name] for name in key) for key in left.changes.unique_keys)
+        return with_late_output(shown, self.late_output, left, left.changes.with_keys(keys))
+
+    def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
+        """Of versions, by their key."""
+        return [False, inputs[1].changes.upserts_by(inputs[1].key)]
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``: of left rows; late versions may still be the newest ones."""

@@ -4,8 +4,8 @@ Owns: the operator: its checks, which keys are looked at, what is put out. What 
 order in which rows come is the engine's.
 Invariant: the matches of a key depend on its rows and their order alone. A key of which no match may have begun has no
 rows in state, and costs no Python as long as none of its rows can be a first one.
-Must not import anything of ``asyncstate`` but ``codec``, ``durations``, ``errors``, ``futures``, ``operator`` and
-``state``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``durations``, ``errors``, ``futures``,
+``operator`` and ``state``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import python_values
 from asyncstate.durations import Duration, microseconds
@@ -138,7 +139,7 @@ class Match(KeepsKey, AggregateOperator):
         check_end(automaton, self.within, self.owner)
         check_skip(self.after_match, automaton, self.owner)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Key columns, ``match_time``, measures."""
         (spec,) = inputs
         check_has_time(spec, self.time, self.owner)
@@ -156,7 +157,7 @@ class Match(KeepsKey, AggregateOperator):
                     f"{self.owner}: two output columns are called '{name}'; give the measure, or the key column before "
                     "the operator, another name"
                 )
-        return with_late_output(pa.schema(fields), self.late_output, spec)
+        return with_late_output(pa.schema(fields), self.late_output, spec, Changelog.insert_only())
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``."""

@@ -2,7 +2,7 @@
 
 Owns: the operator. How rows are kept is decided by its form: ``running``, ``recent`` or ``kept``.
 Invariant: the netted output is SQL's OVER of the netted input, however it is cut.
-Must not import anything of ``asyncstate`` but ``errors``, ``operator`` and ``state``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``errors``, ``operator`` and ``state``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
@@ -97,7 +98,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
         self.ttl = as_ttl(self.owner, ttl)
         self.emit_update_before = emit_update_before
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns and a column an aggregate."""
         (spec,) = inputs
         plan = self._plan(spec)
@@ -112,7 +113,21 @@ class OverAggregate(KeepsKey, AggregateOperator):
                 f"{self.owner}: ttl is for unbounded frames in order of time; the rows of other frames go by "
                 "themselves, and an order of its own needs all of them"
             )
-        return with_late_output(pa.schema([*spec.schema, *plan.result_fields]), self.late_output, spec)
+        schema = pa.schema([*spec.schema, *plan.result_fields])
+        return with_late_output(schema, self.late_output, spec, self._changes(spec))
+
+    def _changes(self, spec: InputSpec) -> Changelog:
+        keys = spec.changes.unique_keys
+        if self._in_time(spec):
+            return Changelog.insert_only(*keys)
+        if self.emit_update_before:
+            return Changelog.retract(*keys)
+        if not keys:
+            raise SchemaError(
+                f"{self.owner}: with emit_update_before=False a row replaces the one before it, but nothing is known "
+                f"that identifies a row of {spec.name}; give the source primary_key=, or leave emit_update_before out"
+            )
+        return Changelog.upsert(*spec.key, *(name for name in keys[0] if name not in spec.key))
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``: of rows in order of time."""

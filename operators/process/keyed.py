@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from asyncstate.changelog import RowKind
+from asyncstate.changelog import Changelog, RowKind
 from asyncstate.codec import SchemaLike
 from asyncstate.codec.times import microsecond_struct
 from asyncstate.errors import SchemaError
@@ -31,7 +31,15 @@ from asyncstate.functions import (
     MapFunction,
     ReduceFunction,
 )
-from asyncstate.operator import OperatorContext, RecordContext, Row, Timer, row_type
+from asyncstate.operator import (
+    InputSpec,
+    OperatorContext,
+    OutputSpec,
+    RecordContext,
+    Row,
+    Timer,
+    row_type,
+)
 from asyncstate.state import ValueState, ValueStateDescriptor
 
 from .operator import FunctionOperator, deliver, emit_rows, resolved
@@ -64,7 +72,7 @@ class KeyedMap(_PlainOperator):
     function_type: ClassVar[type[Function]] = MapFunction
     plain_method = "map"
 
-    def __init__(self, function: MapFunction | Callable[[Row], Any], output: SchemaLike) -> None:
+    def __init__(self, function: MapFunction | Callable[[Row], Any], output: SchemaLike | OutputSpec) -> None:
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -81,7 +89,9 @@ class KeyedFlatMap(_PlainOperator):
     function_type: ClassVar[type[Function]] = FlatMapFunction
     plain_method = "flat_map"
 
-    def __init__(self, function: FlatMapFunction | Callable[[Row], Any], output: SchemaLike) -> None:
+    def __init__(
+        self, function: FlatMapFunction | Callable[[Row], Any], output: SchemaLike | OutputSpec
+    ) -> None:
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -100,6 +110,9 @@ class KeyedFilter(_PlainOperator):
 
     def __init__(self, function: FilterFunction | Callable[[Row], Any]) -> None:
         super().__init__(function, None)
+
+    def _changes(self, inputs: Sequence[InputSpec]) -> Changelog:
+        return inputs[0].changes.filtered(None)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         """See ``RecordOperator``."""
@@ -144,6 +157,9 @@ class KeyedReduce(FunctionOperator):
     ) -> None:
         super().__init__(function, None)
         self.changelog = changelog
+
+    def _changes(self, inputs: Sequence[InputSpec]) -> Changelog:
+        return Changelog.retract() if self.changelog else Changelog.insert_only()
 
     def open(self, context: OperatorContext) -> None:
         """See ``FunctionOperator``."""
@@ -194,7 +210,7 @@ class KeyedProcess(_TimedOperator):
     def __init__(
         self,
         function: KeyedProcessFunction,
-        output: SchemaLike,
+        output: SchemaLike | OutputSpec,
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
         late_output: str | None = None,
@@ -216,7 +232,7 @@ class CoMap(FunctionOperator):
     function_type: ClassVar[type[Function]] = CoMapFunction
     function: CoMapFunction
 
-    def __init__(self, function: CoMapFunction, output: SchemaLike) -> None:
+    def __init__(self, function: CoMapFunction, output: SchemaLike | OutputSpec) -> None:
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -236,7 +252,7 @@ class CoFlatMap(FunctionOperator):
     function_type: ClassVar[type[Function]] = CoFlatMapFunction
     function: CoFlatMapFunction
 
-    def __init__(self, function: CoFlatMapFunction, output: SchemaLike) -> None:
+    def __init__(self, function: CoFlatMapFunction, output: SchemaLike | OutputSpec) -> None:
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -257,7 +273,7 @@ class CoProcess(_TimedOperator):
     def __init__(
         self,
         function: KeyedCoProcessFunction,
-        output: SchemaLike,
+        output: SchemaLike | OutputSpec,
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
     ) -> None:
@@ -284,7 +300,7 @@ class BroadcastProcess(_TimedOperator):
     def __init__(
         self,
         function: KeyedBroadcastProcessFunction,
-        output: SchemaLike,
+        output: SchemaLike | OutputSpec,
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
         late_output: str | None = None,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.codec import SchemaLike, read_schema, read_schemas
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
@@ -33,7 +33,11 @@ Emit = Callable[[Any], None]
 
 
 class FunctionOperator(Named, RecordOperator):
-    """Runs one function. ``output`` are the columns of the rows that it gives; None: those of the input."""
+    """Runs one function. ``output`` are the columns of the rows that it gives; None: those of the input.
+
+    A function whose rows are not all +I, over inputs whose rows are, takes an ``OutputSpec`` as ``output``, which says
+    what they change: ``OutputSpec("id long, n long", changes=Changelog.retract("id"))``.
+    """
 
     function_type: ClassVar[type[Function]]
     plain_method: ClassVar[str | None] = None
@@ -46,13 +50,17 @@ class FunctionOperator(Named, RecordOperator):
     def __init__(
         self,
         function: Any,
-        output: SchemaLike | None,
+        output: SchemaLike | OutputSpec | None,
         side_outputs: Mapping[str, SchemaLike] | None = None,
         late_output: str | None = None,
     ) -> None:
         """``side_outputs``: what the function may name as ``ctx.emit(..., output=name)``, with their columns.
         ``late_output``: see ``late_outputs``."""
         self.function = function
+        self.declared = output if isinstance(output, OutputSpec) else None
+        if isinstance(output, OutputSpec):
+            side_outputs = {**output.side_outputs, **(side_outputs or {})}
+            output = output.schema
         output = read_schema(output, f"{self.owner}: output")
         self.output = output
         self.side_outputs = _checked(side_outputs, self.owner)
@@ -64,15 +72,24 @@ class FunctionOperator(Named, RecordOperator):
         accepts = self.takes_rows_back and getattr(function, "accepts_changelog", False)
         self.accepts_changelog = accepts  # type: ignore[misc]  # of the object: its function decides
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The declared outputs."""
-        return self._outputs(inputs[0].schema if self.output is None else self.output, inputs[0])
+        return self._outputs(inputs[0].schema if self.output is None else self.output, inputs)
 
-    def _outputs(self, schema: pa.Schema, spec: InputSpec) -> pa.Schema | OutputSpec:
-        """``schema``, the side outputs, and that of late rows of ``spec``, as far as they are asked for."""
-        if not self.side_outputs and self.late_output is None:
-            return schema
-        return OutputSpec(schema, self.side_outputs).with_late_rows(self.late_output, spec)
+    def _outputs(self, schema: pa.Schema, inputs: Sequence[InputSpec]) -> OutputSpec:
+        """``schema``, the side outputs, and that of late rows of the first input, as far as they are asked for."""
+        return self._spec_of(schema, inputs).with_late_rows(self.late_output, inputs[0])
+
+    def _spec_of(self, schema: pa.Schema, inputs: Sequence[InputSpec]) -> OutputSpec:
+        """With the changes that were declared; else a function over a changelog is taken to emit one."""
+        if self.declared is not None:
+            sides = self.declared.side_changes
+            return OutputSpec(schema, self.side_outputs, self.declared.changes, sides)
+        changes = self._changes(inputs)
+        return OutputSpec(schema, self.side_outputs, changes, dict.fromkeys(self.side_outputs, changes))
+
+    def _changes(self, inputs: Sequence[InputSpec]) -> Changelog:
+        return Changelog.retract() if any(spec.changelog for spec in inputs) else Changelog.insert_only()
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``: of the first input."""

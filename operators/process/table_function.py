@@ -16,8 +16,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import pyarrow as pa
-
 from asyncstate.codec import SchemaLike
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
@@ -65,7 +63,7 @@ class TableFunction(FunctionOperator):
     def __init__(
         self,
         function: ProcessTableFunction | Callable[..., Any],
-        output: SchemaLike | None = None,
+        output: SchemaLike | OutputSpec | None = None,
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
         late_outputs: Mapping[str, str] | None = None,
@@ -130,9 +128,10 @@ class TableFunction(FunctionOperator):
 
     # -- inputs and states ----------------------------------------------------------------------------
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The declared outputs, and those of late rows."""
-        output = OutputSpec(self.output, self.side_outputs)
+        assert self.output is not None
+        output = self._spec_of(self.output, inputs)
         for parameter, spec in zip(self.signature.tables, inputs, strict=True):
             owner = f"{self.owner}, table '{parameter.name}'"
             if parameter.table.on_time and spec.event_time is None:

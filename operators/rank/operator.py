@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.changelog import RowKind
+from asyncstate.changelog import Changelog, RowKind
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalLimit
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, places_of
@@ -74,6 +74,8 @@ class Rank(KeepsKey, BundleOperator):
     Source: Flink's ``AppendOnlyTopNFunction``, ``UpdatableTopNFunction`` and ``RetractableTopNFunction``.
     """
 
+    nets_output = True
+
     def __init__(
         self,
         order_by: OrderBy,
@@ -105,7 +107,7 @@ class Rank(KeepsKey, BundleOperator):
         self.emit_update_before = emit_update_before
         self.ttl = as_ttl(self.owner, ttl)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns, and the number if it is asked for."""
         spec = inputs[0]
         check_limit(self.settings.n, spec, self.owner)
@@ -113,12 +115,49 @@ class Rank(KeepsKey, BundleOperator):
         if self.ttl is not None:
             _check_can_expire(plan, spec)
         if self.rank_column is None:
-            return spec.schema
+            return OutputSpec(spec.schema, changes=self._changes(spec))
         if self.rank_column in spec.schema.names:
             raise SchemaError(
                 f"{self.owner}: {spec.name} has a column '{self.rank_column}' already; give another rank_column"
             )
-        return spec.schema.append(pa.field(self.rank_column, pa.int64(), nullable=False))
+        schema = spec.schema.append(pa.field(self.rank_column, pa.int64(), nullable=False))
+        return OutputSpec(schema, changes=self._changes(spec))
+
+    def _changes(self, spec: InputSpec) -> Changelog:
+        settings, is_numbered = self.settings, self.settings.function == "row_number"
+        keys = list(spec.changes.unique_keys)
+        if settings.unique is not None:
+            keys.append((*spec.key, *settings.unique))
+        if is_numbered and self.rank_column is not None:
+            keys.append((*spec.key, self.rank_column))
+        if is_numbered and settings.n == 1 and self.ttl is None:
+            keys.append(spec.key)
+        if not settings.order and is_numbered and not spec.changelog and self.ttl is None:
+            return Changelog.insert_only(*keys)  # nothing comes before the rows that are there
+        identity = self._identity
+        if self.emit_update_before or identity == "nothing":
+            return Changelog.retract(*keys)
+        by = self.rank_column if identity == "number" else None
+        own = settings.unique if by is None else (by,)
+        return Changelog.upsert(*spec.key, *(name for name in own or () if name not in spec.key)).with_keys(
+            keys
+        )
+
+    @property
+    def _identity(self) -> Identity:
+        """By what a row that is shown takes the place of another one."""
+        if self.rank_column is not None and self.settings.function == "row_number":
+            return "number"
+        return "unique" if self.settings.unique is not None else "nothing"
+
+    def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
+        """By the columns of ``unique``."""
+        spec, unique = inputs[0], self.settings.unique
+        return [
+            unique is not None
+            and not self.settings.monotonic
+            and spec.changes.upserts_by({*spec.key, *unique})
+        ]
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of ``unique``."""
@@ -146,9 +185,6 @@ class Rank(KeepsKey, BundleOperator):
             AllRows(self._plan, context) if self._plan.keeps_all else BestRows(self._plan, context, self.ttl)
         )
         self._limits = RankLimits(self.settings.n, self.settings.offset, context)
-        self._identity: Identity = "unique" if self.settings.unique is not None else "nothing"
-        if self.rank_column is not None and self.settings.function == "row_number":
-            self._identity = "number"
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""
@@ -243,7 +279,7 @@ class SortLimit(Rank):
             raise SchemaError(f"{self.owner}: n is {n!r}; give a number from 1 on")
         super().__init__(order_by, n, offset=offset)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns."""
         spec = inputs[0]
         if spec.key:

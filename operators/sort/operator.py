@@ -1,7 +1,7 @@
 """TemporalSort and Sort: the rows of the input, put out in order.
 
 Owns: both operators. The order is the engine's: they ask for it and hand on what comes.
-Must not import anything of ``asyncstate`` but ``operator``.
+Must not import anything of ``asyncstate`` but ``changelog`` and ``operator``.
 
 Source: Flink's ``RowTimeSortOperator``, ``ProcTimeSortOperator`` and ``StreamSortOperator``.
 """
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -70,12 +70,12 @@ class TemporalSort(KeepsKey, BundleOperator):
         self.time: TimeDomain = time
         self.then = () if then is None else order_columns(then, self.owner)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns."""
         (spec,) = inputs
         check_has_time(spec, self.time, self.owner)
         check_order(self.then, spec, self.owner)
-        return with_late_output(spec.schema, self.late_output, spec)
+        return with_late_output(spec.schema, self.late_output, spec, spec.changes)
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``."""
@@ -124,11 +124,11 @@ class Sort(KeepsKey, BundleOperator):
     def __init__(self, order_by: OrderBy) -> None:
         self.order_by = order_columns(order_by, self.owner)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns."""
         (spec,) = inputs
         check_order(self.order_by, spec, self.owner)
-        return spec.schema
+        return OutputSpec(spec.schema, changes=Changelog.insert_only(*spec.changes.unique_keys))
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``."""

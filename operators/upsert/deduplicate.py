@@ -3,7 +3,8 @@
 Owns: the operator: which row of a bundle counts, and where it takes the place of the stored one. The stored rows and
 what is put out are those of ``operators.upsert.latest``.
 Invariant: after every bundle the netted output is the first (last) row of each key seen so far.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.codec.times import event_times
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.columns import Columns
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
@@ -28,6 +30,7 @@ from ..core.checks import (
     check_has_time,
     check_insert_only,
     check_time_domain,
+    keyed_changes,
 )
 from ..core.meaning import meaning
 from ..core.segments import Groups
@@ -58,6 +61,7 @@ class Deduplicate(KeepsKey, BundleOperator):
     """
 
     accepts_changelog: ClassVar[bool] = False
+    nets_output = True
 
     def __init__(
         self,
@@ -73,12 +77,25 @@ class Deduplicate(KeepsKey, BundleOperator):
         self.emit_update_before = emit_update_before
         self.ttl = as_ttl(self.owner, ttl)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns."""
         spec = inputs[0]
         check_insert_only(spec, self.owner, "Rank or GroupAggregate")
         check_has_time(spec, self.time, self.owner)
-        return spec.schema
+        return OutputSpec(spec.schema, changes=self._changes(spec))
+
+    def _changes(self, spec: InputSpec) -> Changelog:
+        if not self._keeps_marks(spec):
+            return keyed_changes(spec.key, self.emit_update_before)
+        # A key that has expired begins anew, and its row is not taken back.
+        return Changelog.insert_only(spec.key) if self.ttl is None else Changelog.insert_only()
+
+    def _keeps_marks(self, spec: InputSpec) -> bool:
+        """Whether a mark says all of a key: its row never changes, or rows of a key are all alike, unless newer ones
+        are to keep it alive."""
+        first = self.keep == "first"
+        is_all_key = set(spec.schema.names) == set(spec.key)
+        return (first and self.time == "processing") or (is_all_key and (first or self.ttl is None))
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``."""
@@ -90,12 +107,10 @@ class Deduplicate(KeepsKey, BundleOperator):
         marks_only = self.keep == "first" and self.time == "processing"
         kept = f"{self.keep} by {'event time' if self.time == 'event' else 'arrival'}"
         self._latest = LatestRows(spec, context, self.ttl, kept, marks_only)
-        self._payload = payload = self._latest.payload
+        self._payload = self._latest.payload
         is_timed = self.time == "event" and spec.event_time is not None
         self._time = spec.schema.names.index(spec.event_time) if is_timed else None
-        # A mark says all of a key whose rows are all alike, unless newer ones are to keep it alive.
-        is_all_key = not payload.indices and (self.keep == "first" or self.ttl is None)
-        self._marks_only = marks_only or is_all_key
+        self._marks_only = self._keeps_marks(spec)
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""

@@ -2,7 +2,7 @@
 
 Owns: the operator.
 Invariant: after every bundle the netted output has for each key the newest of its rows that are there, or none.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``errors``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``errors``.
 
 Source: Flink's ``SinkUpsertMaterializer``.
 """
@@ -18,14 +18,14 @@ import pyarrow as pa
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
 from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
-from ..core.checks import KeepsKey
+from ..core.checks import KeepsKey, keyed_changes
 from ..core.expiring import row_stamps, stamps_behind
 from ..core.meaning import meaning
 from ..core.netting import Identified, Net, net_by_content, net_by_unique_key
@@ -66,6 +66,8 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
     [('-U', 'ann', 2, 'new'), ('+U', 'ann', 1, 'new')]
     """
 
+    nets_output = True
+
     def __init__(
         self,
         upsert_key: Sequence[str] | None = None,
@@ -79,7 +81,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         self.emit_update_before = emit_update_before
         self.ttl = as_ttl(self.owner, ttl)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns."""
         spec = inputs[0]
         if not spec.key:
@@ -88,7 +90,12 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
             )
         for name in self.upsert_key or ():
             spec.column(name)
-        return spec.schema
+        return OutputSpec(spec.schema, changes=keyed_changes(spec.key, self.emit_update_before))
+
+    def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
+        """By the upsert key."""
+        spec = inputs[0]
+        return [self.upsert_key is not None and spec.changes.upserts_by({*spec.key, *self.upsert_key})]
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of the upsert key."""

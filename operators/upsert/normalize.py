@@ -3,7 +3,8 @@
 Owns: the operator: which row of a bundle counts, and where the condition is asked. The stored rows and what is put
 out are those of ``operators.upsert.latest``.
 Invariant: after every bundle the netted output is the newest row of each key that meets the condition.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors``.
 
 Source: Flink's ``ProcTimeDeduplicateKeepLastRowFunction`` over changelogs, as ``ChangelogNormalize`` plans it.
 """
@@ -14,15 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from asyncstate.changelog import RowKind
-from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.columns import Columns
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, last_of, run_begins, take_rows
-from ..core.checks import KeepsKey
+from ..core.checks import KeepsKey, check_whole_updates, keyed_changes
 from ..core.condition import ConditionLike, RowCondition, check_condition
 from ..core.meaning import meaning
 from ..core.segments import Groups
@@ -70,6 +70,8 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
     SchemaError for a condition that does not fit the columns.
     """
 
+    nets_output = True
+
     def __init__(
         self,
         condition: ConditionLike | None = None,
@@ -81,12 +83,18 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
         self.emit_update_before = emit_update_before
         self.ttl = as_ttl(self.owner, ttl)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns."""
         condition = self._condition_on(inputs[0])
         if condition is not None:
             condition.check()
-        return inputs[0].schema
+        check_whole_updates(inputs[0], self.owner)
+        changes = keyed_changes(inputs[0].key, self.emit_update_before)
+        return OutputSpec(inputs[0].schema, changes=changes)
+
+    def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
+        """By the key."""
+        return [inputs[0].changes.upserts_by(inputs[0].key)]
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """None but the key: it identifies a row."""

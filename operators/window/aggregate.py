@@ -2,8 +2,8 @@
 
 Owns: the operator. Slices and sessions are in ``operators.window.slices`` and ``operators.window.sessions``.
 Invariant: what it puts out is final: insert-only, each key and window once.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
-``local_phase``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors`` and ``local_phase``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-import pyarrow as pa
-
+from asyncstate.changelog import Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
@@ -21,7 +20,7 @@ from ..aggregate.declared import Aggregate, columns_of
 from ..aggregate.operator import AGGREGATE, AggregateOperator
 from ..core.checks import KeepsKey, TimeDomain, check_insert_only, check_time_domain
 from ..core.late import LateRows, check_late_output, with_late_output
-from .plan import WindowPlan, declare_form
+from .plan import WindowPlan, declare_form, window_keys
 from .session_rows import SessionValues
 from .sessions import SessionAggregation
 from .slices import SliceAggregation, local_layout
@@ -103,11 +102,15 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         self.waits_for_watermark = time == "event"
         self.late_output = late_output
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Key columns, window columns and a column an aggregate."""
         if self.late_output is not None and isinstance(self.window, SessionWindow):
             check_insert_only(inputs[0], self.owner, "it without late_output")
-        return with_late_output(self._plan(inputs[0]).schema, self.late_output, inputs[0])
+        changes = self._changes(window_keys(inputs[0].key, self.window), inputs[0])
+        return with_late_output(self._plan(inputs[0]).schema, self.late_output, inputs[0], changes)
+
+    def _changes(self, keys: Sequence[tuple[str, ...]], spec: InputSpec) -> Changelog:
+        return Changelog.insert_only(*keys)
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
         plan = WindowPlan(self.window, self.aggregates, spec, self.time, self.owner)

@@ -3,7 +3,8 @@
 Owns: the operator. When a row is shown is in ``operators.window.shown``, what of in ``updated``; windows that are put
 out once are those of ``WindowAggregate``; windows of rows are in ``counts``.
 Invariant: the netted output is a row for each key and window.
-Must not import anything of ``asyncstate`` but ``errors``, ``local_phase``, ``operator`` and ``durations``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``errors``, ``local_phase``, ``operator`` and
+``durations``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
+from asyncstate.changelog import Changelog
 from asyncstate.durations import Duration
 from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalPhase
@@ -24,7 +24,7 @@ from ..core.checks import TimeDomain, check_has_time, check_time_domain
 from ..core.late import LateRows, check_late_output, with_late_output
 from .aggregate import WindowAggregate
 from .counts import CountAggregation, CountWindow, count_schema
-from .plan import WindowPlan, declare_form
+from .plan import WINDOW_COLUMNS, WindowPlan, declare_form
 from .shown import Emission
 from .updated import UpdatedSessions, UpdatedSlices
 from .windows import SessionWindow, Window
@@ -97,14 +97,24 @@ class GroupWindowAggregate(WindowAggregate):
                 "last row has come; leave them out"
             )
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    nets_output = True
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Key columns, window columns (not of count windows) and a column an aggregate."""
         if self.counts is None:
             return super().bind(inputs)
         self._check_none_later("count windows")
         check_has_time(inputs[0], self.time, self.owner)
         schema = count_schema(self.aggregates, inputs[0], self.owner)[1]
-        return with_late_output(schema, self.late_output, inputs[0])
+        return with_late_output(schema, self.late_output, inputs[0], Changelog.insert_only())
+
+    def _changes(self, keys: Sequence[tuple[str, ...]], spec: InputSpec) -> Changelog:
+        if not self.emission.updates:
+            return super()._changes(keys, spec)
+        if self.emission.update_before:
+            return Changelog.retract(*keys)
+        # A session that grows is another row, so the key has both of its ends.
+        return Changelog.upsert(*spec.key, *WINDOW_COLUMNS[:2]).with_keys(keys)
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``: of count windows, whose rows come in order; others say themselves which rows are late."""

@@ -3,7 +3,7 @@
 Owns: the operator: its checks, which windows rows are filed under, and what is read and removed when they are due. Who
 meets whom is decided in ``operators.window.pairs``; join types, conditions and stored sides are those of ``Join``.
 Invariant: what it puts out is final: insert-only, for each window once; rows leave the store with their last window.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``codec`` and ``errors``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``codec`` and ``errors``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import event_times
@@ -36,11 +37,11 @@ from ..core.checks import check_event_time
 from ..core.due import DuePart, DueReader
 from ..core.late import LateRows, check_late_pair
 from ..core.payload import Payload
-from ..join.inputs import JoinCondition, TwoInputJoin, matchable_keys
+from ..join.inputs import JoinCondition, TwoInputJoin, joined_keys, matchable_keys
 from ..join.rules import JoinKind, rules
 from ..join.sides import Added, ListSide, Own
 from .pairs import Due, Runs, final_rows, groups_of
-from .plan import check_window_names, window_columns, window_fields
+from .plan import WINDOW_COLUMNS, check_window_names, window_columns, window_fields
 from .slices import windows_of
 from .time import OUT_OF_RANGE
 from .windows import (
@@ -124,12 +125,12 @@ class WindowJoin(TwoInputJoin):
         self.window = window
         self.late_names = late_outputs
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Left columns, then right columns; only the left ones for semi and anti; then those of the window."""
         schema = self._main_schema(inputs)
-        if self.late_names == (None, None):
-            return schema
-        output = OutputSpec(schema)
+        end = [] if self.window is None else [WINDOW_COLUMNS[1]]
+        keys = [(*key, *end) for key in joined_keys(self.kind, inputs, schema)]
+        output = OutputSpec(schema, changes=Changelog.insert_only(*keys))
         for name, spec in zip(self.late_names, inputs, strict=True):
             output = output.with_late_rows(name, spec)
         return output

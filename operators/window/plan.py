@@ -24,6 +24,15 @@ from .windows import WINDOW_TIME_US, SessionWindow, SlicedWindow, Window
 WINDOW_COLUMNS = ("window_start", "window_end", "window_time")
 
 
+def window_keys(key: Sequence[str], window: Window | None) -> list[tuple[str, ...]]:
+    """What identifies the one row of each key and window; ``window`` None: those that rows carry."""
+    start, end, time = ((*key, *(name for name in [one] if name not in key)) for one in WINDOW_COLUMNS)
+    if window is None:
+        return [(*start, *(name for name in end if name not in start))]
+    several = isinstance(window, SlicedWindow) and window.kind == "cumulate"
+    return [end, time] if several else [end, start, time]
+
+
 def declare_form(context: OperatorContext, form: BelongsTo) -> None:
     """Declare ``slices`` for windows that store none, always empty: a checkpoint of windows of another form, whose rows
     would not count, is refused by it."""

@@ -2,8 +2,8 @@
 
 Owns: the operators. What is ranked how is decided by ``rank``, whose best rows are kept for each window.
 Invariant: what they put out is final: insert-only, each window once.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
-``local_phase``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors`` and ``local_phase``.
 
 Source: Flink's ``WindowRankOperator`` and ``RowTimeWindowDeduplicateOperator``.
 """
@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, cast, get_args
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
@@ -45,7 +46,7 @@ from ..rank.best import BestRows
 from ..rank.numbers import RankFunction, RankTable
 from ..rank.plan import RankPlan, RankRows, RankSettings
 from .pairs import by_time, subdivided
-from .plan import window_columns, window_fields
+from .plan import window_columns, window_fields, window_keys
 from .time import OUT_OF_RANGE
 from .windows import (
     END,
@@ -123,7 +124,7 @@ class WindowRank(KeepsKey, BundleOperator):
         self.late_output = late_output
         self.settings = RankSettings(order_columns(order_by, self.owner), n, offset, function)
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns, those of the window and the number if they are asked for."""
         spec = inputs[0]
         check_insert_only(spec, self.owner, "Rank")
@@ -133,7 +134,18 @@ class WindowRank(KeepsKey, BundleOperator):
             check_event_time(spec, self.owner)
         self._ranking(spec)
         schema = pa.schema([*spec.schema, *self._more_fields(spec)])
-        return with_late_output(schema, self.late_output, spec)
+        return with_late_output(schema, self.late_output, spec, self._changes(spec))
+
+    def _changes(self, spec: InputSpec) -> Changelog:
+        window = [] if self.window is None or self.window.kind == "tumble" else [END]
+        keys: list[tuple[str, ...]] = [(*key, *window) for key in spec.changes.unique_keys]
+        numbered = self.settings.function == "row_number"
+        for key in window_keys(spec.key, self.window) if numbered else ():
+            if self.settings.n == 1:
+                keys.append(key)
+            elif self.rank_column is not None:
+                keys.append((*key, self.rank_column))
+        return Changelog.insert_only(*keys)
 
     def _ranking(self, spec: InputSpec) -> RankPlan:
         return self._plan_of(self.settings, spec)

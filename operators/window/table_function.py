@@ -3,7 +3,7 @@
 Owns: the operator, for windows that are known from the time of a row and for sessions, which are not.
 Invariant: of the former it keeps nothing: what comes of a row depends on that row alone, so that a retraction gets the
 same windows.
-Must not import anything of ``asyncstate`` but ``errors`` and ``operator``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``errors`` and ``operator``.
 
 Source: Flink SQL's window table-valued functions TUMBLE, HOP, CUMULATE and SESSION.
 """
@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.operator import (
     Bundle,
@@ -30,6 +31,7 @@ from ..core.arrays import take_rows
 from ..core.checks import Named, TimeDomain, check_has_time, check_insert_only, check_time_domain
 from ..core.late import check_late_output, with_late_output
 from .plan import (
+    WINDOW_COLUMNS,
     WindowPlan,
     check_window_names,
     window_columns,
@@ -102,13 +104,21 @@ class WindowTableFunction(Named, BundleOperator):
         """Also of the one for sessions."""
         return WindowTableFunction.__name__
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns and those of the window."""
         spec = inputs[0]
         check_has_time(spec, self.time, self.owner)
+        if self.time == "processing":  # in which window a row was is not told by its retraction
+            check_insert_only(spec, self.owner, "event time, in which rows can be taken back")
         check_window_names(spec.schema, self.owner)
         schema = pa.schema([*spec.schema, *window_fields(spec)])
-        return with_late_output(schema, self.late_output, spec)
+        return with_late_output(schema, self.late_output, spec, self._changes(spec))
+
+    def _changes(self, spec: InputSpec) -> Changelog:
+        """As they come; in windows that share rows a row is known by its window, too."""
+        assert isinstance(self.window, SlicedWindow)
+        more = () if self.window.kind == "tumble" else (WINDOW_COLUMNS[1],)
+        return spec.changes.with_keys((*key, *more) for key in spec.changes.unique_keys)
 
     def open(self, context: OperatorContext) -> None:
         """Nothing to declare."""
@@ -137,13 +147,8 @@ class _SessionTableFunction(WindowTableFunction):
 
     stateless = False
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
-        """The input's columns and those of the window."""
-        if self.time == "processing":  # which session a row was in is not told by its retraction
-            check_insert_only(
-                inputs[0], self.owner, "sessions of event time, from which rows can be taken back"
-            )
-        return super().bind(inputs)
+    def _changes(self, spec: InputSpec) -> Changelog:
+        return Changelog.insert_only(*spec.changes.unique_keys)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -18,7 +18,7 @@ from asyncstate.changelog import ROW_KIND_TEXTS, RowKind
 from asyncstate.codec import KeyCodec
 from asyncstate.codec.times import event_times
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.operator import MIN_WATERMARK, Bundle, BundleOperator, Counter, InputSpec
+from asyncstate.operator import MIN_WATERMARK, Bundle, BundleOperator, Counter, InputSpec, OutputSpec
 from tests.state.fakes import FakeContext, FakeRecord, FakeSink
 
 
@@ -111,7 +111,7 @@ class DirectRunner:
             self.sink, self._page_size, inputs=self._specs, key_schema=self._specs[0].key_schema
         )
         context.previous_watermark, context.processing_time = self._watermark, processing_time
-        context.output_schema = operator.bind(self._specs)
+        context.output_schema = OutputSpec.of(operator.bind(self._specs)).schema
         operator.open(context)  # type: ignore[arg-type]
         ctx = CollectingContext(watermark, self._watermark, processing_time, self._processing_time)
         for side, rows, kinds in bundles:

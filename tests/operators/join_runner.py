@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate import operator as op
-from asyncstate.changelog import ROW_KIND_TEXTS, RowKind
+from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_TEXTS, RowKind
 from asyncstate.codec import KeyCodec
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.operator import Bundle, InputSpec
+from asyncstate.operator import Bundle, InputSpec, OutputSpec
 from asyncstate.operator import Counter as StatCounter
 from operators.join.regular import Join
 from tests.operators.direct import CountedRows
@@ -37,10 +37,10 @@ class Runner:
     ) -> None:
         self.data: dict[bytes, bytes] = {}
         self.inputs = tuple(
-            InputSpec(schema, ("k",), changelog=flag, name=f"input {i}")
+            InputSpec(schema, ("k",), changes=RETRACT if flag else INSERT_ONLY, name=f"input {i}")
             for i, (schema, flag) in enumerate(zip(schemas, changelog, strict=True))
         )
-        self.output_schema = join.bind(self.inputs)
+        self.output_schema = OutputSpec.of(join.bind(self.inputs)).schema
         self.uid, self.page_size, self.max_parallelism, self.key_groups = "join", 100, 128, range(128)
         self.key_schema = self.inputs[0].key_schema
         self.key_codec = self.inputs[0].key_codec(self.max_parallelism)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncstate.changelog import RETRACT
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec
 from asyncstate.testing import OperatorHarness
@@ -223,7 +224,7 @@ def test_wrong_declarations() -> None:
     with pytest.raises(SchemaError, match="needs an event time but input declares none"):
         Deduplicate().bind([InputSpec(SCHEMA, ("k",))])
     with pytest.raises(SchemaError, match="is a changelog, but rows cannot be taken back"):
-        Deduplicate().bind([InputSpec(SCHEMA, ("k",), "ts", changelog=True)])
+        Deduplicate().bind([InputSpec(SCHEMA, ("k",), "ts", changes=RETRACT)])
 
 
 @pytest.mark.parametrize(

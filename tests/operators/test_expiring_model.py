@@ -19,6 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncstate import InputSpec, StateTtl
+from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.state import TtlTime, TtlUpdate, TtlVisibility
 from asyncstate.state.columnar import list_blocks
 from operators import Deduplicate, GroupAggregate, Join, count, max_, min_, sum_
@@ -223,7 +224,7 @@ def netted(kind: JoinKind, output: Sequence[tuple[Any, ...]]) -> Counter[Any]:
 def run_join(
     story: Any, kind: JoinKind, unique: tuple[Any, Any], ttls: Sequence[StateTtl | None], deferred: bool
 ) -> list[Any]:
-    inputs = [InputSpec(SCHEMA, ("k",), "t", changelog=True, name=name) for name in ("left", "right")]
+    inputs = [InputSpec(SCHEMA, ("k",), "t", changes=RETRACT, name=name) for name in ("left", "right")]
     join = Join(kind, left_unique=unique[0], right_unique=unique[1], left_ttl=ttls[0], right_ttl=ttls[1])
     runner, model, now, outcomes = (
         ExpiringRunner(join, inputs, deferred),
@@ -343,7 +344,7 @@ def group_batch(
 
 
 def run_groups(story: Any, ttl: StateTtl, distinct: bool, changelog: bool, deferred: bool) -> list[Any]:
-    spec = InputSpec(SCHEMA, ("k",), "t", changelog=changelog)
+    spec = InputSpec(SCHEMA, ("k",), "t", changes=RETRACT if changelog else INSERT_ONLY)
     aggregates = () if distinct else (count(), sum_("v"), min_("v"), max_("v"))
     runner = ExpiringRunner(GroupAggregate(aggregates, ttl=ttl), [spec], deferred)
     table, now, outcomes = Table(ttl), 1_000, []

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from asyncstate.changelog import RETRACT
 from asyncstate.errors import AsyncStateError, SchemaError, StateDeclarationError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
 from asyncstate.testing import OperatorHarness
@@ -438,8 +439,8 @@ def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], mes
 def test_inputs_that_do_not_fit_are_refused() -> None:
     left, right = specs()
     join = IntervalJoin(lower=0, upper=0)
-    assert join.bind([left, right]).names == ["k", "v", "at", "k_right", "w", "at_right"]
-    changelog = InputSpec(RIGHT, ("k",), "at", changelog=True, name="bids")
+    assert join.bind([left, right]).schema.names == ["k", "v", "at", "k_right", "w", "at_right"]
+    changelog = InputSpec(RIGHT, ("k",), "at", changes=RETRACT, name="bids")
     with pytest.raises(SchemaError, match="bids is a changelog, but rows cannot be taken back here"):
         join.bind([left, changelog])
     with pytest.raises(SchemaError, match="bids declares none"):

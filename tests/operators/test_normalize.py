@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate import StateTtl
+from asyncstate.changelog import RETRACT
 from asyncstate.errors import OperatorError, SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec
 from asyncstate.testing import OperatorHarness
@@ -291,7 +292,7 @@ def test_every_bundle_gives_its_net_change(
 ) -> None:
     """With bundles of one row this is what is put out row by row."""
     operator = ChangelogNormalize(pc.field("v") >= 1 if conditional else None, update_before)
-    runner = DirectRunner(operator, InputSpec(SCHEMA, ("k",), changelog=True), deferred=deferred)
+    runner = DirectRunner(operator, InputSpec(SCHEMA, ("k",), changes=RETRACT), deferred=deferred)
     table: dict[str, Row] = {}
     for batch in batches:
         count = missed(table, batch)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncstate.changelog import Changelog
 from asyncstate.errors import StateDeclarationError
 from asyncstate.testing import OperatorHarness
 from operators import OverAggregate, asc, avg, count, desc, max_, min_, range_, rows, sum_, unbounded
@@ -76,7 +77,8 @@ def test_late_rows_are_dropped_and_counted(async_enabled: bool) -> None:
 
 def test_without_updates_before(async_enabled: bool) -> None:
     operator = OverAggregate([count()], order_by="at", emit_update_before=False)
-    with OperatorHarness(operator, SCHEMA, ["k"], async_enabled=async_enabled) as harness:
+    known = Changelog.insert_only("v")
+    with OperatorHarness(operator, SCHEMA, ["k"], changelog=known, async_enabled=async_enabled) as harness:
         harness.push([("a", 1, True, 5)])
         harness.end_batch()
         harness.push([("a", 2, True, 4)])

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from asyncstate.changelog import RETRACT
 from asyncstate.errors import OperatorError, SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec, SortKey
 from asyncstate.testing import OperatorHarness
@@ -384,7 +385,7 @@ def test_an_insert_only_input_keeps_no_more_than_is_shown(open_harness: Any) -> 
 
 @pytest.mark.parametrize("unique", [None, ["id"]])
 def test_a_change_behind_the_best_reads_a_few_values_of_many(unique: list[str] | None) -> None:
-    runner = DirectRunner(Rank(desc("price"), 10, unique=unique), InputSpec(SCHEMA, ("k",), changelog=True))
+    runner = DirectRunner(Rank(desc("price"), 10, unique=unique), InputSpec(SCHEMA, ("k",), changes=RETRACT))
     rows = [(number, "a", number) for number in range(4_000)]
     runner.run(rows, ["+I"] * len(rows), 0)
     runner.sink.reads = 0
@@ -402,7 +403,7 @@ def test_a_change_behind_the_best_reads_a_few_values_of_many(unique: list[str] |
 def test_a_new_payload_behind_the_best_leaves_the_order_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_rows, "SIZES", SMALL)
     schema = pa.schema([("id", pa.int64()), ("price", pa.int64()), ("note", pa.string())])
-    runner = DirectRunner(Rank(desc("price"), 1, unique=["id"]), InputSpec(schema, (), changelog=True))
+    runner = DirectRunner(Rank(desc("price"), 1, unique=["id"]), InputSpec(schema, (), changes=RETRACT))
     runner.run([(number, number // 2, "old") for number in range(40)], ["+I"] * 40, 0)
     before = runner.sink.contents()
     assert runner.run([(3, 1, "new")], ["+U"], 0) == []
@@ -415,7 +416,7 @@ def test_a_new_payload_behind_the_best_leaves_the_order_alone(monkeypatch: pytes
 def test_ties_behind_the_best_come_up_together(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_rows, "SIZES", SMALL)
     runner = DirectRunner(
-        Rank(desc("price"), 1, function=function), InputSpec(SCHEMA, ("k",), changelog=True)
+        Rank(desc("price"), 1, function=function), InputSpec(SCHEMA, ("k",), changes=RETRACT)
     )
     ties = [(number, "a", 5) for number in range(30)]
     runner.run([(99, "a", 6), *ties], ["+I"] * 31, 0)
@@ -473,7 +474,7 @@ def test_the_state_of_another_ranking_is_refused(other: Rank) -> None:
 
 
 def test_wrong_declarations() -> None:
-    spec = InputSpec(SCHEMA, ("k",), changelog=True)
+    spec = InputSpec(SCHEMA, ("k",), changes=RETRACT)
     wrong: dict[str, dict[str, Any]] = {
         "function is 'ntile'; choose 'row_number', 'rank' or 'dense_rank'": {"function": "ntile"},
         "n is 0; give a number from 1 on": {"n": 0},

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.codec import KeyCodec
 from asyncstate.operator import InputSpec
 from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
@@ -156,7 +157,7 @@ def test_rank_is_what_row_by_row_ranking_gives(case: Case, seed: int) -> None:
 
 
 def check(case: Case, seed: int) -> None:
-    spec = InputSpec(SCHEMA, ("k",), changelog=case.input != "append")
+    spec = InputSpec(SCHEMA, ("k",), changes=RETRACT if case.input != "append" else INSERT_ONLY)
     runners = [DirectRunner(case.operator(), spec, deferred=deferred) for deferred in (False, True)]
     model = case.model()
     for draw in bundles(case, seed):
@@ -217,7 +218,7 @@ def check_output(
 def test_the_size_of_bundles_does_not_matter(seed: int, function: str) -> None:
     """Many bundles a micro-batch and one end in the same ranking."""
     case = Case("retract", "one column down", 2, 0, function, False, True, True)
-    spec = InputSpec(SCHEMA, ("k",), changelog=True)
+    spec = InputSpec(SCHEMA, ("k",), changes=RETRACT)
     netted: list[Counter[str]] = []
     for bundle_rows in (3, 17, None):
         runner, model, table = DirectRunner(case.operator(), spec), case.model(), Counter[str]()

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.clock import ManualClock
 from asyncstate.errors import AsyncStateError
 from asyncstate.local_phase import CONDITIONS_MAX, LocalFunction
@@ -564,7 +565,9 @@ def test_what_needs_every_row_stays_in_one_phase(
     operator: GroupAggregate | WindowAggregate, changelog: bool
 ) -> None:
     schema = SCHEMA.append(pa.field("wide", pa.decimal128(29, 2)))
-    assert operator.local_phase([InputSpec(schema, ("k",), "at", changelog)]) is None
+    assert (
+        operator.local_phase([InputSpec(schema, ("k",), "at", RETRACT if changelog else INSERT_ONLY)]) is None
+    )
     with make(operator, True, schema, changelog=changelog, event_time="at") as harness:
         row = ("a", 1, 1, 1.0, Decimal(1), "x", b"x", True, None, 1, Decimal("1.25"))
         harness.push([row, row])
@@ -577,7 +580,7 @@ def test_the_number_of_rows_of_an_insert_only_input_travels_once() -> None:
     """Every local row has it anyway."""
     operator = GroupAggregate([count().alias("c"), count("s").alias("v"), avg("small")])
     inserts = operator.local_phase([InputSpec(SCHEMA, ("k",))])
-    changelog = operator.local_phase([InputSpec(SCHEMA, ("k",), changelog=True)])
+    changelog = operator.local_phase([InputSpec(SCHEMA, ("k",), changes=RETRACT)])
     assert inserts is not None
     assert changelog is not None
     counts = [column.column for column in inserts.columns if column.function is LocalFunction.COUNT]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.codec import KeyCodec
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec
@@ -57,7 +58,7 @@ def make(
 
 
 def spec(changelog: bool = False, key: tuple[str, ...] = ("k",), schema: pa.Schema = SCHEMA) -> InputSpec:
-    return InputSpec(schema, key, "ts", changelog)
+    return InputSpec(schema, key, "ts", RETRACT if changelog else INSERT_ONLY)
 
 
 def rows_of(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
@@ -235,11 +236,11 @@ def test_a_changed_window_is_refused_on_the_old_state() -> None:
 
 
 def test_output_columns_keep_the_time_zone_of_the_event_time() -> None:
-    out = WindowAggregate(tumble("1 second"), [count().alias("rows")]).bind([spec()])
+    out = WindowAggregate(tumble("1 second"), [count().alias("rows")]).bind([spec()]).schema
     assert out.names == ["k", "window_start", "window_end", "window_time", "rows"]
     assert {out.field(name).type for name in out.names[1:4]} == {pa.timestamp("us", "UTC")}
     seconds = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("s"))])
-    out = WindowAggregate(tumble("1 second")).bind([spec(schema=seconds)])
+    out = WindowAggregate(tumble("1 second")).bind([spec(schema=seconds)]).schema
     assert out.field("window_end").type == pa.timestamp("us")
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import MIN_WATERMARK, InputSpec
 from asyncstate.testing import OperatorHarness
@@ -121,7 +122,7 @@ def test_every_window_fires_once_when_it_is_over(
     """Whatever the bundles are, of whatever times the rows that are taken back."""
     runner = DirectRunner(
         operator_for(window, retract),
-        InputSpec(SCHEMA, ("k",), changelog=retract),
+        InputSpec(SCHEMA, ("k",), changes=RETRACT if retract else INSERT_ONLY),
         deferred=deferred,
         page_size=page_size,
     )
@@ -274,7 +275,7 @@ def test_the_watermark_does_not_count(async_enabled: bool) -> None:
 
 
 def test_without_an_event_time_windows_are_in_utc() -> None:
-    out = WindowAggregate(tumble(MS), time="processing").bind([InputSpec(SCHEMA, ("k",))])
+    out = WindowAggregate(tumble(MS), time="processing").bind([InputSpec(SCHEMA, ("k",))]).schema
     assert {out.field(name).type for name in out.names[1:4]} == {pa.timestamp("us", "UTC")}
 
 
@@ -358,7 +359,7 @@ def test_a_changelog_has_one_phase() -> None:
     """Of rows put together a window may have some and not the others."""
     operator = WindowAggregate(tumble("1 second"), [count()], time="processing")
     assert operator.local_phase([InputSpec(SCHEMA, ("k",))]) is not None
-    assert operator.local_phase([InputSpec(SCHEMA, ("k",), changelog=True)]) is None
+    assert operator.local_phase([InputSpec(SCHEMA, ("k",), changes=RETRACT)]) is None
 
 
 # -- refusals ----------------------------------------------------------------------------------------------

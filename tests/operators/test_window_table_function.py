@@ -46,7 +46,7 @@ def test_each_row_once_for_each_window(rows: Any, window: Any, enabled: bool, pa
 
 def test_processing_time_and_times_out_of_range(async_enabled: bool) -> None:
     windows = WindowTableFunction(tumble("4 seconds"), time="processing")
-    with OperatorHarness(windows, ROWS, None, async_enabled=async_enabled) as harness:
+    with OperatorHarness(windows, ROWS, None, changelog=False, async_enabled=async_enabled) as harness:
         harness.advance_processing_time(5 * SECOND)
         harness.push([(1, 0, 0, None)])
         (row,) = harness.end_batch()

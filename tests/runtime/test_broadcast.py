@@ -26,6 +26,7 @@ from asyncstate import (
     ValueState,
     ValueStateDescriptor,
 )
+from asyncstate.changelog import RETRACT
 from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.errors import (
     JobError,
@@ -539,7 +540,7 @@ def test_rows_beyond_the_limit_are_refused() -> None:
 
 
 def test_packed_rows_are_unpacked_as_they_were() -> None:
-    spec = InputSpec(RULES, (), changelog=True, broadcast=True)
+    spec = InputSpec(RULES, (), changes=RETRACT, broadcast=True)
     first = pa.RecordBatch.from_pylist([{"rule": "a", "limit": 1}, {"rule": None, "limit": None}], RULES)
     kinds = pa.array([0, 3], pa.int8()).to_numpy()
     packed = pack_broadcast("op", spec, [InputBatch(first), InputBatch(first, kinds)], 1 << 20)

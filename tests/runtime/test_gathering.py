@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncstate.changelog import RETRACT
 from asyncstate.codec.times import event_times
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.gathering import Gathering
@@ -69,7 +70,7 @@ def gathering(
     chosen: Callable[[PreparedBatch], PreparedBatch] = lambda rows: rows,
     **declared: Any,
 ) -> Gathering:
-    spec = InputSpec(SCHEMA, declared.pop("key", ("k",)), "at", changelog=True, **declared)
+    spec = InputSpec(SCHEMA, declared.pop("key", ("k",)), "at", changes=RETRACT, **declared)
     folder = str(tmp_path / "gathered")
     return Gathering(spec, 1, together, waits, lambda _: limit, memory, folder, chosen)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.config import resolve
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import InputSpec
@@ -26,7 +27,7 @@ def chosen(
     changelog: bool = False,
     aggregates: tuple[Aggregate, ...] = (count(),),
 ) -> LocalPhase | None:
-    spec = InputSpec(SCHEMA, ("k",), changelog=changelog)
+    spec = InputSpec(SCHEMA, ("k",), changes=RETRACT if changelog else INSERT_ONLY)
     config = resolve({"async-state.local-aggregation": mode}, {})
     return chosen_local_phase(GroupAggregate(aggregates), [spec], config, base, batch_id)
 

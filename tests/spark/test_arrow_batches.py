@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import asyncstate.spark.stages as stages_module
+from asyncstate.changelog import RETRACT
 from asyncstate.operator import InputSpec
 from asyncstate.spark.settings import BYTES, ROWS, UNBOUNDED, ArrowBatches, row_bytes, size_of
 from operators import GroupAggregate, count
@@ -279,7 +280,7 @@ def test_widths_of_several_inputs_and_of_changelogs() -> None:
     one, texts = InputSpec(NUMBERS, ("key",)), pa.schema([("text", pa.string())])
     assert row_bytes([one, one]) == 5 + 4 * 9
     assert row_bytes([one, InputSpec(texts, (), broadcast=True)]) == 5 + 2 * 9
-    assert row_bytes([one, InputSpec(NUMBERS, ("key",), changelog=True)]) == 5 + 4 * 9 + 4 + 1 + len("+U")
+    assert row_bytes([one, InputSpec(NUMBERS, ("key",), changes=RETRACT)]) == 5 + 4 * 9 + 4 + 1 + len("+U")
 
 
 def test_stages_of_one_job_are_lifted_together_or_not_at_all() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from asyncstate.changelog import RETRACT
 from asyncstate.driver.chain import Link, run_chain
 from asyncstate.errors import JobError, StoreError
 from asyncstate.operator import InputSpec
@@ -21,7 +22,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 def link(uid: str, folder: Path | None = None, memory: int = 1 << 20) -> Link:
     config = SimpleNamespace(gather_memory_bytes=memory)
-    spec = InputSpec(SCHEMA, ("n",), changelog=True)
+    spec = InputSpec(SCHEMA, ("n",), changes=RETRACT)
     local_dir = None if folder is None else str(folder)
     return Link(SimpleNamespace(uid=uid, inputs=(spec,), config=config, local_dir=local_dir))  # type: ignore[arg-type]
 

@@ -246,6 +246,16 @@ def test_figures_are_scraped_over_http() -> None:
     assert not [name for name, labels in found if name.startswith("asyncstate_calls") and labels == operator]
 
 
+def test_two_objects_of_a_registry_report_to_the_same_metrics() -> None:
+    """As two jobs of a process make them, or a notebook's cell that runs again."""
+    registry = CollectorRegistry()
+    for _ in range(2):
+        metrics = PrometheusProgress(registry)
+        metrics(progress_of(figures(rows_in=3)))
+    assert registry.get_sample_value("asyncstate_rows_in_total", {"job": "j", "operator": "o"}) == 6
+    assert PrometheusProgress(CollectorRegistry()).registry is not registry
+
+
 def test_a_job_reports_to_prometheus(make_job: MakeJob, rows: DataFrame) -> None:
     metrics = PrometheusProgress(CollectorRegistry())
     options = {

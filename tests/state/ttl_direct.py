@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from asyncstate.offline import StateDecoder
-from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, StateDescriptor
+from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, OutputSpec, StateDescriptor
 from asyncstate.runtime.runner import clean_up
 from tests.operators.direct import CollectingContext, CountingContext, make_bundle, settle
 from tests.state.fakes import FakeSink
@@ -113,7 +113,7 @@ class ExpiringRunner:
             previous_watermark=before,
             stored=self._states,
         )
-        context.output_schema = operator.bind(self._inputs)
+        context.output_schema = OutputSpec.of(operator.bind(self._inputs)).schema
         operator.open(context)  # type: ignore[arg-type]
         out = []
         for index, rows, kinds in bundles:

@@ -3,7 +3,8 @@
 Owns: the operator: its checks and its reads. Times are in ``interval``, what is put out in ``matches``, stored rows
 in ``found`` and ``unmatched``; keys, conditions and pairs are those of ``Join``.
 Invariant: what is put out is final: every pair once, every row without partner once, when none can come any more.
-Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import RowKind
+from asyncstate.changelog import Changelog, RowKind
 from asyncstate.codec import KeyBatch
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
@@ -27,6 +28,7 @@ from asyncstate.operator import (
     BundleContext,
     InputSpec,
     OperatorContext,
+    OutputSpec,
 )
 from asyncstate.state.columnar.list_blocks import ListHeads
 
@@ -37,7 +39,7 @@ from ...core.checks import (
     check_insert_only,
     check_time_domain,
 )
-from ..inputs import JoinCondition, TwoInputJoin, matchable_keys
+from ..inputs import JoinCondition, TwoInputJoin, joined_keys, matchable_keys
 from ..matches import oriented
 from ..rules import JoinKind, rules
 from .found import Found, IntervalSide, Traits
@@ -103,12 +105,13 @@ class IntervalJoin(TwoInputJoin):
             raise SchemaError(f"{self.owner}: nothing is late in processing time; leave allowed_lateness out")
         self.time: TimeDomain = time
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Left columns, then right columns; only the left ones for semi and anti."""
         for spec in inputs:
             check_insert_only(spec, self.owner, "Join")
             check_has_time(spec, self.time, self.owner)
-        return self._shown_schema(inputs)
+        shown = self._shown_schema(inputs)
+        return OutputSpec(shown, changes=Changelog.insert_only(*joined_keys(self.kind, inputs, shown)))
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: rows that an earlier interval did not need are gone."""

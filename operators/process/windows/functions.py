@@ -57,7 +57,7 @@ class _WindowOperator(FunctionOperator):
         self,
         function: Any,
         window: Window | None,
-        output: SchemaLike,
+        output: SchemaLike | OutputSpec,
         allowed_lateness: Duration,
         time: TimeDomain,
         window_columns: bool,
@@ -106,15 +106,15 @@ class _WindowOperator(FunctionOperator):
         """See ``Operator``: windows say themselves which rows are late."""
         return [None]
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The declared output, behind the key and window columns if they are asked for."""
         spec = inputs[0]
         check_has_time(spec, self.time, self.owner)
         if not self.window_columns:
-            return self._outputs(self.output, spec)
+            return self._outputs(self.output, inputs)
         fields = [*spec.key_schema, *window_fields(spec), *self.output]
         check_distinct_names([column.name for column in fields], self.owner)
-        return self._outputs(pa.schema(fields), spec)
+        return self._outputs(pa.schema(fields), inputs)
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: which windows rows are in, which of them are gone, and what the trigger remembers."""
@@ -240,7 +240,7 @@ class WindowApply(_WindowOperator):
         self,
         function: WindowFunction | Callable[[tuple[Any, ...], TimeWindow, Sequence[Row]], Any],
         window: Window | None,
-        output: SchemaLike,
+        output: SchemaLike | OutputSpec,
         *,
         allowed_lateness: Duration = 0,
         time: TimeDomain = "event",
@@ -282,7 +282,7 @@ class WindowProcess(_WindowOperator):
         self,
         function: ProcessWindowFunction,
         window: Window | None,
-        output: SchemaLike,
+        output: SchemaLike | OutputSpec,
         *,
         allowed_lateness: Duration = 0,
         time: TimeDomain = "event",

@@ -1,0 +1,247 @@
+"""What the rows of each node are: insertions only or changes, and what identifies a row.
+
+Owns: ``changes_behind``, the facts behind a node from those of its inputs, and what a source may declare.
+Invariant: both a job and a test infer here, from the same declarations; what cannot be right is refused. A fact that is
+not certain is left out.
+Must not import Spark.
+
+Source: Flink's ``FlinkChangelogModeInferenceProgram``, ``FlinkRelMdUniqueKeys`` and ``FlinkRelMdUpsertKeys``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlglot
+import sqlglot.expressions as exp
+
+from asyncstate.changelog import (
+    INSERT_ONLY,
+    RETRACT,
+    ROW_KIND_COLUMN,
+    Changelog,
+    ChangelogMode,
+    union_of,
+    upserts_way_out,
+)
+from asyncstate.dataflow.nodes import Apply, Node, Sink, Source, Transform, Union
+from asyncstate.errors import JobError, SchemaError
+
+
+def declared_mode(
+    source: str, mode: ChangelogMode | str | None, changelog: bool | None
+) -> ChangelogMode | None:
+    """The mode that a source declares; ``changelog``: in a word. Raises JobError for what is none."""
+    texts = {one.text: one for one in ChangelogMode}
+    found = texts.get(mode) if isinstance(mode, str) else mode
+    if (mode is not None and found is None) or not isinstance(found, ChangelogMode | None):
+        raise JobError(
+            f"source '{source}': mode is {mode!r}; give 'insert-only', 'retract' or 'upsert', or leave it out: rows "
+            f"with a column {ROW_KIND_COLUMN} are 'retract' then, others 'insert-only'"
+        )
+    if changelog is None:
+        return found
+    told = ChangelogMode.RETRACT if changelog else ChangelogMode.INSERT_ONLY
+    if found is not None and (found is ChangelogMode.INSERT_ONLY) == bool(changelog):
+        raise JobError(
+            f"source '{source}': mode is {found.text!r} and changelog is {changelog}; give one of them"
+        )
+    return told if found is None else found
+
+
+def declared_key(source: str, primary_key: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """The primary key that a source declares. Raises JobError for what is no list of columns."""
+    if primary_key is None:
+        return None
+    columns = (primary_key,) if isinstance(primary_key, str) else tuple(primary_key)
+    if not columns or not all(isinstance(name, str) for name in columns):
+        raise JobError(
+            f"source '{source}': primary_key is {primary_key!r}; give a column or a list of columns"
+        )
+    return columns
+
+
+def source_changes(node: Source, columns: Sequence[str], has_kinds: bool) -> Changelog:
+    """What a source of these ``columns`` declares. Raises SchemaError for what does not fit its rows."""
+    key = node.primary_key
+    for name in key or ():
+        if name not in columns:
+            raise SchemaError(
+                f"there is no column '{name}', which is declared as its primary_key; there are {', '.join(columns)}"
+            )
+    mode = node.mode
+    if mode is None:
+        mode = ChangelogMode.RETRACT if has_kinds else ChangelogMode.INSERT_ONLY
+    if mode is ChangelogMode.RETRACT and not has_kinds:
+        raise SchemaError(
+            f"it is declared as a changelog but has no column '{ROW_KIND_COLUMN}' (+I, -U, +U, -D); add one, or leave "
+            "changelog out"
+        )
+    if mode is ChangelogMode.INSERT_ONLY and has_kinds:
+        raise SchemaError(
+            f"it is declared as no changelog but has the column '{ROW_KIND_COLUMN}'; drop the column, or leave "
+            "changelog=False out"
+        )
+    origin = f"source '{node.name}'"
+    if mode is ChangelogMode.UPSERT:
+        if key is None:
+            raise SchemaError(
+                "it is declared as upserts, but not by which columns its rows replace each other; give primary_key"
+            )
+        return replace(Changelog.upsert(*key), origin=origin)
+    return Changelog(mode, () if key is None else (key,), origin=origin)
+
+
+def operator_changes(node: Node, changes: Changelog) -> Changelog:
+    """What an operator, or a side output, declares of its rows, with its name."""
+    if isinstance(node, Apply):
+        return replace(changes, origin=f"operator '{node.name}' ({type(node.operator).__name__})")
+    return replace(changes, origin=f"side output '{node.name}'")
+
+
+def changes_behind(
+    node: Node, inputs: Sequence[Changelog], columns: Sequence[str], has_kinds: bool
+) -> Changelog:
+    """The facts behind a transformation, a union or a sink. ``columns``: those of its first input; ``has_kinds``:
+    whether the rows behind it have a column ``row_kind``. Raises SchemaError for what cannot be right."""
+    if isinstance(node, Union):
+        return _union(node, inputs)
+    if isinstance(node, Sink) or not isinstance(node, Transform):
+        return inputs[0]
+    if node.kind == "transform":
+        return _transformed(node, inputs, has_kinds)
+    (given,) = inputs
+    if node.kind == "where":
+        return _filtered(node, given, columns)
+    if node.kind == "drop":
+        return _dropped(node, given, columns)
+    return _projected(node, given, columns)
+
+
+def _union(node: Union, inputs: Sequence[Changelog]) -> Changelog:
+    found = union_of(inputs)
+    if found is None:
+        upserts = next(one for one in inputs if one.is_upsert)
+        raise SchemaError(
+            f"the rows of {upserts.origin} are {upserts.text}, which does not identify a row among those of the other "
+            f"streams; {upserts_way_out(upserts)}"
+        )
+    return found
+
+
+def _transformed(node: Transform, inputs: Sequence[Changelog], has_kinds: bool) -> Changelog:
+    if node.changes is not None:
+        if node.changes.mode is not ChangelogMode.INSERT_ONLY and not has_kinds:
+            raise SchemaError(
+                f"its changes are declared as {node.changes.text}, but the function returns no column "
+                f"'{ROW_KIND_COLUMN}'"
+            )
+        return replace(node.changes, origin=node.changes.origin or f"'{node.name}'")
+    upserts = next((one for one in inputs if one.is_upsert), None)
+    if upserts is not None:
+        raise SchemaError(
+            f"the function gets {upserts.text} of {upserts.origin}, and what it makes of that key is not known; say it "
+            f"with transform(..., changes=Changelog.upsert(...)), or {upserts_way_out(upserts)}"
+        )
+    if not has_kinds or all(one.is_insert_only for one in inputs):
+        return replace(INSERT_ONLY, origin=f"'{node.name}'")
+    return replace(RETRACT, origin=f"'{node.name}'").filtered(None)
+
+
+def _filtered(node: Transform, given: Changelog, columns: Sequence[str]) -> Changelog:
+    (condition,) = node.expressions
+    by = _columns_of(condition, columns)
+    if given.upsert_key is not None and (by is None or not by <= set(given.upsert_key)):
+        raise SchemaError(
+            f"the rows of {given.origin} are {given.text}, and the condition asks for more than that key: of a row "
+            f"that no longer meets it the one before would stay. {_sentence(upserts_way_out(given))}"
+        )
+    return given.filtered(by)
+
+
+def _dropped(node: Transform, given: Changelog, columns: Sequence[str]) -> Changelog:
+    if ROW_KIND_COLUMN in node.expressions and not given.is_insert_only:
+        raise SchemaError(
+            f"the rows of {given.origin} are changes ({given.text}), which without '{ROW_KIND_COLUMN}' would all be "
+            "insertions; keep the column. Where the changes themselves are to be rows, say it with transform(...)"
+        )
+    gone = {name.lower() for name in node.expressions if isinstance(name, str)}
+    return _behind(given, {name: (name,) for name in columns if name.lower() not in gone})
+
+
+def _projected(node: Transform, given: Changelog, columns: Sequence[str]) -> Changelog:
+    names = [name for name in columns if name != ROW_KIND_COLUMN]
+    passed: dict[str, tuple[str, ...]] = {}
+    makes_kinds = False
+    if node.kind == "with_columns":
+        replaced = {name.lower() for name in node.named}
+        passed = {name: (name,) for name in names if name.lower() not in replaced}
+        makes_kinds = ROW_KIND_COLUMN in node.named
+    for old, new in _plain(node, columns):
+        if new == ROW_KIND_COLUMN:
+            makes_kinds |= old != ROW_KIND_COLUMN
+        elif old == "*":
+            passed |= {name: (*passed.get(name, ()), name) for name in names}
+        elif old in names:
+            passed[old] = (*passed.get(old, ()), new)
+    if makes_kinds:  # by an expression of the user's own
+        return replace(RETRACT, origin=f"'{node.name}'").filtered(None)
+    return _behind(given, passed)
+
+
+def _plain(node: Transform, columns: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of a column and its name behind a selection, of those that pass unchanged; ("", name) for a value that is
+    made, ("*", "") for all columns."""
+    found = [] if node.kind == "with_columns" else [_plain_column(one) for one in node.expressions]
+    for name, one in node.named.items():
+        old, _ = _plain_column(one)
+        found.append((old if old in columns else "", name))
+    return found
+
+
+def _plain_column(expression: Any) -> tuple[str, str]:
+    parsed = _parsed(expression)
+    name = parsed.alias if isinstance(parsed, exp.Alias) else None
+    inner = parsed.this if isinstance(parsed, exp.Alias) else parsed
+    if isinstance(inner, exp.Star):
+        return "*", ""
+    if isinstance(inner, exp.Column) and not inner.table:
+        return inner.name, name or inner.name
+    return "", name or ""
+
+
+def _behind(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Changelog:
+    found = given.projected(passed)
+    if found is None:
+        lost = [name for name in given.upsert_key or () if not passed.get(name)]
+        raise SchemaError(
+            f"the rows of {given.origin} are {given.text}, but column '{lost[0]}' of that key does not pass "
+            f"unchanged; keep it as SQL text ('{lost[0]}'), or {upserts_way_out(given)}"
+        )
+    return found
+
+
+def _columns_of(condition: Any, columns: Sequence[str]) -> set[str] | None:
+    """Those of ``columns`` that a condition asks for; None where they are not known, or where it gives one answer today
+    and another one tomorrow."""
+    parsed = _parsed(condition)
+    if parsed is None or parsed.find(exp.Subquery, exp.Rand, exp.Anonymous) is not None:
+        return None
+    known = {name.lower(): name for name in columns}
+    found = {known.get(column.parts[0].name.lower(), "") for column in parsed.find_all(exp.Column)}
+    return found or None
+
+
+def _parsed(expression: Any) -> Any:
+    if not isinstance(expression, str):
+        return None
+    try:
+        return sqlglot.parse_one(expression, read="spark")
+    except sqlglot.errors.SqlglotError:
+        return None
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,40 @@
+"""What is known of the rows of a DataFrame: it travels with the DataFrame that an operator has returned.
+
+Owns: ``with_changes`` and ``known_changes``; ``insertions``, which gives kinds to rows.
+Invariant: a DataFrame made of another one, by whatever Spark has, carries nothing of it.
+Must not import runtime, storage or execution.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog, RowKind
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_CHANGES: Final = "_asyncstate_changes"
+
+
+def with_changes(df: DataFrame, changes: Changelog) -> DataFrame:
+    """The rows of ``df``, with what is known of them; another object if something else was known of this one."""
+    if df.__dict__.get(_CHANGES, changes) != changes:
+        df = df.select("*")
+    df.__dict__[_CHANGES] = changes
+    return df
+
+
+def known_changes(df: DataFrame, has_kinds: bool) -> Changelog:
+    """What is known of the rows of ``df``; if nothing is, rows with kinds are changes that take back whole rows."""
+    found: Any = df.__dict__.get(_CHANGES)
+    if isinstance(found, Changelog):
+        return found
+    return RETRACT if has_kinds else INSERT_ONLY
+
+
+def insertions(df: DataFrame) -> DataFrame:
+    """``df`` with kinds: rows that have none are insertions."""
+    if ROW_KIND_COLUMN in df.columns:
+        return df
+    return df.selectExpr("*", f"'{RowKind.INSERT.text}' as {ROW_KIND_COLUMN}")
