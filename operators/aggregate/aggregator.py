@@ -44,6 +44,7 @@ class KeyedRows(NamedTuple):
 
     ``signs`` None: all are added. Within a group rows are in the order in which they came. ``keys``: of the groups, in
     their order; None where groups are no keys of the store. ``valued``: the values before and after are asked for.
+    ``kinds`` (n): the row kinds, where rows are those of an input; None: all +I.
     """
 
     batch: pa.RecordBatch
@@ -51,6 +52,7 @@ class KeyedRows(NamedTuple):
     signs: Int8Array | None = None
     keys: KeyBatch | None = None
     valued: bool = False
+    kinds: Int8Array | None = None
 
 
 class Updated(NamedTuple):
@@ -112,8 +114,9 @@ class Aggregator(ABC):
     def combine(self, state: State, groups: Groups) -> State:
         """The states (n) of each group, in its order, as one (u)."""
 
-    def values(self, state: State) -> pa.Array:
-        """What states amount to; asked of those whose states are of one aggregate alone."""
+    def values(self, state: State, keys: KeyBatch | None = None) -> pa.Array:
+        """What states (u) amount to; asked of those whose states are of one aggregate alone. ``keys`` (u): those that
+        the states are of, where something is kept beside them."""
         raise NotImplementedError
 
     def local(self) -> tuple[LocalColumn, ...] | None:

@@ -262,7 +262,6 @@ def test_output_columns_keep_the_time_zone_of_the_event_time() -> None:
             ),
             "key column 'window_end'",
         ),
-        (WindowAggregate(session("1 second"), [max_("v")]), spec(True), "'max_v' over session windows"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec import KeyBatch
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import (
@@ -65,6 +66,7 @@ class BundledAggregator(FunctionAggregator):
             [] if rows.keys is None else take_rows(rows.keys.columns, touched),
             self.stored(take_rows(state, touched)),
             self.form.type,
+            kinds=None if rows.kinds is None else rows.kinds[segments.rows],
         )
         applied = self.apply(given, ctx)
         updated = applied.then_apply(lambda found: self._updated(state, touched, found, rows.valued))
@@ -89,11 +91,16 @@ class BundledAggregator(FunctionAggregator):
         return Updated(states, _replaced(same, starting, known), _replaced(same, final, rows))
 
     def async_slide(
-        self, state: State, rows: KeyedRows, frames: Frames, ctx: BundleContext
+        self,
+        state: State,
+        rows: KeyedRows,
+        frames: Frames,
+        ctx: BundleContext,
+        equal: Int64Array | None = None,
     ) -> StateFuture[tuple[pa.Array, State]]:
         """See ``UserAggregator``: in one call, with the values after each row that comes or leaves."""
         state = [state[0].fill_null(False), *state[1:]]
-        moves = Moves.of(frames, counted_rows(rows.batch, (), self.condition, None))
+        moves = Moves.of(frames, counted_rows(rows.batch, (), self.condition, rows.signs), equal)
         given = KeySegments(
             [rows.batch.column(name).take(pa.array(moves.rows)) for name in self.columns],
             np.searchsorted(moves.owners, np.arange(len(state[0]) + 1)),
@@ -122,7 +129,7 @@ class BundledAggregator(FunctionAggregator):
         several = pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), accumulators)
         return self.columns_of(self.apply_now(self.empty(len(groups.starts), several)).accumulators)
 
-    def values(self, state: State) -> pa.Array:
+    def values(self, state: State, keys: KeyBatch | None = None) -> pa.Array:
         """See ``Aggregator``: the final values of segments without rows."""
         return self.apply_now(self.empty(len(state[0]), self.stored(state))).final_values
 

@@ -89,8 +89,7 @@ class UserAggregate(Kind):
             raise binding.refuse(
                 f"has the name and columns of another function's, {type(found).__name__}; give udaf(..., name=...)"
             )
-        values = found.values
-        return Output(pa.field(aggregate.name, part.result_type), lambda states: values(states[index]), index)
+        return Output(pa.field(aggregate.name, part.result_type), part=index)
 
     def _part(self, binding: Binding) -> UserAggregator | BundledAggregator:
         aggregate = binding.aggregate

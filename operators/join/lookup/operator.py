@@ -27,18 +27,7 @@ from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, as_completed, combine_all
 from asyncstate.lookups.base import Key, Lookup, Rows
-<<<<<<< HEAD
-from asyncstate.operator import (
-    Bundle,
-    BundleContext,
-    BundleOperator,
-    InputSpec,
-    OperatorContext,
-    OutputSpec,
-)
-=======
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
->>>>>>> main
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
@@ -165,24 +154,8 @@ class LookupJoin(Named, BundleOperator):
         self.suffixes = suffixes
         self.ttl = as_ttl(self.owner, ttl)
 
-<<<<<<< HEAD
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
-=======
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
->>>>>>> main
         """The input's columns, then those of the answer."""
-        schema = self._joined(inputs)
-        return (
-            schema
-            if self._failed_output is None
-            else OutputSpec(schema, {self._failed_output: inputs[0].schema})
-        )
-
-    @property
-    def _failed_output(self) -> str | None:
-        return None if self.on_failure in ("fail", "null") else self.on_failure
-
-    def _joined(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         spec = inputs[0]
         for name in self._on(spec):
             spec.column(name)
@@ -202,7 +175,12 @@ class LookupJoin(Named, BundleOperator):
         found = InputSpec(self.columns, (), name="the lookup")
         joined = joined_schema(self.how, [spec, found], self.suffixes, self.owner)
         # A key may have several answers, so nothing is known to identify a row.
-        return OutputSpec(joined, changes=spec.changes.with_keys(()))
+        aside = {} if self._failed_output is None else {self._failed_output: spec.schema}
+        return OutputSpec(joined, aside, changes=spec.changes.with_keys(()))
+
+    @property
+    def _failed_output(self) -> str | None:
+        return None if self.on_failure in ("fail", "null") else self.on_failure
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: which rows of a changelog are stored; of one that is insert-only none are."""
@@ -213,11 +191,7 @@ class LookupJoin(Named, BundleOperator):
 
     def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
         """See ``Operator``: the input's key, whose columns come first."""
-<<<<<<< HEAD
-        names = self._joined(inputs).names
-=======
         names = self.bind(inputs).schema.names
->>>>>>> main
         return [tuple(names[inputs[0].schema.get_field_index(name)] for name in inputs[0].key)]
 
     def _on(self, spec: InputSpec) -> Sequence[str]:
@@ -483,11 +457,7 @@ class StatelessLookupJoin(LookupJoin):
 
     stateless: ClassVar[bool] = True
 
-<<<<<<< HEAD
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
-=======
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
->>>>>>> main
         """See ``LookupJoin``; SchemaError for a changelog."""
         check_insert_only(inputs[0], self.owner, "LookupJoin")
         if self._failed_output is not None:
