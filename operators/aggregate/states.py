@@ -22,7 +22,7 @@ from asyncstate.state.columnar.list_blocks import ListHeads
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array
 from ..core.segments import Groups, content_of, without_missing
-from .aggregator import KeyedRows, State
+from .aggregator import KeyedRows, State, naming
 from .distinct import DistinctState, ReadValues
 from .plan import AggregatePlan, Changed
 from .value_log import MultisetState
@@ -185,7 +185,8 @@ class AggregateStates:
         return known.then_compose(lambda found: read.then_apply(lambda old: merge(found, old)))
 
     def _merged(self, rows: Addition, old: Columns, partial: State) -> Change:
-        change = Change(old, Changed(self._plan.merge(old.columns, partial), {}, {}))
+        with naming(rows.keys):
+            change = Change(old, Changed(self._plan.merge(old.columns, partial), {}, {}))
         self._missing.count(rows_missing(change.new.states))
         there = np.ones(len(rows.keys), np.bool_) if self._distincts else change.present
         self._write(rows, change, there)
