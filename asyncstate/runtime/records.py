@@ -258,7 +258,7 @@ class RecordRunner(Runner):
         for name, rows in _rows_by_output(self.controller.take_outputs(), self._side_outputs):
             schema = self.context.output_schema if name is None else self._side_outputs[name]
             self.rows_out += len(rows)
-            batch = rows_batch(self.spec.uid, schema, rows)
+            batch = rows_batch(self.spec.uid, schema, rows, self.context.output.changes_of(name))
             yield batch if name is None else SideBatch(name, batch)
 
 

@@ -121,7 +121,7 @@ def _operated(
         with (
             controller.calls,
             closing(runner),
-            closing(runner.run(runner.transfers.awaited(batches))) as output,
+            closing(runner.output(runner.transfers.awaited(batches))) as output,
         ):
             for out in output:
                 with controller.suspended():

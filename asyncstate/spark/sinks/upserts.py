@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.errors import ConfigurationError, JobError, OperatorError, SchemaError
-from asyncstate.spark.changes import last_changes
+from asyncstate.spark.changes import check_table_key, last_changes
 from asyncstate.spark.exchange import arrow_schema_of
+from asyncstate.spark.facts import insertions, known_changes
 from asyncstate.spark.sinks.target import Changes, Target
 
 if TYPE_CHECKING:
@@ -34,11 +35,13 @@ def write_upserts(
     keys: str | Sequence[str],
     target: Target,
     writer: str = "asyncstate",
+    changes: Changelog | None = None,
 ) -> bool:
     """Write the changelog ``rows`` of a micro-batch into ``target``, by the columns ``keys``, exactly once.
 
     ``batch``: the micro-batch; or its id, if it is none of a StreamingJob. ``keys`` must be a unique key of the rows;
-    where they are not, put ``UpsertMaterialize`` before. Rows without ``row_kind`` are insertions. ``writer`` tells
+    where they are not, put ``UpsertMaterialize`` before. Rows without ``row_kind`` are insertions. ``changes``: what
+    the rows are, where it is not known from ``apply``, as of ``last_changes``. ``writer`` tells
     writes of one job into one table apart: one for each call of a micro-batch. The changes, one a key, are brought to
     the driver, so that ``spark.driver.maxResultSize`` bounds them. Returns False for a micro-batch that has been
     written before.
@@ -50,13 +53,13 @@ def write_upserts(
     _check_target("write_upserts", target)
     _check_writer("write_upserts", writer)
     target.check(arrow_schema_of(rows), names)
-    if ROW_KIND_COLUMN not in rows.columns:
-        rows = rows.selectExpr("*", f"'+I' as {ROW_KIND_COLUMN}")
-    changes = changes_of(last_changes(rows, names).toArrow(), names)
+    known = known_changes(rows, ROW_KIND_COLUMN in rows.columns) if changes is None else changes
+    check_table_key("write_upserts", known, names)
+    last = changes_of(last_changes(insertions(rows), names, known).toArrow(), names)
     if isinstance(batch, int):
-        return target.write(writer, batch, changes)
+        return target.write(writer, batch, last)
     _check_first_write(batch, target, writer)
-    return target.write(writer, batch.batch_id, changes, batch.origin)
+    return target.write(writer, batch.batch_id, last, batch.origin)
 
 
 def _check_first_write(batch: MicroBatch, target: Target, writer: str) -> None:
@@ -131,6 +134,10 @@ class UpsertSink:
     def check(self, schema: StructType) -> None:
         """Raise what ``write`` would raise about the table, its types and its server; nothing is written."""
         self.target.check(arrow_schema_of(schema), self.keys)
+
+    def check_changes(self, changes: Changelog) -> None:
+        """Raise SchemaError for rows that are upserts by another key; the graph calls it before a row is read."""
+        check_table_key("UpsertSink", changes, self.keys)
 
     def destination(self, name: str) -> tuple[str, str]:
         """Where it writes and as whom: two sinks of a graph must not share it. ``name``: its own in the graph."""
