@@ -51,11 +51,21 @@ class OperatorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     peaks: dict[str, float]
 
 
+class SourceStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A source of the watermark: ``reached`` is how far it lets the watermark of the next micro-batch go, microseconds;
+    one that is ``idle`` does not hold it."""
+
+    name: str
+    reached: int
+    idle: bool
+
+
 class BatchStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """One micro-batch. Times of ``watermark`` and ``processing_time`` are microseconds since the epoch.
 
     ``seconds`` is the whole of it: finding the base version, the user's function with the stages inside it
-    (``function_seconds``), and the commit (``commit_seconds``).
+    (``function_seconds``), and the commit (``commit_seconds``). ``watermark_waits_for``: the sources that hold the
+    watermark of the next one where it is.
     """
 
     job: str
@@ -67,6 +77,8 @@ class BatchStatistics(msgspec.Struct, frozen=True, kw_only=True):
     commit_seconds: float
     operators: dict[str, OperatorStatistics]
     processing_time: int = 0
+    sources: list[SourceStatistics] = []
+    watermark_waits_for: list[str] = []
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -152,12 +164,20 @@ def progress_of(batch: BatchStatistics) -> Progress:
         "batch_id": batch.batch_id,
         "started_at": datetime.fromtimestamp(batch.processing_time / 1e6, UTC).isoformat(),
         "final": batch.final,
-        "watermark_us": None if batch.watermark in (MIN_WATERMARK, MAX_WATERMARK) else batch.watermark,
+        "watermark_us": _time(batch.watermark),
+        "watermark_waits_for": batch.watermark_waits_for,
+        "sources": [
+            {"name": one.name, "watermark_us": _time(one.reached), "idle": one.idle} for one in batch.sources
+        ],
         "total_seconds": batch.seconds,
         "function_seconds": batch.function_seconds,
         "commit_seconds": batch.commit_seconds,
         "operators": [_operator(operator) for operator in batch.operators.values()],
     }
+
+
+def _time(time_us: int) -> int | None:
+    return None if time_us in (MIN_WATERMARK, MAX_WATERMARK) else time_us
 
 
 def _operator(operator: OperatorStatistics) -> Progress:

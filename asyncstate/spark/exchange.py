@@ -10,7 +10,7 @@ Must not import runtime's tasks or storage.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -282,6 +282,7 @@ class Stage:
     """The rows of a stage that has run, and the reports of its tasks; ``owner`` is how errors call the rows.
 
     ``kept``: the local checkpoint that they are read from. ``sides``: the rows of the side outputs, by name.
+    ``observed``: what Spark has observed in its plan, by name.
     """
 
     rows: DataFrame
@@ -289,6 +290,7 @@ class Stage:
     owner: str
     kept: DataFrame
     sides: Mapping[str, DataFrame]
+    observed: Mapping[str, int | None]
 
     def side(self, name: str) -> DataFrame:
         """The rows of a side output. Raises JobError with the names there are for another one."""
@@ -344,8 +346,9 @@ class _Released:
         raise JobError(self._reason)
 
 
-def run_stage(tasks: Tasks, schema: StructType) -> Stage:
-    """Run the tasks on every partition, once, keeping the rows and collecting the reports.
+def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -> Stage:
+    """Run the tasks on every partition, once, keeping the rows and collecting the reports, and what Spark observes
+    under the names ``watched``.
 
     A local checkpoint keeps the rows on the executors and then drops the lineage; the reports come by an accumulator in
     the same action. Output comes and is kept in lists: some hundred objects for Spark to make, copy and keep
@@ -375,7 +378,7 @@ def run_stage(tasks: Tasks, schema: StructType) -> Stage:
     sides = {name.removeprefix(SIDE): df for name, df in rows.items() if name != OUTPUT}
     owner = f"the output of operator '{spec.uid}' in batch {spec.batch_id}"
     reports = [record[ATTEMPT_BYTES:] for record in found]
-    return Stage(rows[OUTPUT], reports, owner, stage, sides)
+    return Stage(rows[OUTPUT], reports, owner, stage, sides, calls.observed(planned, watched))
 
 
 def _reports_in(stage: DataFrame) -> list[bytes]:

@@ -30,9 +30,10 @@ from asyncstate.driver.ledger import Ledger, batch_schema
 from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.driver.operator_call import check_job_name
 from asyncstate.driver.progress import BatchStatistics, OnProgress, Progress, figures_of, progress_of
+from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime import Delay, SequenceBy
+from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
 from asyncstate.spark.executor import SparkExecutor
 from asyncstate.spark.failures import restore
 from asyncstate.spark.inputs import BATCH, Packing, check_streaming, with_inputs
@@ -192,11 +193,16 @@ class StreamingJob:
         initial: DataFrame | None = None,
         mode: ChangelogMode | str | None = None,
         primary_key: str | Sequence[str] | None = None,
+        idle_after: Duration | None = None,
     ) -> Stream:
         """Declare rows from outside, read from a streaming DataFrame; see ``docs/dataflow.md``.
 
         What is said of their time and order holds for every operator that gets them, until one puts out rows of its
-        own. ``mode``: "insert-only" (the default of rows without a column ``row_kind``), "retract" (that of rows with
+        own. With ``watermark_delay`` the job's watermark stays so far behind the source's highest event time, whatever
+        becomes of its rows; ``idle_after`` without an event, by the driver's clock, the source does not hold it until
+        the next one (``docs/time.md``).
+
+        ``mode``: "insert-only" (the default of rows without a column ``row_kind``), "retract" (that of rows with
         one: a change takes the whole row before it back; ``changelog=True`` for short), or "upsert": a row replaces the
         one with the same ``primary_key``, and of a -D only the key counts. If a micro-batch can have several changes of
         a key, ``sequence`` tells their order. ``primary_key``: columns that identify a row of the table. ``initial``:
@@ -209,7 +215,7 @@ class StreamingJob:
                 f"job '{self.name}' has inputs, so it takes no sources; declare everything in one form"
             )
         check_streaming(name, df)
-        times = Times(event_time, watermark_delay, sequence, drop_seen)
+        times = Times(event_time, watermark_delay, sequence, drop_seen, idle_after)
         stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
         self._sources.add(name, df)
         return stream
@@ -225,8 +231,8 @@ class StreamingJob:
         Raises JobError as ``check`` does.
         """
         self.check()
-        graph = self._graph
-        return explain(graph.flow, self._figures(), graph.places, graph.states, graph.changes)
+        graph, waits = self._graph, why_watermark_waits(self._ledger.latest())
+        return explain(graph.flow, self._figures(), graph.places, graph.states, graph.changes, waits)
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name} {value}" for name, value in self._facts())

@@ -130,7 +130,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``base`` is the version it was computed from; ``sources`` holds per watermark source its highest event time
     seen minus its delay; ``processing_time`` is when the micro-batch started; ``final`` says that the input had
-    ended.
+    ended. ``heard``: of each source that can be idle, the start of the last micro-batch with an event of it; ``idle``:
+    those that do not hold the watermark.
     """
 
     job_id: str
@@ -141,6 +142,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watermark: int | None = None
     processing_time: int | None = None
     sources: dict[str, int] = {}
+    heard: dict[str, int] = {}
+    idle: list[str] = []
     final: bool = False
     epoch: int = 0
     format_version: int = FORMAT_VERSION

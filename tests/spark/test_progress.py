@@ -30,8 +30,8 @@ pytestmark = pytest.mark.spark
 MakeJob = Callable[..., StreamingJob]
 
 BATCH_NAMES = {
-    "job", "batch_id", "started_at", "final", "watermark_us", "total_seconds", "function_seconds", "commit_seconds",
-    "operators",
+    "job", "batch_id", "started_at", "final", "watermark_us", "watermark_waits_for", "sources", "total_seconds",
+    "function_seconds", "commit_seconds", "operators",
 }  # fmt: skip
 OPERATOR_NAMES = {
     "uid", "operator", "parallelism", "rows_in", "rows_out", "keys", "reads", "cache_hits", "cache_misses",

@@ -24,8 +24,8 @@ from asyncstate.functions.aggregate import (
     has_method,
     view_of,
 )
+from asyncstate.program_text import object_text
 
-from ...core.meaning import object_text
 from ..declared import Aggregate, Binding, Kind, Output
 from .accumulator import as_type
 from .bundled import BundledAggregator
