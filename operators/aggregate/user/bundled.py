@@ -154,9 +154,7 @@ class BundledAggregator(FunctionAggregator):
         nothing = np.zeros(count + 1, np.int64)
         return KeySegments([], nothing, np.empty(0, np.int8), [], accumulators, self.form.type)
 
-    def _checked(
-        self, given: Any, segments: KeySegments
-    ) -> SegmentsApplied:
+    def _checked(self, given: Any, segments: KeySegments) -> SegmentsApplied:
         applied = given if isinstance(given, SegmentsApplied) else self._as_columns(given, segments)
         each = applied.updated_values_after_each_row
         for what, column, wanted in (
