@@ -61,7 +61,7 @@ def test_an_accumulator_may_be_the_text_of_a_schema_or_type(async_enabled: bool,
 def test_columns_that_accumulate_does_not_take_are_refused(columns: tuple[str, ...]) -> None:
     made = udaf(Sum, result_type="bigint", accumulator_type="s bigint")
     with pytest.raises(
-        SchemaError, match=rf"over {len(columns)} columns .* Sum\.accumulate takes accumulate
+        SchemaError, match=rf"over {len(columns)} columns .* Sum\.accumulate takes accumulate"
     ):
         harness(GroupAggregate([made(*columns)]))
 
