@@ -8,6 +8,7 @@ Must not import Spark or storage.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Final
@@ -206,10 +207,12 @@ def _output_column(uid: str, field: pa.Field, column: Any, keys: Sequence[Any] |
     try:
         return arrow_values(column, field.type)
     except UnfitValueError as error:
+        advice = "convert it before it is emitted, or declare another type"
+        if inspect.isawaitable(error.value):
+            advice = "it is no value yet: await it, or emit in a callback that gets its value"
         where = "" if keys is None else f", key {tuple(keys[error.row])!r}"
         raise SchemaError(
-            f"operator '{uid}'{where}: emit() got, for column '{field.name}', {error}; convert it before "
-            "it is emitted, or declare another type"
+            f"operator '{uid}'{where}: emit() got, for column '{field.name}', {error}; {advice}"
         ) from error
 
 
