@@ -23,6 +23,7 @@ from asyncstate.places import masked
 
 PREFIX = "async-state."
 SPARK_PREFIX = "spark."
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _MEANT = re.compile(r"(spark\.)?async[-_.]?state\.", re.IGNORECASE)
 
 
@@ -115,6 +116,36 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class LocalFolder:
+    """A path on the machine's own disk. A relative one begins at the driver's working directory. ``absent``: as of
+    ``Folder``."""
+
+    absent: str
+    accepts: str = "a path on a local disk"
+
+    def parse(self, text: str) -> object:
+        self.check(text)
+        return os.path.abspath(text)
+
+    def check(self, value: object) -> None:
+        if value is None:
+            return
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError("write the path of a folder")
+        if value.startswith("~"):
+            raise ValueError(
+                "nobody replaces ~, which is another folder on each machine; write the whole path"
+            )
+        if _URI.match(value):
+            raise ValueError(
+                "stores lie on each worker's own disk; write the path of a folder there, not a URI"
+            )
+
+    def show(self, value: object) -> str:
+        return self.absent if value is None else str(value)
+
+
+@dataclass(frozen=True)
 class Folder:
     """A path or URI. None means not given; ``absent`` says what then happens."""
 
@@ -163,7 +194,7 @@ class Option:
     """One key: the values it takes and what it does. Read from the annotation of a ``Config`` field."""
 
     key: str
-    kind: Switch | Number | Choice | Folder
+    kind: Switch | Number | Choice | Folder | LocalFolder
     doc: str
 
     def convert(self, given: object, spelling: str) -> object:
@@ -356,8 +387,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rocksdb_direct_reads: Annotated[bool, Switch(), "Read around the operating system's page cache."] = False
     local_dir: Annotated[
         str | None,
-        Folder("`asyncstate-<uid>` in the worker's temporary directory"),
-        "Folder on each worker's own disk for its stores. Losing it costs a restore, never data. The default one "
+        LocalFolder("`asyncstate-<uid>` in the worker's temporary directory"),
+        "Folder on each worker's own disk for its stores; a relative path begins at the driver's working directory. "
+        "Losing it costs a restore, never data. The default one "
         "belongs to the worker's user alone; of one that you give see to it that nobody else can write there.",
     ] = None
     checkpoint_dir: Annotated[
@@ -448,6 +480,10 @@ def resolve(operator_options: Mapping[str, object], session: Mapping[str, object
     ConfigurationError for an unknown key, a value that does not fit, or two spellings that disagree.
     """
     for key in operator_options:
+        if not isinstance(key, str):
+            raise ConfigurationError(
+                f"the options have the key {key!r}; write the key's name, a text: async-state.enabled"
+            )
         if not _is_ours(key):
             raise _unknown(key)
     return Config(**_collect(session) | _collect(operator_options))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from datetime import timedelta
 from asyncstate.errors import AsyncStateError, SchemaError
 
 Duration = str | timedelta | int
-"""A text such as "10 seconds" or "1 hour 30 minutes", a timedelta, or an int of microseconds."""
+"""A text such as "10 seconds", "1h" or "1 hour 30 minutes", a timedelta, or an int of microseconds."""
 
 Seconds = float | str | timedelta
 """As ``Duration``, but a number is in seconds: parameters that have always been numbers of them."""
@@ -25,7 +25,16 @@ _UNITS_US = {
     "day": 86_400_000_000,
     "week": 604_800_000_000,
 }
-_PART = re.compile(rf"(\d+)\s*({'|'.join(_UNITS_US)})s?\b")
+_SHORT_US = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "sec": 1_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+_PART = re.compile(rf"(\d+)\s*(?:({'|'.join(_UNITS_US)})s?|({'|'.join(_SHORT_US)}))(?![a-z])")
 
 
 def duration_text(length_us: int) -> str:
@@ -62,10 +71,12 @@ def microseconds(
         sign, text = (-1, text[1:]) if text.startswith("-") else (1, text)
         parts = _PART.findall(text)
         if parts and not _PART.sub("", text).strip():
-            return sign * sum(int(amount) * _UNITS_US[unit] for amount, unit in parts)
+            return sign * sum(
+                int(amount) * (_UNITS_US[unit] if unit else _SHORT_US[short]) for amount, unit, short in parts
+            )
     raise error(
         f"{owner}: {name} is {duration!r}, which is no duration; write it like '10 seconds' or "
-        f"'1 hour 30 minutes' (units: {', '.join(_UNITS_US)}), or give a timedelta or microseconds"
+        f"'1h 30min' (units: {', '.join((*_UNITS_US, *_SHORT_US))}), or give a timedelta or microseconds"
     )
 
 

@@ -233,6 +233,10 @@ class Timers(Protocol):
     ) -> None:
         """As ``delete_event_time``, for processing time."""
 
+    def delete_all(self) -> None:
+        """Delete all timers of the key: of both times, named or not, of every namespace. It reads the timers of all
+        keys of the key's group, to find those without a name."""
+
 
 class CallContext(Protocol):
     """Part of the contexts of both grains: the times of the micro-batch, and calls to the outside."""

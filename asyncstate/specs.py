@@ -62,6 +62,7 @@ class InputSpec:
     ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_seen`` rows of a key whose
     sequence is not higher than all that micro-batches before had are dropped.
     ``order``: the order that the operator itself asked for (``BundleOperator.ordered_inputs``).
+    ``filters``: what its rows were filtered by since a source or another operator, as a text; None: not known.
     ``route_by``: the key columns that decide in which key group a row is; empty: all of them.
     ``local``: what was done to the rows before they came (None: nothing); they then are of ``row_schema``, all +I, and
     ``changes`` tells of the rows that they were made of. ``limit``: only such rows came; they are as they were.
@@ -80,6 +81,7 @@ class InputSpec:
     limit: LocalLimit | None = None
     order: InputOrder | None = None
     route_by: tuple[str, ...] = ()
+    filters: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema", read_schema(self.schema, self.name))

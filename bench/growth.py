@@ -23,7 +23,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.options import numbers
+from bench.options import made, numbers
 from bench.processor_time import Clocks
 from bench.report import write_json
 
@@ -85,7 +85,7 @@ def growth(
     for size in numbers(keys, "--keys"):
         with (
             console.status(f"{size:,} keys"),
-            tempfile.TemporaryDirectory(prefix="asyncstate-growth-", dir=folder) as at,
+            tempfile.TemporaryDirectory(prefix="asyncstate-growth-", dir=made(folder)) as at,
         ):
             results.append(_in_own_process(size, rows, micro_batches, at, cache_share))
     console.print(growth_table(results))

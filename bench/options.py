@@ -1,11 +1,13 @@
 """Values of command line options that are lists.
 
-Owns: ``numbers`` and ``chosen``.
+Owns: ``numbers``, ``chosen`` and ``made``.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 
@@ -19,6 +21,19 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     if not found or min(found) < 1:
         raise typer.BadParameter(f"'{text}': give numbers from 1 on, with commas", param_hint=option)
     return found
+
+
+def made(folder: Path | None) -> Path | None:
+    """``folder``, which is made if it is missing. Raises typer.BadParameter if it cannot be written to."""
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise typer.BadParameter(
+                f"{error}; give a folder that can be written to", param_hint="--folder"
+            ) from None
+    return folder
 
 
 def chosen(names: str, known: Sequence[str], option: str) -> list[str]:

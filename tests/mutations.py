@@ -328,13 +328,13 @@ MUTATIONS: Final = (
         "runtime/test_stateless.py",
     ),
     _mutation(
-        "asyncstate/runtime/driver.py",
-        "reached = min(previous.sources.values(), default=MIN_WATERMARK)",
-        "reached = max(previous.sources.values(), default=MIN_WATERMARK)",
+        "asyncstate/runtime/watermark.py",
+        "reached = min(_awake(previous).values(), default=MIN_WATERMARK)",
+        "reached = max(_awake(previous).values(), default=MIN_WATERMARK)",
         "spark/test_job.py",
     ),
     _mutation(
-        "asyncstate/runtime/driver.py",
+        "asyncstate/runtime/watermark.py",
         "return reached if previous.watermark is None else max(reached, previous.watermark)",
         "return reached",
         "testing/test_harness.py",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -78,7 +79,9 @@ def show(
         list[str] | None,
         typer.Option("--key", help="Only this key; with several columns once for each, in their order."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many entries.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=sys.maxsize, help="At most so many entries.")
+    ] = 20,
     version: Version = None,
     unpickle: Annotated[
         bool, typer.Option("--unpickle", help="Load pickled values: runs code from the checkpoint.")

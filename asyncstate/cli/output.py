@@ -8,6 +8,7 @@ Must not import Spark.
 from __future__ import annotations
 
 import enum
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,18 +44,24 @@ def checked() -> Iterator[None]:
     try:
         yield
     except AsyncStateError as error:
-        _errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        _errors.print(
+            _fit(str(error), _errors.encoding), style="red", markup=False, highlight=False, soft_wrap=True
+        )
         raise typer.Exit(CANNOT) from error
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON."""
-    sys.stdout.write(json_text(value) + "\n")
+    """One line of JSON; what the terminal's encoding lacks is written as JSON escapes it."""
+    text = json_text(value)
+    if _fit(text, sys.stdout.encoding) != text:
+        text = json.dumps(json.loads(text))
+    sys.stdout.write(text + "\n")
 
 
 def say(text: str, aside: bool = False) -> None:
     """A line for people; ``aside``: where it does not get into what is piped on."""
-    (_errors if aside else console).print(text, markup=False, highlight=False, soft_wrap=True)
+    to = _errors if aside else console
+    to.print(_fit(text, to.encoding), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_rows(title: str, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
@@ -73,4 +80,11 @@ def _cell(value: Any) -> Text:
     if value is None:
         return Text()
     text = value if isinstance(value, str) else json_text(value)
-    return Text(_CONTROL.sub(lambda found: ascii(found[0])[1:-1], text))
+    text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return Text(_fit(text, console.encoding))
+
+
+def _fit(text: str, encoding: str | None) -> str:
+    """``text`` with escapes for what ``encoding`` lacks: a terminal that is not of UTF-8, surrogates."""
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

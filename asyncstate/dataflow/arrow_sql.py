@@ -148,3 +148,11 @@ def _field(node: Any, schema: pa.Schema) -> tuple[Expression, pa.DataType]:
     if not any(of_kind(kind) for of_kind in comparable):
         raise _NotTheSameError
     return partial(_column, node.name), kind
+
+
+def normal_sql(text: str) -> str:
+    """A condition as sqlglot writes it, without comments; with single spaces where it cannot read it."""
+    try:
+        return sqlglot.parse_one(text, dialect="spark").sql(dialect="spark", comments=False)
+    except sqlglot.errors.SqlglotError:
+        return " ".join(text.split())

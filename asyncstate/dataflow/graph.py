@@ -175,8 +175,9 @@ class Stream:
     ) -> Stream:
         """The output of ``operator`` over these rows and those of ``others``; see ``MicroBatch.apply``.
 
-        A ``key`` of one name is that of all inputs. Event time, watermark and sequence are those of the source that the
-        rows come from, unless they are given here; rows that an operator put out have none of their own.
+        A ``key`` of one name is that of all inputs. Event time and sequence are those of the source that the rows come
+        from, unless they are given here; rows that an operator put out have none of their own. The watermark is that of
+        the sources; ``watermark_delay`` makes an input one more source of it, observed where the rows come in here.
         An operator with ``initial_state`` does not run in the task of the one before it.
         """
         check_is_operator(uid, operator)

@@ -1,23 +1,26 @@
 """The nodes of a dataflow.
 
 Owns: ``Source``, ``Transform``, ``Union``, ``Apply``, ``Output``, ``Sink``; what a stream knows of time
-from where it comes; ``check_one_start``, ``NEVER_PASSED``.
+from where it comes; ``watermark_sources``, ``check_one_start``, ``NEVER_PASSED``.
 Invariant: a node is made once and never changed; its inputs were made before it.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
 from asyncstate.changelog import Changelog, ChangelogMode
+from asyncstate.dataflow.arrow_sql import normal_sql
+from asyncstate.durations import Duration
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import Operator
-from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy
+from asyncstate.program_text import function_text
+from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy, WatermarkSource, watermark_source
 
 NEVER_PASSED = (
     "its rows wait for the watermark, but no source of the job has a watermark_delay: they would wait until "
@@ -36,6 +39,7 @@ class Times(NamedTuple):
     watermark_delay: Delay = None
     sequence: SequenceBy = None
     drop_seen: bool = False
+    idle_after: Duration | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -88,15 +92,22 @@ class Source(Node):
         return self.declared
 
     @property
+    def watermark(self) -> WatermarkSource | None:
+        """How it moves the watermark, None if it does not. Raises JobError and ConfigurationError."""
+        times = self.declared
+        return watermark_source(times.event_time, times.watermark_delay, times.idle_after)
+
+    @property
     def text(self) -> str:
         """See ``Node``."""
-        event_time, delay, sequence, _ = self.declared
+        times = self.declared
         key = f" by {key_text(self.primary_key)}" if self.primary_key else ""
         said = ["a changelog" + key] if self.mode is ChangelogMode.RETRACT else []
         said += ["upserts" + key] if self.mode is ChangelogMode.UPSERT else []
-        said += [f"event time {event_time}"] if event_time else []
-        said += [f"watermark {delay} behind"] if delay is not None else []
-        said += [f"in order of {sequence}"] if sequence else []
+        said += [f"event time {times.event_time}"] if times.event_time else []
+        said += [f"watermark {times.watermark_delay} behind"] if times.watermark_delay is not None else []
+        said += [f"idle after {times.idle_after}"] if times.idle_after is not None else []
+        said += [f"in order of {times.sequence}"] if times.sequence else []
         return ", ".join(["source", *said])
 
 
@@ -135,9 +146,13 @@ class Union(Node):
 
     @property
     def times(self) -> Times:
-        """Those that all inputs agree on."""
+        """Those that all inputs agree on; without the same event time none."""
         first, *others = (one.times for one in self.inputs)
-        return first if all(one == first for one in others) else Times()
+        if any(one.event_time != first.event_time for one in others):
+            return Times()
+        if all((one.sequence, one.drop_seen) == (first.sequence, first.drop_seen) for one in others):
+            return first
+        return Times(first.event_time)
 
     @property
     def text(self) -> str:
@@ -147,7 +162,8 @@ class Union(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Apply(Node):
-    """An operator over its inputs; ``name`` is its uid. What is None of ``times`` is taken from the inputs.
+    """An operator over its inputs; ``name`` is its uid. What is None of event time and sequence is taken from the
+    inputs; ``watermark_delay`` makes the inputs sources of the watermark, beside those that are declared.
     ``initial_state``: what it starts from, as of ``MicroBatch.apply``."""
 
     operator: Operator
@@ -174,6 +190,8 @@ class Apply(Node):
     def arguments(self) -> dict[str, Any]:
         """Those of ``MicroBatch.apply``, beside operator and inputs."""
         from_inputs = [one.times for one in self.inputs]
+        if self.operator.stateless:  # a row alone has no order, and nothing came before it
+            from_inputs = [Times(times.event_time) for times in from_inputs]
 
         def each(given: Any, name: str) -> Any:
             if given is not None:
@@ -187,13 +205,14 @@ class Apply(Node):
             "uid": self.name,
             "key": self.key,
             "event_time": each(self.event_time, "event_time"),
-            "watermark_delay": each(self.watermark_delay, "watermark_delay"),
+            "watermark_delay": self.watermark_delay,
             "order_by": self.order_by,
             "sequence": _or_none(each(self.sequence, "sequence")),
             "drop_seen": self.drop_seen
             if self.drop_seen is not None
             else (False if own_sequence or not any(drops) else (drops if len(drops) > 1 else drops[0])),
             "options": self.options,
+            "filters": [filters_of(one) for one in self.inputs],
         }
 
 
@@ -219,6 +238,26 @@ class Sink(Node):
     def text(self) -> str:
         """See ``Node``."""
         return "sink"
+
+
+def filters_of(node: Node) -> str:
+    """What the rows of ``node`` were filtered by since they came from a source or an operator, as a text that does not
+    depend on how it is written; "none" for nothing."""
+    if isinstance(node, Union):
+        parts = [filters_of(one) for one in node.inputs]
+        return " or ".join(f"({part})" for part in parts) if set(parts) != {"none"} else "none"
+    if not isinstance(node, Transform):
+        return "none"
+    before = [filters_of(one) for one in node.inputs]
+    own = [condition_text(one) for one in node.expressions] if node.kind == "where" else []
+    return " and ".join([*(part for part in before if part != "none"), *own]) or "none"
+
+
+def condition_text(condition: object) -> str:
+    """SQL in its normal form; a function by its code."""
+    if isinstance(condition, str):
+        return normal_sql(condition)
+    return function_text(condition) if callable(condition) else " ".join(str(condition).split())
 
 
 def array_of(
@@ -249,6 +288,27 @@ def expression_text(expression: object) -> str:
 def key_text(key: Any) -> str:
     """The key columns, of all inputs."""
     return key if isinstance(key, str) else ", ".join(map(key_text, filter(None, key or ())))
+
+
+def watermark_sources(nodes: Iterable[Node]) -> dict[str, WatermarkSource]:
+    """The sources that move the watermark, by name; none where no operator has state, so that nothing asks for it.
+
+    Raises JobError for one that is called as an input of an operator with a watermark_delay.
+    """
+    nodes = list(nodes)
+    if all(node.operator.stateless for node in nodes if isinstance(node, Apply)):
+        return {}
+    declared = {node.name: node.watermark for node in nodes if isinstance(node, Source)}
+    for node in nodes:
+        if isinstance(node, Apply) and node.watermark_delay is not None:
+            taken = next(
+                (name for i in range(len(node.inputs)) if (name := f"{node.name}:{i}") in declared), None
+            )
+            if taken is not None:
+                raise JobError(
+                    f"'{taken}' is a source and an input of operator '{node.name}'; rename the source"
+                )
+    return {name: one for name, one in declared.items() if one is not None}
 
 
 def _or_none(given: Any) -> Any:

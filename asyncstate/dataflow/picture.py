@@ -48,9 +48,11 @@ def explain(
     places: Mapping[Node, str] | None = None,
     states: Mapping[Node, Sequence[str]] | None = None,
     changes: Mapping[Node, Changelog] | None = None,
+    waits: str | None = None,
 ) -> str:
     """A line a node in the order of declaration, with where its rows come from, what they are, where it runs and what
-    it keeps; ``places`` says it of those that do not run where nodes of their kind usually do."""
+    it keeps; ``places`` says it of those that do not run where nodes of their kind usually do. ``waits``: what the
+    watermark waits for."""
     figures, places, states, changes = figures or {}, places or {}, states or {}, changes or {}
     width = max((len(node.name) for node in flow.nodes), default=0)
     lines = [
@@ -58,7 +60,8 @@ def explain(
         for node in flow.nodes
     ]
     stages = sum(_EXCHANGE in _runs(node, places, {}) for node in flow.nodes)
-    return "\n".join([*lines, f"{stages} {'exchange' if stages == 1 else 'exchanges'} a micro-batch"])
+    lines.append(f"{stages} {'exchange' if stages == 1 else 'exchanges'} a micro-batch")
+    return "\n".join([*lines, *([waits] if waits else [])])
 
 
 def _said(node: Node, runs: str, figures: Mapping[str, NodeFigures], changes: Changelog | None) -> str:

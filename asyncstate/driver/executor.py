@@ -70,6 +70,10 @@ class Stage(Protocol[R_co]):
     def rows(self) -> R_co:
         """Those of the main output."""
 
+    @property
+    def observed(self) -> Mapping[str, int | None]:
+        """What ``Executor.observe`` was asked for and the stage has read, by name; None without any time."""
+
     def side(self, name: str) -> R_co:
         """Those of a side output. Raises JobError for a name that is not declared."""
 
@@ -115,6 +119,12 @@ class Executor(Protocol[R]):
 
     def transformed(self, node: Transform | Union, inputs: Sequence[R], kinds: bool = False) -> R:
         """The rows of a node that looks at one row at a time; ``kinds``: a selection keeps ``row_kind`` unasked."""
+
+    def observe(self, rows: R, name: str, event_time: str) -> R:
+        """``rows``; the stage that reads them knows the highest of their event times that may move a watermark."""
+
+    def highest(self, rows: R, event_time: str) -> int | None:
+        """The highest of their event times that may move a watermark, microseconds; reads the rows."""
 
     def without_kinds(self, rows: R) -> R:
         """The rows without ``row_kind``."""

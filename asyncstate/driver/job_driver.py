@@ -22,11 +22,20 @@ from asyncstate.driver.progress import (
     BatchStatistics,
     OnProgress,
     ProgressReports,
+    SourceStatistics,
     operator_statistics,
     progress_of,
 )
 from asyncstate.errors import JobError
-from asyncstate.runtime import advance_sources, check_claimed, left_out
+from asyncstate.runtime import (
+    SourceTimes,
+    WatermarkSource,
+    advance_sources,
+    check_claimed,
+    input_sources,
+    left_out,
+    watermark_holders,
+)
 from asyncstate.storage import Manifest, OperatorManifest
 
 HISTORY_BATCHES_MAX: Final = 100
@@ -53,6 +62,10 @@ class JobDriver(Generic[R]):
         """The micro-batch that runs, and when it began (``time.perf_counter``)."""
         self.schema: str | None = None
         """The schema of the newest micro-batch's rows, as the engine writes it."""
+        self.committed: Manifest | None = None
+        """What this driver has committed last."""
+        self._inputs_with_delay: dict[str, dict[str, WatermarkSource]] = {}
+        """Of operators that this driver has applied, by uid: their inputs that are sources of the watermark."""
         self._all_claimed = False
         self._frame = frame
         self._ledger = ledger
@@ -117,10 +130,9 @@ class JobDriver(Generic[R]):
         self._report(batch, ended - started, returned - called, ended - returned)
 
     def _commit(self, batch: MicroBatch[R], base: Manifest | None) -> None:
-        operators, sources = _carried(base, batch.stateless.keys())
+        operators = _carried(base, batch.stateless.keys())
         dropped = self._dropped(batch, operators)
         operators = {uid: stored for uid, stored in operators.items() if uid not in dropped}
-        sources = {name: time for name, time in sources.items() if name.rpartition(":")[0] not in dropped}
         idle = sorted(operators.keys() - batch.applied.keys())
         if idle:
             _log.warning(
@@ -132,11 +144,11 @@ class JobDriver(Generic[R]):
         if base is not None:
             operators |= {uid: left_out(operators[uid], base) for uid in idle}
         for uid, applied in batch.applied.items():
-            sources = advance_sources(sources, uid, applied.delays, applied.records)
             schemas = {**applied.declared.schemas, BATCH_SCHEMA: self.schema or ""}
             operators[uid] = applied.stored(batch.batch_id, applied.declared._replace(schemas=schemas))
-        check_watermark(batch.applied, sources)
-        self._ledger.commit(
+        sources = self._sources(batch, base)
+        check_watermark(batch.applied, sources.reached)
+        self.committed = self._ledger.commit(
             batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final
         )
         self._all_claimed = True
@@ -148,9 +160,40 @@ class JobDriver(Generic[R]):
             return ()
         return check_claimed(stored, batch.applied.keys(), self._frame.config.unclaimed_state)
 
+    def _sources(self, batch: MicroBatch[R], base: Manifest | None) -> SourceTimes:
+        """How far the sources of the watermark have come: those that are declared, and the inputs of operators.
+
+        An operator may be left out of a micro-batch. Its inputs are sources as long as this driver has once had them.
+        """
+        seen = dict(batch.event_times)
+        for uid in batch.stateless:
+            self._inputs_with_delay.pop(uid, None)
+        for uid, applied in batch.applied.items():
+            own = list(input_sources(uid, applied.delays, applied.records))
+            self._inputs_with_delay[uid] = {name: source for name, source, _ in own}
+            seen |= {name: time for name, _, time in own}
+        declared = dict(batch.sources or {})
+        for inputs in self._inputs_with_delay.values():
+            declared |= inputs
+        known = {} if base is None else base.sources
+        if not batch.applied and not batch.stateless and batch.sources is None:
+            # A function that has applied nothing yet says nothing about its inputs.
+            declared |= {name: WatermarkSource(0) for name in known if name not in declared}
+        gone = sorted(known.keys() - declared.keys())
+        if gone:
+            _log.warning(
+                "job '%s', batch %d: the watermark does not wait any more for %s, sources that are no longer declared "
+                "with a watermark_delay",
+                self._frame.job_id,
+                batch.batch_id,
+                gone,
+            )
+        return advance_sources(base, declared, seen, batch.processing_time, self.committed is None)
+
     def _report(
         self, batch: MicroBatch[R], seconds: float, function_seconds: float, commit_seconds: float
     ) -> None:
+        assert self.committed is not None
         statistics = BatchStatistics(
             job=self._frame.job_id,
             batch_id=batch.batch_id,
@@ -161,19 +204,17 @@ class JobDriver(Generic[R]):
             commit_seconds=commit_seconds,
             operators={uid: operator_statistics(applied) for uid, applied in batch.applied.items()},
             processing_time=batch.processing_time,
+            sources=[
+                SourceStatistics(name=name, reached=reached, idle=name in self.committed.idle)
+                for name, reached in self.committed.sources.items()
+            ],
+            watermark_waits_for=list(watermark_holders(self.committed)),
         )
         self.history.append(statistics)
         self._reports.report(progress_of(statistics))
 
 
-def _carried(
-    base: Manifest | None, stateless: Collection[str]
-) -> tuple[dict[str, OperatorManifest], dict[str, int]]:
-    """Operators and sources of ``base``, but for those that are stateless by now: they move no watermark any more."""
-    if base is None:
-        return {}, {}
-    operators = {uid: stored for uid, stored in base.operators.items() if uid not in stateless}
-    sources = {
-        source: time for source, time in base.sources.items() if source.rpartition(":")[0] not in stateless
-    }
-    return operators, sources
+def _carried(base: Manifest | None, stateless: Collection[str]) -> dict[str, OperatorManifest]:
+    """Operators of ``base``, but for those that are stateless by now."""
+    known = {} if base is None else base.operators
+    return {uid: stored for uid, stored in known.items() if uid not in stateless}

@@ -25,11 +25,12 @@ from asyncstate.dataflow import (
     check_one_start,
 )
 from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
-from asyncstate.dataflow.nodes import NEVER_PASSED, Times
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times, watermark_sources
 from asyncstate.driver.executor import Executor, Feed, R
 from asyncstate.driver.fusion import Tail, call_of, places_of, tails_of
 from asyncstate.driver.micro_batch import MicroBatch
 from asyncstate.driver.operator_call import Before, Behind, InTask
+from asyncstate.driver.source_times import Watch, metric_name, watches_of
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.operator import OutputSpec, unknown_output
 
@@ -55,6 +56,8 @@ class JobGraph(Generic[R]):
         self._executor = executor
         self._shapes: dict[str, R] = {}
         self._initial: dict[str, Any] = {}
+        self._watches: dict[Source, Watch] = {}
+        """How the times of sources are found; after ``check``."""
 
     def source(
         self,
@@ -99,13 +102,47 @@ class JobGraph(Generic[R]):
                     whole = self._known(given, self._with_first(first.get(given), rows[given]))
                     executor.write(node.sink, node.name, whole, batch)
             elif not isinstance(node, Source):
-                rows[node] = self._known(node, self._transformed(node, [rows[one] for one in node.inputs]))
+                rows[node] = self._known(node, self._transformed(node, self._given(node, rows)))
                 if any(one in first for one in node.inputs):
+                    found = self._given(node, first, initial=True)
                     parts = [
-                        first[one] if one in first else executor.no_rows_like(rows[one])
-                        for one in node.inputs
+                        executor.no_rows_like(rows[one]) if given is None else given
+                        for one, given in zip(node.inputs, found, strict=True)
                     ]
                     first[node] = self._transformed(node, parts)
+        batch.sources = watermark_sources(self.flow.nodes)
+        for source, watch in self._watches.items():
+            parts = [frames[source] for frames in (rows, first) if source in frames]
+            batch.event_times[source.name] = self._highest(source, watch, batch, parts)
+
+    def _given(self, node: Node, frames: Mapping[Node, Any], initial: bool = False) -> list[Any]:
+        """What ``frames`` has of the inputs of ``node``, observed where the times of a source are found here."""
+        found = []
+        for index, one in enumerate(node.inputs):
+            given = frames.get(one)
+            watch = self._watches.get(one) if isinstance(one, Source) else None
+            if watch is not None and watch.consumer is node and one not in node.inputs[:index]:
+                assert isinstance(one, Source)
+                if given is not None:
+                    name = metric_name(one, initial)
+                    seen = self._executor.observe(given, name, str(one.times.event_time))
+                    given = self._known(one, seen)
+            found.append(given)
+        return found
+
+    def _highest(self, source: Source, watch: Watch, batch: MicroBatch[R], parts: Sequence[R]) -> int | None:
+        """The highest event time of all rows of the source, which are ``parts``."""
+        if batch.final:
+            return None
+        names = [metric_name(source, initial=bool(number)) for number in range(len(parts))]
+        if watch.uid is not None:
+            records = batch.applied[watch.uid].records
+            times = [record.max_event_times[watch.input_index] for record in records]
+        elif watch.consumer is not None and all(name in batch.observed for name in names):
+            times = [batch.observed[name] for name in names]
+        else:
+            times = [self._executor.highest(part, str(source.times.event_time)) for part in parts]
+        return max((time for time in times if time is not None), default=None)
 
     def _apply(
         self,
@@ -118,12 +155,15 @@ class JobGraph(Generic[R]):
     ) -> Tail:
         """Run the operator and those in its task, or plan them where the stage behind them takes their rows; what is
         behind the last one."""
-        inputs = [fed[one] if one in fed else rows[one] for one in node.inputs]
-        initial = node.initial_state
+        inputs = self._given(node, {**rows, **fed})
+        initial, starts = node.initial_state, self._given(node, first, initial=True)
         if node.operator.stateless:
-            inputs = [self._known(one, self._with_first(first.get(one), rows[one])) for one in node.inputs]
-        elif any(one in first for one in node.inputs):
-            initial = [first.get(one) for one in node.inputs]
+            inputs = [
+                self._known(one, self._with_first(start, given))
+                for one, start, given in zip(node.inputs, starts, inputs, strict=True)
+            ]
+        elif any(one is not None for one in starts):
+            initial = starts
         behind, last = self._chain(node)
         task = InTask(call_of(node), self._tails[node].after, done.get(node), behind)
         if last.feeds and initial is None and not first:
@@ -170,6 +210,7 @@ class JobGraph(Generic[R]):
             raise JobError("\n  ".join([f"the job's graph has {many}; nothing was read:", *problems]))
         empty = self._empty_rows = {node: df for node, df in found.items() if df is not None}
         self._tails = tails_of(self.flow, empty, batch)
+        self._watches = watches_of(self.flow, watermark_sources(self.flow.nodes), empty, self._executor)
         self.places = places_of(self._tails)
 
     def _problems(self, batch: MicroBatch[R], found: dict[Node, R | None]) -> Iterator[str]:
@@ -190,7 +231,7 @@ class JobGraph(Generic[R]):
             batch.check_claimed([node.name for node in self.flow.nodes if isinstance(node, Apply)])
         except JobError as error:
             yield str(error)
-        if waiting and not any(_has_delay(node) for node in self.flow.nodes if isinstance(node, Apply)):
+        if waiting and not any(_has_delay(node) for node in self.flow.nodes):
             yield waiting[0].problem(NEVER_PASSED)
 
     def _empty(self, node: Node, inputs: list[R], batch: MicroBatch[R], waiting: list[Apply]) -> R | None:
@@ -200,6 +241,8 @@ class JobGraph(Generic[R]):
             columns = executor.columns(shape)
             _check_source(node, columns)
             self.changes[node] = source_changes(node, columns, ROW_KIND_COLUMN in columns)
+            if node.watermark is not None:
+                executor.input_spec(shape, (), node.times.event_time, f"source '{node.name}'", False)
             if node.name in self._initial:
                 first = executor.check_static(node.name, self._initial[node.name])
                 executor.before(f"source '{node.name}'", first, shape)
@@ -270,7 +313,7 @@ def _named(node: Node) -> Iterator[None]:
     """A failure inside says in which sink it was."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         error.add_note(f"in {node.called}")
         raise
 
@@ -285,6 +328,6 @@ def _names(given: Any) -> list[str]:
     return [given] if isinstance(given, str) else list(given or ())
 
 
-def _has_delay(node: Apply) -> bool:
-    given = node.arguments()["watermark_delay"]
+def _has_delay(node: Node) -> bool:
+    given = node.watermark_delay if isinstance(node, Apply) else node.times.watermark_delay
     return any(one is not None for one in (given if isinstance(given, list | tuple) else [given]))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from asyncstate.config import Config
 from asyncstate.driver.marks import Origin
 from asyncstate.errors import CheckpointError, JobError
-from asyncstate.runtime import check_key_groups, retries_of
+from asyncstate.runtime import SourceTimes, check_key_groups, retries_of
 from asyncstate.storage import Checkpoint, Manifest, OperatorManifest, checkpoint_files
 
 BATCH_SCHEMA = "batch"
@@ -99,11 +99,11 @@ class Ledger:
         base: Manifest | None,
         watermark: int,
         processing_time: int,
-        sources: Mapping[str, int],
+        sources: SourceTimes,
         operators: Mapping[str, OperatorManifest],
         final: bool,
-    ) -> None:
-        """Make a batch the newest version. Raises ConcurrentJobError if another driver has taken over."""
+    ) -> Manifest:
+        """Make a batch the newest version; returns it. Raises ConcurrentJobError if another driver has taken over."""
         manifest = Manifest(
             job_id=self.job_id,
             batch_id=batch_id,
@@ -112,12 +112,15 @@ class Ledger:
             operators=dict(operators),
             watermark=watermark,
             processing_time=processing_time,
-            sources=dict(sources),
+            sources=sources.reached,
+            heard=sources.heard,
+            idle=sources.idle,
             final=final,
         )
         self._checkpoint.commit(manifest)
         # The newest batch can be replayed only as long as the version it was based on is there.
         self._checkpoint.retain(max(self._config.retained_versions, _REPLAYABLE_VERSIONS))
+        return manifest
 
 
 def batch_schema(manifest: Manifest | None) -> str | None:

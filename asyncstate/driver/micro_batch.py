@@ -49,6 +49,7 @@ from asyncstate.runtime import (
     SequenceBy,
     Step,
     TaskSpec,
+    WatermarkSource,
     check_claimed,
     check_fingerprint,
     check_is_operator,
@@ -150,6 +151,12 @@ class MicroBatch(Generic[R]):
         self._first_stages: list[Stage[R]] = []
         self.stateless: dict[str, R] = {}
         """The rows of stateless operators, which report nothing."""
+        self.sources: Mapping[str, WatermarkSource] | None = None
+        """The sources of a graph that move the watermark, by name; None in a function."""
+        self.event_times: dict[str, int | None] = {}
+        """The highest event time of each of them, microseconds; None without any."""
+        self.observed: dict[str, int | None] = {}
+        """What the executor has observed in the stages that ran, by name."""
         self._stateless_changes: dict[str, Changelog] = {}
 
     def apply(
@@ -305,6 +312,7 @@ class MicroBatch(Generic[R]):
         before = sum(one.plan_seconds for one in planned.all[:-1])
         ended = time.perf_counter()
         stage, records = self._frame.executor.run(planned, self.stateless)
+        self.observed |= stage.observed
         ran = [self._applied(one, reported) for one, reported in records]
         plan, run = before + ended - started, time.perf_counter() - ended
         ran[-1] = replace(ran[-1], stage=stage, plan_seconds=plan, stage_seconds=run)
@@ -610,7 +618,7 @@ def _both(first: Applied, then: Applied) -> Applied:
     )
 
 
-def check_watermark(applied: Mapping[str, Applied], sources: Mapping[str, int]) -> None:
+def check_watermark(applied: Mapping[str, Applied], sources: Collection[str]) -> None:
     """Raise JobError if rows would wait for a watermark that no input of the job moves."""
     waiting = next((one.waiting for one in applied.values() if one.waiting is not None), None)
     if waiting is not None and not sources:

@@ -52,6 +52,8 @@ class Call:
     drop_seen: bool | Sequence[bool] = False
     options: Mapping[str, object] | None = None
     changes: Changelog | Sequence[Changelog | None] | None = None
+    filters: Sequence[str] = ()
+    """Of each input what its rows were filtered by, where a graph tells it."""
 
 
 class Before(NamedTuple):
@@ -107,6 +109,7 @@ def input_specs(call: Call, inputs: Sequence[R], executor: Executor[R]) -> Input
             order_by=orders[i],
             sequence=sequences[i],
             drop_seen=drops[i],
+            filters=call.filters[i] if call.filters else None,
         )
         for i, df in enumerate(inputs)
     ]

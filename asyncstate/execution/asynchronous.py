@@ -41,6 +41,7 @@ from asyncstate.futures import (
     require_own,
     settle,
 )
+from asyncstate.futures.settling import settled
 from asyncstate.requests import Decoder, Page, StateRequest
 from asyncstate.storage import MISSING, WriteOverlay
 from asyncstate.storage.overlay import TIMED_EVERY
@@ -188,8 +189,10 @@ class AsyncExecutionController(ExecutionController):
     ) -> None:
         self._mailbox.hold(record)
         record.coroutine = coroutine
+        out = record.out
 
         def resume(_: StateFuture[Any]) -> None:
+            record.out = out  # nothing else is put in this place: the coroutine goes on where it was
             try:
                 self._step(record, coroutine)
             except Exception as error:
@@ -197,7 +200,7 @@ class AsyncExecutionController(ExecutionController):
             self._mailbox.let_go(record)
 
         try:
-            awaited.on_settled(resume)
+            awaited._watch(settled, (resume, awaited))
         except Exception as error:
             throw_into(coroutine, error)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from asyncstate.execution.failures import Failures, throw_into
 from asyncstate.execution.record import AnyRow, Record
@@ -85,6 +85,7 @@ class Mailbox:
         if not self.in_flight:
             self._enter(record)
             record.pending = 1  # its own code, which is running
+            record.out = []  # what it has put out so far has left
         record.pending += 1
 
     def _enter(self, record: Record) -> bool:
@@ -147,8 +148,8 @@ class Mailbox:
         outputs = self._outputs
         while unreleased and unreleased[0].pending < 0:
             record = unreleased.popleft()
-            if record.out and record.out is not outputs:
-                outputs.extend(record.out)
+            if record.out:
+                _put_out(record.out, outputs)
             record.out = None
 
     # -- the end, and what is seen from outside ---------------------------------------------------------
@@ -185,3 +186,21 @@ class Mailbox:
         """Take in how many records there are; called when that is likely to be many."""
         self.in_flight_peak = max(self.in_flight_peak, self.in_flight)
         self.blocked_peak = max(self.blocked_peak, self.blocked)
+
+
+def _put_out(rows: list[Any], outputs: list[AnyRow]) -> None:
+    """Add the rows of a record to ``outputs``, each where it belongs: a list among them is the place of the rows that a
+    chain has emitted. A loop, since chains begin in chains."""
+    if list not in map(type, rows):
+        outputs.extend(rows)
+        return
+    waiting = [iter(rows)]
+    while waiting:
+        for row in waiting[-1]:
+            if type(row) is not list:
+                outputs.append(row)
+            elif row:
+                waiting.append(iter(row))
+                break
+        else:
+            waiting.pop()

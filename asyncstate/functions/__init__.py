@@ -43,6 +43,7 @@ from asyncstate.functions.table import (
     RowTable,
     SetTable,
     StateHint,
+    TableContext,
     TableHint,
     table_function,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "SetTable",
     "StateHint",
     "TableAggregateFunction",
+    "TableContext",
     "TableHint",
     "TimeWindow",
     "TimedRow",

@@ -200,6 +200,11 @@ class SegmentRow(tuple[Any, ...]):
         """True for +I and +U."""
         return self.kind in (RowKind.INSERT, RowKind.UPDATE_AFTER)
 
+    @property
+    def is_retract(self) -> bool:
+        """True for -U and -D."""
+        return not self.is_accumulate
+
 
 @dataclass(frozen=True)
 class KeySegment:
@@ -231,7 +236,9 @@ class KeySegments(Sequence[KeySegment]):
     """n rows of u keys, segment by segment; as columns, or one ``KeySegment`` after the other.
 
     ``columns``: the arguments (n each). ``starts`` (u + 1): where each segment begins, and n. ``signs`` (n, int8): +1
-    for rows that are added, -1 for those taken back. ``keys``: the key columns (u each). ``accumulators`` (u) of the
+    for rows that are added, -1 for those taken back; ``kinds`` (n, int8): their row kinds, as ``RowKind`` numbers them,
+    by default +I and -D, as of rows that come into an OVER frame and leave it.
+    ``keys``: the key columns (u each). ``accumulators`` (u) of the
     accumulator type, null where there is none; or a list of them a key, all to be merged first.
     ``updated_values_after_each_row``: a value after each row is asked for.
     """
@@ -243,6 +250,7 @@ class KeySegments(Sequence[KeySegment]):
     accumulators: pa.Array
     accumulator_type: pa.DataType
     updated_values_after_each_row: bool = False
+    kinds: npt.NDArray[np.int8] | None = None
     _python: dict[str, list[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -270,12 +278,12 @@ class KeySegments(Sequence[KeySegment]):
 
     def _segment(self, index: int) -> KeySegment:
         start, stop = int(self.starts[index]), int(self.starts[index + 1])
-        kinds = (RowKind.INSERT, RowKind.DELETE)
         values = self._values("rows", self.columns) or [()] * self.num_rows
-        signs = self.signs[start:stop].tolist()
-        rows = [
-            SegmentRow.of(row, kinds[sign < 0]) for row, sign in zip(values[start:stop], signs, strict=True)
-        ]
+        kinds = self.kinds
+        if kinds is None:
+            kinds = np.where(self.signs < 0, np.int8(RowKind.DELETE), np.int8(RowKind.INSERT))
+        pairs = zip(values[start:stop], kinds[start:stop].tolist(), strict=True)
+        rows = [SegmentRow.of(row, RowKind(kind)) for row, kind in pairs]
         (held,) = self._values("accumulators", [self.accumulators])[index]
         merging = self.accumulators.type != self.accumulator_type
         accumulators = [] if held is None else [self._mutable(one) for one in (held if merging else [held])]

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, TypeVar
 
 from asyncstate.codec import SchemaLike
 from asyncstate.functions.process import Function
-from asyncstate.operator import Row
+from asyncstate.operator import RecordContext, Row
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -92,7 +92,7 @@ class ProcessTableFunction(Function):
       asked for. With ``Annotated[..., StateHint(...)]`` there is more to be said.
     * a dataclass of which all fields have defaults: a value of the set that is read before each call, and written after
       it if it has changed. One that equals a new one is not kept.
-    * ``RecordContext``: times, the key, timers, ``emit``.
+    * ``RecordContext``: times, the key, timers, ``emit``; or ``TableContext``, which can also clear the set.
 
     ``eval`` yields rows of ``output``, returns an iterable of them, or puts them out with ``ctx.emit``; it may be an
     ``async def``. ``on_timer`` has the same states, by name, and a ``Timer``. For a broadcast row the states of sets
@@ -104,6 +104,22 @@ class ProcessTableFunction(Function):
     side_outputs: ClassVar[Mapping[str, SchemaLike] | None] = None
     """Further outputs, for ``ctx.emit(..., output=name)``; None: they are given to the operator."""
     eval: Callable[..., Any]
+
+
+class TableContext(RecordContext, Protocol):
+    """``RecordContext`` with what is about a set as a whole.
+
+    Source: the ``Context`` of Flink's ``ProcessTableFunction``.
+    """
+
+    def clear_all_state(self) -> None:
+        """Remove all states of the set when the call has ended; what the call writes goes, too."""
+
+    def clear_all_timers(self) -> None:
+        """Delete all timers of the set: ``timers.delete_all()``."""
+
+    def clear_all(self) -> None:
+        """Both."""
 
 
 def table_function(

@@ -11,7 +11,16 @@ from typing import Any, TypeVar, overload
 
 from asyncstate.futures.future import StateFuture, completed_future, pending_future
 from asyncstate.futures.scopes import current_owner
-from asyncstate.futures.settling import DONE, FAILED, Work, require_future, settle
+from asyncstate.futures.settling import (
+    DONE,
+    FAILED,
+    FOLLOWING,
+    PENDING,
+    PROMISED,
+    Work,
+    require_future,
+    settle,
+)
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -79,7 +88,9 @@ def _combined(sources: Sequence[StateFuture[T]]) -> StateFuture[list[T]]:
             values[index] = future._value
             continue
         missing += 1
-        future._derive(arrived, index)
+        if future._state == PENDING and future._value is not PROMISED and combined._state == PENDING:
+            combined._value = FOLLOWING
+        future._watch(arrived, index)
     missing -= 1
     if missing == 0 and not combined.done:
         settle(combined, DONE, values)
@@ -103,7 +114,7 @@ def as_completed(futures: Iterable[StateFuture[T]]) -> list[StateFuture[T]]:
         if future._state == DONE:
             settle(next(waiting), DONE, future._value)
         else:
-            future._derive(settled, None)
+            future._watch(settled, None)
     return ordered
 
 

@@ -15,10 +15,12 @@ from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from asyncstate.errors import FutureStateError
 from asyncstate.futures import settling
+from asyncstate.futures.not_a_value import NotAValue
 from asyncstate.futures.scopes import FutureOwner, current_owner, require_own, scopes
 from asyncstate.futures.settling import (
     DONE,
     FAILED,
+    FOLLOWING,
     PENDING,
     PROMISED,
     FutureCore,
@@ -38,7 +40,7 @@ U = TypeVar("U")
 V = TypeVar("V")
 
 
-class StateFuture(FutureCore, Generic[T_co]):
+class StateFuture(FutureCore, NotAValue, Generic[T_co]):
     """The result of a state request that may not be there yet.
 
     Derived futures (``then_*``) carry a failure of their source on without calling their function. A failure
@@ -186,7 +188,9 @@ class StateFuture(FutureCore, Generic[T_co]):
                 return completed_future(fn(self._value, other._value))
             except Exception as error:
                 return failed_future(error)
-        other.on_settled(_passed_on)  # if this one fails it speaks for both, as in combine_all
+        other._watch(
+            settling.settled, (_passed_on, other)
+        )  # if this one fails it speaks for both, as in combine_all
 
         def with_other(mine: Any) -> StateFuture[V]:
             return other.then_apply(lambda others: fn(mine, others))
@@ -252,21 +256,28 @@ class StateFuture(FutureCore, Generic[T_co]):
     def _derive(self, step: Step, fn: Any) -> StateFuture[Any]:
         if self._state == PENDING:
             owner = self._owner
-            if owner is not None:
-                scope = scopes.current
-                if scope is None or scope.current is not owner:
-                    require_own(self, owner, "derived from, awaited or returned")
             child = _new_future(StateFuture)  # as pending_future does
             child._state = PENDING
             child._value = PROMISED
             child._callbacks = None
             child._observed = False
             child._owner = owner
+            place: list[Any] | None = None
+            if owner is not None:
+                scope = scopes.current
+                if scope is None or scope.current is not owner:
+                    require_own(self, owner, "derived from, awaited or returned")
+                assert scope is not None
+                if self._value is not PROMISED:
+                    child._value = FOLLOWING  # settled by the operator, so ``fn`` runs when it says
+                elif (out := owner.out) is not None and out is not scope.outputs:
+                    place = []
+                    out.append(place)
             callbacks = self._callbacks
             if callbacks is None:
-                self._callbacks = [(step, fn, child)]
+                self._callbacks = [(step, fn, child, place)]
             else:
-                callbacks.append((step, fn, child))
+                callbacks.append((step, fn, child, place))
             return child
         child = pending_future(None)  # until the end of this method
         if self._state == FAILED:
@@ -275,6 +286,19 @@ class StateFuture(FutureCore, Generic[T_co]):
         step(fn, child, self._state, self._value, work)
         settling.run(work)
         return child
+
+    def _watch(self, step: Step, fn: Any) -> None:
+        """As ``_derive``, for the framework's own steps, which emit nothing."""
+        if self._state != PENDING:
+            self._derive(step, fn)
+            return
+        if self._owner is not None:
+            require_own(self, self._owner, "derived from, awaited or returned")
+        watcher = (step, fn, pending_future(self._owner), None)
+        if self._callbacks is None:
+            self._callbacks = [watcher]
+        else:
+            self._callbacks.append(watcher)
 
     # The names of FLIP-473's paradigms, the same objects under the FLIP's spelling.
     thenApply = then_apply  # noqa: N815

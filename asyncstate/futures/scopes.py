@@ -18,6 +18,9 @@ from asyncstate.errors import FutureStateError
 class FutureOwner(Protocol):
     """The record a pending future belongs to."""
 
+    out: Any
+    """Where the rows go that its code emits: a list, in which a list stands for the rows that are to come there."""
+
     @property
     def key(self) -> tuple[Any, ...]:
         """The values of its key columns."""
@@ -29,6 +32,10 @@ class FailureScope(Protocol):
     @property
     def current(self) -> Any:
         """The FutureOwner whose code runs, None between two of them."""
+
+    @property
+    def outputs(self) -> list[Any]:
+        """Where the rows of a record go directly, in the order in which its code runs."""
 
     def future_failed(self, future: Any) -> None:
         """Called when ``future`` has failed; ``future.failure_observed`` tells later whether it was handled."""

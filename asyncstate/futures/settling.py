@@ -22,13 +22,17 @@ FAILED: Final = 2
 PROMISED: Final = object()
 """The value of a pending future that the framework settles."""
 
+FOLLOWING: Final = object()
+"""The same of one that is derived from a future that the operator settles."""
+
 
 class FutureCore:
-    """What a future holds. While it is pending its value is PROMISED or None, and its owner is sure to be set."""
+    """What a future holds. While it is pending its value is PROMISED, FOLLOWING or None, and its owner is sure to be
+    set."""
 
     __slots__ = ("_callbacks", "_observed", "_owner", "_state", "_value")
 
-    _callbacks: list[tuple[Step, Any, Any]] | None
+    _callbacks: list[tuple[Step, Any, Any, list[Any] | None]] | None
     _observed: bool
     _owner: FutureOwner | None
     _state: int
@@ -82,9 +86,9 @@ def compose(fn: Any, child: FutureCore, state: int, value: Any, work: Work) -> N
                 work.append((child, FAILED, error))
                 return
             if inner._callbacks is None:
-                inner._callbacks = [(_forward, None, child)]
+                inner._callbacks = [(_forward, None, child, None)]
             else:
-                inner._callbacks.append((_forward, None, child))
+                inner._callbacks.append((_forward, None, child, None))
             return
         if inner._state == FAILED:
             inner._observed = True
@@ -136,7 +140,10 @@ def settle(future: FutureCore, state: int, value: Any) -> None:
 
 
 def run(work: Work) -> None:
-    """Settle every future in ``work`` and what derives from it, in the order of derivation."""
+    """Settle every future in ``work`` and what derives from it, in the order of derivation.
+
+    What a function emits goes to its place, where its rows would stand if the future had been settled from the start.
+    """
     while work:
         future, state, value = work.pop()
         future._state = state
@@ -149,19 +156,37 @@ def run(work: Work) -> None:
         future._callbacks = None
         future._observed = True
         if len(callbacks) == 1:
-            step, fn, child = callbacks[0]
-            step(fn, child, state, value, work)
+            step, fn, child, place = callbacks[0]
+            if place is None:
+                step(fn, child, state, value, work)
+            else:
+                _step_in_place(step, fn, child, state, value, work, place)
             continue
         derived: Work = []
-        for step, fn, child in callbacks:
-            step(fn, child, state, value, derived)
+        for step, fn, child, place in callbacks:
+            if place is None:
+                step(fn, child, state, value, derived)
+            else:
+                _step_in_place(step, fn, child, state, value, derived, place)
         derived.reverse()
         work.extend(derived)
 
 
+def _step_in_place(
+    step: Step, fn: Any, child: FutureCore, state: int, value: Any, work: Work, place: list[Any]
+) -> None:
+    owner: Any = child._owner
+    before, owner.out = owner.out, place
+    try:
+        step(fn, child, state, value, work)
+    finally:
+        if owner.out is not None:  # else the record has ended
+            owner.out = before
+
+
 def require_completable(future: FutureCore) -> None:
     """Raise FutureStateError unless the record at work may complete ``future``, which is pending."""
-    if future._value is PROMISED:
+    if future._value is not None:
         raise FutureStateError(
             f"{future!r} was completed by the operator, but comes from a request or another future, which completes "
             "it; complete only a StateFuture() that you made yourself"

@@ -73,25 +73,30 @@ def _changed(manifest: Manifest, uid: str, change: OperatorChange) -> Manifest:
         accepted = msgspec.structs.replace(operator, meaning={}, states=states)
         return msgspec.structs.replace(manifest, operators={**manifest.operators, uid: accepted})
     if isinstance(change, DropOperator):
-        return msgspec.structs.replace(
-            manifest, operators=others, sources=_sources(manifest, uid, lambda _: None)
-        )
+        return _with_sources(msgspec.structs.replace(manifest, operators=others), uid, lambda _: None)
     check_uid(change.to)
     if change.to in manifest.operators:
         raise StateDeclarationError(
             f"version {manifest.batch_id} has an operator '{change.to}' already; drop that first, or choose another uid"
         )
     renamed = {**others, change.to: msgspec.structs.replace(operator, uid=change.to)}
-    sources = _sources(manifest, uid, lambda place: f"{change.to}:{place}")
-    return msgspec.structs.replace(manifest, operators=renamed, sources=sources)
+    changed = msgspec.structs.replace(manifest, operators=renamed)
+    return _with_sources(changed, uid, lambda place: f"{change.to}:{place}")
 
 
-def _sources(manifest: Manifest, uid: str, named: Callable[[str], str | None]) -> dict[str, int]:
-    """The watermark sources, those of ``uid`` under another name; None: without them."""
-    found: dict[str, int] = {}
-    for name, time in manifest.sources.items():
+def _with_sources(manifest: Manifest, uid: str, named: Callable[[str], str | None]) -> Manifest:
+    """With the watermark sources of ``uid`` under another name; None: without them."""
+
+    def now(name: str) -> str | None:
         owner, _, place = name.rpartition(":")
-        now = named(place) if owner == uid else name
-        if now is not None:
-            found[now] = time
-    return found
+        return named(place) if owner == uid else name
+
+    def renamed(times: dict[str, int]) -> dict[str, int]:
+        return {new: time for name, time in times.items() if (new := now(name)) is not None}
+
+    return msgspec.structs.replace(
+        manifest,
+        sources=renamed(manifest.sources),
+        heard=renamed(manifest.heard),
+        idle=[new for name in manifest.idle if (new := now(name)) is not None],
+    )

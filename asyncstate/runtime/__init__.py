@@ -27,7 +27,6 @@ from asyncstate.runtime.declared import (
 )
 from asyncstate.runtime.driver import (
     Fingerprint,
-    advance_sources,
     check_fingerprint,
     check_key_groups,
     fingerprint,
@@ -36,7 +35,6 @@ from asyncstate.runtime.driver import (
     previous_processing_time,
     previous_watermark,
     sum_records,
-    watermark_after,
 )
 from asyncstate.runtime.initial import (
     FIRST_ARRIVAL,
@@ -55,6 +53,7 @@ from asyncstate.runtime.local_choice import (
 )
 from asyncstate.runtime.missing_rows import warn_of_missing_rows
 from asyncstate.runtime.names import FILE_NAME_RULE, check_uid, names_files
+from asyncstate.runtime.rows import LATEST_EVENT_TIME, highest_event_time
 from asyncstate.runtime.spec import (
     CommitRecord,
     InputBatch,
@@ -67,11 +66,22 @@ from asyncstate.runtime.spec import (
 from asyncstate.runtime.statistics import RowStatistics, TaskStatistics, kind_of
 from asyncstate.runtime.stores import read_state, retries_of
 from asyncstate.runtime.task import run_partition, run_stateless, run_to_the_end
+from asyncstate.runtime.watermark import (
+    SourceTimes,
+    WatermarkSource,
+    advance_sources,
+    input_sources,
+    watermark_after,
+    watermark_holders,
+    watermark_source,
+    why_watermark_waits,
+)
 from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
 
 __all__ = [
     "FILE_NAME_RULE",
     "FIRST_ARRIVAL",
+    "LATEST_EVENT_TIME",
     "After",
     "Best",
     "Combined",
@@ -89,10 +99,12 @@ __all__ = [
     "RowStatistics",
     "SequenceBy",
     "SideBatch",
+    "SourceTimes",
     "Step",
     "TaskContext",
     "TaskSpec",
     "TaskStatistics",
+    "WatermarkSource",
     "WorkerMemory",
     "advance_sources",
     "check_claimed",
@@ -113,6 +125,8 @@ __all__ = [
     "drop_seen_of_inputs",
     "each_input",
     "fingerprint",
+    "highest_event_time",
+    "input_sources",
     "keys_of_inputs",
     "kind_of",
     "left_out",
@@ -139,6 +153,9 @@ __all__ = [
     "unpack_records",
     "warn_of_missing_rows",
     "watermark_after",
+    "watermark_holders",
+    "watermark_source",
     "why_rows_wait",
+    "why_watermark_waits",
     "worker_memory",
 ]

@@ -255,14 +255,15 @@ def _sort_keys(uid: str, given: object) -> tuple[SortKey, ...]:
 
 def _sort_key(uid: str, column: object) -> SortKey:
     if isinstance(column, SortKey):
-        return column
+        name, descending, nulls_first = column
+        return SortKey(name, descending, None if nulls_first is not descending else nulls_first)
     if isinstance(column, str):
         return SortKey(column)
     if _is_list(column) and len(column) == 2 and isinstance(column[0], str) and column[1] in _DIRECTIONS:  # type: ignore[arg-type,index]
         return SortKey(column[0], _DIRECTIONS[column[1]])  # type: ignore[index]
     raise JobError(
-        f"operator '{uid}': order_by has {column!r}, which is no column; give a name, a pair of a name and 'asc' or "
-        "'desc', or a SortKey"
+        f"operator '{uid}': order_by has {column!r}, which is no column; give a name, asc(name), desc(name), or a pair "
+        "of a name and 'asc' or 'desc'"
     )
 
 

@@ -1,7 +1,7 @@
-"""What every driver does between micro-batches, be it the Spark job or the harness: watermark and manifest.
+"""What every driver does between micro-batches, be it the Spark job or the harness.
 
-Owns: the rules by which CommitRecords become the next Manifest, the watermark of the next micro-batch, and what a
-restart may change of the schemas that the manifest keeps.
+Owns: the rules by which CommitRecords become the next Manifest, and what a restart may change of the schemas that the
+manifest keeps.
 Invariants: the manifest of a batch follows from the manifest before it and the batch's CommitRecords alone; stored keys
 are read with the key that they were written with.
 Must not import Spark.
@@ -34,17 +34,6 @@ class Fingerprint(NamedTuple):
 
 
 _OUT: Final = "restore it, or give the operator a new uid to start with empty state"
-
-
-def watermark_after(previous: Manifest | None) -> int:
-    """The watermark (microseconds) of the micro-batch that follows ``previous``; it never goes back.
-
-    The minimum over the sources: one that has seen no event yet holds it at MIN_WATERMARK.
-    """
-    if previous is None:
-        return MIN_WATERMARK
-    reached = min(previous.sources.values(), default=MIN_WATERMARK)
-    return reached if previous.watermark is None else max(reached, previous.watermark)
 
 
 def previous_watermark(base: Manifest | None, uid: str | None = None) -> int:
@@ -84,25 +73,6 @@ def check_key_groups(place: str, latest: Manifest | None, config: Config) -> Non
             f"checkpoint {place} has {latest.max_parallelism} key groups, but async-state.max-parallelism is "
             f"{config.max_parallelism}; set it to {latest.max_parallelism}: it is fixed by the job's first batch"
         )
-
-
-def advance_sources(
-    sources: Mapping[str, int], uid: str, delays: Sequence[int | None], records: Sequence[CommitRecord]
-) -> dict[str, int]:
-    """``sources`` with what the inputs of operator ``uid`` have seen.
-
-    ``delays`` has an entry an input: its watermark delay in microseconds, None where it is no source. A source is
-    named ``uid:input`` and its value is its highest event time minus the delay.
-    """
-    advanced = dict(sources)
-    for index, delay in enumerate(delays):
-        if delay is None:
-            continue
-        name = f"{uid}:{index}"
-        seen = [time for record in records if (time := record.max_event_times[index]) is not None]
-        reached = max(seen) - delay if seen else MIN_WATERMARK
-        advanced[name] = max(reached, advanced.get(name, MIN_WATERMARK))
-    return advanced
 
 
 def operator_after(

@@ -15,6 +15,7 @@ from asyncstate.operator import InputSpec, Operator
 
 _MIGRATE: Final = "python -m asyncstate state migrate"
 _EVENT_TIME: Final = "event time of input"
+_FILTER: Final = "filter of input"
 _SEQUENCE: Final = "sequence of input"
 
 
@@ -26,6 +27,10 @@ def meaning_of(operator: Operator, inputs: Sequence[InputSpec]) -> dict[str, str
             said[f"{_EVENT_TIME} {index}"] = spec.event_time
         if spec.sequence:
             said[f"{_SEQUENCE} {index}"] = ", ".join(spec.sequence)
+        if (
+            spec.changelog and spec.filters is not None
+        ):  # rows may be taken back that another filter had let through
+            said[f"{_FILTER} {index}"] = spec.filters
     return said
 
 
@@ -50,8 +55,8 @@ def _changed(operator: Operator, inputs: Sequence[InputSpec], before: Mapping[st
         was, is_ = before.get(name), now.get(name)
         if was == is_ or (advice := operator.change_refusal(name, was, is_, inputs)) is None:
             continue
-        if name.startswith(_EVENT_TIME) and None in (was, is_):
-            continue  # an operator that needs it, or stores by it, says so itself
+        if name.startswith((_EVENT_TIME, _FILTER)) and None in (was, is_):
+            continue  # an operator that needs a time says so itself; no filter is told of, or no changelog
         if name.startswith(_SEQUENCE) and was is None and not inputs[int(name.split()[-1])].drop_seen:
             continue  # stored rows have the columns, and their order was that of arrival
         if was is None:

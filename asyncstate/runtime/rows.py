@@ -8,6 +8,7 @@ Must not import Spark or storage.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Final
@@ -48,11 +49,7 @@ class PreparedBatch:
         """The highest event time that may move a watermark, None without any; and how many times are beyond that."""
         if self.times is None or not len(self.times):
             return None, 0
-        highest = int(self.times.max())
-        if highest <= LATEST_EVENT_TIME:
-            return highest, 0
-        within = self.times[self.times <= LATEST_EVENT_TIME]
-        return (int(within.max()) if len(within) else None), len(self.times) - len(within)
+        return _highest(self.times)
 
     def cut(self, rows_max: int) -> Iterator[PreparedBatch]:
         """The rows in their order, in batches of ``rows_max`` and a last one of what is left."""
@@ -75,6 +72,20 @@ class PreparedBatch:
         times = None if self.times is None else self.times[keep]
         batch = self.batch.filter(pa.array(keep))
         return PreparedBatch(batch, self.kinds[keep], times, self.input_index, self.null_event_times)
+
+
+def highest_event_time(column: pa.Array) -> int | None:
+    """The highest time of a timestamp column that may move a watermark, microseconds; None without any."""
+    times = event_times(column.drop_null())
+    return _highest(times)[0] if len(times) else None
+
+
+def _highest(times: npt.NDArray[np.int64]) -> tuple[int | None, int]:
+    highest = int(times.max())
+    if highest <= LATEST_EVENT_TIME:
+        return highest, 0
+    within = times[times <= LATEST_EVENT_TIME]
+    return (int(within.max()) if len(within) else None), len(times) - len(within)
 
 
 def joined(parts: Sequence[PreparedBatch]) -> PreparedBatch:
@@ -203,10 +214,12 @@ def _output_column(uid: str, field: pa.Field, column: Any, keys: Sequence[Any] |
     try:
         return arrow_values(column, field.type)
     except UnfitValueError as error:
+        advice = "convert it before it is emitted, or declare another type"
+        if inspect.isawaitable(error.value):
+            advice = "it is no value yet: await it, or emit in a callback that gets its value"
         where = "" if keys is None else f", key {tuple(keys[error.row])!r}"
         raise SchemaError(
-            f"operator '{uid}'{where}: emit() got, for column '{field.name}', {error}; convert it before "
-            "it is emitted, or declare another type"
+            f"operator '{uid}'{where}: emit() got, for column '{field.name}', {error}; {advice}"
         ) from error
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import cloudpickle
@@ -100,6 +100,15 @@ class Calls:
     def keep(self, df: DataFrame) -> DataFrame:
         """Run ``df``, once, and keep its rows as Spark's rows: a local checkpoint."""
         return DataFrame(df._jdf.localCheckpoint(True, self._level), df.sparkSession)
+
+    def observed(self, df: DataFrame, names: Collection[str]) -> dict[str, int | None]:
+        """What Spark has observed under ``names`` in the action that has run ``df``; without those it has left out, as
+        it does with plans of which it knows that they have no rows."""
+        if not names:
+            return {}
+        found = df._jdf.queryExecution().observedMetrics()
+        metrics = {name: found.get(name) for name in names}
+        return {name: metric.get().get(0) for name, metric in metrics.items() if metric.isDefined()}
 
     def _python(self, context: SparkContext, command: tuple[Any, ...]) -> Any:
         """The function as the JVM ships it. What is large, or holds broadcast variables, is pyspark's to prepare."""

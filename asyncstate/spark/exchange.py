@@ -10,7 +10,7 @@ Must not import runtime's tasks or storage.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -74,6 +74,18 @@ def input_spec(
             f"{name}: columns {' and '.join(map(repr, alike))} differ in case only, which Spark cannot tell apart "
             "while spark.sql.caseSensitive is false; rename all but one"
         )
+    for field in columns:
+        if (
+            field.name in key
+            and isinstance(field.dataType, StringType)
+            and not field.dataType.isUTF8BinaryCollation()
+        ):
+            raise SchemaError(
+                f"{name}: key column '{field.name}' has the collation {field.dataType.collation}, under which Spark "
+                "takes different texts as equal, but keys of state are equal if their bytes are; give a column that is "
+                f"the same for them as the key, such as lower({field.name}) COLLATE UTF8_BINARY, or cast it to STRING "
+                "COLLATE UTF8_BINARY to tell them apart"
+            )
     kinds = [field for field in columns if field.name == ROW_KIND_COLUMN]
     if kinds and not isinstance(kinds[0].dataType, StringType):
         raise SchemaError(
@@ -270,6 +282,7 @@ class Stage:
     """The rows of a stage that has run, and the reports of its tasks; ``owner`` is how errors call the rows.
 
     ``kept``: the local checkpoint that they are read from. ``sides``: the rows of the side outputs, by name.
+    ``observed``: what Spark has observed in its plan, by name.
     """
 
     rows: DataFrame
@@ -277,6 +290,7 @@ class Stage:
     owner: str
     kept: DataFrame
     sides: Mapping[str, DataFrame]
+    observed: Mapping[str, int | None]
 
     def side(self, name: str) -> DataFrame:
         """The rows of a side output. Raises JobError with the names there are for another one."""
@@ -332,8 +346,9 @@ class _Released:
         raise JobError(self._reason)
 
 
-def run_stage(tasks: Tasks, schema: StructType) -> Stage:
-    """Run the tasks on every partition, once, keeping the rows and collecting the reports.
+def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -> Stage:
+    """Run the tasks on every partition, once, keeping the rows and collecting the reports, and what Spark observes
+    under the names ``watched``.
 
     A local checkpoint keeps the rows on the executors and then drops the lineage; the reports come by an accumulator in
     the same action. Output comes and is kept in lists: some hundred objects for Spark to make, copy and keep
@@ -363,7 +378,7 @@ def run_stage(tasks: Tasks, schema: StructType) -> Stage:
     sides = {name.removeprefix(SIDE): df for name, df in rows.items() if name != OUTPUT}
     owner = f"the output of operator '{spec.uid}' in batch {spec.batch_id}"
     reports = [record[ATTEMPT_BYTES:] for record in found]
-    return Stage(rows[OUTPUT], reports, owner, stage, sides)
+    return Stage(rows[OUTPUT], reports, owner, stage, sides, calls.observed(planned, watched))
 
 
 def _reports_in(stage: DataFrame) -> list[bytes]:

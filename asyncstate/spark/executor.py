@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
 
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.dataflow import NodeFigures, Transform, Union
@@ -30,7 +31,7 @@ from asyncstate.spark.settings import ArrowBatches
 from asyncstate.spark.shipping import shipped_copy
 from asyncstate.spark.stages import JobTexts, PlannedStage, plan_stage, run_stages
 from asyncstate.spark.task import StatelessTask
-from asyncstate.spark.transforms import transformed
+from asyncstate.spark.transforms import highest_time, transformed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +46,7 @@ class SparkExecutor:
         self._spark = spark
         self._run_partition = run_partition
         self._arrow = ArrowBatches(spark)
+        self._observed: set[str] = set()  # the names of all that has been asked for
         self.texts = JobTexts(spark.sparkContext)
         """What Spark's UI says of the stages."""
         self.default_parallelism: int = spark.sparkContext.defaultParallelism
@@ -78,6 +80,16 @@ class SparkExecutor:
     ) -> DataFrame:
         """See ``Executor``."""
         return transformed(node, inputs, kinds)
+
+    def observe(self, rows: DataFrame, name: str, event_time: str) -> DataFrame:
+        """See ``Executor``."""
+        self._observed.add(name)
+        return rows.observe(name, sf.expr(highest_time(rows, event_time)).alias("highest"))
+
+    def highest(self, rows: DataFrame, event_time: str) -> int | None:
+        """See ``Executor``."""
+        found: int | None = rows.agg(sf.expr(highest_time(rows, event_time))).collect()[0][0]
+        return found
 
     def without_kinds(self, rows: DataFrame) -> DataFrame:
         """See ``Executor``."""
@@ -136,7 +148,7 @@ class SparkExecutor:
         self, planned: Any, stateless: Collection[str]
     ) -> tuple[exchange.Stage, list[tuple[Prepared, list[CommitRecord]]]]:
         """See ``Executor``."""
-        return run_stages(planned, self.texts, self._arrow, stateless)
+        return run_stages(planned, self.texts, self._arrow, stateless, self._observed)
 
     def ran(self, figures: Mapping[str, NodeFigures]) -> None:
         """See ``Executor``."""

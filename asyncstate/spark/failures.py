@@ -1,18 +1,21 @@
 """Errors across the border between worker and driver.
 
 Owns: how an AsyncStateError raised in a Python worker reaches the driver as the same class with the same
-message, and not as the Java exception that carried it. Invariant: an error that did not come from a task
-passes unchanged. Must not import pyspark: workers import this module.
+message, and not as the Java exception that carried it. Invariants: an error that did not come from a task
+passes unchanged; a text that a row brings along is never taken for an error, because it lacks the driver's mark. Must
+not import pyspark: workers import this module.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
+import json
 import pickle
 import re
+import secrets
 import traceback
 from collections.abc import Collection, Iterator
+from typing import Final
 
 import msgspec
 
@@ -23,7 +26,8 @@ _LOST_ROWS = re.compile(r"CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|Checkpoint block rdd
 _DIED = re.compile(
     r"Python worker exited unexpectedly|Python worker failed to connect|worker.*crashed", re.IGNORECASE
 )
-_NOTE = re.compile(r"\[asyncstate-error ([A-Za-z0-9+/=]+)\]")
+_MARK: Final = secrets.token_hex(8)
+_JSON: Final = json.JSONDecoder()
 
 
 class WorkerTracebackError(Exception):
@@ -39,40 +43,80 @@ class _Sent(msgspec.Struct, frozen=True):
     traceback: str
 
 
+def own_mark() -> str:
+    """What this process knows notes by that are meant for it: a driver's tasks take it along."""
+    return _MARK
+
+
 @contextlib.contextmanager
-def marking() -> Iterator[None]:
-    """Inside, an AsyncStateError gets a note from which the driver can restore it, however Java wraps the text."""
+def marking(mark: str = _MARK, where: str = "the task") -> Iterator[None]:
+    """Inside, an AsyncStateError gets a note from which the driver with this ``mark`` can restore it, however Java
+    wraps the text. So does what would end the process (``sys.exit``), as a JobError that names ``where``.
+
+    It is raised without its frames and its cause, which the note has: Java writes the text into its log four times.
+    """
     try:
         yield
     except AsyncStateError as error:
-        error.add_note(_note(error))
-        raise
+        raise _sent(error, mark) from None
+    except (SystemExit, KeyboardInterrupt) as leaving:
+        ended = JobError(f"{where} raised {leaving!r}; nothing was committed. Raise an error instead")
+        ended.__cause__ = leaving
+        raise _sent(ended, mark) from None
+
+
+def _sent(error: AsyncStateError, mark: str) -> AsyncStateError:
+    sent = type(error)(str(error))
+    sent.add_note(_note(error, mark))
+    return sent
 
 
 def marked(error: AsyncStateError) -> str:
     """A text that says the error and that ``restore`` understands, for what Java is to raise."""
-    return f"{error} {_note(error)}"
+    return f"{error} {_note(error, _MARK)}"
 
 
 def marked_in_sql(message: str, kind: type[AsyncStateError] = errors.SchemaError) -> str:
     """In SQL what ``marked`` gives: for errors that the JVM finds. ``message`` is an expression."""
     sent = f"to_json(named_struct('kind', '{kind.__name__}', 'message', {message}, 'traceback', ''))"
-    # Spark's base64 breaks its lines.
-    note = f"translate(base64(encode({sent}, 'UTF-8')), concat(char(13), char(10)), '')"
-    return f"concat({message}, ' [asyncstate-error ', {note}, ']')"
+    return f"concat({message}, ' {_head(_MARK)}', {sent}, ']')"
 
 
-def _note(error: AsyncStateError) -> str:
-    sent = _Sent(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
-    return f"[asyncstate-error {base64.b64encode(msgspec.json.encode(sent)).decode()}]"
+def noted() -> str:
+    """A regular expression that matches texts with a note for this process."""
+    return rf"(?s).*{re.escape(_head(_MARK))}.*"
+
+
+def _head(mark: str) -> str:
+    return f"[asyncstate-error {mark} "
+
+
+def _note(error: AsyncStateError, mark: str) -> str:
+    sent = {
+        "kind": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    return f"{_head(mark)}{json.dumps(sent)}]"
 
 
 def restore(text: str) -> AsyncStateError | None:
-    """The error whose note stands in ``text``, its cause a WorkerTracebackError; None without a note."""
-    found = _NOTE.search(text)
-    if found is None:
-        return None
-    sent = msgspec.json.decode(base64.b64decode(found.group(1)), type=_Sent)
+    """The error of the last note in ``text`` for this process, its cause a WorkerTracebackError; None without one."""
+    head = _head(_MARK)
+    at = text.rfind(head)
+    while at >= 0:
+        try:
+            return _restored(msgspec.convert(_JSON.raw_decode(text, at + len(head))[0], _Sent))
+        except (
+            ValueError,
+            RecursionError,
+            msgspec.MsgspecError,
+        ):  # cut off on its way, or within another note
+            at = text.rfind(head, 0, at)
+    return None
+
+
+def _restored(sent: _Sent) -> AsyncStateError:
     kind = getattr(errors, sent.kind, AsyncStateError)
     error = kind(sent.message)
     assert isinstance(error, AsyncStateError)

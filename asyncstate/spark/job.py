@@ -30,16 +30,18 @@ from asyncstate.driver.ledger import Ledger, batch_schema
 from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.driver.operator_call import check_job_name
 from asyncstate.driver.progress import BatchStatistics, OnProgress, Progress, figures_of, progress_of
+from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime import Delay, SequenceBy
+from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
 from asyncstate.spark.executor import SparkExecutor
 from asyncstate.spark.failures import restore
 from asyncstate.spark.inputs import BATCH, Packing, check_streaming, with_inputs
 from asyncstate.spark.micro_batch import MicroBatch
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.session import settle_session, unsaid_failure
-from asyncstate.spark.stopping import Stopping
+from asyncstate.spark.starting import query_place, trigger_of
+from asyncstate.spark.stopping import Stopping, call_to_its_end
 from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
@@ -191,11 +193,16 @@ class StreamingJob:
         initial: DataFrame | None = None,
         mode: ChangelogMode | str | None = None,
         primary_key: str | Sequence[str] | None = None,
+        idle_after: Duration | None = None,
     ) -> Stream:
         """Declare rows from outside, read from a streaming DataFrame; see ``docs/dataflow.md``.
 
         What is said of their time and order holds for every operator that gets them, until one puts out rows of its
-        own. ``mode``: "insert-only" (the default of rows without a column ``row_kind``), "retract" (that of rows with
+        own. With ``watermark_delay`` the job's watermark stays so far behind the source's highest event time, whatever
+        becomes of its rows; ``idle_after`` without an event, by the driver's clock, the source does not hold it until
+        the next one (``docs/time.md``).
+
+        ``mode``: "insert-only" (the default of rows without a column ``row_kind``), "retract" (that of rows with
         one: a change takes the whole row before it back; ``changelog=True`` for short), or "upsert": a row replaces the
         one with the same ``primary_key``, and of a -D only the key counts. If a micro-batch can have several changes of
         a key, ``sequence`` tells their order. ``primary_key``: columns that identify a row of the table. ``initial``:
@@ -208,7 +215,7 @@ class StreamingJob:
                 f"job '{self.name}' has inputs, so it takes no sources; declare everything in one form"
             )
         check_streaming(name, df)
-        times = Times(event_time, watermark_delay, sequence, drop_seen)
+        times = Times(event_time, watermark_delay, sequence, drop_seen, idle_after)
         stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
         self._sources.add(name, df)
         return stream
@@ -224,8 +231,8 @@ class StreamingJob:
         Raises JobError as ``check`` does.
         """
         self.check()
-        graph = self._graph
-        return explain(graph.flow, self._figures(), graph.places, graph.states, graph.changes)
+        graph, waits = self._graph, why_watermark_waits(self._ledger.latest())
+        return explain(graph.flow, self._figures(), graph.places, graph.states, graph.changes, waits)
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name} {value}" for name, value in self._facts())
@@ -267,18 +274,23 @@ class StreamingJob:
     ) -> StreamingQuery:
         """Check the graph and start one query over all its sources; or over the ``inputs`` of a function.
 
-        ``trigger``: as of Spark (``{"availableNow": True}``), or a text such as ``"10 seconds"``. Spark keeps the
-        sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with ``-query`` behind its
-        name; it knows sources by their order. ``options``: of Spark's stream writer. ``progress``: show a
-        ``progress_bar``.
+        ``trigger``: a time such as ``"10 seconds"``, ``"availableNow"``, or as of Spark (``{"availableNow": True}``).
+        Spark keeps the sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with
+        ``-query`` behind its name; it knows sources by their order. ``options``: of Spark's stream writer.
+        ``progress``: show a ``progress_bar``. Raises ConfigurationError for a trigger that is none, and for a place
+        that Spark cannot use. After an error the job can be started again.
         """
-        packed, process = self._started()
-        place = query_checkpoint or f"{str(self.config.checkpoint_dir).rstrip('/')}-query"
-        writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
-        writer = writer.option("checkpointLocation", place)
-        if trigger is not None:
-            writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
-        self._query = query = writer.start()
+        how = trigger_of(trigger, self.name)
+        place = query_place(self._spark, str(self.config.checkpoint_dir), query_checkpoint)
+        before = self._function, self._on_batch
+        try:
+            packed, process = self._started()
+            writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
+            writer = writer.option("checkpointLocation", place)
+            self._query = query = (writer.trigger(**how) if how else writer).start()
+        except BaseException:
+            self._function, self._on_batch = before  # it can be started once what is wrong is mended
+            raise
         if progress:
             self.progress_bar(query)
         return query
@@ -433,7 +445,12 @@ class StreamingJob:
         if self._function is None:
             raise JobError(f"job '{self.name}' has no function; decorate one with @job.micro_batch")
         function = self._function
-        self._driver.run(lambda batch: function(df, batch), batch_id, final, df.schema.json())
+        self._driver.run(
+            lambda batch: call_to_its_end(lambda: function(df, batch), batch_id),
+            batch_id,
+            final,
+            df.schema.json(),
+        )
 
 
 def _check_call(df: object, batch_id: object) -> None:

@@ -7,11 +7,12 @@ Must not import pyspark.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from asyncstate.driver.progress import FIGURES, Progress
+from asyncstate.driver.progress import FIGURES, OF_PARTITIONS, Progress
 from asyncstate.errors import ConfigurationError
 from asyncstate.figures import Kind
 
@@ -26,6 +27,10 @@ _PREFIX: Final = "asyncstate_"
 _GAUGES: Final = (Kind.LEVEL, Kind.PEAK)  # what does not add up over micro-batches
 _TIMES: Final = ("total_seconds", "function_seconds", "commit_seconds")
 _SECONDS_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+_metrics: weakref.WeakKeyDictionary[CollectorRegistry, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""By registry and name: a second object for a registry uses those of the first."""
 
 
 class PrometheusProgress:
@@ -66,6 +71,8 @@ class PrometheusProgress:
             for name, kind in FIGURES.items()
             if kind in _GAUGES
         }
+        for name in (f"{name}_max" for name in OF_PARTITIONS):
+            self._levels[name] = self._gauge(name, f"{name}: the highest of a partition.", _OPERATOR)
         self._own = self._counter(
             "operator_counter", "What operators count themselves.", (*_OPERATOR, "counter")
         )
@@ -100,15 +107,19 @@ class PrometheusProgress:
             self._own.labels(*labels, name).inc(value)
 
     def _counter(self, name: str, text: str, labels: Iterable[str]) -> Any:
-        return self._client.Counter(_PREFIX + name, text, labels, registry=self.registry)
+        return self._made(self._client.Counter, name, text, labels)
 
     def _gauge(self, name: str, text: str, labels: Iterable[str]) -> Any:
-        return self._client.Gauge(_PREFIX + name, text, labels, registry=self.registry)
+        return self._made(self._client.Gauge, name, text, labels)
 
     def _histogram(self, name: str, text: str, labels: Iterable[str]) -> Any:
-        return self._client.Histogram(
-            _PREFIX + name, text, labels, registry=self.registry, buckets=_SECONDS_BUCKETS
-        )
+        return self._made(self._client.Histogram, name, text, labels, buckets=_SECONDS_BUCKETS)
+
+    def _made(self, kind: Any, name: str, text: str, labels: Iterable[str], **how: Any) -> Any:
+        made = _metrics.setdefault(self.registry, {})
+        if name not in made:
+            made[name] = kind(_PREFIX + name, text, labels, registry=self.registry, **how)
+        return made[name]
 
 
 class MetricsServer:

@@ -8,7 +8,7 @@ version comes out once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from asyncstate.offline import StateDecoder
 from asyncstate.offline.inspection import Inspection, StatePartition, decoders, read_partition
 from asyncstate.offline.json_text import json_texts
 from asyncstate.spark.exchange import spark_schema
-from asyncstate.spark.failures import marking
+from asyncstate.spark.failures import marking, own_mark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,10 +90,11 @@ class ReadTask:
     pieces: tuple[StatePartition, ...]
     single: bool
     wire: pa.Schema
+    mark: str = field(default_factory=own_mark)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of the pieces. Raises AsyncStateError marked for the driver."""
-        with marking():
+        with marking(self.mark):
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     yield from self._read(self.pieces[number])

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from asyncstate.spark.failures import noted
 from asyncstate.spark.java import check_java
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ADDRESS: Final = ("spark.driver.bindAddress", "spark.driver.host")
+_LOCAL_IP: Final = "SPARK_LOCAL_IP"
+"""The environment variable that says where Spark's UI listens; there is no setting for it."""
 _FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _FILE_MANAGERS: Final = "org.apache.spark.sql.execution.streaming.checkpointing"
 
@@ -34,6 +37,12 @@ LOCAL_CHECKPOINTS: Final = "org.apache.spark.rdd.MapPartitionsRDD"
 """Warns that rows of a local checkpoint cannot be made again, for each of them at each micro-batch."""
 QUERIES: Final = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 """Says with what a query has failed, with all Java frames."""
+TASKS: Final = "org.apache.spark.scheduler.TaskSetManager"
+BLOCKS: Final = "org.apache.spark.storage.BlockManager"
+EXECUTOR: Final = "org.apache.spark.executor.Executor"
+"""Says with what a task has failed, with all Java frames; TaskSetManager says it, too."""
+LOST_BLOCKS: Final = ".*Block rdd_.* could not be removed as it was not found on disk or in memory.*"
+"""Of the rows of a task that has failed: there are none."""
 SCHEDULER: Final = "org.apache.spark.scheduler.DAGScheduler"
 """Warns that a query that is stopped between two micro-batches has no jobs to cancel."""
 
@@ -73,18 +82,30 @@ def build_session(
     if master is not None:
         builder = builder.master(master)
     given = dict(conf or {})
-    local = local_address(master, given) | local_logs(master, given)
-    for key, value in (recommended_conf() | local | given).items():
+    address = local_address(master, given)
+    for key, value in (recommended_conf() | address | local_logs(master, given) | given).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with _environment({_LOCAL_IP: address[_ADDRESS[0]]} if address else {}):
+        spark = builder.getOrCreate()
     quieten(spark.sparkContext)
     return spark
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Inside, what starts has these environment variables, too."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
 
 
 def local_address(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     """Where the driver of a session with ``master`` is to listen: no other machine needs to reach a local one, and
     Spark's default is the host's address. Nothing for other masters, and where the user has chosen."""
-    chosen = "SPARK_LOCAL_IP" in os.environ or any(key in conf for key in _ADDRESS)
+    chosen = _LOCAL_IP in os.environ or any(key in conf for key in _ADDRESS)
     return dict.fromkeys(_ADDRESS, "127.0.0.1") if _is_local(master, conf) and not chosen else {}
 
 
@@ -123,7 +144,8 @@ def settle_session(spark: SparkSession) -> None:
 
 
 def quieten(context: SparkContext) -> None:
-    """Leave out the warnings of local checkpoints, which the job makes and releases itself, and of stops at rest."""
+    """Leave out the warnings of local checkpoints, which the job makes and releases itself, of stops at rest, and what
+    Spark says four times of a task that fails with an error of ours, which is raised on the driver."""
     with suppress(Exception):
         log4j = _log4j(context)
         loggers = log4j.LogManager.getContext(False)
@@ -134,6 +156,12 @@ def quieten(context: SparkContext) -> None:
                 LOCAL_CHECKPOINTS, log4j.core.config.LoggerConfig(LOCAL_CHECKPOINTS, level, True)
             )
             _deny(log4j, SCHEDULER, ".*Failed to cancel job group .* Cannot find active jobs.*")
+            # What a task fails with is raised on the driver.
+            _deny(log4j, TASKS, noted())
+            _deny(log4j, BLOCKS, noted())
+            _deny(log4j, BLOCKS, LOST_BLOCKS)
+            if (context.master or "").startswith("local"):
+                _deny(log4j, EXECUTOR, "Exception in task .* in stage .*")
 
 
 @contextmanager

@@ -108,10 +108,14 @@ def _collected(spec: TaskSpec, df: DataFrame) -> bytes | None:
 
 
 def run_stages(
-    planned: PlannedStage, texts: JobTexts, arrow: ArrowBatches, stateless: Collection[str]
+    planned: PlannedStage,
+    texts: JobTexts,
+    arrow: ArrowBatches,
+    stateless: Collection[str],
+    watched: Collection[str],
 ) -> tuple[Stage, list[tuple[Prepared, list[CommitRecord]]]]:
     """Run ``planned`` and what feeds it in one action: its rows, and of each operator the records of its partitions.
-    ``stateless``: uids of operators that may run with it."""
+    ``stateless``: uids of operators that may run with it; ``watched``: what Spark may observe meanwhile."""
     every = planned.all
     operators = [one for stage in every for one in stage.chain]
     names = ", ".join(type(one.spec.operator).__name__ for one in operators)
@@ -122,7 +126,7 @@ def run_stages(
         texts.stage(_uids(operators), names),
         arrow.stage(frames, sent),
     ):
-        kept = run_stage(planned.tasks, planned.schema)
+        kept = run_stage(planned.tasks, planned.schema, watched)
     try:
         found = list(_records(planned, kept.reports))
     except BaseException:

@@ -8,13 +8,17 @@ Spark interrupts its stream thread when a query is stopped. In the middle of a m
 of Java frames, and Spark's own commit of it may be cut off. So the query is stopped while its thread is at rest:
 waiting for rows, or waiting here, in a micro-batch that is turned away with the words by which Spark knows an
 interruption.
+
+Where the user has called ``query.stop()``, what breaks the micro-batch off is told to Spark in the same few words: it
+looks for them with a pattern that takes stack for each character before them, and a trace of some pages was too much.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -30,8 +34,41 @@ _INTERRUPTED: Final = (
 )
 
 
+_BROKEN_OFF: Final = re.compile(
+    r"java\.lang\.InterruptedException|InterruptedIOException|ClosedByInterruptException"
+    r"|Job \d+ cancelled|part of cancelled job group"
+)
+_CAUSES_MAX: Final = 10
+
+
 class TurnedAwayError(Exception):
     """Raised into Spark instead of a micro-batch of a query that has been stopped."""
+
+
+def _is_broken_off(error: BaseException) -> bool:
+    """Whether Spark has interrupted what it ran for the micro-batch."""
+    cause: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if cause is None:
+            return False
+        if type(cause).__module__.startswith(("py4j.", "pyspark.")) and _BROKEN_OFF.search(str(cause)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def call_to_its_end(function: Callable[[], object], batch_id: int) -> None:
+    """Call the user's function of a micro-batch. What is to end its thread or process (``sys.exit``) is raised as a
+    JobError: Spark's thread has no other way to say that it has ended, and Spark would wait for ever."""
+    try:
+        function()
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as leaving:
+        if threading.current_thread() is threading.main_thread():
+            raise  # Ctrl-C, in a micro-batch that the user's program runs itself
+        raise JobError(
+            f"batch {batch_id}: the micro-batch function or a sink raised {leaving!r}; nothing was committed. Raise an "
+            "error to end the query, or call job.stop() on another thread"
+        ) from leaving
 
 
 class Stopping:
@@ -47,7 +84,7 @@ class Stopping:
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
-        """Around a micro-batch. Raises TurnedAwayError if the query is being stopped."""
+        """Around a micro-batch. Raises TurnedAwayError if the query is being stopped, or was in its middle."""
         while not self._begins():
             query = self._query
             # Spark says this before it interrupts its thread. No lock is held: it is a call into the JVM.
@@ -55,6 +92,10 @@ class Stopping:
                 raise TurnedAwayError(_INTERRUPTED)
         try:
             yield
+        except Exception as error:
+            if _is_broken_off(error):
+                raise TurnedAwayError(_INTERRUPTED) from None
+            raise
         finally:
             with self._changed:
                 self._at_work = None

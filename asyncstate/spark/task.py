@@ -16,7 +16,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -37,7 +37,7 @@ from asyncstate.spark.columns import (
     TAG_MASK,
     slots_of,
 )
-from asyncstate.spark.failures import marking
+from asyncstate.spark.failures import marking, own_mark
 from asyncstate.spark.reports import Onward, Received, Report, pack
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class PartitionTask:
     then: tuple[Link, ...] = ()
     onward: Onward | None = None
     reports: Any = None
+    mark: str = field(default_factory=own_mark)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The attempt's id, output rows, then the report; the first and the last are one row each. Onward go the rows
@@ -88,7 +89,7 @@ class PartitionTask:
 
         Raises AsyncStateError marked for the driver.
         """
-        with marking():
+        with marking(self.mark, f"the task of operator '{self.spec.uid}'"):
             yield from self._run(batches)
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -166,10 +167,11 @@ class StatelessTask:
 
     spec: TaskSpec
     wire: pa.Schema
+    mark: str = field(default_factory=own_mark)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The output rows. Raises AsyncStateError marked for the driver."""
-        with marking():
+        with marking(self.mark, f"the task of operator '{self.spec.uid}'"):
             yield from self._run(batches)
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

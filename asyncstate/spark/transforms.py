@@ -1,8 +1,8 @@
 """Nodes of a dataflow that look at one row at a time, as DataFrames.
 
-Owns: ``transformed``.
+Owns: ``transformed``; ``highest_time``, the SQL that observes event times.
 Invariant: nothing runs here; Spark computes such rows as part of whatever reads them.
-Must not import runtime or storage.
+Must not import runtime's tasks or storage.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.types import TimestampNTZType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform, Union
 from asyncstate.errors import SchemaError
+from asyncstate.runtime import LATEST_EVENT_TIME
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.facts import insertions
@@ -42,6 +44,15 @@ def transformed(node: Transform | Union, inputs: Sequence[DataFrame], kinds: boo
         df = df.withColumns(sql) if sql else df
         return with_arrow_columns(df, functions) if functions else df
     return _selected(df, node, functions, kinds)
+
+
+def highest_time(df: DataFrame, event_time: str) -> str:
+    """SQL of the highest event time in ``df`` that may move a watermark, microseconds."""
+    time = f"unix_micros({quoted(event_time)})"
+    if isinstance(df.schema[event_time].dataType, TimestampNTZType):
+        # Differences are the same in every time zone, casts are not.
+        time = f"(({quoted(event_time)} - timestamp_ntz'1970-01-01 00:00:00') div interval '0.000001' second)"
+    return f"max(case when {time} <= {LATEST_EVENT_TIME}L then {time} end)"
 
 
 def _transformed(node: Transform, inputs: Sequence[DataFrame]) -> DataFrame:

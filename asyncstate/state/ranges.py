@@ -32,9 +32,10 @@ _REMOVED_KEYS: Final = 1 << 16
 """Keys that are held to be removed together."""
 
 _GROUP_BYTES: Final = 2
-_PREFIX_BYTES: Final = _GROUP_BYTES + 1  # group and state id
+STATE_PREFIX_BYTES: Final = _GROUP_BYTES + 1
+"""What stands before the rest of every store key: key group and state id."""
 _NAMESPACE_BYTES: Final = 8
-TIME_FIRST_PREFIX_BYTES: Final = _PREFIX_BYTES + _NAMESPACE_BYTES
+TIME_FIRST_PREFIX_BYTES: Final = STATE_PREFIX_BYTES + _NAMESPACE_BYTES
 """What stands before the key in a store key of a time-first state."""
 
 Entry = tuple[bytes, bytes]
@@ -109,11 +110,11 @@ def namespace_pages(
 def namespaces_of(store_keys: pa.LargeBinaryArray) -> Int64Array:
     """The namespaces of time-first store keys (m)."""
     offsets, data = binary_parts(store_keys)
-    matrix = gather_bytes(data, offsets[:-1] + _PREFIX_BYTES, _NAMESPACE_BYTES)
+    matrix = gather_bytes(data, offsets[:-1] + STATE_PREFIX_BYTES, _NAMESPACE_BYTES)
     return payload_storage(matrix, np.dtype(np.int64))
 
 
 def of_state(store_keys: Sequence[bytes], state_id: int) -> list[bytes]:
     """The store keys of another state, ``state_id``, that has the same keys."""
     state = bytes([state_id])
-    return [key[:_GROUP_BYTES] + state + key[_PREFIX_BYTES:] for key in store_keys]
+    return [key[:_GROUP_BYTES] + state + key[STATE_PREFIX_BYTES:] for key in store_keys]

@@ -26,7 +26,7 @@ from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.flink_names import hint_for
 from asyncstate.operator import MAX_WATERMARK, TimeDomain, Timer
 from asyncstate.requests import Page, StateSink
-from asyncstate.state.ranges import Entry, merged_entries, pages_of
+from asyncstate.state.ranges import Entry, merged_entries, pages_of, range_entries
 
 TIMERS_BY_TIME: Final = 1
 """Reserved state id."""
@@ -38,6 +38,7 @@ REPETITIONS_MAX: Final = 1_000
 HELD_MAX: Final = 100_000
 """Timers that are held while they wait for their turn between rows."""
 
+_SCANNED: Final = 1_000  # timers that are read at a time to find those of a key
 _GROUP_BYTES: Final = 2
 _TIME_AT: Final = _GROUP_BYTES + 2  # behind group, state id and kind
 _KEY_AT: Final = _TIME_AT + 8
@@ -140,6 +141,25 @@ class KeyedTimers:
         self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
     ) -> None:
         self._delete(self._processing, time_us, name, namespace)
+
+    def delete_all(self) -> None:
+        group, key = self._current()
+        for kind in (self._event, self._processing):
+            named = group + kind.by_name + key
+            by_time = group + kind.by_time
+            entries = [entry for entry, _ in self._entries(named)]
+            entries += [
+                entry
+                for entry, length in self._entries(by_time)
+                if entry[_KEY_AT : _KEY_AT + int.from_bytes(length, "big")] == key
+            ]
+            if self._round is not None:
+                self._round.touched.update(entries)
+            for entry in entries:
+                self._sink.delete(entry)
+
+    def _entries(self, prefix: bytes) -> Iterator[Entry]:
+        return range_entries(self._sink, prefix, prefix_end(prefix), _SCANNED)
 
     def _register(self, kind: _Kind, time_us: int, name: str | None, namespace: int | None) -> None:
         group, key = self._current()
@@ -326,6 +346,10 @@ class KeyedTimers:
             ) from None
 
     def _place(self, name: str | None, namespace: int | None) -> bytes:
+        if name is not None and not isinstance(name, str):
+            raise StateAccessError(
+                f"{self._label}: the name {name!r} is no text; give a str, such as name='{name}'"
+            )
         if name == "":
             raise StateAccessError(f"{self._label}: a name is empty; leave it out for an unnamed timer")
         where = _PLAIN if namespace is None else _NAMESPACED + encode_namespace(namespace)

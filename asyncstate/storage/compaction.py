@@ -47,7 +47,7 @@ class CopyRecord(msgspec.Struct, frozen=True):
         """What is noted in the slot, None if it holds no copy that is to be used."""
         try:
             return msgspec.json.decode(slot.copy_mark.read_bytes(), type=CopyRecord)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
             return None
 
     def write(self, slot: Slot) -> None:

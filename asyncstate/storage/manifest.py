@@ -24,6 +24,7 @@ EMPTY_LINEAGE: Final = ""
 MANIFESTS: Final = "manifests/"
 PARALLELISM_MAX: Final = 32_768
 _TYPE_DEPTH_MAX: Final = 200
+_SIZE_BYTES_MAX: Final = (1 << 63) - 1
 _LOCAL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MANIFEST: Final = re.compile(r"manifests/(\d+)\.e(\d+)\.(\d+)\.json")
 _MANIFEST_1: Final = re.compile(r"manifests/\d+\.json")
@@ -129,7 +130,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``base`` is the version it was computed from; ``sources`` holds per watermark source its highest event time
     seen minus its delay; ``processing_time`` is when the micro-batch started; ``final`` says that the input had
-    ended.
+    ended. ``heard``: of each source that can be idle, the start of the last micro-batch with an event of it; ``idle``:
+    those that do not hold the watermark.
     """
 
     job_id: str
@@ -140,6 +142,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watermark: int | None = None
     processing_time: int | None = None
     sources: dict[str, int] = {}
+    heard: dict[str, int] = {}
+    idle: list[str] = []
     final: bool = False
     epoch: int = 0
     format_version: int = FORMAT_VERSION
@@ -228,6 +232,8 @@ def _impossible(manifest: Manifest) -> Iterator[str]:
         if not 1 <= count <= PARALLELISM_MAX:
             yield f"has {count} as {what}, which is 1 to {PARALLELISM_MAX}"
     for file in manifest.files():
+        if not 0 <= file.size_bytes <= _SIZE_BYTES_MAX:
+            yield f"gives the checkpoint file {file.name!r} {file.size_bytes} bytes"
         if not is_file_name(file.name):
             yield f"names the checkpoint file {file.name!r}, which may lie outside of the checkpoint"
     for operator in manifest.operators.values():
@@ -235,6 +241,9 @@ def _impossible(manifest: Manifest) -> Iterator[str]:
             for local_name in partition.snapshot.files if partition.snapshot else ():
                 if not _LOCAL_NAME.fullmatch(local_name):
                     yield f"has a snapshot with the local file {local_name!r}, which is no name of a RocksDB file"
+        for spec in operator.states:
+            if not spec.types:
+                yield f"has no types of state {spec.name!r} of operator {operator.uid!r}"
         for text in [
             *operator.schema.values(),
             *(t for spec in operator.states for t in spec.types.values()),
@@ -280,7 +289,7 @@ def _unsealed(data: bytes, name: str, what: str, kind: type[T]) -> T:
         raise other_format(name, found)
     try:
         return msgspec.json.decode(payload, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointCorruptionError(f"{name} does not fit checkpoint format {found}: {error}") from error
 
 

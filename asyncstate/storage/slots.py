@@ -98,7 +98,7 @@ class Slot:
         """Return what the slot holds, None when that is nothing or in doubt."""
         try:
             record = msgspec.json.decode((self.folder / "VERSION").read_bytes(), type=SlotRecord)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
             return None
         doubtful = record.changing or record.boot != _boot_id() or record.format != RECORD_FORMAT
         # A store whose folder is gone is not there, whatever the record says: RocksDB would make an empty one.

@@ -42,7 +42,7 @@ class ChecksumCache:
         self._path = self.path_of(store)
         try:
             self._known = msgspec.json.decode(self._path.read_bytes(), type=dict[str, _Known])
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
             self._known = {}
 
     def checksum(self, file: Path) -> str:

@@ -52,6 +52,7 @@ from asyncstate.runtime import (
     drop_seen_of_inputs,
     each_input,
     fingerprint,
+    input_sources,
     keys_of_inputs,
     operator_after,
     pack_broadcast,
@@ -138,7 +139,7 @@ class OperatorHarness:
     its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
     several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``. ``worker``: what
     is kept between micro-batches, for tests that play several workers; by default that of this process. ``uid``: its
-    name in errors and in the checkpoint.
+    name in errors and in the checkpoint. ``filters``: see ``InputSpec``; a ``PipelineHarness`` tells them.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -166,6 +167,7 @@ class OperatorHarness:
         checkpoint: str | None = None,
         worker: WorkerMemory | None = None,
         uid: str = "operator",
+        filters: Sequence[str | None] | None = None,
     ) -> None:
         self._uid = uid
         check_uid(uid)
@@ -191,6 +193,7 @@ class OperatorHarness:
                 orders[i],
                 sequences[i],
                 drops[i],
+                filters=None if filters is None else filters[i],
             )
             for i, schema in enumerate(schemas)
         )
@@ -211,7 +214,8 @@ class OperatorHarness:
         self._store_through = store_through
         self.worker = worker_memory() if worker is None else worker
         self.clock: Clock = clock if clock is not None else ManualClock()
-        self._owns_folder = folder is None
+        self.owns_folder = folder is None
+        """Whether ``close`` deletes the folder."""
         self._folder = Path(folder) if folder is not None else _new_folder("harness")
         self._files = checkpoint_files(
             checkpoint or str(self._folder / "checkpoint"), retries_of(self._config)
@@ -301,11 +305,11 @@ class OperatorHarness:
     # -- looking -------------------------------------------------------------------------------------
 
     @property
-    def sources(self) -> list[int]:
+    def sources(self) -> dict[int, int]:
         """Of each input with a watermark delay: how far it would let the watermark go, microseconds."""
-        if self._manifest is not None:
-            return list(self._manifest.sources.values())
-        return [MIN_WATERMARK for delay in self._delays if delay is not None]
+        known = {} if self._manifest is None else self._manifest.sources
+        delayed = [index for index, delay in enumerate(self._delays) if delay is not None]
+        return {index: known.get(f"{self._uid}:{index}", MIN_WATERMARK) for index in delayed}
 
     @property
     def waits_for_watermark(self) -> bool:
@@ -389,6 +393,7 @@ class OperatorHarness:
             "clock": self.clock,
             "worker": self.worker,
             "uid": self._uid,
+            "filters": [spec.filters for spec in self._specs],
         }
         operator = changes.pop("operator", None) or self._operator()
         harness = OperatorHarness(
@@ -398,7 +403,7 @@ class OperatorHarness:
             folder=folder,
             **{**settings, **changes},
         )
-        harness._owns_folder = True
+        harness.owns_folder = True
         return harness
 
     def __repr__(self) -> str:
@@ -428,7 +433,7 @@ class OperatorHarness:
     def close(self) -> None:
         """Delete the harness's folder, if it made it, and close what is open in it."""
         self.worker.stores.close(self._folder)
-        if self._owns_folder:
+        if self.owns_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def __aenter__(self) -> Self:
@@ -480,9 +485,12 @@ class OperatorHarness:
         """Commit what ``run_batch`` has run."""
         assert self._running is not None, "run_batch comes first"
         spec, records, final = self._running
-        previous = self._manifest
+        inputs = list(input_sources(self._uid, self._delays, records))
         sources = advance_sources(
-            {} if previous is None else previous.sources, self._uid, self._delays, records
+            self._manifest,
+            {name: source for name, source, _ in inputs},
+            {name: time for name, _, time in inputs},
+            spec.processing_time,
         )
         manifest = Manifest(
             job_id=_JOB,
@@ -491,7 +499,7 @@ class OperatorHarness:
             max_parallelism=spec.max_parallelism,
             watermark=spec.watermark,
             processing_time=spec.processing_time,
-            sources=sources,
+            sources=sources.reached,
             final=final,
             operators={self._uid: self._operator_after(spec, records)} if records else {},
         )
@@ -594,6 +602,13 @@ class OperatorHarness:
     def _operator_after(self, spec: TaskSpec, records: list[CommitRecord]) -> OperatorManifest:
         name = type(spec.operator).__name__
         return operator_after(self._uid, name, spec.batch_id, self.parallelism, records, self._declared)
+
+
+def folder_of(snapshot: Path) -> Path:
+    """A new folder for a harness that goes on from ``snapshot``."""
+    folder = _new_folder("harness")
+    _copy_checkpoint(LocalFiles(snapshot / "checkpoint"), LocalFiles(folder / "checkpoint"))
+    return folder
 
 
 def _copy_checkpoint(source: CheckpointFiles, target: CheckpointFiles) -> None:

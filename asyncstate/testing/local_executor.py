@@ -32,6 +32,7 @@ from asyncstate.runtime import (
     SideBatch,
     TaskSpec,
     check_columns,
+    highest_event_time,
     pack_broadcast,
     pack_records,
     run_partition,
@@ -91,6 +92,7 @@ class _Planned:
 class _Stage:
     rows: LocalRows
     sides: Mapping[str, LocalRows]
+    observed: Mapping[str, int | None]
 
     def side(self, name: str) -> LocalRows:
         if name not in self.sides:
@@ -99,7 +101,7 @@ class _Stage:
 
     def behind(self, first: _Stage) -> _Stage:
         sides = {name: _joined(first.sides[name], rows) for name, rows in self.sides.items()}
-        return _Stage(_joined(first.rows, self.rows), sides)
+        return _Stage(_joined(first.rows, self.rows), sides, self.observed)
 
     def release(self) -> None:
         pass
@@ -111,6 +113,7 @@ class LocalExecutor:
     def __init__(self, default_parallelism: int = 1, run: RunPartition | None = None) -> None:
         self.default_parallelism = default_parallelism
         self._run_partition: RunPartition = run_partition if run is None else run
+        self._observed: dict[str, int | None] = {}
 
     # -- rows ------------------------------------------------------------------------------------------
 
@@ -152,6 +155,15 @@ class LocalExecutor:
             return functools.reduce(_by_name, inputs)
         (rows,) = inputs
         return LocalRows.of(transformed(node, rows.batch))
+
+    def observe(self, rows: LocalRows, name: str, event_time: str) -> LocalRows:
+        """See ``Executor``: here all rows are read at once."""
+        self._observed[name] = self.highest(rows, event_time)
+        return rows
+
+    def highest(self, rows: LocalRows, event_time: str) -> int | None:
+        """See ``Executor``."""
+        return highest_event_time(rows.batch.column(event_time))
 
     def without_kinds(self, rows: LocalRows) -> LocalRows:
         """See ``Executor``."""
@@ -282,6 +294,7 @@ class LocalExecutor:
                 name: LocalRows(pa.schema([*sent.side_outputs[name], _KIND]), tuple(batches))
                 for name, batches in sides.items()
             },
+            dict(self._observed),
         )
         return stage, list(zip(chain, records, strict=True))
 
@@ -292,6 +305,7 @@ class LocalExecutor:
 
     def micro_batch(self, batch_id: int, stateless: Collection[str]) -> AbstractContextManager[Any]:
         """See ``Executor``."""
+        self._observed = {}
         return nullcontext()
 
     def withdraw(self, rows: LocalRows, owner: str) -> None:

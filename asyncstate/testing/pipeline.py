@@ -8,7 +8,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, ChangelogMode
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import read_schema
+from asyncstate.config import resolve
 from asyncstate.dataflow import (
     Apply,
     Dataflow,
@@ -33,14 +34,24 @@ from asyncstate.dataflow import (
     explain,
 )
 from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
-from asyncstate.dataflow.nodes import NEVER_PASSED, Times
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times, watermark_sources
 from asyncstate.display import html_table, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
-from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime import Delay, SequenceBy
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
+from asyncstate.runtime import (
+    Delay,
+    SequenceBy,
+    advance_sources,
+    check_claimed,
+    highest_event_time,
+    watermark_after,
+    watermark_holders,
+    why_watermark_waits,
+)
+from asyncstate.storage import Manifest
 from asyncstate.testing.expressions import transformed
-from asyncstate.testing.harness import OperatorHarness
+from asyncstate.testing.harness import OperatorHarness, folder_of
 from asyncstate.testing.rows import OutputRow, kind_codes, record_batch, rows_of
 from asyncstate.testing.starting import InitialRows, initial_rows, input_batch
 
@@ -52,7 +63,8 @@ class PipelineSource:
     """A source as ``StreamingJob.source`` declares it; ``schema``: its columns, without ``row_kind``, a pyarrow schema
     or Spark DDL text. ``mode``: what its rows are, "insert-only", "retract" (``changelog=True`` for short) or "upsert"
     by ``primary_key``; rows of the latter two have kinds. ``initial``: rows that come before all pushed ones, in the
-    first micro-batch: a list of tuples or dicts, or a RecordBatch; kinds stand in a column ``row_kind``."""
+    first micro-batch: a list of tuples or dicts, or a RecordBatch; kinds stand in a column ``row_kind``.
+    ``idle_after``: of processing time, as of the harness's clock."""
 
     schema: pa.Schema
     event_time: str | None = None
@@ -63,6 +75,7 @@ class PipelineSource:
     initial: InitialRows | None = None
     mode: ChangelogMode | str | None = None
     primary_key: str | Sequence[str] | None = None
+    idle_after: Duration | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema", read_schema(self.schema, "source"))
@@ -95,23 +108,43 @@ class PipelineHarness:
             "options": dict(options or {}),
             "clock": self.clock,
         }
+        self._pipeline, self._declared_sources = pipeline, dict(sources)
+        self._committed: Manifest | None = None
+        self._restarted = True
+        self._left: dict[str, Path] = {}
+        self._pending: dict[str, list[pa.RecordBatch]] = {}
+        self._finished = False
+        self.outputs: dict[str, list[OutputRow]] = {}
+        """By sink all rows so far, ``(row kind text, *values)``."""
+        self._build({})
+
+    def _build(self, saved: Mapping[str, Path], stored: Collection[str] = ()) -> None:
+        """The dataflow as it is declared, its operators over the states ``saved`` by uid; ``stored``: those that have
+        any. Raises JobError."""
+        sources = self._declared_sources
         self.flow = Dataflow()
         self._starts = {name: one.initial for name, one in sources.items() if one.initial is not None}
         self._initial: dict[Node, pa.RecordBatch] = {}
-        pipeline(**{name: self._declared(name, source) for name, source in sources.items()})
-        self._pending: dict[str, list[pa.RecordBatch]] = {name: [] for name in sources}
+        self._pipeline(**{name: self._declared(name, source) for name, source in sources.items()})
         self._operators: dict[str, OperatorHarness] = {}
         self.changes: dict[Node, Changelog] = {}
         """What the rows of each node are."""
-        self._schemas = self._opened()
-        self._watermark = MIN_WATERMARK
-        self._finished = False
-        self._batches = 0
-        self.outputs: dict[str, list[OutputRow]] = {sink.name: [] for sink in self.flow.sinks}
-        """By sink all rows so far, ``(row kind text, *values)``."""
+        self._schemas = self._opened(saved)
+        choice = resolve(self._settings["options"], {}).unclaimed_state
+        dropped = check_claimed(stored, self._operators, choice)
+        self._left = {
+            uid: folder for uid, folder in saved.items() if uid not in self._operators and uid not in dropped
+        }
+        self._pending = {name: self._pending.get(name, []) for name in sources}
+        self.outputs = {
+            **self.outputs,
+            **{one.name: self.outputs.get(one.name, []) for one in self.flow.sinks},
+        }
 
     def _declared(self, name: str, source: PipelineSource) -> Stream:
-        times = Times(source.event_time, source.watermark_delay, source.sequence, source.drop_seen)
+        times = Times(
+            source.event_time, source.watermark_delay, source.sequence, source.drop_seen, source.idle_after
+        )
         told = None if source.mode is not None and not source.changelog else source.changelog
         return self.flow.add_source(name, times, told, source.schema, source.mode, source.primary_key)
 
@@ -161,17 +194,64 @@ class PipelineHarness:
         """Run the last micro-batch, with the final watermark."""
         return self._run(True, None)
 
-    def restart(self, **changes: Any) -> None:
-        """As a job that is started again over its checkpoint, with another ``parallelism`` or ``async_enabled``."""
-        self._restore({uid: one.snapshot() for uid, one in self._operators.items()}, **changes)
+    def restart(
+        self,
+        pipeline: Callable[..., object] | None = None,
+        sources: Mapping[str, PipelineSource] | None = None,
+        *,
+        async_enabled: bool | None = None,
+        parallelism: int | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """As a job that is started again over its checkpoint, with what is given changed.
+
+        Operators that go on by their uid have their state, and new ones have none. That of operators that are gone is
+        refused, unless the option ``async-state.unclaimed-state`` is ``keep``, for a restart that has them again, or
+        ``drop``. Rows that were pushed come in the next micro-batch, unless their source
+        is gone. Raises what a job refuses; the harness then is as it was before.
+        """
+        kept = dict(self.__dict__)
+        self._settings = {
+            **self._settings,
+            **({} if async_enabled is None else {"async_enabled": async_enabled}),
+            **({} if parallelism is None else {"parallelism": parallelism}),
+            **({} if options is None else {"options": dict(options)}),
+        }
+        self._pipeline = self._pipeline if pipeline is None else pipeline
+        before, self._declared_sources = (
+            self._declared_sources,
+            dict(self._declared_sources if sources is None else sources),
+        )
+        try:
+            for name, rows in self._pending.items():
+                now = self._declared_sources.get(name)
+                if rows and now is not None and _columns_of(now) != _columns_of(before[name]):
+                    raise JobError(
+                        f"restart: source '{name}' has other columns, and rows with the old ones that were pushed and "
+                        "not processed; call end_batch before restart"
+                    )
+            stored = {*self._left, *(uid for uid, one in self._operators.items() if one.states())}
+            self._build(self._left | {uid: one.snapshot() for uid, one in self._operators.items()}, stored)
+        except BaseException:
+            self.__dict__.update(kept)
+            raise
+        self._restarted = True
+        for operator in kept["_operators"].values():
+            operator.close()
 
     # -- looking -------------------------------------------------------------------------------------------
 
     @property
     def watermark(self) -> int:
         """That of the micro-batch at hand, microseconds."""
-        reached = [time for operator in self._operators.values() for time in operator.sources]
-        return max(self._watermark, min(reached, default=MIN_WATERMARK))
+        return watermark_after(self._committed)
+
+    @property
+    def watermark_waits_for(self) -> list[str]:
+        """The sources that hold the watermark where it is: those that are not idle and have come least far."""
+        if self._committed is None:
+            return list(self._watermark_sources())
+        return list(watermark_holders(self._committed))
 
     def operator(self, uid: str) -> OperatorHarness:
         """One of the operators: its statistics and its state."""
@@ -187,7 +267,7 @@ class PipelineHarness:
 
     def explain(self) -> str:
         """The dataflow as text."""
-        return explain(self.flow, changes=self.changes)
+        return explain(self.flow, changes=self.changes, waits=why_watermark_waits(self._committed))
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name} {value}" for name, value in self._facts())
@@ -201,12 +281,13 @@ class PipelineHarness:
 
     def _facts(self) -> list[tuple[str, str]]:
         sinks = [f"{name} ({len(rows)} rows)" for name, rows in self.outputs.items()]
-        done = "the end" if self._finished else str(self._batches)
+        done = "the end" if self._finished else str(self._next_batch)
         return [
             ("mode", "async" if self._settings["async_enabled"] else "sync"),
             ("partitions", str(self._settings["parallelism"])),
             ("batch", f"{done} ({sum(map(_rows_of, self._pending.values()))} rows pushed)"),
             ("watermark", time_text(self.watermark, MIN_WATERMARK, MAX_WATERMARK)),
+            *[("waits for", ", ".join(waits)) for waits in [self.watermark_waits_for] if waits],
             ("sources", ", ".join(self._pending)),
             ("operators", ", ".join(self._operators) or "none"),
             ("sinks", ", ".join(sinks) or "none"),
@@ -225,7 +306,11 @@ class PipelineHarness:
 
     # -- running -------------------------------------------------------------------------------------------
 
-    def _opened(self) -> dict[Node, pa.Schema]:
+    @property
+    def _next_batch(self) -> int:
+        return 0 if self._committed is None else self._committed.batch_id + 1
+
+    def _opened(self, saved: Mapping[str, Path]) -> dict[Node, pa.Schema]:
         """The columns of each node's rows. Raises JobError with all that is wrong."""
         self.flow.check_used()
         found: dict[Node, pa.RecordBatch | None] = {}
@@ -236,11 +321,11 @@ class PipelineHarness:
             if None in inputs:
                 continue  # what is wrong stands before it
             try:
-                found[node] = self._empty(node, inputs)
+                found[node] = self._empty(node, inputs, saved)
             except AsyncStateError as error:
                 problems.append(node.problem(str(error)))
         waiting = [uid for uid, one in self._operators.items() if one.waits_for_watermark]
-        if waiting and not any(one.sources for one in self._operators.values()):
+        if waiting and not problems and not self._watermark_sources():
             node = next(node for node in found if isinstance(node, Apply) and node.name == waiting[0])
             problems.append(node.problem(NEVER_PASSED))
         if problems:
@@ -248,8 +333,13 @@ class PipelineHarness:
             raise JobError("\n  ".join(["the dataflow cannot run:", *problems]))
         return {node: rows.schema for node, rows in found.items() if rows is not None}
 
-    def _empty(self, node: Node, inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    def _empty(
+        self, node: Node, inputs: Sequence[pa.RecordBatch], saved: Mapping[str, Path]
+    ) -> pa.RecordBatch:
         if isinstance(node, Source):
+            if node.watermark is not None:
+                assert node.schema is not None
+                InputSpec(node.schema, (), node.times.event_time, name=f"source '{node.name}'")
             if node.name in self._starts:
                 what, given = f"source '{node.name}'", self._starts[node.name]
                 self._initial[node] = initial_rows(what, given, node.schema, bool(node.changelog))
@@ -270,14 +360,17 @@ class PipelineHarness:
         check_one_start(node, self._starts)
         arguments = node.arguments()
         options = {**self._settings["options"], **arguments.pop("options")}
+        folder = folder_of(saved[node.name]) if node.name in saved else None
         harness = OperatorHarness(
             node.operator,
             [pa.schema([field for field in one.schema if field.name != ROW_KIND_COLUMN]) for one in inputs],
             changelog=known,
             initial_state=node.initial_state,
+            folder=folder,
             **arguments,
             **{**self._settings, "options": options},
         )
+        harness.owns_folder = True
         self._operators[node.name] = harness
         self.changes[node] = operator_changes(node, harness.outputs.changes)
         return _no_rows(pa.schema([*harness.output_schema, _KIND]))
@@ -289,6 +382,8 @@ class PipelineHarness:
         if crash_before is not None and crash_before not in names:
             raise JobError(f"crash_before: there is no operator and no sink '{crash_before}'")
         watermark = MAX_WATERMARK if final else self.watermark
+        started = max(self.clock.now_us(), _started_at(self._committed))
+        seen = {name: self._highest(name) for name in watermark_sources(self.flow.nodes)}
         out: dict[str, list[OutputRow]] = {}
         try:
             crashed = not self._to_sinks(out, final, watermark, crash_before)
@@ -302,16 +397,53 @@ class PipelineHarness:
         for operator in self._operators.values():
             operator.commit()
         self._pending = {name: [] for name in self._pending}
-        self._watermark, self._finished = watermark, final
-        self._batches += 1
+        self._commit(seen, watermark, started, final)
         return out
+
+    def _commit(self, seen: Mapping[str, int | None], watermark: int, started: int, final: bool) -> None:
+        declared = watermark_sources(self.flow.nodes)
+        times = advance_sources(self._committed, declared, seen, started, self._restarted)
+        self._committed = Manifest(
+            job_id="harness",
+            batch_id=self._next_batch,
+            base=self._next_batch - 1,
+            max_parallelism=1,
+            watermark=watermark,
+            processing_time=started,
+            sources=times.reached | self._of_operators(),
+            heard=times.heard,
+            idle=times.idle,
+            final=final,
+        )
+        self._restarted, self._finished = False, final
+
+    def _highest(self, source: str) -> int | None:
+        """The highest event time among the rows that the micro-batch at hand has of a source."""
+        node = next(one for one in self.flow.sources if one.name == source)
+        assert node.times.event_time is not None
+        rows = list(self._pending[source])
+        if self._committed is None and node in self._initial:
+            rows.append(self._initial[node])
+        times = [highest_event_time(one.column(node.times.event_time)) for one in rows]
+        return max((time for time in times if time is not None), default=None)
+
+    def _watermark_sources(self) -> list[str]:
+        return [*watermark_sources(self.flow.nodes), *self._of_operators()]
+
+    def _of_operators(self) -> dict[str, int]:
+        """How far the inputs have come that have a watermark_delay of their own."""
+        return {
+            f"{uid}:{index}": reached
+            for uid, one in self._operators.items()
+            for index, reached in one.sources.items()
+        }
 
     def _to_sinks(
         self, out: dict[str, list[OutputRow]], final: bool, watermark: int, crash_before: str | None
     ) -> bool:
         """Run all operators and put the rows of each sink into ``out``; False if that ended at ``crash_before``."""
         rows: dict[Node, pa.RecordBatch] = {}
-        first = {} if self._batches else dict(self._initial)
+        first = {} if self._committed is not None else dict(self._initial)
         for node in self.flow.nodes:
             if node.name == crash_before and isinstance(node, Apply | Sink):
                 return False
@@ -372,6 +504,16 @@ class PipelineHarness:
             operator = self._operators[uid]
             self._operators[uid] = operator.restore(snapshot, **changes)
             operator.close()
+
+
+def _started_at(committed: Manifest | None) -> int:
+    """When a micro-batch started, microseconds."""
+    known = None if committed is None else committed.processing_time
+    return MIN_WATERMARK if known is None else known
+
+
+def _columns_of(source: PipelineSource) -> tuple[Any, ...]:
+    return source.schema, source.changelog, source.mode
 
 
 def _rows_of(batches: Sequence[pa.RecordBatch]) -> int:

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from asyncstate.errors import AsyncStateError
+from bench.options import made
 from bench.report import write_json
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def checkpoints(
     console = Console()
     sizes = TINY if tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
     results: list[msgspec.Struct] = []
-    scratch = Path(tempfile.mkdtemp(prefix="asyncstate-checkpoints-", dir=folder))
+    scratch = Path(tempfile.mkdtemp(prefix="asyncstate-checkpoints-", dir=made(folder)))
     try:
         with console.status("measuring") as status:
             if part in (Part.ALL, Part.COMMITS):

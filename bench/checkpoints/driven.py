@@ -15,6 +15,7 @@ import pyarrow as pa
 from asyncstate.config import Config, resolve
 from asyncstate.driver.ledger import Ledger
 from asyncstate.operator import MIN_WATERMARK, Operator
+from asyncstate.runtime import SourceTimes
 from asyncstate.storage import PartitionManifest
 from bench.job import JOB, UID, Job
 from bench.rows import INPUT, batches
@@ -64,7 +65,7 @@ class DrivenJob:
         self.job.run(rows)
         assert self.job.base is not None
         operators = {UID: self.job.base}
-        self._ledger.commit(batch_id, base, MIN_WATERMARK, 0, {}, operators, final=False)
+        self._ledger.commit(batch_id, base, MIN_WATERMARK, 0, SourceTimes({}, {}, []), operators, final=False)
 
     def snapshot_with(self, rows: Sequence[pa.RecordBatch]) -> bool:
         """Run one micro-batch and tell whether the checkpoint got a snapshot with it."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from bench.options import chosen, numbers
+from bench.options import chosen, made, numbers
 from bench.peers.outcome import CANNOT_RUN, Amount, Report, facts
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def peers(
         peers = "ours-sync,spark-changelog" if peers == "all" else peers
     works = chosen(work, (*_SPARK_WORK, _NEXMARK, *_ITSELF), "--work")
     names = chosen(peers, (*PEERS, *FLINK_PEERS, "pyflink"), "--peers")
-    scratch = Path(tempfile.mkdtemp(prefix="asyncstate-peers-", dir=folder))
+    scratch = Path(tempfile.mkdtemp(prefix="asyncstate-peers-", dir=made(folder)))
     asked = tuple(chosen(queries, tuple(FLINK_QUERIES), "--queries"))
     report = Report(output, facts(amount))
     plan = Plan(scratch, cores, amount.repeat, amount.slow_seconds)

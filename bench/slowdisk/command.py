@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from asyncstate.errors import AsyncStateError
-from bench.options import chosen
+from bench.options import chosen, made
 from bench.report import write_json
 
 _AIMED_AT = "by-hand,p1,p2,p3,p4,aggregate,deduplicate"
@@ -53,7 +53,7 @@ def slow_disk(
         workloads, devices = "by-hand,p1,aggregate", "disk,1ms"
     names = chosen(workloads, list(WORKLOADS), "--workloads")
     places = chosen(devices, list(DEVICES), "--devices")
-    with tempfile.TemporaryDirectory(prefix="asyncstate-slow-disk-", dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(prefix="asyncstate-slow-disk-", dir=made(folder)) as scratch:
         library = None
         try:
             library = shim.build(Path(scratch))

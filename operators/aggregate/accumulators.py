@@ -10,7 +10,9 @@ Source: the accumulate, retract and merge functions of Flink's built-in aggregat
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.errors import OperatorError
-from asyncstate.local_phase import NOT_FINITE, LocalColumn, LocalFunction
+from asyncstate.local_phase import LOW_BITS, NOT_FINITE, LocalColumn, LocalFunction
 
 from ..core.arrays import Int8Array
 from ..core.segments import (
@@ -31,7 +33,7 @@ from ..core.segments import (
     narrow_decimal,
     pair_extreme,
 )
-from .aggregator import KeyedRows, MergingAggregator, State, counted_rows
+from .aggregator import GroupOverflowError, KeyedRows, MergingAggregator, State, counted_rows
 
 _LOCAL_DIGITS = 28
 """Decimals of more digits are not summed by a local phase: ten billion others still fit the 38 digits of a sum."""
@@ -80,28 +82,38 @@ class Sum(MergingAggregator):
         values = filled(batch.column(self.column).cast(self.type))
         mask = counted_rows(batch, (self.column,), self.condition, signs)
         if mask is not None and not mask.all():
-            values = pc.if_else(pa.array(mask), values, pa.scalar(0, pa.int64()).cast(values.type))
+            values = pc.if_else(pa.array(mask), values, zero(values.type))
         if signs is None or not bool((signs < 0).any()):
             return [values]
-        with _Refusal(self):
+        try:
             return [pc.if_else(pa.array(signs < 0), _negated(values), values)]
+        except pa.ArrowInvalid as error:
+            raise OperatorError(
+                f"{self.owner}: the smallest int64 of column '{self.column}' cannot be taken back; cast the column to "
+                "decimal(38, 0) before the operator"
+            ) from error
 
     def combine(self, state: State, groups: Groups) -> State:
         """See ``Aggregator``."""
         sums = filled(state[0])
-        with _Refusal(self):
+        try:
             if pa.types.is_decimal(sums.type):
                 return [group_sum_decimal(sums, groups)]
             return [pa.array(group_sum(sums.to_numpy(), groups))]
+        except OverflowError as error:
+            raise self._overflow(_totals(sums, groups), error) from error
 
     def merge(self, state: State, partial: State) -> State:
         """See ``MergingAggregator``."""
         first, second = filled(state[0]), filled(partial[0])
-        with _Refusal(self):
+        try:
             if not pa.types.is_decimal(self.type):
                 return [pc.add_checked(first, second)]
             wide = pa.decimal256(38, self.type.scale)
             return [narrow_decimal(pc.add(first.cast(wide), second.cast(wide)), self.type)]
+        except (OverflowError, pa.ArrowInvalid) as error:
+            pairs = zip(_exact(first), _exact(second), strict=True)
+            raise self._overflow([one + other for one, other in pairs], error) from error
 
     def local(self) -> tuple[LocalColumn, ...] | None:
         """See ``Aggregator``."""
@@ -117,8 +129,21 @@ class Sum(MergingAggregator):
         if len(columns) == 1:
             return self.combine(list(columns), groups)
         high, low = (filled(column).to_numpy() for column in columns)
-        with _Refusal(self):
+        try:
             return [pa.array(group_sum_halves(high, low, groups))]
+        except OverflowError as error:
+            sums = [(one << LOW_BITS) + other for one, other in zip(high.tolist(), low.tolist(), strict=True)]
+            raise self._overflow(_totals(sums, groups), error) from error
+
+    def _overflow(self, totals: Sequence[int], error: Exception) -> Exception:
+        """What to raise where one of the ``totals`` (u) is too large; those of decimals are whole numbers of the last
+        digit."""
+        limit = 10**self.type.precision if pa.types.is_decimal(self.type) else 1 << 63
+        lowest = 1 - limit if pa.types.is_decimal(self.type) else -limit
+        at = next((at for at, total in enumerate(totals) if not lowest <= total < limit), None)
+        if at is None:
+            return error
+        return GroupOverflowError(self.owner, f"the sum of column '{self.column}' {_beyond(self.type)}", at)
 
     def totals(self, state: State) -> pa.Array:
         """The sums (u)."""
@@ -252,6 +277,34 @@ def sum_type(input_type: pa.DataType) -> pa.DataType | None:
     return pa.decimal128(38, input_type.scale) if pa.types.is_decimal128(input_type) else None
 
 
+def shown_sum_type(input_type: pa.DataType) -> pa.DataType:
+    """The type of a sum as it is emitted: of decimal(p, s) it is decimal(p + 10, s), of at most 38 digits."""
+    if not pa.types.is_decimal(input_type):
+        return sum_type(input_type)
+    return pa.decimal128(min(input_type.precision + 10, 38), input_type.scale)
+
+
+def mean_type(input_type: pa.DataType) -> pa.DataType:
+    """The type of an average: of decimal(p, s) it is decimal(p + 4, s + 4), of at most 38 digits each; else float64."""
+    if not pa.types.is_decimal(input_type):
+        return pa.float64()
+    return pa.decimal128(min(input_type.precision + 4, 38), min(input_type.scale + 4, 38))
+
+
+def shown_decimals(column: pa.Array, kind: pa.DataType, owner: str, what: str) -> pa.Array:
+    """Decimals (u) as they are emitted. Raises GroupOverflowError, which says ``what`` they are, for one that does not
+    fit."""
+    try:
+        return narrow_decimal(column, kind)
+    except OverflowError as error:
+        limit, step = 10**kind.precision, decimal.Context(prec=90)
+        values = enumerate(column.to_pylist())
+        at = next(
+            (i for i, one in values if one is not None and abs(one.scaleb(kind.scale, step)) >= limit), 0
+        )
+        raise GroupOverflowError(owner, f"{what} {_beyond(kind)}", at) from error
+
+
 def counted(counts: npt.NDArray[np.int64]) -> pa.Array:
     """Counts of what there is seldom any: null for none."""
     return pa.array(counts, mask=counts == 0)
@@ -275,26 +328,34 @@ def filled(column: pa.Array) -> pa.Array:
     """The column with 0 for null."""
     if not column.null_count:
         return column
-    return column.fill_null(pa.scalar(0, pa.int64()).cast(column.type))
+    return column.fill_null(zero(column.type))
+
+
+def zero(kind: pa.DataType) -> pa.Scalar:
+    """0 of a type of numbers."""
+    return pa.scalar(decimal.Decimal(0) if pa.types.is_decimal(kind) else 0, kind)
+
+
+def _exact(column: pa.Array) -> list[int]:
+    """Numbers without nulls as Python's; decimals as whole numbers of their last digit."""
+    if not pa.types.is_decimal(column.type):
+        return column.to_pylist()  # type: ignore[no-any-return]
+    exact = decimal.Context(prec=90)
+    return [int(value.scaleb(column.type.scale, exact)) for value in column.to_pylist()]
+
+
+def _totals(sums: Any, groups: Groups) -> list[int]:
+    """The total (u) of each group's numbers (n), however large."""
+    values = _exact(sums) if isinstance(sums, pa.Array) else sums
+    ordered = [values[row] for row in groups.order.tolist()]
+    bounds = [*groups.starts.tolist(), len(ordered)]
+    return [sum(ordered[start:stop]) for start, stop in pairwise(bounds)]
+
+
+def _beyond(kind: pa.DataType) -> str:
+    wider = "a smaller scale or double" if pa.types.is_decimal(kind) else "decimal(38, 0) or double"
+    return f"does not fit {kind}; cast the column to {wider} before the operator, or filter out wrong values"
 
 
 def _negated(values: pa.Array) -> pa.Array:
     return pc.negate(values) if pa.types.is_decimal(values.type) else pc.negate_checked(values)
-
-
-class _Refusal:
-    """Turns an overflow inside the block into an error that names operator and column."""
-
-    def __init__(self, part: Sum) -> None:
-        self._part = part
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OverflowError | pa.ArrowInvalid):
-            part = self._part
-            raise OperatorError(
-                f"{part.owner}: the sum of column '{part.column}' does not fit {part.type}; "
-                "cast the column to decimal(38, 0) or double before the operator, or filter out wrong values"
-            ) from error

@@ -3,11 +3,12 @@
 Owns: ``count``, ``sum_``, ``avg``, ``min_``, ``max_`` and the kinds behind them.
 Must not import anything of ``asyncstate``.
 
-Source: Flink SQL's built-in aggregates; sums of decimals are decimal(38, s) as there, averages are float64.
+Source: Flink SQL's built-in aggregates; sums and averages of decimals have the types that Spark gives them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..core.arrays import int64_values
-from .accumulators import Extreme, filled
+from .accumulators import Extreme, filled, mean_type, shown_decimals, shown_sum_type
 from .aggregator import State
 from .declared import Aggregate, Binding, Kind, Output
 
@@ -27,7 +28,8 @@ def count(column: str | None = None) -> Aggregate:
 
 
 def sum_(column: str) -> Aggregate:
-    """The sum of ``column``: int64 for integers, float64 for floats, decimal(38, s) for decimals.
+    """The sum of ``column``: int64 for integers, float64 for floats, decimal(p + 10, s) for decimal(p, s), with at most
+    38 digits.
 
     Null without a value. OperatorError where it does not fit. Floats are rounded, in the order in which they come; NaN
     and infinities that are taken back leave no trace, what was rounded off, or beyond the largest float, does.
@@ -36,7 +38,11 @@ def sum_(column: str) -> Aggregate:
 
 
 def avg(column: str) -> Aggregate:
-    """The mean of ``column``: float64, null without a value; kept as sum and count, so ``sum_`` tells what holds."""
+    """The mean of ``column``: float64, but decimal(p + 4, s + 4) for decimal(p, s), with at most 38 digits.
+
+    Null without a value. Kept as sum and count, so ``sum_`` tells what holds. That of decimals is exact, half rounded
+    away from zero.
+    """
     return Aggregate(_Average(), (column,))
 
 
@@ -68,9 +74,14 @@ class _Sum(Kind):
 
     def bind(self, binding: Binding) -> Output:
         counter, (total, part) = binding.counter(), binding.total()
+        kind, what = shown_sum_type(binding.input_type), f"the sum of column '{binding.column}'"
+
+        def shown(sums: pa.Array) -> pa.Array:
+            return sums if sums.type == kind else shown_decimals(sums, kind, binding.owner, what)
+
         return Output(
-            pa.field(binding.aggregate.name, part.type),
-            lambda states: masked(part.totals(states[total]), counts_of(states[counter]) == 0),
+            pa.field(binding.aggregate.name, kind),
+            lambda states: masked(shown(part.totals(states[total])), counts_of(states[counter]) == 0),
         )
 
 
@@ -80,10 +91,15 @@ class _Average(Kind):
 
     def bind(self, binding: Binding) -> Output:
         counter, (total, part) = binding.counter(), binding.total()
-        return Output(
-            pa.field(binding.aggregate.name, pa.float64()),
-            lambda states: _means(part.totals(states[total]), counts_of(states[counter])),
-        )
+        kind, what = mean_type(binding.input_type), f"the average of column '{binding.column}'"
+
+        def means(states: Sequence[State]) -> pa.Array:
+            sums, counts = part.totals(states[total]), counts_of(states[counter])
+            if not pa.types.is_decimal(kind):
+                return _means(sums, counts)
+            return shown_decimals(_decimal_means(sums, counts, kind.scale), kind, binding.owner, what)
+
+        return Output(pa.field(binding.aggregate.name, kind), means)
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,15 @@ def counts_of(state: State) -> npt.NDArray[np.int64]:
 def masked(column: pa.Array, empty: npt.NDArray[np.bool_]) -> pa.Array:
     """The column, null where ``empty`` (u)."""
     return pc.if_else(pa.array(~empty), column, pa.scalar(None, column.type)) if empty.any() else column
+
+
+def _decimal_means(sums: pa.Array, counts: npt.NDArray[np.int64], scale: int) -> pa.Array:
+    """Exact means with ``scale`` digits after the point, half rounded away from zero; null for no values."""
+    empty = counts == 0
+    divisors = pa.array(np.where(empty, 1, counts)).cast(pa.decimal256(19, 0))
+    # Arrow divides with twenty digits more than the sum has and cuts the rest, which changes no rounding of fewer.
+    exact = pc.divide(sums.cast(pa.decimal256(38, sums.type.scale)), divisors)
+    return masked(pc.round(exact, scale, "half_towards_infinity"), empty)
 
 
 def _means(sums: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:

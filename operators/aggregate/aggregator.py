@@ -1,10 +1,10 @@
 """What every aggregate is made of, however it was written: state columns, and what rows make of them.
 
-Owns: ``Aggregator``, ``KeyedRows``, ``Updated``, ``key_text``; ``MergingAggregator``, those whose rows have states of
-their own.
+Owns: ``Aggregator``, ``KeyedRows``, ``Updated``; ``MergingAggregator``, those whose rows have states of their own;
+``key_text``, ``GroupOverflowError`` and ``naming``, with which errors name keys.
 Invariant: nobody asks which kind an aggregator is. What it cannot do (``retracts``, ``merges``) is refused before any
 row is read.
-Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``futures``, ``operator`` and ``state``.
 
 Source: the accumulate, retract and merge functions of Flink's aggregates, as columns: its ``AggsHandleFunction``.
 """
@@ -12,7 +12,8 @@ Source: the accumulate, retract and merge functions of Flink's aggregates, as co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import python_values
+from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture
 from asyncstate.local_phase import LocalColumn, LocalFunction
 from asyncstate.operator import BundleContext, OperatorContext
@@ -39,11 +41,33 @@ def key_text(keys: KeyBatch | None, at: int) -> str:
     return f", key {tuple(python_values(column.slice(at, 1))[0] for column in keys.columns)!r}"
 
 
+class GroupOverflowError(OperatorError):
+    """A result that does not fit its type; ``at`` is its place among the groups, or keys, that were computed."""
+
+    def __init__(self, owner: str, text: str, at: int) -> None:
+        super().__init__(f"{owner}: {text}")
+        self.owner = owner
+        self.text = text
+        self.at = at
+
+
+@contextmanager
+def naming(keys: KeyBatch | None) -> Iterator[None]:
+    """Results that overflow inside the block are of these keys, in their order: their error names the key."""
+    try:
+        yield
+    except GroupOverflowError as error:
+        if keys is None:
+            raise
+        raise OperatorError(f"{error.owner}{key_text(keys, error.at)}: {error.text}") from error.__cause__
+
+
 class KeyedRows(NamedTuple):
     """n rows of u keys: whose they are, and +1 (added), -1 (taken back) or 0 (not to be counted) a row.
 
     ``signs`` None: all are added. Within a group rows are in the order in which they came. ``keys``: of the groups, in
     their order; None where groups are no keys of the store. ``valued``: the values before and after are asked for.
+    ``kinds`` (n): the row kinds, where rows are those of an input; None: all +I.
     """
 
     batch: pa.RecordBatch
@@ -51,6 +75,7 @@ class KeyedRows(NamedTuple):
     signs: Int8Array | None = None
     keys: KeyBatch | None = None
     valued: bool = False
+    kinds: Int8Array | None = None
 
 
 class Updated(NamedTuple):
@@ -112,8 +137,9 @@ class Aggregator(ABC):
     def combine(self, state: State, groups: Groups) -> State:
         """The states (n) of each group, in its order, as one (u)."""
 
-    def values(self, state: State) -> pa.Array:
-        """What states amount to; asked of those whose states are of one aggregate alone."""
+    def values(self, state: State, keys: KeyBatch | None = None) -> pa.Array:
+        """What states (u) amount to; asked of those whose states are of one aggregate alone. ``keys`` (u): those that
+        the states are of, where something is kept beside them."""
         raise NotImplementedError
 
     def local(self) -> tuple[LocalColumn, ...] | None:
@@ -151,11 +177,13 @@ class MergingAggregator(Aggregator):
 
     def prepare(self, rows: KeyedRows) -> State:
         """The states of the rows of each group (u)."""
-        return self.combine(self.lift(rows.batch, rows.signs), rows.groups)
+        with naming(rows.keys):
+            return self.combine(self.lift(rows.batch, rows.signs), rows.groups)
 
     def update(self, state: State, rows: KeyedRows, prepared: State, ctx: BundleContext) -> Updated:
         """See ``Aggregator``."""
-        return Updated(self.merge(state, prepared))
+        with naming(rows.keys):
+            return Updated(self.merge(state, prepared))
 
     def chosen(self, batch: pa.RecordBatch) -> BoolArray | None:
         """Rows (n) that take part: value not null and condition true. None for all."""

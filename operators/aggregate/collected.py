@@ -3,20 +3,22 @@
 Owns: ``first_value``, ``last_value``, ``collect`` and ``string_agg``, and the functions behind them.
 Invariant: null is no value. Over inserts a first or last value is all that is kept of a key; where rows are taken back
 all values are, in their order.
-Must not import anything of ``asyncstate`` but ``errors`` and ``functions``.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions`` and ``state``.
 
 Source: Flink SQL's FIRST_VALUE, LAST_VALUE, COLLECT and LISTAGG.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pyarrow as pa
 
+from asyncstate.codec import check_key_type
 from asyncstate.errors import SchemaError
 from asyncstate.functions.aggregate import AggregateFunction
+from asyncstate.state.views.in_memory import user_key
 
 from .declared import Aggregate, Binding, Kind, Output
 from .user.udaf import UserAggregate
@@ -56,6 +58,8 @@ class _Values(AggregateFunction):
 
     show: Literal["first_value", "last_value", "collect", "string_agg"]
     separator: str = ","
+    once: bool = False
+    """Whether a value that came more than once is shown once, where it came first."""
 
     def create_accumulator(self) -> list[list[Any]]:
         return [[]]
@@ -80,6 +84,8 @@ class _Values(AggregateFunction):
         values = accumulator[0]
         if not values:
             return None
+        if self.once:
+            values = list(dict.fromkeys(map(user_key, values)))
         if self.show == "collect":
             return list(values)
         if self.show == "string_agg":
@@ -105,18 +111,29 @@ class _Newest(_Values):
 class _Kept(Kind):
     name: Literal["first_value", "last_value", "collect", "string_agg"]
     separator: str = ","
+    once: bool = False
 
     @property
     def user_function(self) -> AggregateFunction:
         return _Values(self.name, self.separator)
 
+    def in_moving_frames(self, aggregate: Aggregate) -> Aggregate:
+        """All values are kept, so that a value stands where the first of those that are left stands."""
+        if not aggregate.is_distinct:
+            return aggregate
+        return replace(aggregate, kind=replace(self, once=True), is_distinct=False, output=aggregate.name)
+
     def bind(self, binding: Binding) -> Output:
         input_type = binding.input_type
         if self.name == "string_agg" and not pa.types.is_string(input_type):
             raise binding.wrong_type("a string")
+        if self.once:
+            check_key_type(binding.column, input_type)
         alone = self.name in ("first_value", "last_value") and not binding.retract
-        function = _Newest(self.name, self.separator) if alone else _Values(self.name, self.separator)
+        made = _Newest if alone else _Values
+        function = made(self.name, self.separator, self.once)
         result = pa.list_(input_type) if self.name == "collect" else input_type
         values = pa.struct([pa.field("values", pa.list_(input_type))])
         name = f"{self.name}({self.separator})" if self.name == "string_agg" else self.name
+        name += ".once" if self.once else ""
         return UserAggregate(function, result, values, name).bind(binding)

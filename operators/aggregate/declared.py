@@ -130,6 +130,10 @@ class Kind(ABC):
         """Bytes of a state of it, where they are many from the first row on; else 0."""
         return 0
 
+    def in_moving_frames(self, aggregate: Aggregate) -> Aggregate:
+        """``aggregate``, of this kind, as it is computed where rows leave a frame in the order in which they came."""
+        return aggregate
+
     @abstractmethod
     def bind(self, binding: Binding) -> Output:
         """The output over the parts that it asks the binding for. Raises SchemaError for columns that do not fit."""
@@ -137,10 +141,10 @@ class Kind(ABC):
 
 @dataclass(frozen=True)
 class Output:
-    """How one result column (u) follows from the states of the parts; ``part`` is the one whose values it is."""
+    """How one result column (u) follows from the states of all parts; or which ``part`` has it as its values."""
 
     field: pa.Field
-    values: Callable[[Sequence[State]], pa.Array]
+    values: Callable[[Sequence[State]], pa.Array] | None = None
     part: int | None = None
 
 
@@ -152,13 +156,19 @@ condition of another one."""
 class Parts:
     """The parts of all aggregates of an operator, each once; with the rows that each gets."""
 
-    def __init__(self, schema: pa.Schema, owner: str, retract: bool) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        owner: str,
+        retract: bool,
+        distincts: list[DistinctValues] | None = None,
+    ) -> None:
         self.schema = schema
         self.owner = owner
         self.retract = retract
         self.all: list[Aggregator] = []
         self.sources: list[Source] = []
-        self.distincts: list[DistinctValues] = []
+        self.distincts: list[DistinctValues] = [] if distincts is None else distincts
         self.float_sums: dict[int, int] = {}
         """Float sums that are zero again when a count is, so that rounding does not outlive its rows."""
         self._index: dict[str, int] = {}

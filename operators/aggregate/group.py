@@ -29,6 +29,7 @@ from ..core.changelog import arrival_order, distinct, net_changes, take_changes
 from ..core.checks import KeepsKey, check_choice, check_distinct_names, keyed_changes
 from ..core.netting import net_by_content
 from ..core.segments import Groups, content_of
+from .aggregator import naming
 from .declared import Aggregate
 from .local_layout import LocalLayout
 from .operator import KeyAggregateOperator
@@ -164,8 +165,9 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
     def _put_out(self, bundle: Bundle, change: Change, ctx: BundleContext) -> None:
         """Emit the net change of each key."""
         keys, old, new = bundle.keys, change.old, change.new
-        before = self._aggregation.results(old.columns, new.before)
-        after = self._aggregation.results(new.states, new.after)
+        with naming(keys):
+            before = self._aggregation.results(old.columns, new.before)
+            after = self._aggregation.results(new.states, new.after)
         if self.ttl is None:
             changed = distinct(before, after, len(keys))
         else:  # what stays the same is put out too, to keep alive what was made of it

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
 
@@ -23,7 +24,8 @@ from ..core.segments import Groups
 from .accumulators import Count, Extreme
 from .aggregates import counts_of, masked
 from .aggregator import KeyedRows, MergingAggregator, State, Updated
-from .declared import Aggregate, Binding, Output, Parts, functions_of, state_bytes_of
+from .declared import Aggregate, Binding, Output, Parts, Source, functions_of, state_bytes_of
+from .distinct import DistinctValues
 from .value_log import Multiset
 
 
@@ -54,8 +56,10 @@ class AggregatePlan:
         owner: str,
         retract: bool = False,
         gathered: bool = False,
+        distincts: list[DistinctValues] | None = None,
     ) -> None:
-        parts = Parts(schema, owner, retract)
+        """``distincts``: those of other plans over the same rows, to which this one adds its own."""
+        parts = Parts(schema, owner, retract, distincts)
         parts.add(Count(owner, None, None))
         outputs: dict[int, Output] = {}
         # State columns that are added stand behind those that are stored.
@@ -107,7 +111,7 @@ class AggregatePlan:
     @property
     def shares_slices(self) -> bool:
         """Whether the states of slices of a window make the state of the window."""
-        return not self.distincts and all(part.merges and not part.keeps_more for part in self.parts)
+        return not self.distincts and not self.keeps_more and all(part.merges for part in self.parts)
 
     @property
     def lifts(self) -> bool:
@@ -156,6 +160,16 @@ class AggregatePlan:
         """The states of n rows, one by one; ``signs`` is +1, -1 or 0 (ignored) a row, None for all +1."""
         return [column for part in self._merging() for column in part.lift(batch, signs)]
 
+    def lift_sources(self, sources: Sequence[KeyedRows]) -> State:
+        """As ``lift``, of the rows that ``sources`` has for each part."""
+        pairs = zip(self._merging(), sources, strict=True)
+        return [column for part, rows in pairs for column in part.lift(rows.batch, rows.signs)]
+
+    def parts_over(self, source: Source) -> list[tuple[MergingAggregator, slice]]:
+        """The parts that get the rows of ``source``, each with the place of its state columns."""
+        parts = zip(self._merging(), self._columns, self.value_sources, strict=True)
+        return [(part, columns) for part, columns, own in parts if own == source]
+
     def merge(self, states: State, more: State) -> State:
         """Two sets of states of the same u groups as one, ``states`` being those of earlier rows; a null state adds
         nothing."""
@@ -164,18 +178,33 @@ class AggregatePlan:
         return self._settled([column for columns in merged for column in columns])
 
     def results(
-        self, states: Sequence[pa.Array], known: Mapping[int, pa.Array] | None = None
+        self,
+        states: Sequence[pa.Array],
+        known: Mapping[int, pa.Array] | None = None,
+        keys: KeyBatch | None = None,
     ) -> list[pa.Array]:
-        """The aggregates' columns (u), in the order given; ``known`` values of parts need no computing."""
+        """The aggregates' columns (u), in the order given.
+
+        ``known`` values of parts need no computing. ``keys`` (u): those that the states are of, needed where
+        ``keeps_more`` and values are not known.
+        """
         split = [list(states[columns]) for columns in self._columns]
-        ready = [
-            None if known is None or output.part is None else known.get(output.part)
-            for output in self._outputs
-        ]
-        return [
-            output.values(split) if values is None else values
-            for output, values in zip(self._outputs, ready, strict=True)
-        ]
+        known = {} if known is None else known
+
+        def column(output: Output) -> pa.Array:
+            if output.values is not None:
+                return output.values(split)
+            assert output.part is not None
+            if output.part in known:
+                return known[output.part]
+            return self.parts[output.part].values(split[output.part], keys)
+
+        return list(map(column, self._outputs))
+
+    @property
+    def keeps_more(self) -> bool:
+        """Whether parts keep anything beside their states, as views of functions are."""
+        return any(part.keeps_more for part in self.parts)
 
     def _merging(self) -> list[MergingAggregator]:
         parts = [part for part in self.parts if isinstance(part, MergingAggregator)]
@@ -220,10 +249,12 @@ def _late(parts: Parts, aggregate: Aggregate) -> Output:
     if own.distincts or any(part.keeps_more for part in own.all):
         raise binding.refuse("starts now, which neither distinct() nor a function with views can")
     at = parts.add_apart(own, f"{aggregate.name}:")
+    read, part = output.values, output.part or 0
 
     def values(states: Sequence[State]) -> pa.Array:
         mine = states[at.start : at.stop]
-        return masked(output.values(mine), counts_of(mine[0]) == 0)
+        found = own.all[part].values(mine[part]) if read is None else read(mine)
+        return masked(found, counts_of(mine[0]) == 0)
 
     return Output(output.field.with_nullable(True), values)
 

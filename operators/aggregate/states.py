@@ -22,7 +22,7 @@ from asyncstate.state.columnar.list_blocks import ListHeads
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array
 from ..core.segments import Groups, content_of, without_missing
-from .aggregator import KeyedRows, State
+from .aggregator import KeyedRows, State, naming
 from .distinct import DistinctState, ReadValues
 from .plan import AggregatePlan, Changed
 from .value_log import MultisetState
@@ -146,9 +146,9 @@ class AggregateStates:
         """A future of what the rows have changed, when it is written."""
         groups = Groups.of(rows.keys)
         read = self._state.async_get(rows.keys, rows.stamps)
-        known = self._async_known(rows, KeyedRows(rows.batch, groups, None, rows.keys, self._valued))
+        known = self._async_known(rows, self._keyed(rows, groups))
         if known is None and rows.accumulate.all():
-            sources = self._plan.sources(KeyedRows(rows.batch, groups, None, rows.keys, self._valued))
+            sources = self._plan.sources(self._keyed(rows, groups))
             prepared = self._plan.prepare(sources)  # while the read is under way
             return read.then_compose(lambda old: self._async_update(rows, old, sources, prepared, ctx))
         if known is None:
@@ -185,7 +185,8 @@ class AggregateStates:
         return known.then_compose(lambda found: read.then_apply(lambda old: merge(found, old)))
 
     def _merged(self, rows: Addition, old: Columns, partial: State) -> Change:
-        change = Change(old, Changed(self._plan.merge(old.columns, partial), {}, {}))
+        with naming(rows.keys):
+            change = Change(old, Changed(self._plan.merge(old.columns, partial), {}, {}))
         self._missing.count(rows_missing(change.new.states))
         there = np.ones(len(rows.keys), np.bool_) if self._distincts else change.present
         self._write(rows, change, there)
@@ -194,7 +195,7 @@ class AggregateStates:
     @property
     def keeps_more(self) -> bool:
         """Whether anything is kept beside the states."""
-        return bool(self._multisets or self._distincts or any(part.keeps_more for part in self._plan.parts))
+        return bool(self._multisets or self._distincts or self._plan.keeps_more)
 
     def remove(self, keys: KeyBatch) -> None:
         """Forget what is kept beside the states of ``keys``."""
@@ -223,7 +224,7 @@ class AggregateStates:
             state.update(read, rows.batch, signs)
             for state, read in zip(self._distincts, beside.values, strict=True)
         ]
-        sources = self._plan.sources(KeyedRows(rows.batch, groups, signs, rows.keys, self._valued), shown)
+        sources = self._plan.sources(self._keyed(rows, groups, signs), shown)
         prepared = self._plan.prepare(sources)
         if not self._multisets:
             return self._async_update(rows, old, sources, prepared, ctx)
@@ -256,6 +257,10 @@ class AggregateStates:
             for state, sizes in zip(self._multisets, heads, strict=True)
         ]
         return combine_all(updates).then_apply(lambda _: self._written(rows, Change(old, new)))
+
+    def _keyed(self, rows: Addition, groups: Groups, signs: Int8Array | None = None) -> KeyedRows:
+        kinds = rows.bundle.kinds[rows.at]
+        return KeyedRows(rows.batch, groups, signs, rows.keys, self._valued, kinds)
 
     def _signs(self, rows: Addition, groups: Groups, old: Columns) -> Int8Array | None:
         if rows.accumulate.all():

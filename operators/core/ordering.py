@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +28,14 @@ Codes = list[npt.NDArray[Any]]
 Nulls = Literal["first", "last"]
 
 
-class OrderColumn(NamedTuple):
-    """One column of an order; make it with ``asc`` or ``desc``."""
+class OrderColumn(SortKey):
+    """One column of an order, whose nulls have a place in any case; make it with ``asc`` or ``desc``."""
 
-    column: str
-    descending: bool = False
-    nulls_first: bool = True
+    __slots__ = ()
+
+    def __new__(cls, column: str, descending: bool = False, nulls_first: bool = True) -> OrderColumn:
+        """See ``SortKey``."""
+        return super().__new__(cls, column, descending, nulls_first)
 
     @property
     def text(self) -> str:

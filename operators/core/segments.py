@@ -58,6 +58,13 @@ class Groups(NamedTuple):
         return np.repeat(np.arange(len(self.starts)), self.sizes)
 
     @property
+    def ids(self) -> Int64Array:
+        """The group of each row (n)."""
+        ids = np.empty(len(self.order), np.int64)
+        ids[self.order] = self.sorted_ids
+        return ids
+
+    @property
     def single(self) -> bool:
         """True when every group has one row, so that reducing is only reordering."""
         return len(self.order) == len(self.starts)

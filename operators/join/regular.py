@@ -22,13 +22,13 @@ from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
+from asyncstate.program_text import said
 from asyncstate.state.columnar.list_columns import ListColumns
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
 from ..core.checks import check_one_change
 from ..core.expiring import key_times
-from ..core.meaning import said
 from ..core.netting import Identified, net_by_content, net_by_unique_key, net_by_upsert_key
 from .changes import Changes, changes_of, insertions
 from .inputs import JoinCondition, TwoInputJoin, joined_keys, matching

@@ -143,6 +143,52 @@ def reduce(states: States, starts: Int64Array, first: Int64Array, last: Int64Arr
     return total
 
 
+def rows_before(ids: Int64Array, counted: BoolArray | None) -> Int64Array:
+    """The row (n) before each row with the same of ``ids`` (n): -1 where there is none, n for rows not ``counted``."""
+    rows = np.arange(len(ids)) if counted is None else np.flatnonzero(counted)
+    ordered = rows[rows_by(ids[rows])]
+    before = np.full(len(ids), len(ids))
+    before[ordered] = -1
+    again = np.flatnonzero(ids[ordered][1:] == ids[ordered][:-1])
+    before[ordered[again + 1]] = ordered[again]
+    return before
+
+
+def reduce_distinct(
+    states: States, before: Int64Array, first: Int64Array, last: Int64Array, merge: Merge
+) -> States:
+    """As ``reduce``, of the rows alone that are the first of their value in the frame: whose row ``before`` (n, see
+    ``rows_before``) does not lie in it. The order in which states are merged does not count here.
+
+    Blocks of 1, 2, 4, ... rows, each in the order of ``before``, have the states of their first rows, of the first two,
+    and so on; a frame is some blocks, and of each it has the rows whose row before lies before the frame.
+    Source: the merge sort trees of Wesley and Xu, "Incremental Computation of Common Windowed Holistic Aggregates".
+    """
+    count, level = len(before), 0
+    total = [pa.nulls(len(first), column.type) for column in states]
+    low, high = first.copy(), last + 1
+    while bool((low < high).any()):
+        asked = low < high
+        takes_low, takes_high = asked & (low & 1 == 1), asked & (high & 1 == 1)
+        blocks = np.arange(count) >> level
+        order = rows_by(blocks, before)
+        bounds = np.append(np.arange(0, count, 1 << level), count)
+        running = scan(take_rows(states, order), bounds, merge)
+        codes = blocks * (count + 2) + before[order] + 1  # blocks keep their rows
+        for takes, taken in ((takes_low, low), (takes_high, high - 1)):
+            chosen = np.flatnonzero(takes)
+            block = taken[chosen]
+            stop = np.searchsorted(codes, block * (count + 2) + first[chosen], "right")
+            some = stop > block << level
+            chosen = chosen[some]
+            if len(chosen):
+                more = take_rows(running, stop[some] - 1)
+                total = _replaced(total, chosen, merge(take_rows(total, chosen), more))
+        low, high = (low + takes_low) >> 1, (high - takes_high) >> 1
+        level += 1
+    return total
+
+
 def _levels(states: States, starts: Int64Array, longest: int, merge: Merge) -> list[States]:
     """The states of runs of 1, 2, 4, ... rows of a key from each row on, up to ``longest``."""
     ends = np.repeat(starts[1:], np.diff(starts))

@@ -60,13 +60,17 @@ class OverAggregate(KeepsKey, AggregateOperator):
     Beside built-in aggregates and functions of the user's own: ``row_number``, ``rank_``, ``dense_rank``, ``lag`` and
     ``lead``, where the rows that they need are known.
 
+    With ``distinct()`` each value counts once in a frame. A function of the user's own gets a value when its first row
+    comes and, in a bounded frame, takes it back when its last row leaves.
+
     Example, the mean of each auction's last eleven bids::
 
         OverAggregate([avg("price")], rows(10))
 
     ``ttl``, for unbounded frames in order of time: a key that nothing has come for begins anew.
 
-    State: ``accumulators``, one row a key of unbounded frames in order of time; for bounded frames ``recent``, what is
+    State: ``accumulators``, one row a key of unbounded frames in order of time, with the distinct values and the views
+    of functions beside it; for bounded frames ``recent``, what is
     aggregated of rows that frames to come may have, which goes with the watermark or with the rows that follow; with an
     order of its own ``rows``, all rows of each key.
 
@@ -149,7 +153,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
         """Declare the state."""
         spec = context.inputs[0]
         plan = self._plan(spec)
-        plan.open(context)
+        plan.open(context, stored=self._in_time(spec) and self.frame.kind == "unbounded")
         self._form: _Form
         if not self._in_time(spec):
             self._form = KeptRows(plan, self.frame, self._order(spec), self.emit_update_before, context)

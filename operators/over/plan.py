@@ -2,31 +2,33 @@
 
 Owns: ``OverPlan`` and ``Ordered``, the rows that it is given.
 Invariant: a value depends on the rows of its frame and their order alone.
-Must not import anything of ``asyncstate`` but ``errors``, ``futures`` and ``operator``.
+Must not import anything of ``asyncstate`` but ``futures``, ``operator`` and ``state``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
-from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, InputSpec, OperatorContext
+from asyncstate.state.columnar.columns import ColumnState
 
-from ..aggregate.aggregator import KeyedRows, State
+from ..aggregate.aggregator import KeyedRows, State, chosen_rows
 from ..aggregate.declared import Aggregate
+from ..aggregate.distinct import DistinctValues, first_of_values
 from ..aggregate.plan import AggregatePlan
 from ..aggregate.user.bundled import BundledAggregator
 from ..aggregate.user.function import Frames, UserAggregator
-from ..core.arrays import BoolArray, Int64Array, take_rows
+from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids, take_rows
 from ..core.checks import check_distinct_names
 from ..core.segments import Groups
-from .frames import Frame, last_peers, reduce, scan
+from .frames import Frame, last_peers, reduce, reduce_distinct, rows_before, scan
 from .functions import PlaceFunction
 
 Part = UserAggregator | BundledAggregator
@@ -72,7 +74,10 @@ class OverPlan:
 
     def __init__(self, aggregates: Sequence[Aggregate], frame: Frame, spec: InputSpec, owner: str) -> None:
         self._frame = frame
-        self._check_distinct(aggregates, owner)
+        if frame.kind != "unbounded":
+            aggregates = [one.kind.in_moving_frames(one) for one in aggregates]
+        self.distincts: list[DistinctValues] = []
+        """The values of which each counts once."""
         kinds = [aggregate.kind for aggregate in aggregates]
         self.places = {at: kind for at, kind in enumerate(kinds) if isinstance(kind, PlaceFunction)}
         self.offset_columns = {
@@ -81,11 +86,10 @@ class OverPlan:
         users = {at: one for at, one in enumerate(aggregates) if one.kind.user_function is not None}
         merging = [at for at in range(len(aggregates)) if at not in self.places and at not in users]
         self._merging_at = merging
-        self.merging = AggregatePlan([aggregates[at] for at in merging], spec.schema, owner)
+        bound = partial(AggregatePlan, schema=spec.schema, owner=owner, distincts=self.distincts)
+        self.merging = bound([aggregates[at] for at in merging])
         moves = frame.kind != "unbounded"
-        self._plans = {
-            at: AggregatePlan([one], spec.schema, owner, retract=moves) for at, one in users.items()
-        }
+        self._plans = {at: bound([one], retract=moves) for at, one in users.items()}
         self.users: dict[int, Part] = {at: _own_part(plan) for at, plan in self._plans.items()}
         fields: list[pa.Field] = [
             self.places[at].field(one, spec.schema, owner)
@@ -104,27 +108,57 @@ class OverPlan:
         )
         self._slices = [slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
 
-    def open(self, context: OperatorContext) -> None:
-        """Open the functions of the user's own."""
+    def open(self, context: OperatorContext, stored: bool) -> None:
+        """Open the functions of the user's own; ``stored``: what they have made of a key's rows is kept."""
         for plan in self._plans.values():
-            plan.open(context)
+            if stored:
+                plan.open(context)
+            else:
+                plan.open_functions(context)
+
+    def remove(self, keys: KeyBatch) -> None:
+        """Remove what is kept beside the states of ``keys``."""
+        for part in self.users.values():
+            part.remove(keys)
+
+    def expire_with(self, state: ColumnState) -> None:
+        """Have that go when the rows of the same keys in ``state`` expire."""
+        for part in self.users.values():
+            part.expire_with(state)
 
     def nothing(self, count: int) -> State:
         """The states of ``count`` keys that had no rows."""
         return [pa.nulls(count, field.type) for field in self.state_schema]
 
     def async_values(
-        self, rows: Ordered, frames: Frames, old: State, ctx: BundleContext
+        self,
+        rows: Ordered,
+        frames: Frames,
+        old: State,
+        ctx: BundleContext,
+        shown: Sequence[Sequence[Int8Array]] | None = None,
     ) -> StateFuture[Values]:
         """A future of the aggregates of the frames; ``old`` (u): the states of the rows before all of these, for frames
-        that begin there."""
-        built_in, states = self._merged(rows, frames, old[self._slices[0]])
+        that begin there.
+
+        ``shown``: for all of ``distincts``, and for each of their conditions, which rows (n) are +1, the first of their
+        value; others are 0. None: as if no row was before these.
+        """
         groups = Groups(np.arange(rows.batch.num_rows), rows.starts[:-1])
         keyed = KeyedRows(rows.batch, groups, None, rows.keys)
-        slid = [
-            part.async_slide(old[columns], keyed, frames, ctx)
-            for part, columns in zip(self.users.values(), self._slices[1:], strict=True)
-        ]
+        moves = self._frame.kind != "unbounded"
+        if shown is None and not moves:
+            shown = [first_of_values(one, rows.batch, rows.owners) for one in self.distincts]
+        ids = [self._ids(one, rows) for one in self.distincts] if moves else []
+        built_in, states = self._merged(keyed, rows, frames, old[self._slices[0]], shown or (), ids)
+        slid = []
+        for (at, part), columns in zip(self.users.items(), self._slices[1:], strict=True):
+            plan = self._plans[at]
+            number = plan.parts.index(part)
+            source = plan.value_sources[number]
+            own = keyed if moves else plan.sources(keyed, shown or ())[number]
+            equal = ids[source[0]] if moves and source is not None else None
+            slid.append(part.async_slide(old[columns], own, frames, ctx, equal))
 
         def together(found: Sequence[tuple[pa.Array, State]]) -> Values:
             columns: dict[int, pa.Array] = dict(zip(self._merging_at, built_in, strict=True))
@@ -134,23 +168,57 @@ class OverPlan:
 
         return combine_all(slid).then_apply(together) if slid else completed_future(together([]))
 
-    def _merged(self, rows: Ordered, frames: Frames, old: State) -> tuple[list[pa.Array], State]:
+    def _merged(
+        self,
+        keyed: KeyedRows,
+        rows: Ordered,
+        frames: Frames,
+        old: State,
+        shown: Sequence[Sequence[Int8Array]],
+        ids: Sequence[Int64Array],
+    ) -> tuple[list[pa.Array], State]:
         """The built-in aggregates, and their states after all rows (u)."""
         plan = self.merging
-        lifted = plan.lift(rows.batch)
         if self._frame.kind != "unbounded":
-            return plan.results(reduce(lifted, rows.starts, frames.first, frames.last, plan.merge)), old
+            lifted = plan.lift(rows.batch)
+            reduced = reduce(lifted, rows.starts, frames.first, frames.last, plan.merge)
+            for source in set(plan.value_sources) - {None}:
+                assert source is not None
+                self._reduce_distinct(source, reduced, lifted, rows, frames, ids[source[0]])
+            return plan.results(reduced), old
+        lifted = plan.lift_sources(plan.sources(keyed, shown))
         running = scan(lifted, rows.starts, plan.merge)
         running = plan.merge(take_rows(old, rows.owners), running)
         return plan.results(take_rows(running, frames.last)), take_rows(running, rows.starts[1:] - 1)
 
-    def _check_distinct(self, aggregates: Sequence[Aggregate], owner: str) -> None:
-        for one in aggregates:
-            if one.is_distinct:
-                raise SchemaError(
-                    f"{owner}: '{one.name}' cannot be distinct in OVER; use a function with a MapView, or "
-                    "WindowAggregate"
-                )
+    def _reduce_distinct(
+        self,
+        source: tuple[int, int],
+        reduced: State,
+        lifted: State,
+        rows: Ordered,
+        frames: Frames,
+        ids: Int64Array,
+    ) -> None:
+        """Put the states of the parts over the distinct values of ``source`` into ``reduced``."""
+        parts = self.merging.parts_over(source)
+        condition = self.distincts[source[0]].conditions[source[1]]
+        before = rows_before(ids, chosen_rows(rows.batch, (), condition))
+        stops = np.cumsum([len(part.fields) for part, _ in parts]).tolist()
+        own = [slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
+
+        def merge(states: State, more: State) -> State:
+            pairs = zip(parts, own, strict=True)
+            return [column for (part, _), at in pairs for column in part.merge(states[at], more[at])]
+
+        states = [column for _, columns in parts for column in lifted[columns]]
+        found = reduce_distinct(states, before, frames.first, frames.last, merge)
+        for (_, columns), at in zip(parts, own, strict=True):
+            reduced[columns] = found[at]
+
+    def _ids(self, values: DistinctValues, rows: Ordered) -> Int64Array:
+        """Numbers (n), equal for rows of a key with equal ``values``."""
+        return row_ids([rows.batch.column(name) for name in values.columns], rows.owners)
 
 
 def _own_part(plan: AggregatePlan) -> Part:

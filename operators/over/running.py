@@ -14,11 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.futures import StateFuture
+from asyncstate.codec import KeyBatch
+from asyncstate.futures import StateFuture, combine_all
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.columns import Columns, ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import StateTtl
 
+from ..aggregate.distinct import ReadValues
 from ..aggregate.user.function import Frames
 from ..core.arrays import BoolArray, Int64Array, int64_values, places_of, run_begins
 from ..core.checks import TimeDomain
@@ -51,6 +53,10 @@ class RunningRows:
                 belongs_to=("frame", f"{time} {frame.text}"),
             )
         )
+        self._distincts = [values.open(context, counted=False) for values in plan.distincts]
+        plan.expire_with(self._state)
+        for values in self._distincts:
+            values.expire_with(self._state)
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
         """See ``OverAggregate``."""
@@ -65,9 +71,13 @@ class RunningRows:
         last = rows.last_peers if self._shares else np.arange(len(order))
         frames = Frames(np.repeat(starts[:-1], rows.sizes), last, rows.owners)
 
-        def evaluate(old: Columns) -> StateFuture[None]:
+        def evaluate(old: Columns, found: Sequence[ReadValues]) -> StateFuture[None]:
+            if self._ttl is not None:
+                found = self._without_expired(bundle.keys, ~old.present, found)
+            pairs = zip(self._distincts, found, strict=True)
+            shown = [values.update(read, batch, None) for values, read in pairs]
             states, before = old.columns[:-1], int64_values(old.columns[-1])
-            done = self._plan.async_values(rows, frames, states, ctx)
+            done = self._plan.async_values(rows, frames, states, ctx, shown)
             return done.then_accept(lambda values: finish(int64_values(old.columns[0]), before, values))
 
         def finish(count: Int64Array, before: Int64Array, values: Values) -> None:
@@ -77,7 +87,21 @@ class RunningRows:
             indices = pa.array(places_of(order))
             ctx.emit([*bundle.batch.columns, *(column.take(indices) for column in columns)])
 
-        return self._state.async_get(bundle.keys, stamps).then_compose(evaluate)
+        read = self._state.async_get(bundle.keys, stamps)
+        known = combine_all(
+            [values.async_read(batch, bundle.keys, rows.owners) for values in self._distincts]
+        )
+        return known.then_compose(lambda found: read.then_compose(lambda old: evaluate(old, found)))
+
+    def _without_expired(
+        self, keys: KeyBatch, gone: BoolArray, found: Sequence[ReadValues]
+    ) -> list[ReadValues]:
+        """What keys that are ``gone`` (u) have left does not count."""
+        expired = keys.select(gone)
+        self._plan.remove(expired)
+        for values in self._distincts:
+            values.remove(expired)
+        return [read.without(gone) for read in found]
 
     def clean_up(self, ctx: BundleContext) -> None:
         """See ``OverAggregate``: nothing."""

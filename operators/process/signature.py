@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, NoReturn, Union, get_args, get_origin,
 import pyarrow as pa
 
 from asyncstate.errors import AsyncStateError, SchemaError
-from asyncstate.functions.table import StateHint, TableHint
+from asyncstate.functions.table import StateHint, TableContext, TableHint
 from asyncstate.operator import RecordContext, Row, StateDescriptor, Timer
 from asyncstate.state import (
     BroadcastStateDescriptor,
@@ -78,12 +78,14 @@ class StateParameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """The parameters of a method. ``context`` and ``timer`` name those that get them."""
+    """The parameters of a method. ``context`` and ``timer`` name those that get them; ``may_clear``: the context is a
+    ``TableContext``."""
 
     tables: tuple[TableParameter, ...]
     states: tuple[StateParameter, ...]
     context: str | None
     timer: str | None
+    may_clear: bool = False
 
     @property
     def broadcast(self) -> int | None:
@@ -104,7 +106,8 @@ def read_signature(method: Callable[..., Any], owner: str, timer: bool = False) 
     go together.
     """
     hints = _hints(method, owner)
-    found: dict[type, list[Any]] = {TableParameter: [], StateParameter: [], RecordContext: [], Timer: []}
+    kinds: tuple[type, ...] = (TableParameter, StateParameter, RecordContext, TableContext, Timer)
+    found: dict[type, list[Any]] = {kind: [] for kind in kinds}
     for name, parameter in inspect.signature(method).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise SchemaError(
@@ -115,8 +118,9 @@ def read_signature(method: Callable[..., Any], owner: str, timer: bool = False) 
     signature = Signature(
         tuple(found[TableParameter]),
         tuple(found[StateParameter]),
-        _only(found[RecordContext], "RecordContext", owner),
+        _only([*found[RecordContext], *found[TableContext]], "RecordContext", owner),
         _only(found[Timer], "Timer", owner),
+        bool(found[TableContext]),
     )
     if timer:
         _check_timer(signature, owner)
@@ -145,7 +149,7 @@ def _hints(method: Callable[..., Any], owner: str) -> Mapping[str, Any]:
 def _parameter(name: str, hint: Any, owner: str) -> tuple[type, Any]:
     """What a parameter is, and the name or the declaration of it."""
     kind, more = _taken_apart(hint)
-    if kind in (RecordContext, Timer):
+    if kind in (RecordContext, TableContext, Timer):
         return kind, name
     table = next((one for one in more if isinstance(one, TableHint)), None)
     if table is not None and kind is Row:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from types import CoroutineType
 from typing import Any, ClassVar
 
 from asyncstate.codec import SchemaLike
-from asyncstate.errors import SchemaError
+from asyncstate.errors import SchemaError, StateAccessError
 from asyncstate.functions import Function
 from asyncstate.functions.table import ProcessTableFunction, declared_outputs
 from asyncstate.futures import combine_all
@@ -168,6 +169,7 @@ class TableFunction(FunctionOperator):
             **dict.fromkeys(self._values),
             **{name: view if name in in_broadcast else None for name, view in self._views.items()},
         }
+        self._of_set = [name for name in self._views if name not in in_broadcast]
         self._call = self._eval()
         super().open(context)
 
@@ -179,7 +181,30 @@ class TableFunction(FunctionOperator):
 
     def process_broadcast(self, row: Row, ctx: RecordContext) -> Any:
         """See ``RecordOperator``: there is no set, so the states of sets are None."""
-        return self._evaluate({**self._outside, self._table(ctx): row}, {}, ctx)
+        given = {**self._outside, self._table(ctx): row}
+        try:
+            result = self._evaluate(given, {}, ctx)
+        except (AttributeError, TypeError) as error:
+            raise self._of_no_set(error) from error
+        return self._of_no_set_later(result) if type(result) is CoroutineType else result
+
+    async def _of_no_set_later(self, result: Any) -> None:
+        try:
+            await result
+        except (AttributeError, TypeError) as error:
+            raise self._of_no_set(error) from error
+
+    def _of_no_set(self, error: Exception) -> Exception:
+        """``error``, or what it means if it is of a state that is None."""
+        states = [one.name for one in self.signature.states if not one.state.broadcast]
+        if not states or "NoneType" not in str(error):
+            return error
+        tables = ", ".join(one.name for one in self.signature.tables if one.table.semantics == "broadcast")
+        return StateAccessError(
+            f"{self.owner}, {self._name}: {error}. For a row of the broadcast table '{tables}' there is no set, so the "
+            f"other tables and the states of sets ({', '.join(states)}) are None; write a state with "
+            "StateHint(broadcast=True), or set notify_stateful_sets and use them in the notification"
+        )
 
     def process_notification(self, row: Row, ctx: RecordContext) -> Any:
         """See ``RecordOperator``: the row once more, for a set."""
@@ -196,27 +221,57 @@ class TableFunction(FunctionOperator):
         assert signature is not None  # else no timer can be registered
         asked = {state.name for state in signature.states}
         given = {name: view for name, view in self._views.items() if name in asked}
-        if signature.context is not None:
-            given[signature.context] = ctx
         if signature.timer is not None:
             given[signature.timer] = timer
         values = {name: value for name, value in self._values.items() if name in asked}
-        return self._run(self.function.on_timer, given, values, ctx)
+        return self._run(self.function.on_timer, given, values, ctx, signature)
 
     def _table(self, ctx: RecordContext) -> str:
         return self.signature.tables[ctx.input_index].name
 
     def _evaluate(self, given: Given, values: Mapping[str, _Value], ctx: RecordContext) -> Any:
-        if self.signature.context is not None:
-            given[self.signature.context] = ctx
-        return self._run(self._call, given, values, ctx)
+        return self._run(self._call, given, values, ctx, self.signature)
 
     def _run(
+        self,
+        call: Callable[..., Any],
+        given: Given,
+        values: Mapping[str, _Value],
+        ctx: RecordContext,
+        signature: Signature,
+    ) -> Any:
+        name = signature.context
+        if name is None:
+            return self._called(call, given, values, ctx)
+        if not signature.may_clear:
+            given[name] = ctx
+            return self._called(call, given, values, ctx)
+        set_context = given[name] = _SetContext(ctx)
+        result = self._called(call, given, values, ctx)
+        if result is not None:
+            return self._clear_later(result, set_context)
+        self._clear(set_context)
+        return None
+
+    def _called(
         self, call: Callable[..., Any], given: Given, values: Mapping[str, _Value], ctx: RecordContext
     ) -> Any:
         if values:
             return self._with_values(call, given, values, ctx)
         return self._put_out(call(**given), ctx)
+
+    async def _clear_later(self, result: Any, context: _SetContext) -> None:
+        await resolved(result)
+        self._clear(context)
+
+    def _clear(self, context: _SetContext) -> None:
+        """Remove the states of the set if the call has asked for it."""
+        if not context.clears_state:
+            return
+        for name in self._of_set:
+            self._views[name].clear()
+        for value in self._values.values():
+            value.state.clear()
 
     async def _with_values(
         self, call: Callable[..., Any], given: Given, values: Mapping[str, _Value], ctx: RecordContext
@@ -235,6 +290,29 @@ class TableFunction(FunctionOperator):
             return None
         values = self._shape.values
         return emit_rows(result, lambda row: ctx.emit(*values(row)), self.owner)
+
+
+class _SetContext:
+    """See ``TableContext``: ``ctx``, and what is to become of the set when the call has ended."""
+
+    __slots__ = ("_ctx", "clears_state")
+
+    def __init__(self, ctx: RecordContext) -> None:
+        self._ctx = ctx
+        self.clears_state = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def clear_all_state(self) -> None:
+        self.clears_state = True
+
+    def clear_all_timers(self) -> None:
+        self._ctx.timers.delete_all()
+
+    def clear_all(self) -> None:
+        self.clear_all_state()
+        self.clear_all_timers()
 
 
 class _Value:

@@ -47,7 +47,7 @@ class RankSettings:
         """The rows that can be among those with numbers up to offset + n; None where the operator needs all."""
         if isinstance(self.n, str) or self.newest_first:
             return None
-        order = tuple(LimitColumn(one.column, one.descending, one.nulls_first) for one in self.order)
+        order = tuple(LimitColumn(one.column, one.descending, bool(one.nulls_first)) for one in self.order)
         return LocalLimit(order, self.offset + self.n, self.function, within)
 
 

@@ -59,11 +59,11 @@ class WindowAggregate(KeepsKey, AggregateOperator):
     With a local phase its bundles are accumulators of rows of one slice that were put together before the exchange;
     output, state and errors are the same, but over a changelog only the net change of a slice's rows is checked.
 
-    A changelog input may take rows back as long as their windows have not fired; over sessions only count, sum and avg
-    can, and those not of distinct values.
+    A changelog input may take rows back as long as their windows have not fired.
 
     Where slices do not make a window (``distinct()``; functions that do not merge, or have views) hopping and
-    cumulating windows keep a state a window and each row changes all of its windows; sessions then keep their rows.
+    cumulating windows keep a state a window and each row changes all of its windows; sessions then keep their rows, and
+    so they do over a changelog for all but count, sum and avg.
 
     With ``time="processing"`` the time of a row is that at which its micro-batch started. A window fires in the first
     micro-batch that starts at its end or later, without the rows of that one; no row is late. At the end of the input
@@ -114,8 +114,7 @@ class WindowAggregate(KeepsKey, AggregateOperator):
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
         plan = WindowPlan(self.window, self.aggregates, spec, self.time, self.owner)
-        keeps_rows = self.late_output is not None or not plan.aggregation.lifts
-        if isinstance(self.window, SessionWindow) and keeps_rows:
+        if isinstance(self.window, SessionWindow) and (self.late_output is not None or plan.keeps_rows):
             self._check_none_later("sessions that keep their rows")
         return plan
 
@@ -148,7 +147,7 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         if not isinstance(self.window, SessionWindow):
             late = LateRows(self.late_output, context)
             self._aggregation = SliceAggregation(self.window, plan, context, late)
-        elif plan.aggregation.lifts and self.late_output is None:
+        elif not plan.keeps_rows and self.late_output is None:
             self._aggregation = SessionAggregation(self.window, plan, context)
             declare_form(context, plan.belongs_to)
         else:

@@ -53,7 +53,7 @@ class GroupWindowAggregate(WindowAggregate):
     have expired are dropped and counted (``late_rows``).
 
     Sessions that are shown more than once take aggregates that merge: none of distinct values, nor functions without
-    ``merge`` or with views.
+    ``merge`` or with views, nor extremes of a changelog.
 
     Count windows have the key's rows in order of event time (``time="event"``; rows that the watermark had passed are
     dropped and counted, ``late_rows_dropped``) or as they come (``time="processing"``). A window is put out, as +I,
@@ -130,10 +130,16 @@ class GroupWindowAggregate(WindowAggregate):
                 f"{self.owner}: sessions that are shown more than once have no late_output; leave it out, or early and "
                 "allowed_lateness"
             )
-        if whole and isinstance(self.window, SessionWindow) and not plan.aggregation.lifts:
+        aggregation = plan.aggregation
+        if (
+            whole
+            and isinstance(self.window, SessionWindow)
+            and not (aggregation.shares_slices and not aggregation.multisets)
+        ):
+            kept = "min_ and max_ of a changelog, " if spec.changelog else ""
             raise SchemaError(
                 f"{self.owner}: sessions that are shown more than once need aggregates that merge; leave out "
-                "distinct() and functions of your own, or early and allowed_lateness"
+                f"distinct(), {kept}and functions with views or without merge, or early and allowed_lateness"
             )
         return plan
 

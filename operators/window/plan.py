@@ -44,7 +44,8 @@ class WindowPlan:
 
     ``stored``: the window as it is stored; windows have rows of their own, instead of sharing slices, over a changelog
     in processing time, where slices do not make a window (of distinct values, of functions that do not merge), and
-    where ``whole`` asks for it.
+    where ``whole`` asks for it. Sessions then merge their accumulators; others ``keeps_rows`` where accumulators do not
+    merge, or would have to take rows back, of which no more than a count, a sum or a mean is left.
     """
 
     def __init__(
@@ -57,11 +58,14 @@ class WindowPlan:
         whole: bool = False,
     ) -> None:
         check_has_time(spec, domain, owner)
-        if isinstance(window, SessionWindow) and spec.changelog:
-            _refuse_extremes(aggregates, spec, owner)
         self.domain: TimeDomain = domain
         self.changelog = spec.changelog
-        self.aggregation = AggregatePlan(aggregates, spec.schema, owner, retract=spec.changelog)
+        of_sessions = isinstance(window, SessionWindow)
+        nets_rows = of_sessions and spec.changelog and not whole and not all(map(_is_additive, aggregates))
+        retract = spec.changelog and not nets_rows
+        self.aggregation = AggregatePlan(aggregates, spec.schema, owner, retract=retract)
+        self.keeps_rows = of_sessions and not whole and (nets_rows or not self.aggregation.lifts)
+        """Whether sessions are computed of their rows when they are over."""
         self.stored = window
         whole |= (domain == "processing" and spec.changelog) or not self.aggregation.shares_slices
         if whole and isinstance(window, SlicedWindow):
@@ -84,11 +88,10 @@ class WindowPlan:
         keys: Sequence[pa.Array],
         starts: Int64Array,
         ends: Int64Array,
-        states: Sequence[pa.Array],
+        results: Sequence[pa.Array],
     ) -> None:
-        """Put out one row for each of r keys and windows."""
-        times = window_columns(starts, ends, self._spec)
-        ctx.emit([*keys, *times, *self.aggregation.results(states)])
+        """Emit one row for each of r keys and windows, with these ``results`` (r)."""
+        ctx.emit([*keys, *window_columns(starts, ends, self._spec), *results])
 
 
 def check_window_names(shown: pa.Schema, owner: str) -> None:
@@ -113,14 +116,9 @@ def window_columns(starts: Int64Array, ends: Int64Array, spec: InputSpec) -> lis
     return [pa.array(column).view(field.type) for column, field in columns]
 
 
-def _refuse_extremes(aggregates: Sequence[Aggregate], spec: InputSpec, owner: str) -> None:
-    for aggregate in aggregates:
-        if aggregate.kind.name not in ("count", "sum", "avg") or aggregate.is_distinct:
-            raise SchemaError(
-                f"{owner}: aggregate '{aggregate.name}' over session windows cannot take rows back, but "
-                f"{spec.name} is a changelog; drop its row_kind column if every row is an insert, or use "
-                "tumble, hop or cumulate"
-            )
+def _is_additive(aggregate: Aggregate) -> bool:
+    """Whether a row that is taken back is subtracted."""
+    return aggregate.kind.name in ("count", "sum", "avg") and not aggregate.is_distinct
 
 
 def _check_key_names(spec: InputSpec, owner: str) -> None:

@@ -17,13 +17,14 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
-from asyncstate.futures import StateFuture, completed_void_future
+from asyncstate.futures import StateFuture, completed_future, completed_void_future
 from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
-from ..core.arrays import BoolArray, Int64Array
+from ..aggregate.aggregator import KeyedRows
+from ..core.arrays import BoolArray, Int64Array, take_rows
 from ..core.due import DuePart, DueReader
 from ..core.late import LATE_ROWS
 from ..core.segments import Groups, content_of, without_missing
@@ -95,18 +96,21 @@ class SessionAggregation:
         spans = Spans(stored.key_index, stored.columns[0].to_numpy(), stored.columns[1].to_numpy())
         keys, times = bundle.keys.inverse, self._time.of_rows(bundle)
         added = bundle.accumulate
-        if added.all():
-            merged = self._merged(spans, keys, times)
-            states = self._states(stored, self._aggregation.lift(bundle.batch))
-            new = self._aggregation.combine(states, Groups(merged.order, merged.firsts))
-        elif added.any() or stored.num_rows:
-            merged = self._merged(spans, keys[added], times[added])
-            new = self._change(bundle, times, stored, merged)
-        else:
+        if not (added.any() or stored.num_rows):
             self._missing.add(np.arange(bundle.num_rows), bundle)
             return completed_void_future()
-        self._write(bundle.keys, heads, spans, merged, new)
-        return self._async_changed(bundle.keys, spans, merged, ctx)
+        merged = self._merged(spans, keys[added], times[added])
+
+        def write(new: list[pa.Array]) -> StateFuture[None]:
+            self._write(bundle.keys, heads, spans, merged, new)
+            return self._async_changed(bundle.keys, spans, merged, ctx)
+
+        if not self._aggregation.lifts:
+            return self._async_update(bundle, times, stored, merged, ctx).then_compose(write)
+        if added.all():
+            states = self._states(stored, self._aggregation.lift(bundle.batch))
+            return write(self._aggregation.combine(states, Groups(merged.order, merged.firsts)))
+        return write(self._change(bundle, times, stored, merged))
 
     def _async_changed(
         self, keys: KeyBatch, before: Spans, merged: Merged, ctx: BundleContext
@@ -130,19 +134,62 @@ class SessionAggregation:
         Rows that are taken back neither make a session nor lengthen one, nor do they split it. One that has lost all
         its rows goes on until it is due, so that it is the same session however the rows are cut into bundles.
         """
-        spans, added = merged.spans, bundle.accumulate
-        session_of = np.empty(bundle.num_rows, np.int64)
-        session_of[added] = merged.session_of[stored.num_rows :]
-        session_of[~added] = sessions_at(spans, bundle.keys.inverse[~added], times[~added], self._reach)
-        known = np.flatnonzero(session_of >= 0)
-        self._missing.add(np.flatnonzero(session_of < 0), bundle)
-        items = np.concatenate([merged.session_of[: stored.num_rows], session_of[known]])
-        signs = self._signs(bundle, known, session_of[known], stored, merged)
+        spans = merged.spans
+        known, session_of = self._sessions_of(bundle, times, stored, merged)
+        items = np.concatenate([merged.session_of[: stored.num_rows], session_of])
+        signs = self._signs(bundle, known, session_of, stored, merged)
         lifted = self._aggregation.lift(bundle.batch.take(pa.array(known)), signs)
         groups = Groups.of_ids(items, len(spans.keys))
         combined = self._aggregation.combine(self._states(stored, lifted), groups)
         nothing = [pa.nulls(len(spans.keys), field.type) for field in self._aggregation.state_schema]
         return self._aggregation.merge(combined, nothing)  # clears what float sums leave behind
+
+    def _sessions_of(
+        self, bundle: Bundle, times: Int64Array, stored: ListColumns, merged: Merged
+    ) -> tuple[Int64Array, Int64Array]:
+        """The rows (k) of a bundle that have a session, and which (k); retractions without one are counted."""
+        added = bundle.accumulate
+        session_of = np.empty(bundle.num_rows, np.int64)
+        session_of[added] = merged.session_of[stored.num_rows :]
+        if not added.all():
+            keys = bundle.keys.inverse[~added]
+            session_of[~added] = sessions_at(merged.spans, keys, times[~added], self._reach)
+            self._missing.add(np.flatnonzero(session_of < 0), bundle)
+        known = np.flatnonzero(session_of >= 0)
+        return known, session_of[known]
+
+    def _async_update(
+        self, bundle: Bundle, times: Int64Array, stored: ListColumns, merged: Merged, ctx: BundleContext
+    ) -> StateFuture[list[pa.Array]]:
+        """A future of the states (s) of the merged sessions where rows have no states of their own, as for functions of
+        the user's own: sessions that are now one are merged, then rows are added and taken back, in order of arrival.
+        """
+        plan, count = self._aggregation, len(merged.spans.keys)
+        known, session_of = self._sessions_of(bundle, times, stored, merged)
+        signs = None
+        if not bundle.accumulate.all():
+            signs = self._signs(bundle, known, session_of, stored, merged)
+        states = [pa.nulls(count, field.type) for field in plan.state_schema]
+        if stored.num_rows:
+            of_stored, ids = np.unique(merged.session_of[: stored.num_rows], return_inverse=True)
+            before = plan.combine(stored.columns[len(_SPAN) :], Groups.of_ids(ids, len(of_stored)))
+            place = np.full(count, -1)
+            place[of_stored] = np.arange(len(of_stored))
+            states = take_rows(before, place)
+        if not len(known):
+            return completed_future(states)
+        touched, ids = np.unique(session_of, return_inverse=True)
+        groups = Groups.of_ids(ids, len(touched))
+        batch, kinds = bundle.batch.take(pa.array(known)), bundle.kinds[known]
+        sources = plan.sources(KeyedRows(batch, groups, signs, kinds=kinds))
+        changed = plan.async_update(take_rows(states, touched), sources, plan.prepare(sources), ctx)
+        place = np.arange(count)
+        place[touched] = count + np.arange(len(touched))
+        return changed.then_apply(
+            lambda new: take_rows(
+                [pa.concat_arrays(pair) for pair in zip(states, new.states, strict=True)], place
+            )
+        )
 
     def _signs(
         self, bundle: Bundle, rows: Int64Array, session_of: Int64Array, stored: ListColumns, merged: Merged
@@ -229,7 +276,8 @@ class SessionAggregation:
         rows, owners = pa.array(due), pa.array(stored.key_index[due])
         starts, stops, *states = [column.take(rows) for column in stored.columns]
         key_columns = [column.take(owners) for column in keys.columns]
-        self._plan.emit(ctx, key_columns, starts.to_numpy(), stops.to_numpy(), states)
+        results = self._aggregation.results(states)
+        self._plan.emit(ctx, key_columns, starts.to_numpy(), stops.to_numpy(), results)
 
     def put_out_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """What ``put_out`` has left to further steps."""

@@ -27,7 +27,7 @@ from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
 
 from ..aggregate.local_layout import LocalLayout
 from ..aggregate.states import Addition, AggregateStates
-from ..core.arrays import Int64Array, count_up
+from ..core.arrays import Int64Array, count_up, take_rows
 from ..core.due import DuePart, DueReader, rows_fitting
 from ..core.late import LateRows
 from ..core.segments import Groups
@@ -175,7 +175,8 @@ class SliceAggregation:
         entries = part.entries
         by_time = rows_by(entries.namespaces)
         if not self._window.shares_slices:
-            self._put_out(entries.key_columns, entries.namespaces, entries.columns, by_time, ctx)
+            results = self._results(entries)
+            self._put_out(entries.key_columns, entries.namespaces, results, by_time, ctx)
             return
         keys = self._codec.group(entries.key_columns, num_rows=entries.num_rows)
         slices = entries.namespaces[by_time]
@@ -187,14 +188,22 @@ class SliceAggregation:
             indices = pa.array(taken)
             states = [column.take(indices) for column in entries.columns]
             order = rows_by(merged.namespaces)
-            combined = self._aggregation.combine(states, Groups.of(merged))
-            self._put_out(merged.columns, merged.namespaces, combined, order, ctx)
+            results = self._aggregation.results(self._aggregation.combine(states, Groups.of(merged)))
+            self._put_out(merged.columns, merged.namespaces, results, order, ctx)
+
+    def _results(self, entries: TimeRange) -> list[pa.Array]:
+        """The aggregates of whole windows (m)."""
+        if not self._aggregation.keeps_more:
+            return self._aggregation.results(entries.columns)
+        keys = self._codec.group(entries.key_columns, entries.namespaces)
+        states = take_rows(entries.columns, keys.first_rows())
+        return take_rows(self._aggregation.results(states, keys=keys), keys.inverse)
 
     def _put_out(
         self,
         keys: list[pa.Array],
         ends: Int64Array,
-        states: list[pa.Array],
+        results: list[pa.Array],
         order: Int64Array,
         ctx: BundleContext,
     ) -> None:
@@ -205,7 +214,7 @@ class SliceAggregation:
             [column.take(indices) for column in keys],
             self._window.window_start(ends),
             ends,
-            [column.take(indices) for column in states],
+            [column.take(indices) for column in results],
         )
 
     def _forget(self, entries: TimeRange, last: int) -> None:

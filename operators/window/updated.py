@@ -108,7 +108,7 @@ class UpdatedSlices(SliceAggregation):
     def _windows(self, keys: KeyBatch, states: Columns) -> Windows:
         assert keys.namespaces is not None
         starts, present = self._window.window_start(keys.namespaces), _present(states, 0)
-        return Windows(keys, starts, present, self._aggregation.results(states.columns))
+        return Windows(keys, starts, present, self._aggregation.results(states.columns, keys=keys))
 
 
 class UpdatedSessions(SessionAggregation):

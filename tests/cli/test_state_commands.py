@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -411,3 +412,30 @@ def test_show_takes_a_key_however_its_value_is_written(
         for text in bad:
             done = run("show", folder, state, "--key", text)
             assert (done.exit_code, "the type of key column 'k'" in done.stderr) == (2, True), text
+
+
+@pytest.mark.parametrize("form", ["json", "table"])
+def test_texts_that_the_terminal_lacks_are_escaped(tmp_path: Path, form: str) -> None:
+    with OperatorHarness(Notes(), ROWS, ["k", "n"], folder=tmp_path) as made:
+        made.push([("\u00e9\u4e2d", 1, 5)])
+        made.end_batch()
+    command = [sys.executable, "-m", "asyncstate", "state", "show", str(tmp_path / "checkpoint"), "seen"]
+    done = subprocess.run(
+        [*command, "--format", form],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "200"},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    if form == "json":
+        assert json.loads(done.stdout)["value"] == "[\u00e9\u4e2d]"
+    else:
+        assert b"[\\xe9\\u4e2d]" in done.stdout
+
+
+def test_a_limit_beyond_what_can_be_counted_is_refused(place: str) -> None:
+    assert run("show", place, "seen", "--limit", str(2**63 - 1)).exit_code == 0
+    done = run("show", place, "seen", "--limit", str(2**63))
+    assert done.exit_code == 2
+    assert "--limit" in done.output

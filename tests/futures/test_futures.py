@@ -278,6 +278,7 @@ def test_the_void_future_is_one_object() -> None:
 class _Key:
     def __init__(self, key: int) -> None:
         self.key = (key,)
+        self.out: list[Any] = []
 
 
 class _Scope:
@@ -285,6 +286,7 @@ class _Scope:
 
     def __init__(self) -> None:
         self.failed: list[StateFuture[Any]] = []
+        self.outputs: list[Any] = []
 
     def future_failed(self, future: StateFuture[Any]) -> None:
         self.failed.append(future)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.config import OPTIONS, Config, Number, default_text, resolve
-from asyncstate.errors import ConfigurationError
+from asyncstate.durations import microseconds
+from asyncstate.errors import ConfigurationError, SchemaError
 
 DOCUMENTED_DEFAULTS = {
     "async-state.enabled": False,
@@ -270,3 +271,50 @@ def test_a_size_without_a_unit_is_shown_one_that_may_be_copied() -> None:
         ConfigurationError, match="'64' does not fit; write a whole number with a unit .* such as 64mb"
     ):
         resolve({"async-state.cache-size": "64"}, {})
+
+
+@pytest.mark.parametrize("given", ["~/state", "s3://bucket/state", "file:///state", " ", "hdfs://host/x"])
+def test_stores_lie_on_a_disk_of_the_machine(given: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"async-state\.local-dir"):
+        resolve({"async-state.local-dir": given}, {})
+    with pytest.raises(ConfigurationError, match=r"async-state\.local-dir"):
+        Config(local_dir=given)
+
+
+def test_a_relative_local_folder_begins_where_the_driver_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve({"async-state.local-dir": "state/local"}, {}).local_dir == str(tmp_path / "state/local")
+
+
+@pytest.mark.parametrize("key", [7, None, b"async-state.enabled", ("async-state.enabled",)])
+def test_a_key_that_is_no_text_is_refused(key: object) -> None:
+    with pytest.raises(ConfigurationError, match="the options have the key"):
+        resolve({key: "true"}, {})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_us"),
+    [
+        ("1h", 3_600_000_000),
+        ("10 min", 600_000_000),
+        ("10 minutes", 600_000_000),
+        ("1h 30min", 5_400_000_000),
+        ("250ms", 250_000),
+        ("5 s", 5_000_000),
+        ("1 hour", 3_600_000_000),
+        ("2 d", 172_800_000_000),
+    ],
+)
+def test_options_windows_and_ttl_take_the_same_lengths(text: str, expected_us: int) -> None:
+    assert microseconds(text, "tumble", "size") == expected_us
+    assert OPTIONS["watchdog_timeout_ms"].kind.parse(text) == expected_us // 1_000
+
+
+@pytest.mark.parametrize("text", ["1", "h", "1 m", "1 hours ago", "1 secs", "5 mss", "1hour2", "1 month"])
+def test_what_is_no_length_is_refused_everywhere(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        resolve({"async-state.watchdog-timeout": text}, {})
+    with pytest.raises(SchemaError, match="no duration"):
+        microseconds(text, "tumble", "size")

@@ -126,6 +126,17 @@ def test_the_jdk_check_reads_versions(text: str, major: int | None) -> None:
     assert _load(ROOT / ".ci" / "check_java.py").major_version(text) == major
 
 
+def test_missing_database_servers_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = _load(ROOT / ".ci" / "check_servers.py")
+    monkeypatch.setattr(servers, "PROGRAMS", {"postgresql": "sh", "mariadb-server": "no such program"})
+    assert servers.main([]) == 1
+    assert "mariadb-server not found; tests that need them cannot run" in capsys.readouterr().err
+    monkeypatch.setattr(servers, "PROGRAMS", {"postgresql": "sh"})
+    assert servers.main([]) == 0
+
+
 def _check_java(**environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / ".ci" / "check_java.py")],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import numpy as np
@@ -77,9 +77,15 @@ def python_aggregate(aggregate: Aggregate, rows: list[tuple[Any, ...]]) -> Any:
         "sum": sum,
         "min": min,
         "max": max,
-        "avg": lambda found: float(sum(found)) / len(found),
+        "avg": _mean,
     }
     return functions[aggregate.kind.name](values)
+
+
+def _mean(values: list[Any]) -> Any:
+    if not isinstance(values[0], Decimal):
+        return float(sum(values)) / len(values)
+    return (sum(values, Decimal(0)) / len(values)).quantize(Decimal("0.000001"), ROUND_HALF_UP)
 
 
 def grouped(rows: list[tuple[Any, ...]]) -> Groups:
@@ -158,8 +164,8 @@ def test_result_types() -> None:
     assert [field.type for field in plan.result_fields] == [
         pa.int64(),
         pa.float64(),
-        pa.decimal128(38, 2),
-        pa.float64(),
+        pa.decimal128(20, 2),
+        pa.decimal128(14, 6),
         pa.decimal128(10, 2),
     ]
 

@@ -14,6 +14,7 @@ import pytest
 
 import operators
 from asyncstate import AsyncStateError
+from asyncstate.changelog import Changelog
 from asyncstate.functions import (
     AggregateFunction,
     CoFlatMapFunction,
@@ -373,7 +374,14 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
         "order_by": meaning(None, "v", aggregates=[sum_("v")], frame=rows(3)),
         "time": meaning("event", "processing", aggregates=[sum_("v")]),
         "ttl": free(*TTL, aggregates=[sum_("v")]),
-        "emit_update_before": free(True, False, aggregates=[sum_("v")], order_by=desc("at"), frame=rows(3)),
+        "emit_update_before": free(
+            True,
+            False,
+            harness={"changelog": [Changelog.insert_only("k", "v")]},
+            aggregates=[sum_("v")],
+            order_by=desc("at"),
+            frame=rows(3),
+        ),
         "late_output": free(*LATE, aggregates=[sum_("v")]),
     },
     "Rank": {

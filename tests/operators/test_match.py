@@ -344,7 +344,9 @@ def test_rows_kept_for_another_pattern_are_refused(other: Match) -> None:
     with harness(match("A B C")) as one:
         one.push(rows("ab"))
         one.end_batch()
-        with pytest.raises(StateDeclarationError, match="pattern|is ordered by processing time"):
+        with pytest.raises(
+            StateDeclarationError, match="kept for another program: (pattern|within|time) was "
+        ):
             one.restore(one.snapshot(), operator=other)
 
 
@@ -504,6 +506,13 @@ def test_a_condition_that_asks_for_another_variable() -> None:
         with pytest.raises(
             OperatorError, match="a condition asks for the rows of 'X'.*its variables are: A, B"
         ):
+            one.finish()
+
+
+def test_a_condition_that_asks_for_a_row_below_the_first() -> None:
+    with harness(match("A B", define={"B": lambda row, match: match.last("A", -1) is None})) as one:
+        one.push(rows("ab"))
+        with pytest.raises(OperatorError, match="the offset -1 of a row is below 0"):
             one.finish()
 
 

@@ -14,11 +14,12 @@ import pytest
 from pyspark import cloudpickle
 
 from asyncstate import AsyncStateError
+from asyncstate.changelog import Changelog
 from asyncstate.functions import Evictor
 from asyncstate.operator import InputSpec
-from asyncstate.testing import OperatorHarness
+from asyncstate.program_text import function_text, object_text, said
+from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource
 from operators import GroupAggregate, UpsertMaterialize, WindowAggregate, count, evictors, tumble
-from operators.core.meaning import function_text, object_text, said
 from tests.operators.test_changed_programs import DECISIONS, EVERY, PUBLIC, SCHEMA
 
 LIMIT = 3
@@ -104,10 +105,11 @@ def test_texts_depend_on_the_program_alone(name: str, parameter: str) -> None:
     """Not on where an object lies, nor on which copy of it is asked."""
     change = DECISIONS[name][parameter]
     operator = PUBLIC[name](**{parameter: change.before, **change.others})
-    spec = InputSpec(SCHEMA, ("k",), "at", operator.accepts_changelog)
+    changes = Changelog.retract() if operator.accepts_changelog else Changelog.insert_only()
+    spec = InputSpec(SCHEMA, ("k",), "at", changes)
     inputs = [spec] * operator.num_inputs
     if name in ("Limit", "SortLimit"):
-        inputs = [InputSpec(SCHEMA, (), None, True)]
+        inputs = [InputSpec(SCHEMA, (), None, changes)]
     texts = operator.state_meaning(inputs)
     assert " at 0x" not in str(texts)
     copied = pickle.loads(cloudpickle.dumps(operator))
@@ -116,7 +118,7 @@ def test_texts_depend_on_the_program_alone(name: str, parameter: str) -> None:
 
 def test_texts_are_the_same_in_another_process() -> None:
     program = (
-        "from operators.core.meaning import said; from tests.operators.test_meaning import _over_limit; "
+        "from asyncstate.program_text import said; from tests.operators.test_meaning import _over_limit; "
         "from operators import evictors; print(said(_over_limit), said(evictors.count(2)))"
     )
     done = subprocess.run(
@@ -151,3 +153,39 @@ def test_columns_of_time_and_sequence_are_part_of_it(enabled: bool) -> None:
         with groups.restore(groups.snapshot(), event_time="at", sequence="v") as more:
             more.push([row])
             assert more.end_batch() == [("-U", "x", 1), ("+U", "x", 2)]
+
+
+@pytest.mark.parametrize("enabled", [False, True], ids=["sync", "async"])
+def test_another_filter_of_a_changelog_is_refused(enabled: bool) -> None:
+    """Rows that it would let through are taken back though they were never added, or the other way round."""
+
+    def totals(text: str, **more: Any) -> OperatorHarness:
+        return OperatorHarness(
+            GroupAggregate([count()]), SCHEMA, ["k"], filters=[text], async_enabled=enabled, **more
+        )
+
+    for changelog in (True, False):
+        with totals("v > 1", changelog=changelog) as harness:
+            harness.push([("x", 2, 1, True, 1, 1)])
+            harness.end_batch()
+            if changelog:
+                with pytest.raises(AsyncStateError, match="filter of input 0 was v > 1 and is v > 2"):
+                    harness.restore(harness.snapshot(), filters=["v > 2"])
+            with harness.restore(harness.snapshot(), filters=["v > 2" if not changelog else None]) as other:
+                other.push([("x", 3, 1, True, 1, 1)])
+                assert other.end_batch() == [("-U", "x", 1), ("+U", "x", 2)]
+
+
+def test_filters_of_a_graph_reach_the_operators_behind_them() -> None:
+    def pipeline(sales: Any) -> None:
+        some = sales.where("v>1  AND w < 3 -- few").select("k", "v")
+        totals = some.apply(GroupAggregate([count().alias("n")]), key="k", uid="totals")
+        totals.where(lambda batch: pc.greater(batch["n"], 2)).union(totals.where("n = 1")).apply(
+            GroupAggregate([count()]), key="n", uid="sizes"
+        ).to(lambda rows, batch: None, name="out")
+
+    with PipelineHarness(pipeline, {"sales": PipelineSource(SCHEMA)}) as harness:
+        assert harness.operator("totals")._specs[0].filters == "v > 1 AND w < 3"
+        assert harness.operator("sizes")._specs[0].filters == (
+            "(lambda batch: pc.greater(batch['n'], 2)) or (n = 1)"
+        )

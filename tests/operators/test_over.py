@@ -18,9 +18,11 @@ from asyncstate.testing import OperatorHarness
 from operators import (
     OverAggregate,
     avg,
+    collect,
     count,
     dense_rank,
     desc,
+    first_value,
     lag,
     lead,
     max_,
@@ -29,6 +31,8 @@ from operators import (
     rank_,
     row_number,
     rows,
+    stddev_pop,
+    string_agg,
     sum_,
     udaf,
     unbounded,
@@ -54,6 +58,17 @@ class OwnSum(AggregateFunction):
 
     def get_value(self, accumulator: Any) -> Any:
         return accumulator[0] if accumulator[1] else None
+
+
+class OwnCount(AggregateFunction):
+    def create_accumulator(self) -> Any:
+        return [0]
+
+    def accumulate(self, accumulator: Any, *values: Any) -> None:
+        accumulator[0] += 1
+
+    def get_value(self, accumulator: Any) -> Any:
+        return accumulator[0]
 
 
 class BundledSum(BundledAggregateFunction):
@@ -83,6 +98,10 @@ AGGREGATES = [
     avg("v").alias("mean"),
     udaf(OwnSum, **TYPES)("v").alias("own"),
     udaf(BundledSum, **TYPES)("v").where("flag").alias("bundled"),
+    count("v").distinct().alias("different"),
+    sum_("v").where("flag").distinct().alias("different_sum"),
+    udaf(OwnSum, **TYPES)("v").distinct().alias("own_different"),
+    udaf(BundledSum, **TYPES)("v").where("flag").distinct().alias("bundled_different"),
 ]
 
 
@@ -100,6 +119,10 @@ def expected(frame_rows: Sequence[Any]) -> tuple[Any, ...]:
         mean,
         total,
         chosen_total,
+        len(set(values)),
+        sum(set(chosen)) if chosen else None,
+        sum(set(values)) if values else None,
+        sum(set(chosen)) if chosen else None,
     )
 
 
@@ -314,6 +337,74 @@ def test_floats_do_not_drift(async_enabled: bool) -> None:
         assert [row[4] for row in harness.finish()[-20:]] == [2.0] * 20
 
 
+def test_distinct_floats_do_not_drift(async_enabled: bool) -> None:
+    schema = pa.schema([("k", pa.string()), ("x", pa.float64()), ("at", pa.timestamp("us"))])
+    operator = OverAggregate([sum_("x").distinct(), stddev_pop("x").distinct()], rows(3))
+    settings_: Any = {"event_time": "at", "watermark_delay": 0, "changelog": False}
+    with OperatorHarness(operator, schema, ["k"], async_enabled=async_enabled, **settings_) as harness:
+        harness.push([("a", 1e300 if number == 5 else 0.5 + number % 2, number) for number in range(64)])
+        assert [row[4:] for row in harness.finish()[-20:]] == [(2.0, 0.5)] * 20
+
+
+ONCE = [
+    collect("v").distinct().alias("all"),
+    string_agg("text").distinct().alias("texts"),
+    first_value("v").distinct().alias("first"),
+]
+
+
+@pytest.mark.parametrize("name", FRAMES)
+@settings(deadline=None)
+@given(values=st.lists(st.sampled_from([1, 2, 3, None]), max_size=12), cuts=CUTS)
+def test_collected_values_stand_where_they_came_first(
+    name: str, async_enabled: bool, values: Any, cuts: Any
+) -> None:
+    schema = pa.schema([*SCHEMA, pa.field("text", pa.string())])
+    settings_: Any = {"event_time": "at", "watermark_delay": 0, "changelog": False}
+    given_rows = [("a", value, True, at, value and str(value)) for at, value in enumerate(values)]
+    found: list[Any] = []
+    with OperatorHarness(
+        OverAggregate(ONCE, FRAMES[name]), schema, ["k"], async_enabled=async_enabled, **settings_
+    ) as harness:
+        for part in cut(given_rows, cuts):
+            harness.push(part)
+            if part:
+                harness.advance_watermark(part[-1][3])
+            found += harness.end_batch()
+    back = {"rows 0": 0, "rows 2": 2, "range": 4}.get(name, 100)
+    for at, row in enumerate(found):
+        frame = [value for value in values[max(at - back, 0) : at + 1] if value is not None]
+        once = list(dict.fromkeys(frame))
+        texts = ",".join(map(str, once))
+        assert row[6:] == ((once, texts, once[0]) if once else (None, None, None))
+
+
+KEPT = StateTtl("1 hour", time="processing")
+PAIRS = udaf(OwnCount, result_type=LONG, accumulator_type=pa.list_(LONG))("v", "at").distinct().alias("pairs")
+
+
+def test_distinct_values_are_kept_over_restarts_and_expire(async_enabled: bool) -> None:
+    """Of all rows of a key; a value that came before the key expired is new again, and none stays in the store."""
+    operator = OverAggregate([count("v").distinct(), PAIRS], ttl=KEPT)
+    settings_: Any = {"event_time": "at", "watermark_delay": 0, "changelog": False}
+    with OperatorHarness(operator, SCHEMA, ["k"], async_enabled=async_enabled, **settings_) as harness:
+        harness.push([("a", 1, True, 1), ("a", 2, True, 2), ("a", 1, True, 3)])
+        harness.advance_watermark(3)
+        assert [row[5:] for row in harness.end_batch()] == [(1, 1), (2, 2), (2, 3)]
+        with harness.restore(harness.snapshot(), parallelism=3) as again:
+            again.push([("a", 2, True, 4), ("a", 3, True, 5)])
+            again.advance_watermark(5)
+            assert [row[5:] for row in again.end_batch()] == [(2, 4), (3, 5)]
+            again.advance_processing_time("61 minutes")
+            again.push([("a", 2, True, 6)])
+            again.advance_watermark(6)
+            assert [row[5:] for row in again.end_batch()] == [(1, 1)]
+            for _ in range(3):
+                again.advance_processing_time("61 minutes")
+                again.end_batch()
+            assert again.state_entries() == {}
+
+
 class NoRetract(AggregateFunction):
     def create_accumulator(self) -> Any:
         return [0]
@@ -346,7 +437,6 @@ OWN: Any = udaf(NoRetract, result_type=LONG, accumulator_type=pa.list_(LONG))
             "a range needs one ascending timestamp",
         ),
         (lambda: OverAggregate([OWN("v")], rows(2)), {}, "which NoRetract cannot: write its method retract"),
-        (lambda: OverAggregate([count("v").distinct()]), {}, "cannot be distinct in OVER"),
         (
             lambda: OverAggregate([count()], rows(2), ttl=StateTtl("1 hour")),
             {},

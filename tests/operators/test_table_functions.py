@@ -20,6 +20,7 @@ from asyncstate.functions import (
     RowTable,
     SetTable,
     StateHint,
+    TableContext,
     TableHint,
     table_function,
 )
@@ -28,6 +29,7 @@ from operators.process.table_function import TableFunction
 from tests.operators.function_runs import slow_reads
 
 HOUR = 3_600_000_000
+WAITING = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
 TEXTS = pa.schema([("text", pa.string())])
 SCORES = pa.schema([("ts", pa.timestamp("us")), ("name", pa.string()), ("score", pa.int64())])
 
@@ -694,3 +696,120 @@ def test_a_table_needs_what_it_asks_for() -> None:
         OperatorHarness(TableFunction(half_a_changelog, TEXTS), [GUESTS, GUESTS], ["name", "name"])
     with pytest.raises(SchemaError, match=r"table 'order': on_time=True needs an event time"):
         OperatorHarness(TableFunction(Unpaid()), [ORDERS, PAYMENTS], ["id", "order"], changelog=False)
+
+
+# -- the set as a whole ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Sold:
+    number: int = 0
+
+
+class Sales(ProcessTableFunction):
+    """Counts in a dataclass and in views, until a row with a negative score clears what its name says."""
+
+    output = pa.schema([("text", pa.string())])
+
+    def eval(
+        self,
+        sold: Sold,
+        last: ValueView[int],
+        seen: MapView[int, int],
+        all_scores: ListView[int],
+        sale: SetTable,
+        ctx: TableContext,
+    ) -> Iterator[str]:
+        sold.number += 1
+        last.update(sale.score)
+        seen[sale.score] = 1
+        all_scores.add(sale.score)
+        ctx.timers.register_processing_time(ctx.processing_time + HOUR)
+        ctx.timers.register_processing_time(ctx.processing_time + HOUR, name="named")
+        if sale.score == -1:
+            ctx.clear_all_state()
+        elif sale.score == -2:
+            ctx.clear_all_timers()
+        elif sale.score == -3:
+            ctx.clear_all()
+        yield f"{sale.name}: {sold.number} {sorted(seen.keys())} {list(all_scores)}"
+
+    def on_timer(self, timer: Timer, sold: Sold, ctx: TableContext) -> Iterator[str]:
+        yield f"{ctx.key[0]} {timer.name} {sold.number}"
+
+
+class LaterSales(Sales):
+    """The same with a call that waits between."""
+
+    async def eval(  # type: ignore[override]
+        self, last: ValueView[int], seen: MapView[int, int], sale: SetTable, ctx: TableContext
+    ) -> list[str]:
+        number = (await last.async_value() or 0) + 1
+        last.update(number)
+        seen[sale.score] = 1
+        if sale.score == -1:
+            ctx.clear_all_state()
+        return [f"{sale.name}: {number}"]
+
+    on_timer = None  # type: ignore[assignment]
+
+
+def test_a_set_is_cleared_when_the_call_has_ended(async_enabled: bool) -> None:
+    with harness_of(TableFunction(Sales()), SCORES, ["name"], async_enabled) as harness:
+        harness.push([(0, "a", 5), (0, "b", 5), (0, "a", -1), (0, "a", 7)])
+        assert sorted(texts(harness.end_batch())) == [
+            "a: 1 [5] [5]", "a: 1 [7] [7]", "a: 2 [-1, 5] [5, -1]", "b: 1 [5] [5]"
+        ]  # fmt: skip
+        harness.push([(0, "a", -2), (0, "b", -3)])
+        assert sorted(texts(harness.end_batch())) == ["a: 2 [-2, 7] [7, -2]", "b: 2 [-3, 5] [5, -3]"]
+        harness.advance_processing_time(HOUR)
+        assert harness.end_batch() == []  # neither has timers any more
+        harness.push([(0, "a", 1), (0, "b", 1)])
+        assert sorted(texts(harness.end_batch())) == ["a: 3 [-2, 1, 7] [7, -2, 1]", "b: 1 [1] [1]"]
+        harness.advance_processing_time(HOUR)
+        assert sorted(texts(harness.end_batch())) == ["a None 3", "a named 3", "b None 1", "b named 1"]
+
+
+def test_a_call_that_waits_clears_when_it_has_ended(async_enabled: bool) -> None:
+    with harness_of(TableFunction(LaterSales()), SCORES, ["name"], async_enabled, options=WAITING) as harness:
+        harness.push([(0, "a", 5), (0, "a", -1), (0, "a", 2), (0, "a", -1)])
+        assert texts(harness.end_batch()) == ["a: 1", "a: 2", "a: 1", "a: 2"]
+        assert harness.state_entries() == {}
+
+
+def test_a_timer_may_clear_the_timers_that_are_due_with_it(async_enabled: bool) -> None:
+    class Once(ProcessTableFunction):
+        output = TEXTS
+
+        def eval(self, row: SetTable, ctx: RecordContext) -> None:
+            for number in range(5):
+                ctx.timers.register_event_time(10 + number % 2, name=f"t{number}")
+                ctx.timers.register_event_time(10 + number)
+
+        def on_timer(self, timer: Timer, ctx: TableContext) -> Iterator[str]:
+            ctx.clear_all_timers()
+            yield f"{ctx.key[0]} {timer.time}"
+
+    settings_: Any = {"event_time": "ts"}
+    with harness_of(TableFunction(Once()), SCORES, ["name"], async_enabled, **settings_) as harness:
+        harness.push([(1, "a", 1), (1, "b", 1)])
+        harness.end_batch()
+        harness.advance_watermark(20)
+        assert sorted(texts(harness.end_batch())) == ["a 10", "b 10"]
+        assert harness.state_entries() == {}
+
+
+def test_a_state_of_a_set_in_a_broadcast_row_is_named(async_enabled: bool) -> None:
+    def plain(times: ValueView[int], row: SetTable, rule: BroadcastTable) -> None:
+        times.update(1)
+
+    async def waiting(times: ValueView[int], row: SetTable, rule: BroadcastTable) -> None:
+        times.update(1)
+
+    for function in (plain, waiting):
+        with harness_of(function, [SCORES, TEXTS], [["name"], None], async_enabled) as harness:
+            harness.push([("rule",)], 1)
+            with pytest.raises(
+                OperatorError, match=r"broadcast table 'rule' there is no set, .* \(times\) are None"
+            ):
+                harness.end_batch()

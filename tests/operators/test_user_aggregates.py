@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate import ListView, MapView, ValueView
+from asyncstate import ListView, MapView, RowKind, ValueView
 from asyncstate.config import resolve
 from asyncstate.errors import AsyncStateError, OperatorError, SchemaError
 from asyncstate.functions import (
@@ -24,6 +24,7 @@ from asyncstate.functions import (
     KeySegmentApplied,
     KeySegments,
     MutableRow,
+    SegmentRow,
     SegmentsApplied,
     list_view,
     map_view,
@@ -317,6 +318,28 @@ def test_the_example_of_the_bundled_document(open_harness: Any) -> None:
     assert harness.end_batch() == [("-U", "odd", 3), ("+U", "odd", 5), ("-U", "even", 2), ("+U", "even", 6)]
     push(harness, ("+U", "odd", 3))
     assert harness.end_batch() == [("-U", "odd", 5), ("+U", "odd", 4)]
+
+
+def test_bundled_functions_see_the_kinds_of_rows(open_harness: Any) -> None:
+    """Those of the document's example, and of rows that a filter or DISTINCT leaves."""
+    RECORDED.append([])
+    mean = udaf(_Forwarding(len(RECORDED) - 1), name="mean")
+    harness = open_harness([mean("v").alias("a"), mean("v").where("flag").distinct().alias("b")])
+    push(harness, ("+I", "odd", 1), ("+I", "even", 2), ("+I", "odd", 5))
+    harness.end_batch()
+    RECORDED[-1].clear()
+    push(harness, ("-D", "odd", 1), ("-U", "even", 2), ("+U", "even", 6))
+    harness.end_batch()
+    calls = [{key: rows for key, rows, _ in call if rows} for call in RECORDED[-1]]
+    seen = [call for call in calls if call]  # one more, without rows, asks for a value
+    changed = {("odd",): [("DELETE", 1)], ("even",): [("UPDATE_BEFORE", 2), ("UPDATE_AFTER", 6)]}
+    assert seen == [changed, changed]
+
+
+def test_a_row_is_accumulated_or_retracted() -> None:
+    kinds = {kind: SegmentRow.of((1,), kind) for kind in RowKind}
+    assert {kind for kind, row in kinds.items() if row.is_retract} == {RowKind.UPDATE_BEFORE, RowKind.DELETE}
+    assert all(row.is_accumulate != row.is_retract for row in kinds.values())
 
 
 def test_bundled_functions_get_segments(open_harness: Any) -> None:

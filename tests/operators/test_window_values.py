@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate import MapView
-from asyncstate.errors import SchemaError
 from asyncstate.functions import (
     AggregateFunction,
     BundledAggregateFunction,
@@ -20,7 +18,19 @@ from asyncstate.functions import (
     map_view,
 )
 from asyncstate.testing import OperatorHarness
-from operators import WindowAggregate, count, cumulate, hop, last_value, session, sum_, tumble, udaf
+from operators import (
+    WindowAggregate,
+    count,
+    cumulate,
+    hop,
+    last_value,
+    max_,
+    min_,
+    session,
+    sum_,
+    tumble,
+    udaf,
+)
 
 MS = 1_000
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("flag", pa.bool_()), ("at", pa.timestamp("us"))])
@@ -210,10 +220,61 @@ def test_distinct_values_of_a_changelog(async_enabled: bool) -> None:
         assert harness.state_entries() == {}
 
 
-def test_sessions_of_distinct_values_take_no_changelog() -> None:
-    operator = WindowAggregate(session(2 * MS), [count("v").distinct()])
-    with pytest.raises(SchemaError, match="over session windows cannot take rows back"):
-        OperatorHarness(operator, SCHEMA, ["k"], event_time="at", changelog=True)
+OVER_CHANGELOGS = [
+    count("v").distinct().alias("different"),
+    sum_("v").where("flag").distinct().alias("flagged"),
+    min_("v"),
+    max_("v"),
+    udaf(Summed, **PLAIN)("v").alias("plain"),
+    udaf(CountDistinct, **VIEW)("v").alias("view"),
+    count().alias("n"),
+]
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(ROW, max_size=12),
+    cuts=st.lists(st.integers(0, 5), max_size=3),
+    taken=st.lists(st.integers(0, 99), max_size=8),
+    async_enabled=st.booleans(),
+)
+def test_sessions_over_a_changelog_have_what_is_left(
+    rows: Any, cuts: Any, taken: Any, async_enabled: bool
+) -> None:
+    """A row that has gone still holds its session together; a session without rows gives none."""
+    operator = WindowAggregate(session(2 * MS), OVER_CHANGELOGS)
+    there, found, left = [], [], list(rows)
+    with OperatorHarness(
+        operator, SCHEMA, ["k"], event_time="at", changelog=True, async_enabled=async_enabled
+    ) as harness:
+        for number, size in enumerate([*cuts, len(rows)]):
+            part, left = left[:size], left[size:]
+            there += part
+            gone = [there.pop(taken.pop() % len(there)) for _ in range(2) if taken and there]
+            harness.push([*part, *gone], kinds=["+I"] * len(part) + ["-D"] * len(gone))
+            assert harness.end_batch() == []
+            if number == 1:
+                harness = harness.restore(harness.snapshot(), parallelism=2)
+        found = [row[1:4] + row[5:] for row in harness.finish()]
+        harness.close()
+    wanted = []
+    for key in {row[0] for row in rows}:
+        for start, end, _ in windows_of("session", [row for row in rows if row[0] == key]):
+            mine = [row for row in there if row[0] == key and start <= row[3] < end]
+            values = [row[1] for row in mine if row[1] is not None]
+            flagged = [row[1] for row in mine if row[1] is not None and row[2]]
+            if mine:
+                shown = (
+                    len(set(values)),
+                    sum(set(flagged)) if flagged else None,
+                    min(values, default=None),
+                    max(values, default=None),
+                    sum(values),
+                    len(set(values)),
+                    len(mine),
+                )
+                wanted.append((key, start, end, *shown))
+    assert sorted(found, key=repr) == sorted(wanted, key=repr)
 
 
 def test_processing_time(async_enabled: bool) -> None:

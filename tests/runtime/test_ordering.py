@@ -28,6 +28,7 @@ from asyncstate.errors import JobError, SchemaError, StateDeclarationError
 from asyncstate.operator import MAX_WATERMARK, SortKey
 from asyncstate.runtime import sort_keys_of_inputs
 from asyncstate.testing import OperatorHarness
+from operators import asc, desc
 
 Mode = dict[str, Any]
 KEY_GROUPS = 5
@@ -584,3 +585,21 @@ def test_other_shapes_are_refused(given: Any, inputs: int, message: str) -> None
 )
 def test_shapes_of_order_by(given: Any, inputs: int, keys: list[tuple[SortKey, ...]]) -> None:
     assert sort_keys_of_inputs("op", given, inputs) == keys
+
+
+def test_orders_are_said_as_those_of_operators() -> None:
+    """What is usual of nulls is not told: it is the order that a plain name has, also in a checkpoint."""
+    given = [asc("at"), desc("score"), desc("name", nulls="first"), ("id", "desc")]
+    keys = (
+        SortKey("at"), SortKey("score", True), SortKey("name", True, True), SortKey("id", True)
+    )  # fmt: skip
+    assert sort_keys_of_inputs("op", given, 1) == [keys]
+    assert sort_keys_of_inputs("op", asc("at"), 1) == [(SortKey("at"),)]
+    assert sort_keys_of_inputs("op", [asc("at"), None], 2) == [(SortKey("at"),), ()]
+
+
+def test_rows_come_by_asc_and_desc(mode: Mode) -> None:
+    with score_harness(order_by=[asc("ts"), desc("score")], **mode) as harness:
+        harness.push([(1, "Bob", 1), (2, "Bob", 5), (1, "Bob", 3), (1, "Bob", 2)])
+        harness.end_batch()
+        assert rows_of(harness.finish()) == [(1, 3), (1, 2), (1, 1), (2, 5)]

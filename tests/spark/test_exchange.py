@@ -16,6 +16,7 @@ from pyspark.sql import functions as sf
 
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.spark.exchange import input_spec
 from asyncstate.spark.task import PartitionTask
 from tests.spark.parts import Echo, echo, runs
 
@@ -309,3 +310,16 @@ def test_worker_imports_stay_small() -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("collation", ["UTF8_LCASE", "UNICODE_CI", "UTF8_BINARY_RTRIM"])
+def test_a_key_of_another_collation_is_refused(spark: SparkSession, collation: str) -> None:
+    """Spark takes 'a' and 'A' as equal there; keys of state are told apart by their bytes."""
+    df = spark.range(1).selectExpr(f"'a' collate {collation} as k", "'b' collate UTF8_LCASE as other", "id")
+    with pytest.raises(
+        SchemaError, match=f"input 0: key column 'k' has the collation {collation}.*lower\\(k\\)"
+    ):
+        input_spec(df, ("k",), None, "input 0")
+    assert input_spec(df, ("id",), None, "input 0").key == ("id",)
+    plain = df.selectExpr("lower(k) collate UTF8_BINARY as k")
+    assert input_spec(plain, ("k",), None, "input 0").key == ("k",)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from asyncstate.spark.session import local_address, local_logs
+from asyncstate.spark.session import build_session, local_address, local_logs
 
 LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
@@ -36,6 +38,25 @@ def test_a_local_session_listens_on_the_loopback_only(
     if ip is not None:
         monkeypatch.setenv("SPARK_LOCAL_IP", ip)
     assert local_address(master, conf) == expected
+
+
+def test_a_session_that_listens_on_loopback_has_its_ui_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The UI has no setting for it: it asks the environment of the process that is started."""
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    started: list[str | None] = []
+
+    def started_with(builder: object) -> object:
+        started.append(os.environ.get("SPARK_LOCAL_IP"))
+        raise ZeroDivisionError("this is enough")
+
+    monkeypatch.setattr("pyspark.sql.SparkSession.Builder.getOrCreate", started_with)
+    for master in ("local[2]", "spark://host:7077"):
+        with pytest.raises(ZeroDivisionError):
+            build_session("ui", master)
+    assert started == ["127.0.0.1", None]
+    assert "SPARK_LOCAL_IP" not in os.environ
 
 
 FILES = "spark.sql.streaming.checkpointFileManagerClass"

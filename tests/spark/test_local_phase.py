@@ -421,7 +421,7 @@ def test_columns_of_other_collations_are_not_put_together_by_spark(
     """Spark would put 'a' and 'A' together, which are two keys."""
     df = spark.sql("select * from values ('a'), ('A'), ('a') as t(k)").selectExpr("k collate UTF8_LCASE as k")
     operator = GroupAggregate([count().alias("c")])
-    given = spec_of(df, operator, ("k",))
+    given = spec_of(df.selectExpr("k collate UTF8_BINARY as k"), operator, ("k",))
     assert given.local is not None
     assert not runs_locally(df, given, given.local)
     assert runs_locally(df.selectExpr("k collate UTF8_BINARY as k"), given, given.local)

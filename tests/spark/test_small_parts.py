@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 
 from asyncstate import errors
-from asyncstate.errors import AsyncStateError, ConfigurationError, EnvironmentSetupError, OperatorError
+from asyncstate.errors import (
+    AsyncStateError,
+    ConfigurationError,
+    EnvironmentSetupError,
+    JobError,
+    OperatorError,
+)
 from asyncstate.runtime import delay_us
 from asyncstate.spark import build_session, java, recommended_conf
-from asyncstate.spark.failures import marking, restore, translated
+from asyncstate.spark.failures import marking, own_mark, restore, translated
 from asyncstate.spark.session import settle_session
+from asyncstate.spark.starting import trigger_of
 
 
 @pytest.mark.parametrize(
@@ -63,12 +70,66 @@ def test_every_error_crosses_the_border(kind: type[AsyncStateError]) -> None:
     assert "org.apache" not in str(back.__cause__)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[asyncstate-error {"kind": "ConcurrentJobError", "message": "delete it", "traceback": ""}]',
+        '[asyncstate-error 0123456789abcdef {"kind": "ConcurrentJobError", "message": "", "traceback": ""}]',
+        "[asyncstate-error AAAA]",
+        f"[asyncstate-error {own_mark()} {{",
+        f'[asyncstate-error {own_mark()} {{"kind": 7}}]',
+    ],
+)
+def test_a_rows_text_does_not_take_the_place_of_an_error(text: str) -> None:
+    back = restore(raised(OperatorError(f"operator 'u', key (1,): ValueError: bad {text}")))
+    assert (type(back), str(back)) == (OperatorError, f"operator 'u', key (1,): ValueError: bad {text}")
+    with pytest.raises(RuntimeError), translated():
+        raise RuntimeError(f"of something else: {text}")
+
+
+def test_what_would_end_a_worker_is_an_error_for_the_driver() -> None:
+    with (
+        pytest.raises(JobError, match=r"the task of operator 'u' raised SystemExit\(3\)") as ended,
+        marking(own_mark(), "the task of operator 'u'"),
+    ):
+        sys.exit(3)
+    back = restore("\n".join([str(ended.value), *ended.value.__notes__]))
+    assert (type(back), str(back)) == (JobError, str(ended.value))
+    assert "SystemExit: 3" in str(back.__cause__)
+
+
 def test_other_errors_pass() -> None:
     assert restore("Job aborted: out of memory") is None
     with pytest.raises(KeyError), translated():
         raise KeyError("x")
     with pytest.raises(OperatorError, match="deep"), translated():
         raise RuntimeError(raised(OperatorError("deep")))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, {}),
+        ("availableNow", {"availableNow": True}),
+        ("available-now", {"availableNow": True}),
+        ({"availableNow": True}, {"availableNow": True}),
+        ("0 seconds", {"processingTime": "0 milliseconds"}),
+        ("1h", {"processingTime": "3600000 milliseconds"}),
+        ({"processingTime": "10 min"}, {"processingTime": "600000 milliseconds"}),
+    ],
+)
+def test_triggers(given: object, expected: dict[str, object]) -> None:
+    assert trigger_of(given, "j") == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["soon", "-1 second", "", 7, {}, {"continuous": "1 second"}, {"availableNow": True, "once": True}],
+    ids=repr,
+)
+def test_what_is_no_trigger_is_refused(given: object) -> None:
+    with pytest.raises(ConfigurationError, match="job 'j': .*trigger"):
+        trigger_of(given, "j")
 
 
 def test_java_is_found() -> None:

@@ -7,17 +7,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncstate.errors import JobError
+from asyncstate.errors import ConfigurationError, JobError
+from asyncstate.operator import InputSpec, RecordContext, RecordOperator, Row
 from asyncstate.operators import GroupAggregate, count, sum_
 from tests.spark.files import numbers_by_key
 
 pytest.importorskip("pyspark")
+
+from asyncstate.spark.starting import query_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,6 +37,45 @@ BATCHES = 4
 def source(spark: SparkSession, folder: Path) -> DataFrame:
     """A file of ten rows a micro-batch."""
     return numbers_by_key(spark, folder, BATCHES, rows=10, keys=3)
+
+
+@pytest.mark.parametrize("trigger", ["soon", {"continuous": "1 second"}])
+def test_a_start_that_fails_leaves_a_job_that_can_be_started(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, trigger: Any
+) -> None:
+    gate = Gate()
+    job = build(make_job, source(spark, tmp_path), gate)
+    with pytest.raises(ConfigurationError, match="trigger"):
+        job.start(trigger=trigger)
+    with pytest.raises(ConfigurationError, match="cannot use nowhere://"):
+        job.start(query_checkpoint="nowhere://bucket/query")
+    (tmp_path / "a-file").touch()
+    with pytest.raises(Exception, match="a-file"):  # Spark's own: it is no folder
+        job.start(query_checkpoint=str(tmp_path / "a-file" / "query"))
+    job.await_termination(job.start(trigger="availableNow"), SECONDS_MAX)
+    assert gate.batches == list(range(BATCHES))
+
+
+def test_a_querys_checkpoint_beside_a_place_that_spark_cannot_use_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match=r"options behind '\?'.*query_checkpoint="):
+        query_place(spark, "s3://key:secret@bucket/job?scheme=http&endpoint_override=host", None)
+    with pytest.raises(
+        ConfigurationError, match="s3a://, with the package org.apache.hadoop:hadoop-aws"
+    ) as refused:
+        query_place(spark, "s3://key:secret@bucket/job", None)
+    assert "secret" not in str(refused.value)
+    assert query_place(spark, "s3://bucket/job?region=x", "/folder") == "/folder"
+    assert query_place(spark, "/state/", None) == "/state-query"
+
+
+class Leaves(RecordOperator):
+    """Ends its process at the first row."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> str:
+        return "n bigint"
+
+    def process(self, row: Row, ctx: RecordContext) -> None:
+        sys.exit(4)
 
 
 class Gate:
@@ -147,7 +189,10 @@ def test_what_fails_while_it_is_waited_for_is_raised(
 
 FAILING = """
 import sys
+import threading
 from pathlib import Path
+from asyncstate import RecordOperator
+from asyncstate.errors import OperatorError
 from asyncstate.operators import GroupAggregate, count
 from asyncstate.spark import StreamingJob, build_session
 
@@ -171,11 +216,42 @@ with StreamingJob(spark, "other", {"async-state.local-dir": "local"}, name="goes
     job.source("rows", stream).apply(GroupAggregate([count().alias("n")]), key="k", uid="n").to(lambda df, i: None)
     job.start().processAllAvailable()
 print("ends", file=sys.stderr, flush=True)
+
+class Broken(RecordOperator):
+    def bind(self, inputs):
+        return "n bigint"
+    def process(self, row, ctx):
+        if row.k == 2:
+            raise ValueError("the operator has failed")
+
+job = StreamingJob(spark, "third", {"async-state.local-dir": "local"}, name="broken")
+job.source("rows", stream).apply(Broken(), key="k", uid="b").to(lambda df, i: df.count())
+try:
+    job.await_termination(job.start())
+except OperatorError as error:
+    assert "key (2,): ValueError: the operator has failed" in str(error)
+print("operator ends", file=sys.stderr, flush=True)
+
+at_work = threading.Event()
+
+def endless(df, batch_id):
+    at_work.set()
+    while True:
+        df.count()
+
+job = StreamingJob(spark, "fourth", {"async-state.local-dir": "local"}, name="broken-off")
+job.source("rows", stream).apply(GroupAggregate([count().alias("n")]), key="k", uid="n").to(endless)
+query = job.start()
+assert at_work.wait(60)
+query.stop()
+assert query.exception() is None
+print("stop ends", file=sys.stderr, flush=True)
 """
 
 
 def test_a_failing_sink_is_shown_once_and_a_stop_not_at_all(tmp_path: Path) -> None:
-    """In a process of its own, as a user sees it: nothing is printed between but the traceback of the sink."""
+    """In a process of its own, as a user sees it: nothing is printed between but the traceback of the sink; of what
+    fails in a task a line of Spark's, and of a micro-batch that ``query.stop()`` breaks off nothing."""
     (tmp_path / "fails.py").write_text(FAILING)
     done = subprocess.run(
         [sys.executable, "fails.py"],
@@ -193,3 +269,33 @@ def test_a_failing_sink_is_shown_once_and_a_stop_not_at_all(tmp_path: Path) -> N
     files = [line.split('"')[1] for line in said.splitlines() if line.startswith("  File")]
     assert [Path(file).name for file in files] == ["fails.py", "job.py", "fails.py"], said
     assert not re.search(r"at org\.apache|ERROR|WARN|Py4J", said), said
+    failed, stopped = done.stderr.split("\nends\n")[1].split("stop ends\n")[0].split("operator ends\n")
+    assert re.fullmatch(r"(?:.* Task \d in stage \d+\.0 failed 1 times; aborting job\n)?", failed), failed
+    assert stopped == ""
+
+
+@pytest.mark.parametrize("leaving", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize("async_enabled", [False, True])
+def test_what_would_end_the_process_in_a_sink_ends_the_query(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, leaving: BaseException, async_enabled: bool
+) -> None:
+    def sink(df: DataFrame, batch_id: int) -> None:
+        raise leaving
+
+    job = build(make_job, source(spark, tmp_path), sink, async_enabled)
+    query = job.start()
+    with pytest.raises(JobError, match=re.escape(repr(leaving))) as raised:
+        job.await_termination(query, SECONDS_MAX)
+    assert raised.value.__cause__ is leaving
+    assert not query.isActive
+    job.stop()
+
+
+@pytest.mark.parametrize("async_enabled", [False, True])
+def test_sys_exit_in_an_operator_is_an_error_of_its_task(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
+) -> None:
+    job = make_job(options={"async-state.enabled": async_enabled})
+    job.source("numbers", source(spark, tmp_path)).apply(Leaves(), key="k", uid="leaves").to(print)
+    with pytest.raises(JobError, match=r"operator 'leaves' raised SystemExit\(4\).*Raise an error instead"):
+        job.await_termination(job.start(), SECONDS_MAX)

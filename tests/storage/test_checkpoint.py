@@ -167,11 +167,29 @@ GOOD = FileRef("state/op/0/a.sst", 1, "c")
             ),
             "nested deeper",
         ),
+        (with_partition(PartitionManifest(0), states=[StateSpec(8, "s", "value")]), "no types of state 's'"),
+    ]
+    + [
+        (
+            with_partition(
+                PartitionManifest(0, None, [DeltaRef(0, msgspec.structs.replace(GOOD, size_bytes=size), "l")])
+            ),
+            f"{size} bytes",
+        )
+        for size in (-1, 10**30)
     ],
 )
 def test_what_no_manifest_says_is_refused_before_anything_is_fetched(made: Manifest, words: str) -> None:
     with pytest.raises(CheckpointCorruptionError, match=rf"m\.json .*{words}"):
         decode_manifest(encode_manifest(made), "m.json")
+
+
+def test_bytes_of_a_manifest_that_are_no_utf_8_are_damage() -> None:
+    made = encode_manifest(manifest(1))
+    payload = made[made.index(b'"manifest":') + len(b'"manifest":') : -1].replace(b'"job', b'"\xff')
+    sealed = b'{"checksum":"%s","manifest":%s}' % (xxhash.xxh3_128_hexdigest(payload).encode(), payload)
+    with pytest.raises(CheckpointCorruptionError, match=r"m\.json"):
+        decode_manifest(sealed, "m.json")
 
 
 def test_names_carry_their_batch() -> None:

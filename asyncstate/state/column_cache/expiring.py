@@ -24,11 +24,11 @@ from asyncstate.state.column_cache.table import CachedTable, UInt16Array
 from asyncstate.state.columnar.column_state import Columns, ColumnState
 from asyncstate.state.expiring.expiry import STAMP_BYTES, ColumnExpiry, without_stamps
 from asyncstate.state.expiring.ttl_columns import TtlColumnState
+from asyncstate.state.ranges import STATE_PREFIX_BYTES
 
 S = TypeVar("S")
 
 _STAMP: Final = pa.field("stamp", pa.int64(), nullable=False)
-_PREFIX_BYTES: Final = 3  # key group and state id
 
 
 class StampedCodec(RowCodec):
@@ -174,7 +174,7 @@ class CachedTtlColumnState(TtlColumnState):
         table = self._rows.known
         if table is None:
             return super()._only_stored(store_keys)
-        columns = self._key_codec.decode(pa.array(store_keys, LARGE_BINARY), _PREFIX_BYTES)
+        columns = self._key_codec.decode(pa.array(store_keys, LARGE_BINARY), STATE_PREFIX_BYTES)
         return table.find(self._key_codec.group(columns, num_rows=len(store_keys))) < 0
 
 

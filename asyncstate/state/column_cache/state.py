@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, UserKeyBatch
-from asyncstate.codec.columns import BoolArray, Int64Array
+from asyncstate.codec.columns import LARGE_BINARY, BoolArray, Int64Array
 from asyncstate.codec.hashing import UInt64Array
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import OperatorContext
@@ -22,6 +22,7 @@ from asyncstate.requests import LevelOne
 from asyncstate.state.column_cache.cache import ColumnCache
 from asyncstate.state.column_cache.table import CachedTable, Rows
 from asyncstate.state.columnar.column_state import Columns, ColumnState
+from asyncstate.state.ranges import STATE_PREFIX_BYTES
 
 
 class _Asked(NamedTuple):
@@ -157,6 +158,10 @@ class CachedColumnState(ColumnState, LevelOne):
             super().remove(keys)
         else:
             self._write(table, keys, None)
+
+    def remove_with(self, owners: Sequence[bytes]) -> None:
+        columns = self._key_codec.decode(pa.array(owners, LARGE_BINARY), STATE_PREFIX_BYTES)
+        self.remove(self._key_codec.group(columns, num_rows=len(owners)))
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
         self._cache.forget(self._id)  # it does not know keys by their bytes

@@ -21,7 +21,7 @@ from asyncstate.codec.columns import LARGE_BINARY, BoolArray, Int64Array
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
 from asyncstate.requests import Page, StateSink
-from asyncstate.state.ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of
+from asyncstate.state.ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of, of_state
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,12 @@ class ColumnState(BundleState):
     def take_along(self, beside: KeptBeside) -> None:
         """Have the clean-up remove what ``beside`` has of every key whose row expires; nothing without a ttl."""
 
+    def remove_with(self, owners: Sequence[bytes]) -> None:
+        """See ``KeptBeside``."""
+        self.remove_entries(of_state(owners, self._id))
+
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        """Remove entries that ``up_to`` returned."""
+        """Remove entries by their store keys, as ``up_to`` gives them."""
         self._sink.delete_many(store_keys)
 
     def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:

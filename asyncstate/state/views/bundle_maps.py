@@ -70,6 +70,7 @@ class MapViews(BundleViews["_BundleMap"]):
     def _view(self, key: int, new: bool, given: Any) -> MapView[Any, Any]:
         backing = self._backing(key)
         if new:
+            self._entries -= backing.forget()  # what was read ahead may be of a key that has expired
             backing.whole = True
             for name, value in given.entries() if given is not None else ():
                 backing.put(name, value)

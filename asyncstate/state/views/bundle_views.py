@@ -64,6 +64,11 @@ class BundleViews(ABC, Generic[B]):
         self._attached: dict[int, Any] = {}
         self._made: list[tuple[Any, list[Any]]] = []
 
+    @property
+    def keys(self) -> KeyBatch | None:
+        """The keys (u) of the bundle at hand; None before the first one."""
+        return self._keys
+
     @abstractmethod
     def _descriptor(self, name: str, time_first: bool) -> StateDescriptor[Any]:
         """Declares the state."""
@@ -96,7 +101,8 @@ class BundleViews(ABC, Generic[B]):
         return completed_void_future()
 
     def view(self, key: int, new: bool, given: Any) -> Any:
-        """The view of a key, by its index. ``new``: nothing is stored; ``given`` is what it begins with (or None)."""
+        """The view of a key, by its index. ``new``: nothing that is stored or was read counts, and it begins with
+        ``given`` (or empty)."""
         view = self._attached[key] = self._view(key, new, given)
         return view
 
@@ -149,8 +155,12 @@ class BundleViews(ABC, Generic[B]):
         """Write what the bundle has changed."""
 
     def remove(self, keys: KeyBatch) -> None:
-        """Remove the views of ``keys``, which the bundle has not at hand any more."""
+        """Remove what is stored of ``keys``: keys that the bundle has done with, or has yet to make new views of."""
         self.state.remove(keys)
+
+    def expire_with(self, state: ColumnState) -> None:
+        """Have the views go when the rows of the same keys in ``state`` expire."""
+        state.take_along(self.state)
 
     def one(self, key: int) -> KeyBatch:
         """A key of the bundle alone."""

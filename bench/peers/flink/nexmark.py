@@ -24,6 +24,7 @@ from bench.peers.turns import PeerError
 Tell = Callable[[str], None]
 
 _CHECK_ROWS = 2_000
+_SAID_MAX = 2_000
 _SHORT_SHARE = 5  # of the long input
 _MICRO_BATCHES = 10
 _OURS = {"ours-sync": ("asyncstate, sync", False), "ours-async": ("asyncstate, async", True)}
@@ -116,7 +117,10 @@ class _Engines:
         result = self._result(name)
         self._tell(f"f: {self._spec.name}: checking {name}")
         if name in _OURS:  # on all events, which warms up too
-            run = self._runner.run(self._spec.name, _OURS[name][1])
+            try:
+                run = self._runner.run(self._spec.name, _OURS[name][1])
+            except Exception as error:  # the other queries and engines have figures all the same
+                return msgspec.structs.replace(result, failed=_said(error))
             return msgspec.structs.replace(
                 result, expected_rows=run.expected_rows, checked=run.checked, problems=run.problems
             )
@@ -131,7 +135,10 @@ class _Engines:
 
     def _timed(self, name: str, before: Throughput) -> Throughput:
         if name in _OURS:
-            timing = self._runner.dropped(self._spec.name, _OURS[name][1])
+            try:
+                timing = self._runner.dropped(self._spec.name, _OURS[name][1])
+            except Exception as error:
+                return msgspec.structs.replace(before, failed=_said(error), seconds=[])
             seconds = [*before.seconds, statistics.median(timing.batch_ms) / 1e3]
             cpu = before.cpu_seconds
             if timing.cpu_seconds is not None:
@@ -171,6 +178,10 @@ def keyed(
     except PeerError as error:
         return msgspec.structs.replace(result, failed=str(error), checked=False)
     return result
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_SAID_MAX]
 
 
 def share_of_good(results: Sequence[Throughput]) -> list[Figure]:

@@ -1,8 +1,8 @@
 """Accumulators of a user's function: as the objects that it changes, and as the columns that are stored.
 
 Owns: ``AccumulatorForm``.
-Invariant: an accumulator that was stored and read again is the one that the function left; the first column tells
-whether there is one.
+Invariant: an accumulator that was stored and read again is the one that the function left, views and all: whoever
+decodes it gets it with its views. The first column tells whether there is one.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``operator`` and ``state``.
 
 A struct is stored field by field, so that numbers are read and written without a loop over rows; a list or map as one
@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, read_type
+from asyncstate.codec import KeyBatch, read_schema, read_type
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.functions.aggregate import MutableRow, view_of
 from asyncstate.operator import OperatorContext
+from asyncstate.state.columnar.columns import ColumnState
 from asyncstate.state.views.bundle_maps import MapViews
 from asyncstate.state.views.bundle_views import BundleViews, ListViews, ValueViews
 from asyncstate.state.views.turns import Turns
 from asyncstate.state.views.views import is_view
 
-from ...core.arrays import BoolArray
 from ..aggregator import State, key_text
 
 _VIEWS: dict[str, Callable[..., BundleViews[Any]]] = {"map": MapViews, "list": ListViews, "value": ValueViews}
@@ -109,8 +109,20 @@ class AccumulatorForm:
                 views.made(view)
         return accumulator
 
-    def decode(self, state: State) -> list[Any]:
-        """The accumulators (u) of stored columns, without their views; None where there is none."""
+    def decode(self, state: State, keys: KeyBatch | None = None) -> list[Any]:
+        """The accumulators (u) of stored columns, each with its views; None where there is none.
+
+        ``keys`` (u): those whose views are in state; None where nothing is stored.
+        """
+        accumulators = self._without_views(state)
+        if self.views and keys is not None:
+            self.begin(keys)
+            for key, one in enumerate(accumulators):
+                if one is not None:
+                    self.attach(one, key)
+        return accumulators
+
+    def _without_views(self, state: State) -> list[Any]:
         present = state[0]
         known = present.fill_null(False) if present.null_count else present
         columns: list[list[Any]] = [[None] * len(known)] * len(self._types)
@@ -179,20 +191,21 @@ class AccumulatorForm:
     def _index(self, at: int) -> Any:
         return self._names[at] if self._by_name else at
 
-    def attach(self, accumulators: Sequence[Any], new: BoolArray) -> None:
-        """Give the accumulators (u) of the bundle at hand their views; ``new`` (u): nothing is stored of them."""
-        fresh = new.tolist()
+    def attach(self, accumulator: Any, key: int, new: bool = False) -> None:
+        """Give an accumulator its views, those of the key with this index in the bundle at hand; ``new``: they begin
+        with what the accumulator has."""
         for at, views in self.views.items():
             index = self._index(at)
-            for key, accumulator in enumerate(accumulators):
-                if accumulator is not None:
-                    given = accumulator[index] if fresh[key] else None
-                    accumulator[index] = views.view(key, fresh[key], given)
+            given = None
+            if new:
+                given = accumulator.get(index) if self._by_name else accumulator[index]
+            accumulator[index] = views.view(key, new, given)
 
     def begin(self, keys: KeyBatch) -> None:
-        """The keys (u) of the next bundle."""
+        """The keys (u) of the bundle at hand: a new one, unless it is the one that was."""
         for views in self.views.values():
-            views.begin(keys)
+            if views.keys is not keys:
+                views.begin(keys)
 
     def turns(self, accumulators: Sequence[Any]) -> Turns:
         """The turns of keys (u), in each of which only the views of its accumulator may be used."""
@@ -217,6 +230,11 @@ class AccumulatorForm:
         for views in self.views.values():
             views.remove(keys)
 
+    def expire_with(self, state: ColumnState) -> None:
+        """Have the views go when the rows of the same keys in ``state`` expire."""
+        for views in self.views.values():
+            views.expire_with(state)
+
     def _unfit(self, accumulator: Any, wanted: str) -> SchemaError:
         return SchemaError(
             f"{self.owner}: create_accumulator returned {accumulator!r}, but an accumulator of type {self.type} is "
@@ -230,5 +248,20 @@ def _mapping(values: list[Any]) -> dict[Any, Any]:
 
 
 def as_type(given: Any, what: str) -> pa.DataType | None:
-    """An Arrow type; of a schema the struct of its fields; of a text what it says; None of None."""
-    return pa.struct(list(given)) if isinstance(given, pa.Schema) else read_type(given, what)
+    """An Arrow type; of a schema, or its text, the struct of its fields; of the text of a type what it says; None of
+    None. Raises SchemaError for what is none of these."""
+    if isinstance(given, pa.Schema):
+        return pa.struct(list(given))
+    try:
+        found = read_type(given, what)
+    except SchemaError as error:
+        try:
+            return pa.struct(list(read_schema(given, what)))
+        except SchemaError:
+            raise error from None
+    if found is not None and not isinstance(found, pa.DataType):
+        raise SchemaError(
+            f"{what} is {given!r}; give an Arrow type or schema, a text such as 'bigint' or 'total bigint, n int', or "
+            "int, float, str, bytes or bool"
+        )
+    return found

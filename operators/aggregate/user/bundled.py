@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec import KeyBatch
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import (
@@ -65,6 +66,7 @@ class BundledAggregator(FunctionAggregator):
             [] if rows.keys is None else take_rows(rows.keys.columns, touched),
             self.stored(take_rows(state, touched)),
             self.form.type,
+            kinds=None if rows.kinds is None else rows.kinds[segments.rows],
         )
         applied = self.apply(given, ctx)
         updated = applied.then_apply(lambda found: self._updated(state, touched, found, rows.valued))
@@ -89,11 +91,16 @@ class BundledAggregator(FunctionAggregator):
         return Updated(states, _replaced(same, starting, known), _replaced(same, final, rows))
 
     def async_slide(
-        self, state: State, rows: KeyedRows, frames: Frames, ctx: BundleContext
+        self,
+        state: State,
+        rows: KeyedRows,
+        frames: Frames,
+        ctx: BundleContext,
+        equal: Int64Array | None = None,
     ) -> StateFuture[tuple[pa.Array, State]]:
         """See ``UserAggregator``: in one call, with the values after each row that comes or leaves."""
         state = [state[0].fill_null(False), *state[1:]]
-        moves = Moves.of(frames, counted_rows(rows.batch, (), self.condition, None))
+        moves = Moves.of(frames, counted_rows(rows.batch, (), self.condition, rows.signs), equal)
         given = KeySegments(
             [rows.batch.column(name).take(pa.array(moves.rows)) for name in self.columns],
             np.searchsorted(moves.owners, np.arange(len(state[0]) + 1)),
@@ -122,7 +129,7 @@ class BundledAggregator(FunctionAggregator):
         several = pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), accumulators)
         return self.columns_of(self.apply_now(self.empty(len(groups.starts), several)).accumulators)
 
-    def values(self, state: State) -> pa.Array:
+    def values(self, state: State, keys: KeyBatch | None = None) -> pa.Array:
         """See ``Aggregator``: the final values of segments without rows."""
         return self.apply_now(self.empty(len(state[0]), self.stored(state))).final_values
 
@@ -147,9 +154,7 @@ class BundledAggregator(FunctionAggregator):
         nothing = np.zeros(count + 1, np.int64)
         return KeySegments([], nothing, np.empty(0, np.int8), [], accumulators, self.form.type)
 
-    def _checked(
-        self, given: SegmentsApplied | Sequence[KeySegmentApplied], segments: KeySegments
-    ) -> SegmentsApplied:
+    def _checked(self, given: Any, segments: KeySegments) -> SegmentsApplied:
         applied = given if isinstance(given, SegmentsApplied) else self._as_columns(given, segments)
         each = applied.updated_values_after_each_row
         for what, column, wanted in (
@@ -166,7 +171,11 @@ class BundledAggregator(FunctionAggregator):
             raise self._wrong("returned no values after each row, but they were asked for")
         return applied
 
-    def _as_columns(self, given: Sequence[KeySegmentApplied], segments: KeySegments) -> SegmentsApplied:
+    def _as_columns(self, given: Any, segments: KeySegments) -> SegmentsApplied:
+        if not isinstance(given, Sequence) or not all(isinstance(one, KeySegmentApplied) for one in given):
+            raise self._wrong(
+                f"returned {given!r}; return a SegmentsApplied, or a KeySegmentApplied for each segment"
+            )
         if len(given) != len(segments):
             raise self._wrong(
                 f"returned {len(given)} results for {len(segments)} segments; return one for each"

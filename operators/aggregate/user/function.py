@@ -31,6 +31,7 @@ from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import AggregateFunction, has_method
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
+from asyncstate.state.columnar.columns import ColumnState
 from asyncstate.state.views.turns import Turns
 
 from ...core.arrays import BoolArray, Int8Array, Int64Array, count_up, index_among, row_ids, run_begins
@@ -99,8 +100,9 @@ class Moves(NamedTuple):
     done: Int64Array
 
     @staticmethod
-    def of(frames: Frames, counted: BoolArray | None) -> Moves:
-        """Only of rows (n) that are ``counted``; None: all are."""
+    def of(frames: Frames, counted: BoolArray | None, equal: Int64Array | None = None) -> Moves:
+        """Only of rows (n) that are ``counted``; None: all are. ``equal`` (n): rows of a key that have the same number
+        come as the first of them does, and leave as the last."""
         first, last, owners = frames
         begins = run_begins(owners)
         newest = np.where(begins, first - 1, np.append(0, last[:-1])[: len(last)])
@@ -115,8 +117,22 @@ class Moves(NamedTuple):
         order = rows_by(moment)
         if counted is not None:
             order = order[counted[rows[order]]]
+        if equal is not None:
+            order = order[_turning(equal[rows[order]], signs[order])]
         done = np.cumsum(np.bincount(moment[order], minlength=len(first)))
         return Moves(rows[order], signs[order], owners[moment[order]], done)
+
+
+def _turning(ids: Int64Array, signs: Int8Array) -> BoolArray:
+    """Which moves (s) are those of the first row of their number that comes, or of the last that leaves."""
+    order = rows_by(ids)
+    counts = np.cumsum(signs[order].astype(np.int64))
+    begins = run_begins(ids[order])
+    before = np.append(0, counts)[: len(counts)]
+    counts -= before[np.flatnonzero(begins)][np.cumsum(begins) - 1] if len(counts) else 0
+    turning = np.empty(len(ids), np.bool_)
+    turning[order] = counts == (signs[order] > 0)
+    return turning
 
 
 def _of_key(turns: Turns, accumulators: Sequence[Any], key: int, rows: int) -> Iterator[Any]:
@@ -178,12 +194,16 @@ class UserAggregator(FunctionAggregator):
             return None
         self.form.begin(rows.keys)
         columns = [rows.batch.column(name) for name in self.columns]
-        index = rows.keys.inverse
+        index = rows.groups.ids
         return combine_all([views.async_read(columns, index) for views in self.form.views.values()])
 
     def remove(self, keys: KeyBatch) -> None:
         """See ``Aggregator``."""
         self.form.remove(keys)
+
+    def expire_with(self, state: ColumnState) -> None:
+        """See ``Aggregator``."""
+        self.form.expire_with(state)
 
     # -- rows --------------------------------------------------------------------------------------------
 
@@ -205,14 +225,14 @@ class UserAggregator(FunctionAggregator):
         return self.end(accumulators, rows.keys, before, after)
 
     def begin(self, state: State, keys: KeyBatch | None, segments: Segments) -> tuple[list[Any], BoolArray]:
-        """The accumulators (u) with their views, and which keys (u) had none yet: new ones for those that have rows."""
-        accumulators = self.form.decode(state)
+        """The accumulators (u), and which keys (u) had none yet: new ones for those that have rows."""
+        accumulators = self.form.decode(state, keys)
         new = np.array([one is None for one in accumulators], np.bool_)
-        create, fresh = self.function.create_accumulator, self.form.fresh
+        create, form = self.function.create_accumulator, self.form
         for key in np.flatnonzero(new & (np.diff(segments.starts) > 0)).tolist():
-            accumulators[key] = fresh(create())
-        if keys is not None:
-            self.form.attach(accumulators, new)
+            accumulators[key] = form.fresh(create())
+            if keys is not None:
+                form.attach(accumulators[key], key, new=True)
         return accumulators, new
 
     def end(
@@ -256,20 +276,32 @@ class UserAggregator(FunctionAggregator):
             )
 
     def async_slide(
-        self, state: State, rows: KeyedRows, frames: Frames, ctx: BundleContext
+        self,
+        state: State,
+        rows: KeyedRows,
+        frames: Frames,
+        ctx: BundleContext,
+        equal: Int64Array | None = None,
     ) -> StateFuture[tuple[pa.Array, State]]:
         """A future of the value (m) of each frame, and the states (u) then; what leaves a frame is retracted. ``state``
-        (u): of the rows before all of these."""
+        (u): of the rows before all of these. ``equal``: see ``Moves``."""
         starts = np.searchsorted(frames.owners, np.arange(len(state[0]) + 1))
-        accumulators, _ = self.begin(state, rows.keys, Segments(np.empty(0, np.int64), starts, None))
-        values = self._slide(accumulators, rows.batch, frames)
-        self.form.flush(accumulators)
-        found = self.result(values, rows.keys, frames.owners)
-        return completed_future((found, self.form.encode(accumulators, rows.keys)))
 
-    def _slide(self, accumulators: list[Any], batch: pa.RecordBatch, frames: Frames) -> list[Any]:
+        def slide(_: Any = None) -> tuple[pa.Array, State]:
+            accumulators, _new = self.begin(state, rows.keys, Segments(np.empty(0, np.int64), starts, None))
+            values = self._slide(accumulators, rows, frames, equal)
+            found = self.result(values, rows.keys, frames.owners)
+            return found, self.end(accumulators, rows.keys, None, None).state
+
+        ahead = self.async_read(rows)
+        return completed_future(slide()) if ahead is None else ahead.then_apply(slide)
+
+    def _slide(
+        self, accumulators: list[Any], rows: KeyedRows, frames: Frames, equal: Int64Array | None
+    ) -> list[Any]:
         accumulate, retract, get_value = self.function.accumulate, self.function.retract, self.get_value
-        moves = Moves.of(frames, counted_rows(batch, (), self.condition, None))
+        batch = rows.batch
+        moves = Moves.of(frames, counted_rows(batch, (), self.condition, rows.signs), equal)
         columns = [
             python_values(batch.column(name).take(pa.array(moves.rows)), name) for name in self.columns
         ]
@@ -312,9 +344,9 @@ class UserAggregator(FunctionAggregator):
         self.returned("merge", first, self.function.merge(first, others))  # type: ignore[func-returns-value]
         return first
 
-    def values(self, state: State) -> pa.Array:
+    def values(self, state: State, keys: KeyBatch | None = None) -> pa.Array:
         """See ``Aggregator``; of nothing, the value of an accumulator to which nothing was added."""
-        return self._column(self.form.decode(state))
+        return self._column(self.form.decode(state, keys), keys)
 
     def _column(
         self, accumulators: Sequence[Any], keys: KeyBatch | None = None, empty: BoolArray | None = None

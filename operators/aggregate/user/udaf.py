@@ -24,8 +24,8 @@ from asyncstate.functions.aggregate import (
     has_method,
     view_of,
 )
+from asyncstate.program_text import object_text
 
-from ...core.meaning import object_text
 from ..declared import Aggregate, Binding, Kind, Output
 from .accumulator import as_type
 from .bundled import BundledAggregator
@@ -89,8 +89,7 @@ class UserAggregate(Kind):
             raise binding.refuse(
                 f"has the name and columns of another function's, {type(found).__name__}; give udaf(..., name=...)"
             )
-        values = found.values
-        return Output(pa.field(aggregate.name, part.result_type), lambda states: values(states[index]), index)
+        return Output(pa.field(aggregate.name, part.result_type), part=index)
 
     def _part(self, binding: Binding) -> UserAggregator | BundledAggregator:
         aggregate = binding.aggregate
@@ -133,10 +132,27 @@ class UserAggregate(Kind):
                 raise binding.refuse(
                     f"has {what}.{name} as a generator, whose body would never run; write a method without yield"
                 )
+        for name in ("accumulate", *(["retract"] if has_method(self.function, "retract") else [])):
+            self._check_arguments(binding, name)
         if not any(has_method(self.function, name) for name in names):
             raise binding.refuse(
                 f"needs a method {' or '.join(names)}, which {type(self.function).__name__} lacks; write it"
             )
+
+    def _check_arguments(self, binding: Binding, name: str) -> None:
+        """Refuse a number of columns that a method does not take."""
+        columns = binding.aggregate.columns
+        try:
+            signature = inspect.signature(getattr(self.function, name))
+        except (TypeError, ValueError):
+            return  # of a callable that does not tell
+        try:
+            signature.bind(None, *columns)
+        except TypeError as error:
+            raise binding.refuse(
+                f"is over {len(columns)} columns ({', '.join(columns)}), but {type(self.function).__name__}.{name} "
+                f"takes {name}{signature}: {error}; give it the accumulator and an argument a column"
+            ) from error
 
     def _type(self, argument: str, given: pa.DataType | None, method: str, binding: Binding) -> pa.DataType:
         found = given if given is not None else getattr(self.function, method)()

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from asyncstate.durations import Duration, microseconds
 from asyncstate.functions import TimeWindow, Trigger, WindowAssigner
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Row
+from asyncstate.program_text import said
 
-from ...core.meaning import said
 from ...window.windows import SessionWindow, Window
 from .triggers import event_time, never
 

@@ -16,9 +16,9 @@ from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Evictor, TimedRow, TimeWindow
 from asyncstate.operator import Row
+from asyncstate.program_text import said
 
 from ...core.checks import check_number
-from ...core.meaning import said
 
 Left = Callable[[Sequence[TimedRow]], Sequence[TimedRow]]
 

@@ -19,9 +19,9 @@ from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.functions import TimeWindow, Trigger, TriggerContext, TriggerResult
 from asyncstate.operator import Row
+from asyncstate.program_text import said
 
 from ...core.checks import check_number
-from ...core.meaning import said
 
 _CONTINUE, _FIRE = TriggerResult.CONTINUE, TriggerResult.FIRE
 

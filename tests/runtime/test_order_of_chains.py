@@ -1,0 +1,185 @@
+"""Rows that a record emits from several chains stand, in async mode, where they stand in sync mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncstate import MapStateDescriptor, StateFuture, ValueStateDescriptor, combine_all
+from asyncstate.operator import InputSpec, OperatorContext, RecordOperator
+from asyncstate.testing import OperatorHarness
+
+ROWS = pa.schema([("k", pa.int64()), ("program", pa.int64())])
+OUT = pa.schema([("k", pa.int64()), ("place", pa.int64())])
+WAITING = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
+MODES: dict[str, dict[str, Any]] = {
+    "at once": {},
+    "gathered": WAITING,
+    "tiny": {
+        **WAITING,
+        "async-state.in-flight-limit": "5",
+        "async-state.buffer-size": "2",
+        "async-state.iterate-response-batch-size": "2",
+    },
+}
+STATES = 4
+
+# An action: ("emit",), ("read", state, actions), ("then", state, actions, actions), ("both", state, state, actions),
+# ("pages", actions), ("own", actions) for a future of the operator's own, and ("complete",) for the oldest of these.
+Action = tuple[Any, ...]
+
+
+class Chains(RecordOperator):
+    """Runs the actions of the program that a row names; ``awaits``: reads of the outermost ones are awaited."""
+
+    def __init__(self, programs: Sequence[Sequence[Action]], awaits: bool) -> None:
+        self.programs, self.awaits = programs, awaits
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return OUT
+
+    def open(self, context: OperatorContext) -> None:
+        # Names: the order in which reads of one record are answered, run against the order in which they begin.
+        self.values = [
+            context.get_state(ValueStateDescriptor(f"value_{STATES - number}", pa.int64()))
+            for number in range(STATES)
+        ]
+        self.map = context.get_state(MapStateDescriptor("map", pa.int64(), pa.int64()))
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        if row.program < 0:
+            for state in self.values:
+                state.update(1)
+            self.map.put_all({number: number for number in range(5)})
+            return None
+        run = _Run(self, row.k, ctx)
+        actions = self.programs[row.program]
+        return run.awaiting(actions) if self.awaits else run.all(actions)
+
+
+class _Run:
+    def __init__(self, operator: Chains, key: int, ctx: Any) -> None:
+        self.operator, self.key, self.ctx = operator, key, ctx
+        self.own: list[StateFuture[int]] = []
+        self.made = 0
+
+    async def awaiting(self, actions: Sequence[Action]) -> None:
+        for number, action in enumerate(actions):
+            if action[0] == "read":
+                await self.operator.values[action[1]].async_value()
+                self.all(action[2], (number,))
+            else:
+                self.all([action], (number,))
+
+    def all(self, actions: Sequence[Action], path: tuple[int, ...] = ()) -> StateFuture[Any]:
+        return combine_all([self.one(action, (*path, number)) for number, action in enumerate(actions)])
+
+    def one(self, action: Action, path: tuple[int, ...]) -> StateFuture[Any]:
+        values = self.operator.values
+        kind, *given = action
+
+        def inside(actions: Sequence[Action], more: int = 0) -> Any:
+            return lambda *_: self.all(actions, (*path, more))
+
+        if kind == "emit":
+            self.ctx.emit(self.key, sum(10**at * (number + 1) for at, number in enumerate(path)))
+        elif kind == "read":
+            return values[given[0]].async_value().then_compose(inside(given[1]))
+        elif kind == "then":
+            first = values[given[0]].async_value().then_compose(inside(given[1]))
+            return first.then_compose(inside(given[2], 1))
+        elif kind == "both":
+            both = values[given[0]].async_value().then_combine(values[given[1]].async_value(), max)
+            return both.then_compose(inside(given[2]))
+        elif kind == "pages":
+            entries = self.operator.map.async_keys()
+            return entries.then_compose(lambda found: found.on_next(inside(given[0])))
+        elif kind == "own":
+            future: StateFuture[int] = StateFuture()
+            self.own.append(future)
+            future.then_apply(lambda _: None).then_compose(inside(given[0]))
+        elif self.own:
+            self.own.pop(0).complete(1)
+        return combine_all([])
+
+
+def _programs(depth: int) -> st.SearchStrategy[list[Action]]:
+    state = st.integers(0, STATES - 1)
+    leaves: st.SearchStrategy[Action] = st.just(("emit",))
+    if not depth:
+        return st.lists(leaves, max_size=2)
+    inner = _programs(depth - 1)
+    return st.lists(
+        leaves
+        | st.tuples(st.just("read"), state, inner)
+        | st.tuples(st.just("then"), state, inner, inner)
+        | st.tuples(st.just("both"), state, state, inner)
+        | st.tuples(st.just("pages"), st.lists(leaves, max_size=2)),
+        max_size=4,
+    )
+
+
+def _outermost() -> st.SearchStrategy[list[Action]]:
+    """With futures of the operator's own among the outermost actions."""
+    own = st.tuples(st.just("own"), st.lists(st.just(("emit",)), max_size=2))
+    return st.lists(
+        _programs(2).map(tuple) | own.map(lambda one: (one,)) | st.just((("complete",),)), max_size=4
+    ).map(lambda parts: [action for part in parts for action in part])
+
+
+def _rows(programs: Any, awaits: bool, rows: Any, async_enabled: bool, options: dict[str, str]) -> list[Any]:
+    operator = Chains(programs, awaits)
+    with OperatorHarness(operator, ROWS, ["k"], async_enabled=async_enabled, options=options) as harness:
+        harness.push([(key, -1) for key in range(4)])
+        harness.end_batch()
+        harness.push(rows)
+        return harness.end_batch()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(deadline=None)
+@given(
+    programs=st.lists(_outermost(), min_size=1, max_size=3),
+    keys=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    awaits=st.booleans(),
+)
+def test_rows_stand_as_in_sync_mode(mode: str, programs: Any, keys: Any, awaits: bool) -> None:
+    rows = [(key, number % len(programs)) for number, key in enumerate(keys)]
+    expected = _rows(programs, awaits, rows, False, {})
+    assert _rows(programs, awaits, rows, True, MODES[mode]) == expected
+
+
+def test_rows_of_independent_chains_stand_in_the_order_of_the_chains() -> None:
+    """Of reads that are answered the other way round, with a row of the record's own code between them."""
+    program = [
+        ("read", 0, [("emit",)]),
+        ("emit",),
+        ("read", 3, [("emit",), ("read", 1, [("emit",)]), ("emit",)]),
+    ]
+    rows = [(key, 0) for key in (2, 0, 3, 2, 1)]
+    emitted = [place for _, _, place in _rows([program], False, rows, True, MODES["gathered"])]
+    assert emitted == [111, 2, 113, 11213, 313] * 5
+
+
+@pytest.mark.parametrize("length", [3_000])
+def test_a_chain_of_any_length_needs_no_stack(length: int, async_enabled: bool) -> None:
+    class Long(Chains):
+        def process(self, row: Any, ctx: Any) -> Any:
+            def step(left: int) -> StateFuture[Any]:
+                ctx.emit(row.k, left)
+                if not left:
+                    return combine_all([])
+                return self.values[left % STATES].async_value().then_compose(lambda _: step(left - 1))
+
+            return step(length)
+
+    with OperatorHarness(
+        Long([], False), ROWS, ["k"], async_enabled=async_enabled, options=WAITING
+    ) as harness:
+        harness.push([(1, 0)])
+        assert [place for _, _, place in harness.end_batch()] == list(range(length, -1, -1))
