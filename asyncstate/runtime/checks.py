@@ -253,11 +253,22 @@ def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> OutputSp
         returned = operator.bind(inputs)
         output = OutputSpec.of(returned)
         _check_outputs(operator, output, returned)
-        return output
+        return with_late_changes(operator, inputs, output)
     except SchemaError as error:
         if f"'{uid}'" in str(error):
             raise
         raise SchemaError(f"operator '{uid}': {error}") from error
+
+
+def with_late_changes(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
+    """``output``, whose side outputs for late rows have what is known of the inputs: the framework puts these rows out
+    as they came."""
+    late = {
+        name: spec.changes
+        for name, spec in zip(operator.late_outputs(inputs), inputs, strict=False)
+        if name is not None and name in output.side_outputs
+    }
+    return replace(output, side_changes={**output.side_changes, **late}) if late else output
 
 
 def _check_outputs(operator: Operator, output: OutputSpec, returned: object) -> None:

@@ -78,8 +78,8 @@ def check_table_key(owner: str, changes: Changelog, keys: Sequence[str]) -> None
         columns = ", ".join(keys)
         raise SchemaError(
             f"{owner}: the rows{f' of {changes.origin}' if changes.origin else ''} are {changes.text}, but the table "
-            f"has the key ({columns}): a row that another one replaces could not be found there. Give the table the key "
-            f"of the rows, or {upserts_way_out(changes)} and put UpsertMaterialize() with key=({columns}) behind it"
+            f"has the key ({columns}): a row that another one replaces could not be found there. Give the table the "
+            f"key of the rows, or {upserts_way_out(changes)} and put UpsertMaterialize() with key=({columns}) behind it"
         )
 
 

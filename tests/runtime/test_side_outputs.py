@@ -204,7 +204,7 @@ class InOrder(BundleOperator):
     schema: Any = TIMED
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        return OutputSpec(inputs[0].schema, {"late": self.schema})
+        return OutputSpec(inputs[0].schema, {"late": self.schema}, inputs[0].changes)
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         return [InputOrder("event")]
