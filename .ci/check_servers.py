@@ -43,7 +43,10 @@ def main(arguments: list[str]) -> int:
         install(lacking)
         lacking = missing()
     if lacking:
-        print(f"database servers: {', '.join(lacking)} not found; tests that need them cannot run", file=sys.stderr)
+        print(
+            f"database servers: {', '.join(lacking)} not found; tests that need them cannot run",
+            file=sys.stderr,
+        )
         return 1
     print("database servers: all there")
     return 0

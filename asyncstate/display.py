@@ -1,14 +1,17 @@
 """How objects show themselves, in a line and in a notebook.
 
-Owns: ``Constructed`` (objects that know what they were made with), ``call_text``, ``table``, ``time_text``.
+Owns: ``Constructed`` (objects that know what they were made with), ``call_text``, ``table``, ``time_text``,
+``without_secrets``.
 Invariant: nothing here can fail, runs code of the object's own beyond ``repr``, or travels with it when it is pickled.
 A leaf: imports nothing of the project.
 """
 
 from __future__ import annotations
 
+import functools
 import html
 import inspect
+import re
 import weakref
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +22,21 @@ from typing import TYPE_CHECKING, Any, Final
 _CHARACTERS_MAX: Final = 120  # of one setting
 _ROW_STYLE: Final = "text-align:left;font-family:monospace"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+HIDDEN: Final = "***"
+"""What is shown of a credential."""
+_SECRETS: Final = (
+    (re.compile(r"(://[^\s/:@'\"]*):[^\s/@'\"]+@"), rf"\1:{HIDDEN}@"),
+    (re.compile(r"([?&][^=&#\s'\"]+)=(?!\{\d*\}(?:[&#\s'\"]|$))[^&#\s,'\"]+"), rf"\1={HIDDEN}"),
+    (
+        re.compile(
+            r"""(?i)([\w.-]*(?:password|passwd|pwd|secret|token|credential|api_?key|access_?key)[\w.-]*["']?\s*[=:]\s*)
+            (?!\*\*\*)("[^"]*"|'(?:[^'\\]|\\.)*'|[^\s,;&}]+)""",
+            re.VERBOSE,
+        ),
+        rf"\1{HIDDEN}",
+    ),
+)
 
 _given: weakref.WeakKeyDictionary[object, tuple[tuple[Any, ...], dict[str, Any]]] = (
     weakref.WeakKeyDictionary()
@@ -94,11 +112,25 @@ def _text(value: object) -> str:
         return f"{{{', '.join(f'{value_text(key)}: {value_text(one)}' for key, one in value.items())}}}"
     if isinstance(value, type):
         return value.__name__
+    if isinstance(value, functools.partial):  # its arguments may be credentials
+        return f"{_text(value.func)}(...)"
     if callable(value) and hasattr(value, "__name__"):
         return str(value.__name__)
     with suppress(Exception):
         return " ".join(repr(value).split())
     return f"<{type(value).__name__}>"
+
+
+def without_secrets(text: str) -> str:
+    """``text`` without the passwords and parameters of addresses, and without what is called a password, a secret, a
+    token or a key.
+
+    >>> without_secrets("postgresql://me:secret@db/x?sslkey=a, password=b, https://svc/{0}?api_key=c&id={0}")
+    'postgresql://me:***@db/x?sslkey=***, password=***, https://svc/{0}?api_key=***&id={0}'
+    """
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def time_text(microseconds: int | None, first: int, last: int) -> str:

@@ -10,7 +10,7 @@ Must not import pyspark.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ import msgspec
 from asyncstate.dataflow import NodeFigures
 from asyncstate.figures import counters
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime import kind_of, sum_records
+from asyncstate.runtime import CommitRecord, kind_of, sum_records
 
 if TYPE_CHECKING:
     from asyncstate.driver.micro_batch import Applied
@@ -35,11 +35,18 @@ LOGGER: Final = "asyncstate.progress"
 _log = logging.getLogger(LOGGER)
 
 
+class Largest(msgspec.Struct, frozen=True):
+    """The highest value of a partition, and which one has it."""
+
+    value: float
+    partition: int
+
+
 class OperatorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """One operator in one micro-batch: ``sums`` over its partitions, ``peaks`` the highest of them.
 
-    ``plan_seconds`` is the driver's work before the stage starts, ``stage_seconds`` the stage with its
-    exchange.
+    ``largest``: of some of the sums the highest of a partition, which shows skew. ``plan_seconds`` is the driver's work
+    before the stage starts, ``stage_seconds`` the stage with its exchange.
     """
 
     uid: str
@@ -49,6 +56,7 @@ class OperatorStatistics(msgspec.Struct, frozen=True, kw_only=True):
     stage_seconds: float
     sums: dict[str, float]
     peaks: dict[str, float]
+    largest: dict[str, Largest] = {}
 
 
 class SourceStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +104,13 @@ def operator_statistics(applied: Applied) -> OperatorStatistics:
         stage_seconds=applied.stage_seconds,
         sums=sums,
         peaks=peaks,
+        largest={name: _largest(name, applied.records) for name in OF_PARTITIONS if name in sums},
     )
+
+
+def _largest(name: str, records: Sequence[CommitRecord]) -> Largest:
+    found = max(records, key=lambda record: record.statistics.get(name, 0.0))
+    return Largest(found.statistics.get(name, 0.0), found.partition)
 
 
 def figures_of(operators: Mapping[str, OperatorStatistics]) -> dict[str, NodeFigures]:
@@ -113,6 +127,9 @@ def figures_of(operators: Mapping[str, OperatorStatistics]) -> dict[str, NodeFig
         figures[uid] = NodeFigures(rows_in, rows_out, max(own, 0.0), stored)
     return figures
 
+
+OF_PARTITIONS: Final = ("rows_in", "run_seconds", "state_bytes")
+"""Figures of which a progress has the highest of a partition, too, and which partition that is."""
 
 _OPERATOR_NAMES: Final = (
     *("rows_in", "local_rows_in", "rows_out", "keys"),
@@ -188,12 +205,22 @@ def _operator(operator: OperatorStatistics) -> Progress:
         "operator": operator.operator,
         "parallelism": operator.parallelism,
         **figures,
+        **_of_partitions(operator.largest),
         "cache_hit_ratio": _ratio(figures["cache_hits"], figures["reads"]),
         "read_batch_keys_mean": _ratio(figures["read_batch_keys"], figures["read_batches"]),
         "plan_seconds": operator.plan_seconds,
         "stage_seconds": operator.stage_seconds,
         "counters": counters(operator.sums),
     }
+
+
+def _of_partitions(largest: Mapping[str, Largest]) -> Progress:
+    found: Progress = {}
+    for name in OF_PARTITIONS:
+        one = largest.get(name)
+        found[f"{name}_max"] = None if one is None else _number(name, one.value)
+        found[f"{name}_max_partition"] = None if one is None else one.partition
+    return found
 
 
 def _number(name: str, value: float | None) -> float | None:

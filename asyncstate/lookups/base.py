@@ -38,7 +38,10 @@ class Lookup(ABC):
 
     @abstractmethod
     def lookup(self, keys: Sequence[Key]) -> Any:
-        """The rows of each key, in the order of ``keys``; None stands for no rows. May be ``async def``."""
+        """The rows of each key, in the order of ``keys``; None stands for no rows. May be ``async def``.
+
+        An exception with an attribute ``retry_after`` (seconds) is not retried before.
+        """
 
 
 def rows_by_key(keys: Sequence[Key], rows: Iterable[Sequence[Any]]) -> list[Rows]:

@@ -12,11 +12,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from asyncstate.display import value_text, without_secrets
 from asyncstate.errors import ConfigurationError
 from asyncstate.lookups.base import Key, Lookup, Rows, rows_by_key
 
 
-@dataclass
+@dataclass(repr=False)
 class DatabaseLookup(Lookup):
     """A query over a DB-API connection: ``select id, name from items where id in ({keys})``.
 
@@ -30,6 +31,9 @@ class DatabaseLookup(Lookup):
     query: str
     placeholder: str = "?"
 
+    def __repr__(self) -> str:
+        return f"DatabaseLookup({value_text(self.connect)}, {self.query!r})"
+
     def lookup(self, keys: Sequence[Key]) -> list[Rows]:
         """See ``Lookup``."""
         one = ", ".join([self.placeholder] * len(keys[0]))
@@ -40,7 +44,7 @@ class DatabaseLookup(Lookup):
             return rows_by_key(keys, cursor.fetchall())
 
 
-@dataclass
+@dataclass(repr=False)
 class PostgresLookup(Lookup):
     """A query over a pool of asyncpg: ``select id, name from items where id = any($1)``.
 
@@ -52,6 +56,9 @@ class PostgresLookup(Lookup):
     dsn: str
     query: str
     connections: int = 8
+
+    def __repr__(self) -> str:
+        return f"PostgresLookup({without_secrets(self.dsn)!r}, {self.query!r})"
 
     async def open(self) -> None:
         """See ``Lookup``."""

@@ -1,21 +1,36 @@
 """An HTTP service as the place that a lookup join asks, key by key.
 
 Owns: ``HttpLookup``.
-Invariant: one session a task, opened on the event loop of the calls and closed there.
-Must not import anything of ``asyncstate`` but ``errors`` and ``lookups.base``; aiohttp only where it is opened.
+Invariant: one session a task, opened on the event loop of the calls and closed there. A request goes to the origin of
+the address that was given and to no other; no credential is in a text.
+Must not import anything of ``asyncstate`` but ``display``, ``durations``, ``errors`` and ``lookups.base``; aiohttp only
+where it is opened.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import string
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import quote
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote, urlsplit
 
+from asyncstate.display import HIDDEN, without_secrets
 from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import ConfigurationError, OperatorError
 from asyncstate.lookups.base import Key, Lookup, Rows
+
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+_REDIRECTS_MAX: Final = 5
+_MIB: Final = 1 << 20
+_PLAIN_HEADERS: Final = {"accept", "accept-encoding", "accept-language", "content-type", "user-agent"}
+_WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 def json_rows(status: int, body: bytes) -> Rows:
@@ -31,14 +46,23 @@ def json_rows(status: int, body: bytes) -> Rows:
     return found if isinstance(found, list) else [found]
 
 
-@dataclass
+@dataclass(repr=False)
 class HttpLookup(Lookup):
     """GET ``url``, in which ``{0}``, ``{1}`` stand for the values of the key, quoted.
 
-    ``parse`` makes the rows of a status and a body; it raises what is to fail, or to be retried. ``connections``: at
-    most so many at once, beside the bound of calls. ``timeout`` of one GET: seconds, a text or a timedelta. Keys of
-    one request of the operator are asked for one after the other: leave its ``batch`` at 1. Needs aiohttp
-    (``asyncstate[http]``).
+    ``parse`` makes the rows of a status and a body; it raises what is to fail, or to be retried. ``timeout`` of one
+    GET: seconds, a text or a timedelta. Keys of one request of the operator are asked for one after the other: leave
+    its ``batch`` at 1. Needs aiohttp (``asyncstate[http]``).
+
+    Bounds, each of one partition, beside the bound of calls: ``connections`` at once; ``requests_per_second`` (None: no
+    bound). ``response_bytes_max``: of an answer, also after it is unpacked (gzip, deflate); a longer one is an error.
+
+    A ``Retry-After`` of the service holds all requests of the partition back, and the next attempt of ``retry=``. A
+    redirect is followed to the same scheme, host and port, at most five times; one to elsewhere is an error, and
+    nothing is sent there. A value that would lead to another path, ``.``, ``..`` or an empty text, is refused with an
+    OperatorError. Header values, passwords and query parameters are not in ``repr`` and not in errors.
+
+    Raises ConfigurationError for settings that cannot be.
     """
 
     url: str
@@ -46,9 +70,57 @@ class HttpLookup(Lookup):
     headers: Mapping[str, str] = field(default_factory=dict)
     connections: int = 100
     timeout: Seconds = 10.0
+    requests_per_second: float | None = None
+    response_bytes_max: int = 16 * _MIB
 
     def __post_init__(self) -> None:
         self.timeout = seconds(self.timeout, "HttpLookup", "timeout", above_zero=True)
+        self._check()
+        self._pace = _Pace(None)
+
+    def _check(self) -> None:
+        given: object = self.url
+        try:
+            parts = urlsplit(str(given))
+            names = [name for _, name, _, _ in string.Formatter().parse(str(given)) if name is not None]
+        except ValueError:
+            parts, names = urlsplit(""), ["?"]
+        plain = all(name.isdecimal() for name in names)
+        if not (isinstance(given, str) and parts.scheme in ("http", "https") and parts.hostname and plain):
+            raise ConfigurationError(
+                f"HttpLookup: url is {without_secrets(repr(given))}; give an address that begins with http:// or "
+                "https://, with {0}, {1} in place of the values of the key"
+            )
+        if "{" in parts.netloc:
+            raise ConfigurationError("HttpLookup: the host of url has a place for a value; give a fixed host")
+        headers: object = self.headers
+        if not isinstance(headers, Mapping):
+            raise ConfigurationError(
+                "HttpLookup: headers is no dict; give the values of headers by their names"
+            )
+        for name in ("connections", "response_bytes_max", "requests_per_second"):
+            value: Any = getattr(self, name)
+            if value is None and name == "requests_per_second":
+                continue
+            if type(value) not in (int, float) or not value > 0:
+                raise ConfigurationError(f"HttpLookup: {name} is {value!r}; give a number above 0")
+
+    def __repr__(self) -> str:
+        headers = (
+            f", headers={{{', '.join(f'{name!r}: {HIDDEN}' for name in self.headers)}}}"
+            if self.headers
+            else ""
+        )
+        return f"HttpLookup({without_secrets(self.url)!r}{headers})"
+
+    def check(self, keys: Any, columns: Any) -> None:
+        """See ``Lookup``: the address has no place for a value that the key does not have."""
+        asked = [int(name) for _, name, _, _ in string.Formatter().parse(self.url) if name]
+        if asked and max(asked) >= len(keys):
+            raise ConfigurationError(
+                f"HttpLookup: url has a place {{{max(asked)}}}, but {len(keys)} values are sent: "
+                f"{', '.join(keys.names)}; places count from 0"
+            )
 
     async def open(self) -> None:
         """See ``Lookup``."""
@@ -60,9 +132,11 @@ class HttpLookup(Lookup):
             ) from error
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self.connections),
-            headers=self.headers,
+            headers={"Accept-Encoding": "gzip, deflate", **self.headers},
             timeout=aiohttp.ClientTimeout(total=seconds(self.timeout, "HttpLookup", "timeout")),
+            auto_decompress=False,
         )
+        self._pace = _Pace(self.requests_per_second)
 
     async def close(self) -> None:
         """See ``Lookup``."""
@@ -70,11 +144,137 @@ class HttpLookup(Lookup):
 
     async def lookup(self, keys: Sequence[Key]) -> list[Rows]:
         """See ``Lookup``."""
-        quoted = ([quote(str(value), safe="") for value in key] for key in keys)
-        return [await self._get(self.url.format(*values)) for values in quoted]
+        return [await self._rows(key) for key in keys]
 
-    async def _get(self, url: str) -> Rows:
+    async def _rows(self, key: Key) -> Rows:
+        """The rows of ``key``. Raises what ``parse`` does, and OperatorError for requests that fail."""
+        import aiohttp
+
+        address = self._address(key)
+        try:
+            status, headers, body = await self._answer(address)
+        except TimeoutError:
+            raise OperatorError(
+                f"the service did not answer within {self.timeout} seconds; give a longer timeout= of HttpLookup"
+            ) from None
+        except aiohttp.ClientError as error:  # its text has the address
+            raise OperatorError(self._hidden(f"{type(error).__name__}: {error}")) from None
+        try:
+            return self.parse(status, body)
+        except Exception as error:
+            wait = _retry_after(headers.get("Retry-After"))
+            if wait:
+                self._pace.hold(wait)
+            if self._hidden(str(error)) != str(error):
+                error = OperatorError(self._hidden(str(error)))
+            with suppress(AttributeError):  # an exception with slots
+                error.retry_after = wait  # type: ignore[attr-defined]
+            raise error from None
+
+    def _address(self, key: Key) -> str:
+        values = [quote(str(value), safe="") for value in key]
+        address = self.url.format(*values)
+        before = self.url.partition("?")[0].partition("#")[0].split("/")[3:]
+        after = address.partition("?")[0].partition("#")[0].split("/")[3:]
+        for template, segment in zip(before, after, strict=True):
+            if template != segment and segment in (".", "..", ""):
+                raise OperatorError(
+                    f"a value of key {key!r} makes the part {segment!r} of the path, which asks for something else; "
+                    "leave such rows out with where=, or send the value as a parameter, ?name={0}"
+                )
+        return address
+
+    async def _answer(self, address: str) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and unpacked body of the last answer behind redirects."""
         from yarl import URL
 
-        async with self._session.get(URL(url, encoded=True)) as response:
-            return self.parse(response.status, await response.read())
+        url = URL(address, encoded=True)
+        for _ in range(_REDIRECTS_MAX + 1):
+            await self._pace.turn()
+            async with self._session.get(url, allow_redirects=False) as response:
+                place = response.headers.get("Location") if response.status in _REDIRECTS else None
+                if place is None:
+                    return response.status, response.headers, await self._body(response)
+                target = url.join(URL(place))
+            if not target.host or target.origin() != url.origin():
+                raise OperatorError(
+                    f"the service redirects to another place ({target.scheme}://{target.host or ''}), and a lookup "
+                    "does not follow there; give the address of that service as url"
+                )
+            url = target
+        raise OperatorError(f"the service redirects more than {_REDIRECTS_MAX} times")
+
+    async def _body(self, response: Any) -> bytes:
+        most = self.response_bytes_max
+        packed = bytearray()
+        async for chunk in response.content.iter_chunked(1 << 16):
+            packed += chunk
+            if len(packed) > most:
+                raise self._too_long()
+        coding = response.headers.get("Content-Encoding", "identity").strip().lower()
+        if coding in ("identity", "") or not packed:
+            return bytes(packed)
+        if coding not in _WINDOW_BITS:
+            raise OperatorError(
+                f"the service packs its answer as {coding!r}; gzip and deflate are understood"
+            )
+        unpacking = zlib.decompressobj(_WINDOW_BITS[coding])
+        try:
+            body = unpacking.decompress(bytes(packed), most + 1)
+        except zlib.error as error:
+            raise OperatorError(f"the answer of the service is no {coding}: {error}") from error
+        if len(body) > most:
+            raise self._too_long()
+        return body
+
+    def _too_long(self) -> OperatorError:
+        return OperatorError(
+            f"the answer of the service has more than {self.response_bytes_max} bytes; ask for less, or raise "
+            "response_bytes_max of HttpLookup"
+        )
+
+    def _hidden(self, text: str) -> str:
+        """``text`` without what is secret in the address and the headers."""
+        parts = urlsplit(self.url)
+        secrets = [value for name, value in self.headers.items() if name.lower() not in _PLAIN_HEADERS]
+        secrets += [word for value in secrets for word in value.split()]
+        secrets += [value for _, value in parse_qsl(parts.query) if "{" not in value]
+        secrets += [parts.password or ""]
+        for secret in sorted({one for one in secrets if len(one) > 3}, key=len, reverse=True):
+            text = text.replace(secret, HIDDEN)
+        return without_secrets(text)
+
+
+class _Pace:
+    """Requests one after the other, at most ``per_second``, and none while the service asks for a pause."""
+
+    def __init__(self, per_second: float | None) -> None:
+        self._gap = 1 / per_second if per_second else 0.0
+        self._next = 0.0
+
+    async def turn(self) -> None:
+        """Wait until a request may begin."""
+        now = asyncio.get_running_loop().time()
+        begin = max(now, self._next)
+        self._next = begin + self._gap if self._gap else self._next
+        if begin > now:
+            await asyncio.sleep(begin - now)
+
+    def hold(self, wait: float) -> None:
+        """No request begins for ``wait`` seconds."""
+        self._next = max(self._next, asyncio.get_running_loop().time() + wait)
+
+
+def _retry_after(value: str | None) -> float:
+    """Seconds of the header, which has them or a date; 0 for none."""
+    if value is None:
+        return 0.0
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        return 0.0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

@@ -30,8 +30,8 @@ class TableLookup(Lookup):
 
     def __init__(self, table: Any, key: Sequence[str], columns: Sequence[str]) -> None:
         self.table = _arrow(table)
-        self.key = tuple(key)
-        self.columns = tuple(columns)
+        self.key = _names("key", key)
+        self.columns = _names("columns", columns)
         self._index: Mapping[Key, Rows] | None = None
         for name in (*self.key, *self.columns):
             if name not in self.table.column_names:
@@ -69,6 +69,13 @@ class TableLookup(Lookup):
         return [self._index.get(key, ()) or [] for key in keys]
 
 
+def _names(what: str, given: object) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise SchemaError(f"TableLookup: {what} is {given!r}; give a list of the names of columns")
+    return tuple(str(name) for name in names)
+
+
 def _family(kind: pa.DataType) -> object:
     """The same for two types whose values can be equal in Python."""
     if pa.types.is_dictionary(kind):
@@ -91,10 +98,16 @@ def _family(kind: pa.DataType) -> object:
 def _arrow(table: Any) -> pa.Table:
     if isinstance(table, pa.Table):
         return table
-    if isinstance(table, list):
-        return pa.Table.from_pylist(table)
+    if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
+        try:
+            return pa.Table.from_pylist(table)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise SchemaError(
+                f"TableLookup: the rows are no table: {error}; give every column values of one type, or an Arrow table"
+            ) from error
     if hasattr(table, "columns") and hasattr(table, "iloc"):
         return pa.Table.from_pandas(table, preserve_index=False)
     raise SchemaError(
-        f"TableLookup: the table is a {type(table).__name__}; give an Arrow table, a DataFrame of pandas or dicts"
+        f"TableLookup: the table is a {type(table).__name__}; give an Arrow table, a DataFrame of pandas or a list of "
+        "dicts, a row each"
     )

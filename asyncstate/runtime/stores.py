@@ -43,7 +43,7 @@ class PartitionStatistics:
     """The partition's store and its part of the checkpoint.
 
     ``restore_seconds``, ``restore_bytes``: what it took to bring the store to the base version, and what was fetched
-    for it. ``delta_bytes``: of the delta file uploaded. ``state_bytes``: of the store, as stored;
+    for it. ``delta_bytes``: of the delta file uploaded. ``state_bytes``: of the store and that delta, as stored;
     ``state_entries_estimate``: its entries, overwritten ones among them until they are compacted.
     ``block_cache_bytes_peak``, ``block_cache_bytes_limit``: of blocks in RocksDB's cache, and what filters and indexes
     leave it, which take ``table_reader_bytes_peak``.
@@ -108,12 +108,13 @@ class PartitionStore:
         """Once ``content`` is what the partition is after the micro-batch."""
         lease, store = self._lease, self.store.statistics()
         new = [delta.file for delta in content.deltas if delta not in lease.base.deltas]
+        delta_bytes = sum(file.size_bytes for file in new)  # the store gets it in the next micro-batch
         return PartitionStatistics(
             restore_seconds=lease.restored.seconds,
             restore_bytes=lease.restored.bytes_fetched,
-            delta_bytes=sum(file.size_bytes for file in new),
-            state_bytes=store.size_bytes,
-            state_entries_estimate=store.entries_estimate,
+            delta_bytes=delta_bytes,
+            state_bytes=store.size_bytes + delta_bytes,
+            state_entries_estimate=store.entries_estimate + sum(file.num_entries for file in new),
             block_cache_bytes_peak=store.block_cache_bytes,
             block_cache_bytes_limit=store.block_cache_bytes_max,
             table_reader_bytes_peak=store.table_reader_bytes,

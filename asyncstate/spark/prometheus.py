@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from asyncstate.driver.progress import FIGURES, Progress
+from asyncstate.driver.progress import FIGURES, OF_PARTITIONS, Progress
 from asyncstate.errors import ConfigurationError
 from asyncstate.figures import Kind
 
@@ -71,6 +71,8 @@ class PrometheusProgress:
             for name, kind in FIGURES.items()
             if kind in _GAUGES
         }
+        for name in (f"{name}_max" for name in OF_PARTITIONS):
+            self._levels[name] = self._gauge(name, f"{name}: the highest of a partition.", _OPERATOR)
         self._own = self._counter(
             "operator_counter", "What operators count themselves.", (*_OPERATOR, "counter")
         )

@@ -8,7 +8,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, ChangelogMode
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import read_schema
+from asyncstate.config import resolve
 from asyncstate.dataflow import (
     Apply,
     Dataflow,
@@ -42,6 +43,7 @@ from asyncstate.runtime import (
     Delay,
     SequenceBy,
     advance_sources,
+    check_claimed,
     highest_event_time,
     watermark_after,
     watermark_holders,
@@ -116,8 +118,9 @@ class PipelineHarness:
         """By sink all rows so far, ``(row kind text, *values)``."""
         self._build({})
 
-    def _build(self, saved: Mapping[str, Path]) -> None:
-        """The dataflow as it is declared, its operators over the states ``saved`` by uid. Raises JobError."""
+    def _build(self, saved: Mapping[str, Path], stored: Collection[str] = ()) -> None:
+        """The dataflow as it is declared, its operators over the states ``saved`` by uid; ``stored``: those that have
+        any. Raises JobError."""
         sources = self._declared_sources
         self.flow = Dataflow()
         self._starts = {name: one.initial for name, one in sources.items() if one.initial is not None}
@@ -127,7 +130,11 @@ class PipelineHarness:
         self.changes: dict[Node, Changelog] = {}
         """What the rows of each node are."""
         self._schemas = self._opened(saved)
-        self._left = {uid: folder for uid, folder in saved.items() if uid not in self._operators}
+        choice = resolve(self._settings["options"], {}).unclaimed_state
+        dropped = check_claimed(stored, self._operators, choice)
+        self._left = {
+            uid: folder for uid, folder in saved.items() if uid not in self._operators and uid not in dropped
+        }
         self._pending = {name: self._pending.get(name, []) for name in sources}
         self.outputs = {
             **self.outputs,
@@ -198,8 +205,9 @@ class PipelineHarness:
     ) -> None:
         """As a job that is started again over its checkpoint, with what is given changed.
 
-        Operators that go on by their uid have their state, new ones have none, and that of operators that are gone is
-        kept for a restart that has them again. Rows that were pushed come in the next micro-batch, unless their source
+        Operators that go on by their uid have their state, and new ones have none. That of operators that are gone is
+        refused, unless the option ``async-state.unclaimed-state`` is ``keep``, for a restart that has them again, or
+        ``drop``. Rows that were pushed come in the next micro-batch, unless their source
         is gone. Raises what a job refuses; the harness then is as it was before.
         """
         kept = dict(self.__dict__)
@@ -222,7 +230,8 @@ class PipelineHarness:
                         f"restart: source '{name}' has other columns, and rows with the old ones that were pushed and "
                         "not processed; call end_batch before restart"
                     )
-            self._build(self._left | {uid: one.snapshot() for uid, one in self._operators.items()})
+            stored = {*self._left, *(uid for uid, one in self._operators.items() if one.states())}
+            self._build(self._left | {uid: one.snapshot() for uid, one in self._operators.items()}, stored)
         except BaseException:
             self.__dict__.update(kept)
             raise

@@ -172,7 +172,7 @@ class Match(KeepsKey, AggregateOperator):
         counts = any(isinstance(one, MatchNumber) for one in self.measures.values())
         return meaning(
             self,
-            pattern=str(self.pattern),
+            pattern=self.pattern.text,
             define=self.define,
             within=None if self.within is None else f"{self.within}us",
             after_match=self.after_match,

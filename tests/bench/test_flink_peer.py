@@ -7,11 +7,13 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import duckdb
 import pytest
 
+from asyncstate.errors import StoreError
 from bench.nexmark.oracle import QUERIES
 from bench.nexmark.sources import write_events
 from bench.peers.flink.nexmark import NexmarkPlan, keyed, nexmark
@@ -38,6 +40,48 @@ def test_without_flink_the_peers_are_left_out_and_say_why(
     assert [result.peer for result in results] == ["flink-sql", "flink-sql-async", "pyflink"]
     assert all("does not have apache-flink" in result.skipped for result in results)
     assert not any(result.wrong for result in results)
+
+
+class Fails:
+    """A runner of which one query fails, checked or timed."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+
+    def prepare(self) -> SimpleNamespace:
+        return SimpleNamespace(path=Path("events"), micro_batch_events=10)
+
+    def run(self, query: str, async_enabled: bool) -> SimpleNamespace:
+        if (query, self.when) == ("q3", "checked"):
+            raise StoreError("the folder is gone")
+        return SimpleNamespace(expected_rows=1, checked=True, problems=())
+
+    def dropped(self, query: str, async_enabled: bool) -> SimpleNamespace:
+        if (query, self.when) == ("q3", "timed"):
+            raise StoreError("the folder is gone")
+        return SimpleNamespace(batch_ms=[2_000.0], cpu_seconds=1.0)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("when", ["checked", "timed"])
+def test_a_query_that_fails_leaves_the_figures_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, when: str
+) -> None:
+    monkeypatch.setattr("bench.peers.flink.nexmark.find_flink", lambda _: Path(sys.executable))
+    monkeypatch.setattr(
+        "bench.peers.flink.nexmark.start_session", lambda _: SimpleNamespace(stop=lambda: None)
+    )
+    monkeypatch.setattr("bench.peers.flink.nexmark.NexmarkRunner", lambda *_: Fails(when))
+    plan = NexmarkPlan(
+        tmp_path, events=10, cores=1, repeat=1, seed=0, python=None, queries=("q2", "q3", "q4")
+    )
+    found = {one.work: one for results in nexmark(["ours-sync"], plan, lambda _: None) for one in results}
+    assert [found[work].seconds for work in ("f q2", "f q3", "f q4")] == [[2.0], [], [2.0]]
+    assert found["f q3"].failed == "StoreError: the folder is gone"
+    assert not found["f q2"].failed
+    assert not found["f q4"].failed
 
 
 @pytest.mark.parametrize("query", FLINK_QUERIES)

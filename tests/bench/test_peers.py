@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from bench.__main__ import app
+from bench.options import made
 from bench.peers import measure, modes
 from bench.peers.child import Turns, run_ours, run_spark
 from bench.peers.inputs import check, write_input
@@ -117,6 +119,15 @@ def test_an_unknown_query_is_refused_with_those_there_are() -> None:
     done = CliRunner().invoke(app, ["peers", "--work", "f", "--queries", "q4,q99"])
     assert done.exit_code == 2
     assert "q99: choose from q3, q4, q5" in done.output
+
+
+def test_a_folder_that_is_missing_is_made_and_one_that_cannot_be_is_named(tmp_path: Path) -> None:
+    assert made(tmp_path / "new" / "folder") == tmp_path / "new" / "folder"
+    assert (tmp_path / "new" / "folder").is_dir()
+    assert made(None) is None
+    (tmp_path / "file").touch()
+    with pytest.raises(typer.BadParameter, match="can be written to"):
+        made(tmp_path / "file" / "below")
 
 
 def test_a_wrong_result_fails_the_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

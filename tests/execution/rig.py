@@ -119,7 +119,7 @@ class Rig:
         for item, key in enumerate(keys):
             self.submit(key, work, item)
         self.controller.drain()
-        return [values for _, values in self.controller.take_outputs()]
+        return [values for _, values, *_ in self.controller.take_outputs()]
 
     def commit(self) -> None:
         """End of the micro-batch."""

@@ -126,7 +126,7 @@ def test_rows_and_state_are_those_of_one_key_at_a_time(
 ) -> None:
     rows, totals = _expected(items)
     outputs, changes, _ = _run(mode, process, items)
-    assert [values for _, values in outputs] == rows
+    assert [values for _, values, *_ in outputs] == rows
     assert {key: _decode(value) for key, value in changes.items()} == {
         _store_key(key): total for key, total in totals.items()
     }
@@ -182,7 +182,7 @@ def test_records_of_other_keys_overtake_a_waiting_one_but_rows_leave_in_order() 
         store.gate.set()
         controller.drain()
         assert ran == [b"quick", b"slow"]
-        assert [values[0] for _, values in controller.take_outputs()] == [b"slow", b"quick"]
+        assert [values[0] for _, values, *_ in controller.take_outputs()] == [b"slow", b"quick"]
     assert threading.get_ident() not in store.threads
 
 
@@ -204,7 +204,7 @@ def test_requests_beyond_the_in_flight_limit_are_taken() -> None:
 
     for mode in MODES:
         outputs, _, _ = _run(mode, process, [(bytes([i]), i) for i in range(20)])
-        assert [values for _, values in outputs] == [(i, 0) for i in range(20)]
+        assert [values for _, values, *_ in outputs] == [(i, 0) for i in range(20)]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -239,7 +239,7 @@ class TestFailures:
             )
 
         outputs, _, _ = _run(mode, process, [(b"k", 0), (b"l", 1)])
-        assert [values for _, values in outputs] == [(0, -1), (1, 1)]
+        assert [values for _, values, *_ in outputs] == [(0, -1), (1, 1)]
 
     def test_a_failing_decoder_names_the_state(self, mode: str) -> None:
         def process(item: int, ctx: RecordContext) -> Any:

@@ -52,7 +52,7 @@ class Bench:
 
     @property
     def released(self) -> list[int]:
-        return [values[0] for _, values in self.outputs]
+        return [values[0] for _, values, *_ in self.outputs]
 
 
 class TestMailbox:

@@ -344,7 +344,9 @@ def test_rows_kept_for_another_pattern_are_refused(other: Match) -> None:
     with harness(match("A B C")) as one:
         one.push(rows("ab"))
         one.end_batch()
-        with pytest.raises(StateDeclarationError, match="pattern|is ordered by processing time"):
+        with pytest.raises(
+            StateDeclarationError, match="kept for another program: (pattern|within|time) was "
+        ):
             one.restore(one.snapshot(), operator=other)
 
 

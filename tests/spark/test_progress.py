@@ -45,6 +45,8 @@ OPERATOR_NAMES = {
     "worker_rss_bytes_peak", "plan_seconds", "stage_seconds", "run_seconds", "commit_seconds", "io_wait_seconds",
     "compaction_seconds",
     "call_wait_seconds", "restore_seconds", "input_seconds", "output_seconds", "read_batch_seconds", "counters",
+    "rows_in_max", "rows_in_max_partition", "run_seconds_max", "run_seconds_max_partition",
+    "state_bytes_max", "state_bytes_max_partition",
     "in_flight_limit", "request_buffer_limit", "buffer_timeout_ms_limit", "io_parallelism_limit", "call_limit",
 }  # fmt: skip
 ONLY_TWO_PHASES = {"local_rows_in"}
@@ -124,6 +126,31 @@ def test_a_known_batch_in_each_mode(make_job: MakeJob, rows: DataFrame, async_en
         [],
         ["read_batch_keys_mean"],
     )
+
+
+def test_skew_and_the_size_of_new_state_show(
+    make_job: MakeJob, spark: SparkSession, async_enabled: bool
+) -> None:
+    """All rows of a key are in one partition; the state of the first micro-batch counts, which no store has yet."""
+    one_key = spark.sql("select id, 3L as k, timestamp_seconds(100 + id) as at from range(50)")
+    others = spark.sql("select id, id % 7 as k, timestamp_seconds(200 + id) as at from range(7)")
+    job = make_job(options={"async-state.enabled": async_enabled})
+    on_batch = job.micro_batch(totals)
+    seen = []
+    for number, df in enumerate((one_key, one_key.union(others))):
+        on_batch(df, number)
+        assert job.last_progress is not None
+        seen += job.last_progress["operators"]
+    alone, among = seen
+    assert (alone["rows_in"], alone["rows_in_max"]) == (50, 50)
+    assert alone["state_bytes"] == alone["state_bytes_max"] == alone["delta_bytes"] > 0
+    assert alone["rows_in_max_partition"] == alone["state_bytes_max_partition"]
+    assert among["rows_in"] == 57
+    assert 51 <= among["rows_in_max"] < 57
+    assert among["rows_in_max_partition"] == alone["rows_in_max_partition"]
+    assert among["state_bytes"] > among["state_bytes_max"] > 0
+    assert 0 < among["run_seconds_max"] <= among["run_seconds"]
+    assert among["run_seconds_max_partition"] in range(3)
 
 
 def test_names_are_the_same_whatever_was_measured() -> None:

@@ -129,7 +129,7 @@ def test_what_is_malformed_and_the_rest(spark: SparkSession) -> None:
         "not an event", "not an event", "not an event", "names no operation", "operation 't' is no change",
         "no row after", "no row before the change; let the source send full images", "no row before",
         "column 'id': 'x' is no bigint", "column 'id' has no value",
-        "column 'name': '__debezium_unavailable_value' is no string", "not an event", "column 'id': '1.5' is no bigint",
+        "column 'name' has a value that the log does not have", "not an event", "column 'id': '1.5' is no bigint",
     ]  # fmt: skip
     assert sorted(found) == list(range(len(bad)))
     for number, reason in enumerate(expected):
@@ -230,6 +230,143 @@ def test_types(spark: SparkSession) -> None:
     ]
 
 
+PLACEHOLDER = "__debezium_unavailable_value"
+NOT_IN_THE_LOG = {  # as Debezium 3.6 writes an unchanged large value of PostgreSQL's type, and what to read it as
+    "text": (PLACEHOLDER, "string"),
+    "jsonb": (PLACEHOLDER, "string"),
+    "bytea": (base64.b64encode(PLACEHOLDER.encode()).decode(), "binary"),
+    "hstore": (f'{{"{PLACEHOLDER}":"{PLACEHOLDER}"}}', "string"),
+    "hstore as a map": ({PLACEHOLDER: PLACEHOLDER}, "string"),
+    "text[]": ([PLACEHOLDER], "string"),
+    "bytea[]": ([base64.b64encode(PLACEHOLDER.encode()).decode()], "string"),
+    "int8[]": (list(PLACEHOLDER.encode()), "string"),
+    "date[]": (list(PLACEHOLDER.encode()), "string"),
+    "uuid[]": (["b68a35a7-17ad-35b3-af2a-ae46edb4545a"], "string"),
+    "numeric": (PLACEHOLDER, "double"),
+}
+
+
+def test_values_that_the_log_does_not_have_are_malformed(spark: SparkSession) -> None:
+    columns = [f"c{number}" for number in range(len(NOT_IN_THE_LOG))]
+    there = {"id": 1} | dict.fromkeys(columns)
+    given = [
+        change("u", None, there | {name: value})
+        for name, (value, _) in zip(columns, NOT_IN_THE_LOG.values(), strict=True)
+    ]
+    kinds = [f"{name} {kind}" for name, (_, kind) in zip(columns, NOT_IN_THE_LOG.values(), strict=True)]
+    schema = ", ".join(["id int not null", *kinds])
+    found = reasons(debezium_json(events(spark, *given), schema, upsert_key="id", malformed="only"))
+    for number, (n, reason) in enumerate(found):
+        assert n == number
+        assert f"column 'c{number}' has a value that the log does not have" in reason
+    assert len(found) == len(given)
+
+
+DAYS = {  # by JVM and by where the event comes from, as Debezium 3.6 counts the days of PostgreSQL's infinities
+    "infinity": [2147483647, -622191234, -622191233, -2147472692],
+    "-infinity": [-2147483648, -625821272, -625821271, -2147472691],
+}
+MICROS = {"infinity": 9223372036825200000, "-infinity": -9223372036832400000}
+
+
+def infinite() -> list[dict[str, Any]]:
+    found = []
+    for word in ("infinity", "-infinity"):
+        found += [{"d": day} for day in DAYS[word]]
+        found += [{"us": MICROS[word]}, {"ms": MICROS[word] // 1000}, {"tz": word}]
+    return found
+
+
+INFINITE = "d date, us timestamp, ms timestamp, tz timestamp"
+UNITS = {"us": "us", "ms": "ms"}
+
+
+def test_infinities_are_malformed_unless_it_is_said_what_they_are(spark: SparkSession) -> None:
+    given = events(spark, *(change("c", None, one) for one in infinite()))
+    found = reasons(debezium_json(given, INFINITE, timestamps=UNITS, malformed="only"))
+    half = len(infinite()) // 2
+    for number, one in enumerate(infinite()):
+        (name,) = one
+        sign = "" if number < half else "-"
+        assert f"column '{name}' is {sign}infinity; say what it shall be with infinity=" in found[number][1]
+
+    def values(infinity: Any) -> list[str | None]:
+        read = debezium_json(given, INFINITE, timestamps=UNITS, infinity=infinity, keep="n").orderBy("n")
+        micros = [f"unix_micros({name})" for name in ("us", "ms", "tz")]
+        texts = read.selectExpr(
+            f"coalesce(cast(d as string), string(coalesce({', '.join(micros)}))) as x"
+        ).collect()
+        return [row.x for row in texts]
+
+    def as_micros(year: int) -> str:
+        return str(int(dt.datetime(year, 1, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000)
+
+    high, low = as_micros(9999), as_micros(1900)
+    both = ["9999-01-01"] * 4 + [high] * 3 + ["1900-01-01"] * 4 + [low] * 3
+    assert values(("1900-01-01", dt.date(9999, 1, 1))) == both
+    assert values((None, "9999-01-01")) == both[:half] + [None] * half
+    required = INFINITE.replace("d date", "d date not null")
+    empty = reasons(debezium_json(given, required, timestamps=UNITS, infinity=(None, None), malformed="only"))
+    assert [reason for _, reason in empty] == ["column 'd' has no value"] * len(infinite())
+
+
+def test_the_first_and_last_times_of_a_database_are_values(spark: SparkSession) -> None:
+    given = [
+        {"d": 2145042905, "us": 9223371158400000000},  # 5874897-12-31, 294246-12-31
+        {"d": -2440550, "us": -210863520000000000},  # 4713-01-01 BC
+        {"d": 2145042906},
+    ]
+    log = events(spark, *(change("c", None, one) for one in given))
+    read = debezium_json(log, INFINITE, timestamps=UNITS, malformed="drop")
+    found = rows(read.selectExpr("unix_date(d)", "unix_micros(us)"))
+    assert found == [(one["d"], one["us"]) for one in given[:2]]
+    ((_, reason),) = reasons(debezium_json(log, INFINITE, timestamps=UNITS, malformed="only"))
+    assert "column 'd' has a time that no database has" in reason
+
+
+@pytest.mark.parametrize("infinity", ["9999-12-31", ("0001-01-01",), ("today", None), 7, (None, 9999)])
+def test_an_infinity_that_is_no_pair_of_dates_is_refused(spark: SparkSession, infinity: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match="is no pair of dates; give what -infinity and infinity shall be"
+    ):
+        debezium_json(events(spark), ITEMS, infinity=infinity)
+
+
+def test_a_message_with_more_than_an_event_is_malformed(spark: SparkSession) -> None:
+    formats = [
+        (debezium_json, change("c", None, A)),
+        (maxwell_json, {"type": "insert", "data": A}),
+        (canal_json, {"type": "INSERT", "data": [_texts(A)]}),
+    ]
+    for read, event in formats:
+        one = json.dumps(event)
+        behind = [
+            one, f"\n{one}", f",{one}", f"],[{one}", f"]}} {one}", ' garbage', "}", "]", "]}", ",", '{"', "null",
+            ',{"__asyncstate_end":true}',
+        ]  # fmt: skip
+        given = events(spark, *(one + more for more in behind), f"[{one}]", f"[{one},{one}]", f" {one}\n ")
+        found = reasons(read(given, ITEMS, malformed="only"))
+        assert [n for n, _ in found] == list(range(len(behind) + 2))
+        assert all("or there is more behind it" in reason for _, reason in found)
+        assert rows(read(given, ITEMS, malformed="drop")) == [(1, "a", "+I")]
+
+
+@pytest.mark.parametrize("name", ["row_kind", "ROW_KIND", "Row_Kind"])
+def test_the_kind_of_rows_has_its_name_in_any_case(spark: SparkSession, name: str) -> None:
+    with pytest.raises(SchemaError, match="more than one column 'row_kind'"):
+        debezium_json(events(spark), f"id int, {name} string")
+    flat = spark.createDataFrame([("I", "+U", 1)], f"op string, {name} string, id int")
+    with pytest.raises(SchemaError, match=f"has a column '{name}' already"):
+        operation_column(flat, "op", {"I": "+I"})
+    assert rows(operation_column(flat, name, {"+U": "+I"})) == [("I", 1, "+I")]
+
+
+@pytest.mark.parametrize("kinds", [7, None, "+I", ["+I"], {7: "+I"}])
+def test_kinds_that_are_no_mapping_of_texts_are_refused(spark: SparkSession, kinds: Any) -> None:
+    with pytest.raises(ConfigurationError, match="give a dict of the texts of 'op'"):
+        operation_column(spark.createDataFrame([("I",)], "op string"), "op", kinds)
+
+
 def test_numbers_beyond_the_largest_float_are_malformed(spark: SparkSession) -> None:
     pairs = [(1e39, 0), ("-1e39", 0), (0, "1e400"), ("Infinity", " -inf "), ("+Inf", "NaN"), (None, 1e300)]
     given = events(spark, *(change("c", None, {"f": f, "d": d}) for f, d in pairs))
@@ -275,7 +412,9 @@ def test_texts_of_numbers_and_times_in_any_session(spark: SparkSession) -> None:
         events(session, *(change("c", None, row) for row in bad)), schema, decimals="text", malformed="only"
     )
     assert [n for n, _ in reasons(found)] == list(range(len(bad)))
-    assert dict(reasons(found))[6] == "not an event of this format, or a decimal that does not fit its type"
+    assert dict(reasons(found))[6] == (
+        "not an event of this format, or there is more behind it, or a decimal that does not fit its type"
+    )
     far = debezium_json(
         events(session, change("c", None, {"at": 2**62})), "at timestamp", timestamps="ms", malformed="only"
     )

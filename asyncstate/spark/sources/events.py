@@ -16,7 +16,7 @@ from typing import Final
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BooleanType, StringType, StructField, StructType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import SchemaError
@@ -28,6 +28,9 @@ TEXT: Final = "__asyncstate_text"
 EVENT: Final = "__asyncstate_event"
 NAMES: Final = "__asyncstate_names"
 _CORRUPT: Final = "__asyncstate_corrupt"
+_WHOLE: Final = "__asyncstate_whole"
+_PARSED: Final = "__asyncstate_parsed"
+_END: Final = "__asyncstate_end"
 _OP: Final = "__asyncstate_op"
 _RAW: Final = "__asyncstate_raw"
 _CHANGES: Final = "__asyncstate_changes"
@@ -95,12 +98,26 @@ def changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:
 
 
 def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> DataFrame:
-    """``kept``, ``TEXT``, ``EVENT``, and ``NAMES`` if the format asks for them."""
-    wire = StructType([*event.wire, StructField(_CORRUPT, StringType())])
-    said = df.selectExpr(*map(quoted, kept), f"cast({quoted(asked.value)} as string) as {TEXT}")
+    """``kept``, ``TEXT``, ``EVENT``, ``_WHOLE``, and ``NAMES`` if the format asks for them.
+
+    Spark's parser stops behind the first value of a text. So the text is read as the first element of an array whose
+    second one is a mark: with another value, or anything else, behind the event the array is none, or the mark is not
+    in its place.
+    """
+    element = StructType([*event.wire, StructField(_END, BooleanType())])
+    fields = [StructField("e", ArrayType(element)), StructField(_CORRUPT, StringType())]
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    parsed = said.withColumn(EVENT, sf.from_json(TEXT, wire, options))
-    return parsed if event.names is None else parsed.withColumn(NAMES, sf.from_json(TEXT, event.names))
+    array = f"""concat('{{"e":[', {TEXT}, ',{{"{_END}":true}}]}}')"""
+    said = df.selectExpr(*map(quoted, kept), f"cast({quoted(asked.value)} as string) as {TEXT}")
+    parsed = said.withColumn(_PARSED, sf.from_json(sf.expr(array), StructType(fields), options))
+    ends = f"size({_PARSED}.e) = 2 and {_PARSED}.e[0].{_END} is null and {_PARSED}.e[1].{_END}"
+    whole = f"coalesce({_PARSED}.{_CORRUPT} is null and {ends}, false)"
+    names = [] if event.names is None else [NAMES]
+    if event.names is not None:
+        parsed = parsed.withColumn(NAMES, sf.from_json(TEXT, event.names))
+    return parsed.selectExpr(
+        *map(quoted, kept), TEXT, f"get({_PARSED}.e, 0) as {EVENT}", f"{whole} as {_WHOLE}", *names
+    )
 
 
 def _stated(event: Event, asked: Asked) -> list[str]:
@@ -113,9 +130,11 @@ def _stated(event: Event, asked: Asked) -> list[str]:
     hint = text("' is no change of a row; name it in skip= if it may be ignored")
     typing = event.typing
     decimal = ", or a decimal that does not fit its type" if has_decimals(typing.columns) else ""
-    unread = text(f"not an event of this format{decimal if typing.decimals == 'text' else ''}")
+    unread = text(
+        f"not an event of this format, or there is more behind it{decimal if typing.decimals == 'text' else ''}"
+    )
     problem = f"""case when {TEXT} is null then null
-        when {EVENT} is null or {EVENT}.{_CORRUPT} is not null then {unread}
+        when {EVENT} is null or not {_WHOLE} then {unread}
         when {event.op} is null then 'the event names no operation'
         when {silent} then null
         when {op} is null then concat({quote}, {event.op}, {hint})
@@ -222,6 +241,7 @@ def _check(df: DataFrame, event: Event, asked: Asked) -> None:
 
 def _check_names(event: Event, asked: Asked) -> None:
     names = [*event.typing.columns.names, *_positions(event), *asked.keep, ROW_KIND_COLUMN]
+    names = [ROW_KIND_COLUMN if name.lower() == ROW_KIND_COLUMN else name for name in names]
     double = [name for name in names if names.count(name) > 1]
     if double:
         raise SchemaError(

@@ -31,9 +31,8 @@ from asyncstate.spark.sources.events import (
     names_of,
 )
 from asyncstate.spark.sources.malformed import Malformed, text
+from asyncstate.spark.sources.special import Infinity, Special, infinity_of
 from asyncstate.spark.sources.typed import Decimals, Typing, has_decimals
-
-_UNAVAILABLE: Final = "__debezium_unavailable_value"
 
 _PLACES: Final[Mapping[str, Mapping[str, str]]] = {
     "postgresql": {"source_lsn": "try_cast({0}.lsn as bigint)"},
@@ -67,6 +66,7 @@ def debezium_json(
     connector: str | None = None,
     decimals: Decimals | None = None,
     timestamps: str | Mapping[str, str] = "iso",
+    infinity: Infinity | None = None,
     keep: str | Sequence[str] | None = None,
     skip: str | Sequence[str] | None = None,
     malformed: Malformed = "fail",
@@ -79,9 +79,11 @@ def debezium_json(
     updates are +U alone, -D has nothing but this key. ``connector``: "postgresql", "mysql" (MariaDB too) or
     "sqlserver" adds the columns ``POSITIONS[connector]``. ``decimals``: "base64" is Debezium's precise mode, "text" its
     string and double modes; needed if the schema has a decimal. ``timestamps``: the unit of those that are numbers,
-    "ms", "us" or "ns", for all or by column; "iso": none is. ``keep``: columns of ``df`` to keep. ``skip``: operations
-    to ignore, "t" (truncate) and "m" (message). ``malformed``: "fail" ends the query with an example, "drop" leaves
-    such rows out, "only" gives them alone, as they came, with the reason in the column ``malformed``.
+    "ms", "us" or "ns", for all or by column; "iso": none is. ``infinity``: the dates that PostgreSQL's ``-infinity``
+    and ``infinity`` become, such as ``("0001-01-01", "9999-12-31")``, with None for null; by default they are
+    malformed. ``keep``: columns of ``df`` to keep. ``skip``: operations to ignore, "t" (truncate) and "m" (message).
+    ``malformed``: "fail" ends the query with an example, "drop" leaves such rows out, "only" gives them alone, as they
+    came, with the reason in the column ``malformed``.
 
     Rows: the schema's columns, the position's, the kept ones, ``row_kind``. A null value (a tombstone) is no row.
     Raises SchemaError and ConfigurationError before any row is read.
@@ -89,7 +91,10 @@ def debezium_json(
     source = "debezium_json"
     columns = columns_of(source, schema)
     typing = Typing(
-        columns, _decimals(source, columns, decimals), *_units(timestamps), unavailable=_UNAVAILABLE
+        columns,
+        _decimals(source, columns, decimals),
+        *_units(timestamps),
+        special=Special(infinity_of(source, infinity)),
     )
     row = typing.wire()
     place = _struct(**dict.fromkeys(_SOURCE, StringType()))

@@ -84,9 +84,15 @@ def _check(source: str, df: DataFrame, column: str, kinds: Mapping[str, str]) ->
         raise SchemaError(
             f"{source}: the input has no column '{column}'; its columns are: {', '.join(df.columns)}"
         )
-    if ROW_KIND_COLUMN in df.columns and column != ROW_KIND_COLUMN:
+    kinds_there = [name for name in df.columns if name.lower() == ROW_KIND_COLUMN and name != column]
+    if kinds_there:
         raise SchemaError(
-            f"{source}: the input has a column '{ROW_KIND_COLUMN}' already, so it is a changelog; drop or rename it"
+            f"{source}: the input has a column '{kinds_there[0]}' already, so it is a changelog; drop or rename it"
+        )
+    given: object = kinds
+    if not isinstance(given, Mapping) or not all(isinstance(word, str) for word in given):
+        raise ConfigurationError(
+            f"{source}: kinds is {kinds!r}; give a dict of the texts of '{column}' to {', '.join(ROW_KIND_TEXTS)}"
         )
     strange = [kind for kind in kinds.values() if kind not in ROW_KIND_TEXTS]
     if strange or not kinds:

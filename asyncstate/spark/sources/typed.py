@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 from asyncstate.errors import ConfigurationError, SchemaError
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.sources.malformed import text
+from asyncstate.spark.sources.special import Special
 
 Decimals = Literal["text", "base64"]
 
@@ -56,8 +57,8 @@ _SHOWN_CHARS: Final = 50
 class Typing:
     """How the ``columns`` of a source come out of JSON. ``decimals``: "text" for numbers and their text, "base64" for
     the bytes of the unscaled number. ``unit`` is that of timestamps which are numbers, ``units`` those of columns by
-    name; "iso" has no numbers. ``binary``: base64 text can be asked for as binary. ``unavailable``: a text that stands
-    for a value which the source does not have.
+    name; "iso" has no numbers. ``binary``: base64 text can be asked for as binary. ``special``: what may be there in
+    place of a value.
     """
 
     columns: StructType
@@ -65,7 +66,7 @@ class Typing:
     unit: str = "iso"
     units: Mapping[str, str] = field(default_factory=dict)
     binary: bool = True
-    unavailable: str | None = None
+    special: Special | None = None
 
     def wire(self) -> StructType:
         """The row as ``from_json`` reads it: text, but for decimals, which as text would pass through a double."""
@@ -91,21 +92,46 @@ class Typing:
     def problem(self, raw: str, typed: str, names: Collection[str], required: Collection[str]) -> str:
         """In SQL: what is wrong in the columns ``names``, or null. Those ``required`` must have a value."""
         found = " ".join(
-            _misfit(column, raw, typed, column.name in required)
+            self._misfit(column, raw, typed, column.name in required)
             for column in self.columns
             if column.name in names
         )
         return f"case when {raw} is null then null {found} end"
 
     def _value(self, column: StructField, row: str) -> str:
-        kind, raw = column.dataType, f"{row}.{quoted(column.name)}"
+        raw = f"{row}.{quoted(column.name)}"
+        value = self._plain(column, raw)
+        return value if self.special is None else self.special.value(column.dataType, raw, value)
+
+    def _plain(self, column: StructField, raw: str) -> str:
+        kind = column.dataType
         if isinstance(kind, StringType):
-            return raw if self.unavailable is None else f"nullif({raw}, {text(self.unavailable)})"
+            return raw
         if isinstance(kind, DecimalType):
             return _decimal(kind, raw) if self.decimals == "base64" else raw
         if isinstance(kind, TimestampType):
             return _timestamp(raw, self.units.get(column.name, self.unit))
         return _simple(kind, raw)
+
+    def _misfit(self, column: StructField, raw: str, typed: str, required: bool) -> str:
+        """In SQL: the cases of what is wrong with ``column``."""
+        given, made = f"{raw}.{quoted(column.name)}", f"{typed}.{quoted(column.name)}"
+        kind = column.dataType.simpleString()
+        shown = f"substr(cast({given} as string), 1, {_SHOWN_CHARS})"
+        head, tail = text(f"column '{column.name}': '"), text(f"' is no {kind} in the form that was declared")
+        first, fits = "", "false"
+        if self.special is not None:
+            value = self._plain(column, given)
+            first, fits = (
+                self.special.problems(column, given, value),
+                self.special.passes(column, given, value),
+            )
+        unfit = f"{given} is not null and {made} is null and not {fits}"
+        misfit = f"{first} when {unfit} then concat({head}, {shown}, {tail})"
+        if not required:
+            return misfit
+        empty = text(f"column '{column.name}' has no value")
+        return f"{misfit} when {made} is null then {empty}"
 
 
 def check_typing(source: str, typing: Typing) -> None:
@@ -134,18 +160,6 @@ def check_typing(source: str, typing: Typing) -> None:
 def has_decimals(columns: StructType) -> bool:
     """Whether a column is a decimal."""
     return any(isinstance(column.dataType, DecimalType) for column in columns)
-
-
-def _misfit(column: StructField, raw: str, typed: str, required: bool) -> str:
-    given, made = f"{raw}.{quoted(column.name)}", f"{typed}.{quoted(column.name)}"
-    kind = column.dataType.simpleString()
-    shown = f"substr(cast({given} as string), 1, {_SHOWN_CHARS})"
-    head, tail = text(f"column '{column.name}': '"), text(f"' is no {kind} in the form that was declared")
-    misfit = f"when {given} is not null and {made} is null then concat({head}, {shown}, {tail})"
-    if not required:
-        return misfit
-    empty = text(f"column '{column.name}' has no value")
-    return f"{misfit} when {given} is null then {empty}"
 
 
 def _null(column: StructField) -> str:

@@ -18,14 +18,17 @@ from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.lookups.base import Key, Rows
 from asyncstate.row_shape import RowShape
 
-from ...core.arrays import Int64Array, count_up
+from ...core.arrays import BoolArray, Int64Array, count_up
+from .requests import FAILED
 
 
 class Answers(NamedTuple):
-    """Rows (m) of u keys: a column a field of ``columns``, and how many rows each key has (u)."""
+    """Rows (m) of u keys: a column a field of ``columns``, how many rows each key has (u), and whether its request has
+    failed (u)."""
 
     columns: list[pa.Array]
     counts: Int64Array
+    failed: BoolArray
 
     @staticmethod
     def of(keys: Sequence[Key], rows: Sequence[Rows], schema: pa.Schema, owner: str) -> Answers:
@@ -41,7 +44,7 @@ class Answers(NamedTuple):
             _column(field, list(column), keys, counts, owner)
             for field, column in zip(schema, by_column, strict=True)
         ]
-        return Answers(columns, counts)
+        return Answers(columns, counts, np.fromiter((found is FAILED for found in rows), np.bool_, len(rows)))
 
     def of_rows(self, keys: Int64Array, pads: bool) -> tuple[Int64Array, Int64Array]:
         """For rows (n) with these keys: the row, and the found row (-1: none), of each pair. ``pads``: a row for which

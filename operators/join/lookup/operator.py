@@ -75,6 +75,10 @@ class LookupJoin(Named, BundleOperator):
     are made again; ``retry_empty``: keys without rows are asked for again. ``timeout`` (seconds, a text or timedelta):
     how long a request may take with its retries. ``cache``: answers that are remembered.
 
+    ``on_failure``: what becomes of the rows of a request that fails for good. "fail": the micro-batch fails; "null":
+    their keys find nothing, which is not remembered; with the name of a side output they go there, with the input's
+    columns (insert-only inputs). The counter ``lookups_failed`` has their distinct keys.
+
     >>> from asyncstate.testing import OperatorHarness
     >>> bids = pa.schema([("auction", pa.int64()), ("price", pa.int64())])
     >>> titles = {1: [("a lamp",)]}
@@ -106,6 +110,7 @@ class LookupJoin(Named, BundleOperator):
         retry_empty: Retry | None = None,
         timeout: Seconds | None = None,
         cache: LookupCache | None = None,
+        on_failure: str = "fail",
         suffixes: tuple[str, str] = ("", "_right"),
         ttl: Ttl = None,
     ) -> None:
@@ -122,7 +127,14 @@ class LookupJoin(Named, BundleOperator):
                 f"{self.owner}: columns is {columns!r}; give the pyarrow schema of the rows found, or a text such as "
                 "'name string'"
             )
-        if on is not None and (isinstance(on, str) or not on):
+        _check_type(retry, Retry, "retry", "Retry(attempts=3, delay='1 second')", self.owner)
+        _check_type(retry_empty, Retry, "retry_empty", "Retry(attempts=3, delay='1 second')", self.owner)
+        _check_type(cache, LookupCache, "cache", "LookupCache(rows=10_000)", self.owner)
+        if not isinstance(on_failure, str) or not on_failure:  # type: ignore[redundant-expr]  # as it may be called
+            raise SchemaError(
+                f"{self.owner}: on_failure is {on_failure!r}; give 'fail', 'null' or the name of a side output"
+            )
+        if on is not None and (isinstance(on, str) or not isinstance(on, Sequence) or not on):  # type: ignore[redundant-expr]
             raise SchemaError(f"{self.owner}: on is {on!r}; give a list of columns, or None for the key")
         self.lookup = lookup
         self.columns = columns
@@ -135,6 +147,7 @@ class LookupJoin(Named, BundleOperator):
         self.retry_empty = retry_empty
         self.timeout = None if timeout is None else seconds(timeout, self.owner, "timeout", above_zero=True)
         self.cache = cache
+        self.on_failure = on_failure
         self._name = (
             uuid.uuid4().hex
         )  # travels with the operator: its answers in a worker process are found by it
@@ -153,6 +166,8 @@ class LookupJoin(Named, BundleOperator):
         if isinstance(self.lookup, Lookup):
             keys = [spec.schema.field(name) for name in self._on(spec)]
             self.lookup.check(pa.schema(keys), self.columns)
+        if self._failed_output is not None:
+            check_insert_only(spec, f"{self.owner}(on_failure={self.on_failure!r})", "on_failure='null'")
         if not self.ordered:
             check_insert_only(spec, f"{self.owner}(ordered=False)", "ordered=True")
         if self.where is not None:
@@ -160,7 +175,12 @@ class LookupJoin(Named, BundleOperator):
         found = InputSpec(self.columns, (), name="the lookup")
         joined = joined_schema(self.how, [spec, found], self.suffixes, self.owner)
         # A key may have several answers, so nothing is known to identify a row.
-        return OutputSpec(joined, changes=spec.changes.with_keys(()))
+        aside = {} if self._failed_output is None else {self._failed_output: spec.schema}
+        return OutputSpec(joined, aside, changes=spec.changes.with_keys(()))
+
+    @property
+    def _failed_output(self) -> str | None:
+        return None if self.on_failure in ("fail", "null") else self.on_failure
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: which rows of a changelog are stored; of one that is insert-only none are."""
@@ -193,6 +213,7 @@ class LookupJoin(Named, BundleOperator):
             self.retry_empty,
             self.timeout,
             None if self.cache is None else self.cache.answers(self._name),
+            None if self.on_failure == "fail" else context.counter("lookups_failed").add,
         )
         self._state: ListColumnState | None = None
         if spec.changelog:
@@ -273,10 +294,21 @@ class LookupJoin(Named, BundleOperator):
         out = _Out(bundle.batch.columns, bundle.kinds)
 
         def put_out(found: Answers) -> None:
-            pairs, answers = found.of_rows(of_row, self._pads)
-            self._emit(out, np.append(rows[pairs], self._silent(asks)), answers, found.columns, ctx)
+            answered = self._without_failed(out, rows, found.failed[of_row], ctx)
+            pairs, answers = found.of_rows(of_row[answered], self._pads)
+            self._emit(out, np.append(rows[answered][pairs], self._silent(asks)), answers, found.columns, ctx)
 
         return self._answers(keys, ctx).then_accept(put_out)
+
+    def _without_failed(
+        self, out: _Out, rows: Int64Array, failed: BoolArray, ctx: BundleContext
+    ) -> Int64Array:
+        """Which of ``rows`` (n) are put out here; those whose request has failed (n) go to the side output, if any."""
+        if self._failed_output is None or not failed.any():
+            return np.arange(len(rows))
+        gone = rows[failed]
+        ctx.emit(take_rows(out.columns, gone), out.kinds[gone], output=self._failed_output)
+        return np.flatnonzero(~failed)
 
     def _silent(self, asks: BoolArray) -> Int64Array:
         """The rows that ask for nothing and are put out all the same."""
@@ -297,8 +329,10 @@ class LookupJoin(Named, BundleOperator):
             answers = Answers.of(some, found, self.columns, self.owner)
             mine = [order[starts[place] : starts[place + 1]] for place in places]
             key = np.repeat(np.arange(len(places)), [len(part) for part in mine])
-            pairs, at = answers.of_rows(key, self._pads)
-            self._emit(out, rows[np.concatenate(mine)][pairs], at, answers.columns, ctx)
+            own = rows[np.concatenate(mine)]
+            answered = self._without_failed(out, own, answers.failed[key], ctx)
+            pairs, at = answers.of_rows(key[answered], self._pads)
+            self._emit(out, own[answered][pairs], at, answers.columns, ctx)
 
         parts = [(places, future) for places, future in self._requests.start(keys, ctx) if places]
         steps = [future.then_accept(functools.partial(put_out, places)) for places, future in parts]
@@ -408,7 +442,8 @@ class LookupJoin(Named, BundleOperator):
 class StatelessLookupJoin(LookupJoin):
     """``LookupJoin`` for an insert-only input, without an exchange: rows are joined where they are.
 
-    ``on`` names the columns that are sent, since there is no key; ``ttl`` says nothing here.
+    ``on`` names the columns that are sent, since there is no key; ``ttl`` says nothing here, and ``on_failure`` is
+    "fail" or "null".
 
     >>> from asyncstate.testing import OperatorHarness
     >>> bids = pa.schema([("auction", pa.int64()), ("price", pa.int64())])
@@ -425,7 +460,17 @@ class StatelessLookupJoin(LookupJoin):
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """See ``LookupJoin``; SchemaError for a changelog."""
         check_insert_only(inputs[0], self.owner, "LookupJoin")
+        if self._failed_output is not None:
+            raise SchemaError(
+                f"{self.owner}: on_failure is {self.on_failure!r}, but without state there are no side outputs; give "
+                "'fail' or 'null', or use LookupJoin"
+            )
         return super().bind(inputs)
+
+
+def _check_type(given: object, kind: type, name: str, example: str, owner: str) -> None:
+    if given is not None and not isinstance(given, kind):
+        raise SchemaError(f"{owner}: {name} is {given!r}; give {example}, or leave it out")
 
 
 class _Out(NamedTuple):

@@ -15,9 +15,9 @@ import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-import stamina
+import tenacity
 from cachetools import Cache, LRUCache, TTLCache
 
 from asyncstate.durations import Seconds, seconds
@@ -31,7 +31,8 @@ from ...core.checks import check_number
 
 @dataclass(frozen=True)
 class Retry:
-    """Up to ``attempts`` requests in all, ``delay`` (seconds, a text or timedelta) from one to the next."""
+    """Up to ``attempts`` requests in all, ``delay`` (seconds, a text or timedelta) from one to the next, or longer
+    where the exception has an attribute ``retry_after``, seconds."""
 
     attempts: int = 3
     delay: Seconds = 0.1
@@ -79,6 +80,10 @@ def _now() -> float:
     return time.monotonic()
 
 
+FAILED: Final[Rows] = []
+"""The rows of a key whose request has failed for good: this very object."""
+
+
 class _NotFoundYetError(Exception):
     """Some keys have no rows, and more attempts are left."""
 
@@ -89,6 +94,8 @@ class Requests:
 
     ``retry`` is about requests that raise, ``retry_empty`` about keys without rows, which alone are asked again.
     ``timeout`` bounds a request with its retries (seconds; None: as configured). ``known``: answers of before.
+    ``on_failed``: told how many keys a request has that has failed for good; these have the rows ``FAILED`` then, which
+    are not remembered. None: it raises OperatorError.
     """
 
     function: Callable[[Sequence[Key]], Any]
@@ -98,6 +105,7 @@ class Requests:
     retry_empty: Retry | None = None
     timeout: float | None = None
     known: Cache[Key, Rows] | None = None
+    on_failed: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         calls = getattr(self.function, "__call__", None)  # noqa: B004 - an object with an async __call__, not a check
@@ -123,31 +131,34 @@ class Requests:
 
     def _send(self, keys: list[Key], ctx: BundleContext) -> StateFuture[list[Rows]]:
         call = ctx.call(self._request, keys, timeout_seconds=self.timeout)
-        return call.recover(lambda error: self._refuse(keys, error)).then_apply(
+        return call.recover(lambda error: self._failed(keys, error)).then_apply(
             lambda rows: self._remember(keys, rows)
         )
 
-    def _refuse(self, keys: list[Key], error: BaseException) -> Any:
+    def _failed(self, keys: list[Key], error: BaseException) -> list[Rows]:
+        if self.on_failed is not None:
+            self.on_failed(len(keys))
+            return [FAILED] * len(keys)
         raise OperatorError(
             f"{self.owner}: the lookup of {_sample(keys)} failed: {type(error).__name__}: {error}. Mend what is asked, "
-            "or give retry= or a longer timeout="
+            "or give retry=, a longer timeout= or on_failure="
         ) from error
 
     def _remember(self, keys: list[Key], answers: list[Rows]) -> list[Rows]:
         if self.known is not None:
             for key, rows in zip(keys, answers, strict=True):
-                if _size(rows) <= self.known.maxsize:
+                if rows is not FAILED and _size(rows) <= self.known.maxsize:
                     self.known[key] = rows
         return answers
 
     # -- inside calls --------------------------------------------------------------------------------------
 
     def _ask(self, keys: Sequence[Key]) -> list[Rows]:
-        if self.retry_empty is None:  # an attempt of stamina's costs more than all else of a request
+        if self.retry_empty is None:  # an attempt of tenacity's costs more than all else of a request
             return self._checked(keys, self._once(keys))
         found: list[Rows] = [()] * len(keys)
         empty, left = list(range(len(keys))), self.retry_empty.attempts
-        for attempt in _attempts(self.retry_empty, _NotFoundYetError):
+        for attempt in tenacity.Retrying(**_attempts(self.retry_empty, _NotFoundYetError)):
             with attempt:
                 asked = [keys[at] for at in empty]
                 left -= 1
@@ -159,7 +170,7 @@ class Requests:
             return self._checked(keys, await self._once_async(keys))
         found: list[Rows] = [()] * len(keys)
         empty, left = list(range(len(keys))), self.retry_empty.attempts
-        async for attempt in _attempts(self.retry_empty, _NotFoundYetError):
+        async for attempt in tenacity.AsyncRetrying(**_attempts(self.retry_empty, _NotFoundYetError)):
             with attempt:
                 asked = [keys[at] for at in empty]
                 left -= 1
@@ -169,18 +180,12 @@ class Requests:
     def _once(self, keys: Sequence[Key]) -> Any:
         if self.retry is None:
             return self.function(keys)
-        for request in _attempts(self.retry, Exception):
-            with request:
-                return self.function(keys)
-        raise AssertionError("the last attempt returns or raises")
+        return tenacity.Retrying(**_attempts(self.retry, Exception))(self.function, keys)
 
     async def _once_async(self, keys: Sequence[Key]) -> Any:
         if self.retry is None:
             return await self.function(keys)
-        async for request in _attempts(self.retry, Exception):
-            with request:
-                return await self.function(keys)
-        raise AssertionError("the last attempt returns or raises")
+        return await tenacity.AsyncRetrying(**_attempts(self.retry, Exception))(self.function, keys)
 
     def _take(
         self, found: list[Rows], places: list[int], asked: list[Key], answer: Any, left: int
@@ -214,18 +219,20 @@ class Requests:
         return rows
 
 
-def _attempts(retry: Retry, on: type[Exception]) -> Any:
-    """Attempts as stamina makes them, the same delay between all."""
+def _attempts(retry: Retry, on: type[Exception]) -> dict[str, Any]:
+    """Arguments of tenacity's: the same delay between all attempts, or what the exception asks for."""
     delay = seconds(retry.delay, "Retry", "delay")
-    return stamina.retry_context(
-        on=on,
-        attempts=retry.attempts,
-        timeout=None,
-        wait_initial=delay,
-        wait_max=delay,
-        wait_jitter=0.0,
-        wait_exp_base=1.0,
-    )
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        error = None if state.outcome is None else state.outcome.exception()
+        return max(delay, getattr(error, "retry_after", 0.0))
+
+    return {
+        "retry": tenacity.retry_if_exception_type(on),
+        "stop": tenacity.stop_after_attempt(retry.attempts),
+        "wait": wait,
+        "reraise": True,
+    }
 
 
 def _sample(keys: Sequence[Key]) -> str:

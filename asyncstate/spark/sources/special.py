@@ -1,0 +1,157 @@
+"""What is in Debezium's events in place of a value: placeholders of values that the log does not have, and infinities.
+
+Owns: ``Special``.
+Invariant: none of these passes for a value: it is malformed, or what the caller says that it is.
+Must not import runtime, storage or execution.
+
+Source: events of Debezium 3.6 for all types of PostgreSQL 15, with both replica identities, from snapshots and from
+changes, in JVMs of five time zones.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DateType,
+    DecimalType,
+    StringType,
+    StructField,
+    TimestampType,
+)
+
+from asyncstate.errors import ConfigurationError
+from asyncstate.spark.sources.malformed import text
+
+_PLACEHOLDER: Final = "__debezium_unavailable_value"
+_IN_BASE64: Final = base64.b64encode(_PLACEHOLDER.encode()).decode()
+_PLACEHOLDERS: Final = (
+    _PLACEHOLDER,
+    _IN_BASE64,
+    *(
+        json.dumps(one, separators=(",", ":"))
+        for one in (
+            [_PLACEHOLDER],
+            [_IN_BASE64],
+            list(_PLACEHOLDER.encode()),
+            [
+                "b68a35a7-17ad-35b3-af2a-ae46edb4545a"
+            ],  # of arrays of UUIDs: the one named after the placeholder
+            {_PLACEHOLDER: _PLACEHOLDER},
+        )
+    ),
+)
+"""A placeholder in the form of each type: text, bytes, arrays of both, of numbers and dates, of UUIDs, hstore."""
+
+# Days since 1970. The driver's milliseconds of infinity are more days than an int has, and where they are cut depends
+# on the way (snapshot or change) and on the time zone of the JVM.
+_DAYS: Final = {
+    1: (2_147_483_647, -622_191_234, -622_191_233, -2_147_472_692),
+    -1: (-2_147_483_648, -625_821_272, -625_821_271, -2_147_472_691),
+}
+_DAY_MIN, _DAY_MAX = -2_440_588, 2_145_042_905  # 4713 BC to 5874897: PostgreSQL's, which has the most
+_MICROS_MIN, _MICROS_MAX = (
+    -211_000_000_000_000_000,
+    9_223_372_036_000_000_000,
+)  # beyond 4713 BC, and in the year 294247
+_DAY: Final = 86_400_000_000
+
+Infinity = tuple[dt.date | str | None, dt.date | str | None]
+"""What ``-infinity`` and ``infinity`` become: dates, or null for None."""
+
+
+@dataclass(frozen=True)
+class Special:
+    """``infinity``: what the infinities of dates and timestamps become; None: they are malformed."""
+
+    infinity: tuple[dt.date | None, dt.date | None] | None = None
+
+    def value(self, kind: DataType, raw: str, value: str) -> str:
+        """In SQL: ``value``, made of the text ``raw``, or what stands for it."""
+        if isinstance(kind, StringType | BinaryType):
+            return f"if({_is_placeholder(raw)}, null, {value})"
+        if not isinstance(kind, DateType | TimestampType):
+            return value
+        sign = _sign(kind, raw, value)
+        if self.infinity is None:
+            return f"if({sign} is null, {value}, null)"
+        low, high = (_literal(kind, one) for one in self.infinity)
+        return f"case {sign} when 1 then {high} when -1 then {low} when 0 then null else {value} end"
+
+    def problems(self, column: StructField, raw: str, value: str) -> str:
+        """In SQL: cases of what is wrong, each ``when ... then ...``; ``value`` as for ``value``."""
+        kind, name = column.dataType, column.name
+        if isinstance(kind, DecimalType):
+            return ""
+        missing = text(
+            f"column '{name}' has a value that the log does not have (a large one that did not change, TOAST); let the "
+            "table have REPLICA IDENTITY FULL"
+        )
+        cases = f"when {_is_placeholder(raw)} then {missing}"
+        if not isinstance(kind, DateType | TimestampType):
+            return cases
+        sign = _sign(kind, raw, value)
+        none = text(f"column '{name}' has a time that no database has")
+        if self.infinity is None:
+            infinite = text(f"infinity; say what it shall be with infinity=, or leave '{name}' out")
+            head = f"concat({text(f'column {name!r} is ')}, if({sign} < 0, '-', ''), {infinite})"
+            cases = f"{cases} when {sign} <> 0 then {head}"
+        return f"{cases} when {sign} = 0 then {none}"
+
+    def passes(self, column: StructField, raw: str, value: str) -> str:
+        """In SQL: whether the value may be null although ``raw`` is not."""
+        kind = column.dataType
+        if self.infinity is None or not isinstance(kind, DateType | TimestampType):
+            return "false"
+        return f"coalesce({_sign(kind, raw, value)} <> 0, false)"
+
+
+def infinity_of(source: str, given: object) -> tuple[dt.date | None, dt.date | None] | None:
+    """The two dates of ``infinity=``; ConfigurationError for what is none."""
+    if given is None:
+        return None
+    try:
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise TypeError
+        low, high = (dt.date.fromisoformat(one) if isinstance(one, str) else one for one in given)
+        for one in (low, high):
+            if not (one is None or type(one) is dt.date):
+                raise TypeError
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{source}: infinity={given!r} is no pair of dates; give what -infinity and infinity shall be, such as "
+            "('0001-01-01', '9999-12-31'), with None for null"
+        ) from error
+    return low, high
+
+
+def _is_placeholder(raw: str) -> str:
+    return f"coalesce({raw} in ({', '.join(map(text, _PLACEHOLDERS))}), false)"
+
+
+def _sign(kind: DataType, raw: str, value: str) -> str:
+    """In SQL: 1 and -1 for the infinities, 0 for what is beyond all times, else null."""
+    if isinstance(kind, DateType):
+        number = f"unix_date({value})"
+        high, low = (f"{number} in ({', '.join(map(str, _DAYS[sign]))})" for sign in (1, -1))
+        beyond = f" when {number} not between {_DAY_MIN} and {_DAY_MAX} then 0"
+    else:
+        number = f"unix_micros({value})"
+        high, low, beyond = f"{number} >= {_MICROS_MAX}L", f"{number} <= {_MICROS_MIN}L", ""
+    return f"(case when {raw} = 'infinity' or {high} then 1 when {raw} = '-infinity' or {low} then -1{beyond} end)"
+
+
+def _literal(kind: DataType, date: dt.date | None) -> str:
+    if date is None:
+        return f"cast(null as {kind.simpleString()})"
+    days = (date - dt.date(1970, 1, 1)).days
+    return (
+        f"date_from_unix_date({days})" if isinstance(kind, DateType) else f"timestamp_micros({days * _DAY}L)"
+    )

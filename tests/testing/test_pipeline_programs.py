@@ -1,0 +1,86 @@
+"""A pipeline that is restarted with a changed program: what it refuses, and what goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from asyncstate import AsyncStateError
+from asyncstate.dataflow import Stream
+from asyncstate.testing import PipelineHarness, PipelineSource
+from operators import Aggregate, GroupAggregate, Join, count, sum_
+
+SALES = {"sales": PipelineSource(pa.schema([("shop", pa.string()), ("amount", pa.int64())]))}
+
+pytestmark = pytest.mark.parametrize("enabled", [False, True], ids=["sync", "async"])
+
+
+def totals(uid: str) -> Any:
+    def pipeline(sales: Stream) -> None:
+        total = sales.apply(GroupAggregate([sum_("amount").alias("total")]), key="shop", uid=uid)
+        total.to(lambda rows, batch: None, name="out")
+
+    return pipeline
+
+
+def sizes(condition: str) -> Any:
+    def pipeline(sales: Stream) -> None:
+        total = sales.apply(GroupAggregate([sum_("amount").alias("total")]), key="shop", uid="totals")
+        large = total.where(condition).apply(GroupAggregate([count().alias("n")]), key="shop", uid="large")
+        large.to(lambda rows, batch: None, name="out")
+
+    return pipeline
+
+
+def enriched(*more: Aggregate) -> Any:
+    def pipeline(sales: Stream) -> None:
+        total = sales.apply(GroupAggregate([count().alias("n"), *more]), key="shop", uid="totals")
+        joined = total.apply(Join(), sales.select("shop AS name"), key=["shop", "name"], uid="joined")
+        joined.to(lambda rows, batch: None, name="out")
+
+    return pipeline
+
+
+def test_state_that_no_operator_claims(enabled: bool) -> None:
+    with PipelineHarness(totals("totals"), SALES, async_enabled=enabled) as harness:
+        harness.restart(totals("totals-2"))  # there is no state yet
+        harness.restart(totals("totals"))
+        harness.push("sales", [("ann", 100)])
+        harness.end_batch()
+        with pytest.raises(AsyncStateError, match="Did you rename 'totals' to 'totals-by-shop'"):
+            harness.restart(totals("totals-by-shop"))
+        harness.push("sales", [("ann", 10)])  # it is as it was
+        assert harness.end_batch()["out"] == [("-U", "ann", 100), ("+U", "ann", 110)]
+        harness.restart(totals("totals-by-shop"), options={"async-state.unclaimed-state": "drop"})
+        harness.restart(totals("totals"), options={"async-state.unclaimed-state": "drop"})
+        harness.push("sales", [("ann", 1)])
+        assert harness.end_batch()["out"] == [("+I", "ann", 1)]
+
+
+def test_another_filter_of_a_changelog_on_its_way(enabled: bool) -> None:
+    with PipelineHarness(sizes("total > 10"), SALES, async_enabled=enabled) as harness:
+        harness.push("sales", [("ann", 5), ("bob", 50)])
+        assert harness.end_batch()["out"] == [("+I", "bob", 1)]
+        with pytest.raises(AsyncStateError, match="filter of input 0 was total > 10 and is total > 1"):
+            harness.restart(sizes("total > 1"))
+        harness.restart(sizes("total  >10"))
+        harness.push("sales", [("ann", 6)])
+        assert harness.end_batch()["out"] == [("+I", "ann", 1)]
+
+
+def test_an_added_aggregate_reaches_what_is_behind(enabled: bool) -> None:
+    """The join takes back rows from before, which it has without the new column."""
+    with PipelineHarness(enriched(), SALES, async_enabled=enabled) as harness:
+        harness.push("sales", [("ann", 5)])
+        assert harness.end_batch()["out"] == [("+I", "ann", 1, "ann")]
+        harness.restart(enriched(sum_("amount").alias("total").starting_now()))
+        harness.push("sales", [("ann", 6), ("bob", 7)])
+        found = Counter[Any]()
+        for kind, *row in harness.end_batch()["out"]:
+            found[tuple(row)] += 1 if kind in ("+I", "+U") else -1
+    taken, added = ("ann", 1, None, "ann"), ("ann", 2, 6, "ann")
+    assert +found == {added: 2, ("bob", 1, 7, "bob"): 1}
+    assert -found == {taken: 1}
