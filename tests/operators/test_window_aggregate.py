@@ -227,7 +227,7 @@ def test_a_changed_window_is_refused_on_the_old_state() -> None:
         changed = WindowAggregate(tumble("20 milliseconds"), BASE)
         snapshot = harness.snapshot()
         with pytest.raises(
-            StateDeclarationError, match="tumble.size=20000us.* but the checkpoint has tumble.size=1000"
+            StateDeclarationError, match="window was tumble.size=10000us.* and is tumble.size=20000us"
         ):
             harness.restore(snapshot, operator=changed)
 
