@@ -156,23 +156,22 @@ def output_batch(
     columns: Sequence[Any],
     kinds: npt.NDArray[np.int8] | RowKind,
     num_rows: int,
-    keys: Sequence[Any] | None = None,
+    key_of: Callable[[int], Any] | None = None,
     changes: Changelog = RETRACT,
 ) -> pa.RecordBatch:
     """Rows of the output schema plus the ``row_kind`` column, checked against the schema and what is declared of their
     ``changes``.
 
-    Raises SchemaError that names the column, the value and, of ``keys`` (n) if they are given, the key of what does not
-    fit."""
+    Raises SchemaError that names column, value and, with ``key_of`` a row, the key of what does not fit."""
     if len(columns) != len(schema):
         raise SchemaError(
             f"operator '{uid}' put out {len(columns)} columns, but its output has {len(schema)}: "
             f"{', '.join(schema.names)}"
         )
-    arrays = [_output_column(uid, *each, keys) for each in zip(schema, columns, strict=True)]
+    arrays = [_output_column(uid, *each, key_of) for each in zip(schema, columns, strict=True)]
     arrays.append(_kind_column(kinds, num_rows))
     if changes.mode is not ChangelogMode.RETRACT:
-        _check_kinds(uid, kinds, changes, keys)
+        _check_kinds(uid, kinds, changes, key_of)
     return pa.RecordBatch.from_arrays(arrays, schema=output_schema(schema))
 
 
@@ -186,27 +185,32 @@ def output_schema(schema: pa.Schema) -> pa.Schema:
 def rows_batch(
     uid: str,
     schema: pa.Schema,
-    rows: Sequence[tuple[RowKind, tuple[Any, ...], tuple[Any, ...]]],
+    rows: Sequence[tuple[RowKind, tuple[Any, ...], bytes]],
+    decode: Callable[[bytes], Any],
     changes: Changelog,
 ) -> pa.RecordBatch:
-    """``output_batch`` of rows (at least one), each with its kind and the key under which it was emitted."""
-    kinds, values, keys = zip(*rows, strict=True)
+    """``output_batch`` of rows (at least one), each with its kind and encoded key, which ``decode`` names in errors."""
+
+    def key_of(row: int) -> Any:
+        return decode(rows[row][2])
+
+    kinds, values, _ = zip(*rows, strict=True)
     codes = np.fromiter(kinds, np.int8, len(rows))
     columns = [list(column) for column in zip(*values, strict=True)] if len(schema) else []
     shape = RowShape(schema, f"operator '{uid}'", emits=True)
     if not shape.nested_alone:
         try:
-            return output_batch(uid, schema, columns, codes, len(rows), keys, changes)
+            return output_batch(uid, schema, columns, codes, len(rows), key_of, changes)
         except SchemaError:
             if len(schema) != 1:
                 raise
     # The value of the only column may have been given as a tuple or dict of it, which no flat column can hold, and of
     # which a struct would take nothing.
     taken = [shape.emitted(row, {})[0] for row in values]
-    return output_batch(uid, schema, [taken], codes, len(rows), keys, changes)
+    return output_batch(uid, schema, [taken], codes, len(rows), key_of, changes)
 
 
-def _output_column(uid: str, field: pa.Field, column: Any, keys: Sequence[Any] | None) -> pa.Array:
+def _output_column(uid: str, field: pa.Field, column: Any, key_of: Callable[[int], Any] | None) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(column, pa.Array) and column.type.equals(field.type):
@@ -217,7 +221,7 @@ def _output_column(uid: str, field: pa.Field, column: Any, keys: Sequence[Any] |
         advice = "convert it before it is emitted, or declare another type"
         if inspect.isawaitable(error.value):
             advice = "it is no value yet: await it, or emit in a callback that gets its value"
-        where = "" if keys is None else f", key {tuple(keys[error.row])!r}"
+        where = "" if key_of is None else f", key {key_of(error.row)!r}"
         raise SchemaError(
             f"operator '{uid}'{where}: emit() got, for column '{field.name}', {error}; {advice}"
         ) from error
@@ -231,14 +235,14 @@ def kind_codes(texts: pa.Array) -> npt.NDArray[np.int8]:
     return codes
 
 
-def _check_kinds(uid: str, kinds: Any, changes: Changelog, keys: Sequence[Any] | None) -> None:
+def _check_kinds(uid: str, kinds: Any, changes: Changelog, key_of: Callable[[int], Any] | None) -> None:
     """Raise SchemaError for a row of a kind that the operator did not declare."""
     codes = np.asarray([kinds] if isinstance(kinds, RowKind) else kinds, np.int8)
     wrong = codes != RowKind.INSERT if changes.is_insert_only else codes == RowKind.UPDATE_BEFORE
     if not wrong.any():
         return
     at = int(np.flatnonzero(wrong)[0])
-    of = f" for the key {keys[at]!r}" if keys is not None else ""
+    of = f" for the key {key_of(at)!r}" if key_of is not None else ""
     kind = _KINDS[codes[at]].text
     if changes.is_insert_only:
         raise SchemaError(
